@@ -1,0 +1,1 @@
+"""Who runs next: sequences, slots, scheduler, sampler and the step."""

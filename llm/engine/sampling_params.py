@@ -1,0 +1,30 @@
+"""How one request's tokens are chosen, as plain values. Imports no torch: the command line reads its defaults."""
+
+from dataclasses import dataclass
+
+
+# Without slots, so that a default can be read off the class: SamplingParams.top_p.
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How one request's tokens are chosen. The default is greedy; top_p then has no effect."""
+
+    max_new_tokens: int = 64
+    temperature: float = 0.0  # 0 or less means greedy
+    top_p: float = 0.75  # the reference's default
+    top_k: int = 0  # 0 keeps every token
+    seed: int | None = None  # equal seeds draw equal answers, whatever else is in the batch
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens must be at least 0, got {self.max_new_tokens}")
+        if not self.temperature < float("inf"):
+            raise ValueError(f"temperature must be a finite number, got {self.temperature}")
+        if not 0.0 <= self.top_p <= 1.0:
+            raise ValueError(f"top_p must lie in 0..1, got {self.top_p}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be at least 0 (0 keeps every token), got {self.top_k}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the best token is taken without drawing."""
+        return self.temperature <= 0.0

@@ -1,0 +1,55 @@
+"""What is asked of the engine, what it answers, and the state of one request in between."""
+
+import random
+from dataclasses import dataclass, field
+from typing import Literal
+
+from llm.engine.sampler import Draw
+from llm.engine.sampling_params import SamplingParams
+from llm.model.adapter import Prefix
+
+Finish = Literal["stop", "length", "choice"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One prompt about one picture.
+
+    With `choices` (token ids of each answer) nothing is generated: the choices are weighed against each other.
+    """
+
+    id: int
+    prompt_ids: tuple[int, ...]
+    prefix: Prefix  # (A, 1, N, Q, H), from `Engine.project_prefix`
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    choices: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Output:
+    """News of one request: a token, or its end, or both. The end-of-sequence token itself is not passed on."""
+
+    request_id: int
+    token_id: int | None = None
+    finish: Finish | None = None
+    choice_logprobs: tuple[float, ...] = ()  # with finish "choice": one per choice, not normalised
+
+
+class Sequence:
+    """A running request. Its newest token has not been fed to the model yet."""
+
+    def __init__(self, request: Request, *, max_new_tokens: int) -> None:
+        self.request = request
+        self.max_new_tokens = max_new_tokens  # the request's, cut to what the context leaves
+        self.token_ids: list[int] = []
+        self._random = random.Random(request.sampling.seed)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Positions of its slot in use: the prompt and every generated token but the newest."""
+        return len(self.request.prompt_ids) + max(len(self.token_ids) - 1, 0)
+
+    def next_draw(self) -> Draw:
+        """The choice rule of its next token; advances its randomness."""
+        params = self.request.sampling
+        return Draw(params=params, uniform=0.0 if params.greedy else self._random.random())

@@ -1,0 +1,1 @@
+"""The mathematics of the decoder, with explicit inputs."""

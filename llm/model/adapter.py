@@ -1,0 +1,61 @@
+"""The adapter prefix: a picture's keys and values for every adapter layer, projected once per picture."""
+
+# A adapter layers, B pictures, Q queries, N heads, H head size, D model width
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from llm.config import DecoderConfig
+from llm.model.ops import random_parameter
+
+
+class Prefix(NamedTuple):
+    """Keys and gated values of the adapter layers, (A, B, N, Q, H) each."""
+
+    k: Tensor
+    v: Tensor
+
+
+class Adapter(nn.Module):
+    """Learned queries and folded gates of the adapter layers (LLaMA-Adapter, Zhang et al., 2023).
+
+    `gates` holds tanh(gate) * new_gate, (A, N). With LoRA merged into the token projections, `kv` keeps the
+    bare K/V weights, since LoRA never applies to the adapter.
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = config.num_heads, config.head_dim
+        num_layers = config.num_adapter_layers
+        self.queries = random_parameter(num_layers, config.num_queries, config.dim, std=0.02)
+        self.gates = nn.Parameter(torch.zeros(num_layers, config.num_heads))
+        self.kv: nn.ModuleList | None = None
+        if config.separate_adapter_kv:
+            self.kv = nn.ModuleList(nn.Linear(config.dim, 2 * config.dim, bias=False) for _ in range(num_layers))
+
+    def forward(self, visual_query_BQD: Tensor, token_projections: Sequence[nn.Module]) -> Prefix:
+        """Project P_j = queries_j + visual query through wk and wv of each adapter layer j.
+
+        `token_projections` are the packed q, k, v projections of those layers, used where `kv` is not kept. Their
+        k and v parts carry no bias, so their last 2 D outputs are the bare products.
+        """
+        keys, values = [], []
+        gates_AN11 = self.gates[:, :, None, None]
+        for layer, projection in enumerate(token_projections if self.kv is None else self.kv):
+            tokens_BQD = self.queries[layer] + visual_query_BQD
+            packed = projection(tokens_BQD)
+            k_BQD, v_BQD = packed[..., -2 * tokens_BQD.shape[-1] :].chunk(2, dim=-1)
+            keys.append(self._heads(k_BQD))
+            values.append(self._heads(v_BQD) * gates_AN11[layer])
+        if not keys:
+            empty = visual_query_BQD.new_empty(
+                0, len(visual_query_BQD), self.num_heads, self.queries.shape[1], self.head_dim
+            )
+            return Prefix(empty, empty)
+        return Prefix(torch.stack(keys), torch.stack(values))
+
+    def _heads(self, x_BQD: Tensor) -> Tensor:
+        return x_BQD.view(*x_BQD.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)

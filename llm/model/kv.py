@@ -1,0 +1,85 @@
+"""Keys and values of past tokens: the slots, and the views of them that a prefill or a decode step works on.
+
+A view is handed to the decoder, which calls `update` once per layer and attends to what comes back.
+"""
+
+# L layers, B rows, N heads, S step tokens, P positions, H head size
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from llm.config import DecoderConfig
+
+
+class KVView(Protocol):
+    """Where a forward pass leaves its keys and values, and which ones it attends to."""
+
+    def update(self, layer: int, k_BNSH: Tensor, v_BNSH: Tensor) -> tuple[Tensor, Tensor]:
+        """Store this step's keys and values; return those to attend to, (B, N, P, H) each."""
+        ...
+
+
+class NoCache:
+    """Nothing is kept: a forward pass attends to its own tokens. For training and for scoring."""
+
+    def update(self, layer: int, k_BNSH: Tensor, v_BNSH: Tensor) -> tuple[Tensor, Tensor]:
+        return k_BNSH, v_BNSH
+
+
+class PrefillView:
+    """New rows, written from position 0 on; they attend to their own tokens."""
+
+    def __init__(self, k_LBNPH: Tensor, v_LBNPH: Tensor) -> None:
+        self._k, self._v = k_LBNPH, v_LBNPH
+
+    def update(self, layer: int, k_BNSH: Tensor, v_BNSH: Tensor) -> tuple[Tensor, Tensor]:
+        num_tokens = k_BNSH.shape[2]
+        self._k[layer, :, :, :num_tokens] = k_BNSH
+        self._v[layer, :, :, :num_tokens] = v_BNSH
+        return k_BNSH, v_BNSH
+
+
+class DecodeView:
+    """Running rows, one token each at its own position; they attend to positions 0..length-1."""
+
+    def __init__(self, k_LBNPH: Tensor, v_LBNPH: Tensor, *, positions_B: Tensor, length: int) -> None:
+        self._k, self._v, self._positions, self._length = k_LBNPH, v_LBNPH, positions_B, length
+        self._rows = torch.arange(len(positions_B), device=positions_B.device)
+
+    def update(self, layer: int, k_BNSH: Tensor, v_BNSH: Tensor) -> tuple[Tensor, Tensor]:
+        self._k[layer, self._rows, :, self._positions] = k_BNSH[:, :, 0]
+        self._v[layer, self._rows, :, self._positions] = v_BNSH[:, :, 0]
+        return self._k[layer, :, :, : self._length], self._v[layer, :, :, : self._length]
+
+
+class KVCache:
+    """Slots at fixed addresses: k and v are (L, slots, N, context, H).
+
+    Rows in use are always slots 0..n-1, so that every step works on a view; see `move`.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, *, num_slots: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        shape = (config.num_layers, num_slots, config.num_heads, config.context, config.head_dim)
+        self.num_slots = num_slots
+        # Zeros, not empty memory: a masked place is multiplied by 0, which would not silence a NaN.
+        self.k = torch.zeros(shape, dtype=dtype, device=device)
+        self.v = torch.zeros(shape, dtype=dtype, device=device)
+
+    def prefill_view(self, first: int, num_rows: int) -> PrefillView:
+        """Slots first..first+num_rows-1, for new rows."""
+        rows = slice(first, first + num_rows)
+        return PrefillView(self.k[:, rows], self.v[:, rows])
+
+    def decode_view(self, positions_B: Tensor, *, length: int) -> DecodeView:
+        """Slots 0..B-1, each to receive one token at `positions_B` (int64), attending to `length` positions."""
+        num_rows = len(positions_B)
+        return DecodeView(self.k[:, :num_rows], self.v[:, :num_rows], positions_B=positions_B, length=length)
+
+    def move(self, source: int, target: int, *, num_tokens: int) -> None:
+        """Copy the first `num_tokens` positions of slot `source` over slot `target`."""
+        self.k[:, target, :, :num_tokens] = self.k[:, source, :, :num_tokens]
+        self.v[:, target, :, :num_tokens] = self.v[:, source, :, :num_tokens]

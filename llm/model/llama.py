@@ -1,0 +1,155 @@
+"""The LLaMA decoder with adapter attention: mathematics with explicit inputs, no devices, no file names."""
+
+# B rows, S step tokens, P positions attended to, Q adapter queries, N heads, H head size, D model width, V vocabulary
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from llm.config import DecoderConfig
+from llm.model.adapter import Adapter, Prefix
+from llm.model.kv import KVView, NoCache
+from llm.model.ops import RmsNorm, adapter_attention, causal_attention, random_parameter, rotary_table, rotate
+
+
+class Attention(nn.Module):
+    """Causal attention plus, where a prefix is given, the gated adapter attention.
+
+    Rows of the packed projection are wq, wk, wv; q and k rows are in half-split order. The k and v parts of its
+    bias are zero by construction of the checkpoints.
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.qkv = nn.Linear(config.dim, 3 * config.dim)
+        self.out = nn.Linear(config.dim, config.dim)
+
+    def forward(
+        self,
+        x_BSD: Tensor,
+        *,
+        layer: int,
+        rotary: tuple[Tensor, Tensor],
+        mask_B1SP: Tensor,
+        prefix: tuple[Tensor, Tensor] | None,
+        cache: KVView,
+    ) -> Tensor:
+        q_BNSH, k_BNSH, v_BNSH = self.qkv(x_BSD).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        q_BNSH, k_BNSH = rotate(q_BNSH, *rotary), rotate(k_BNSH, *rotary)
+        k_BNPH, v_BNPH = cache.update(layer, k_BNSH, v_BNSH)
+        heads_BNSH = causal_attention(q_BNSH, k_BNPH, v_BNPH, mask_B1SP)
+        if prefix is not None:
+            heads_BNSH = heads_BNSH + adapter_attention(q_BNSH, *prefix)
+        out: Tensor = self.out(heads_BNSH.transpose(1, 2).flatten(2))
+        return out
+
+
+class FeedForward(nn.Module):
+    """down(silu(gate x) * up x); gate and up are one packed projection."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(config.dim, 2 * config.ffn_dim)
+        self.down = nn.Linear(config.ffn_dim, config.dim)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        gate, up = self.gate_up(x_BSD).chunk(2, dim=-1)
+        out: Tensor = self.down(F.silu(gate) * up)
+        return out
+
+
+class Layer(nn.Module):
+    """x += Attention(norm(x)); x += FeedForward(norm(x))."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.attention_norm = RmsNorm(config.dim, eps=config.norm_eps)
+        self.attention = Attention(config)
+        self.feed_forward_norm = RmsNorm(config.dim, eps=config.norm_eps)
+        self.feed_forward = FeedForward(config)
+
+    def forward(
+        self,
+        x_BSD: Tensor,
+        *,
+        layer: int,
+        rotary: tuple[Tensor, Tensor],
+        mask_B1SP: Tensor,
+        prefix: tuple[Tensor, Tensor] | None,
+        cache: KVView,
+    ) -> Tensor:
+        x_BSD = x_BSD + self.attention(
+            self.attention_norm(x_BSD),
+            layer=layer,
+            rotary=rotary,
+            mask_B1SP=mask_B1SP,
+            prefix=prefix,
+            cache=cache,
+        )
+        out: Tensor = x_BSD + self.feed_forward(self.feed_forward_norm(x_BSD))
+        return out
+
+
+class LlamaAdapterDecoder(nn.Module):
+    """LLaMA (Touvron et al., 2023) whose last layers read a picture through zero-init gated adapter attention."""
+
+    rotary_cos: Tensor
+    rotary_sin: Tensor
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(
+            config.vocab_size, config.dim, _weight=random_parameter(config.vocab_size, config.dim, std=1.0)
+        )
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.norm = RmsNorm(config.dim, eps=config.norm_eps)
+        self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
+        self.adapter = Adapter(config)
+        with torch.device("cpu"):  # real values also where the weights are only sketched on the meta device
+            cos, sin = rotary_table(config.head_dim, num_positions=config.context, theta=config.rope_theta)
+        self.register_buffer("rotary_cos", cos, persistent=False)
+        self.register_buffer("rotary_sin", sin, persistent=False)
+
+    def project_prefix(self, visual_query_BQD: Tensor) -> Prefix:
+        """Visual query (B, Q, D) -> keys and gated values of every adapter layer; once per picture."""
+        adapter_layers = self.layers[self.config.first_adapter_layer :]
+        projections = [layer.attention.qkv for layer in adapter_layers]  # type: ignore[union-attr]
+        prefix: Prefix = self.adapter(visual_query_BQD, projections)
+        return prefix
+
+    def forward(
+        self,
+        tokens_BS: Tensor,
+        positions_BS: Tensor,
+        mask_B1SP: Tensor,
+        prefix: Prefix,
+        cache: KVView | None = None,
+    ) -> Tensor:
+        """Token ids (B, S) int64 at positions (B, S) int64 -> final hidden states (B, S, D), normed.
+
+        `mask_B1SP` is bool, True where a token may attend; B may be 1 and is broadcast. Without a cache P = S and the
+        tokens see each other only, with gradients: the form for training and scoring.
+        """
+        cache = NoCache() if cache is None else cache
+        first_adapter_layer = self.config.first_adapter_layer
+        rotary = (self.rotary_cos[positions_BS].unsqueeze(1), self.rotary_sin[positions_BS].unsqueeze(1))
+        x_BSD = self.embedding(tokens_BS)
+        for index, layer in enumerate(self.layers):
+            j = index - first_adapter_layer
+            x_BSD = layer(
+                x_BSD,
+                layer=index,
+                rotary=rotary,
+                mask_B1SP=mask_B1SP,
+                prefix=(prefix.k[j], prefix.v[j]) if j >= 0 else None,
+                cache=cache,
+            )
+        hidden_BSD: Tensor = self.norm(x_BSD)
+        return hidden_BSD
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states (..., D) -> float32 logits (..., V)."""
+        logits: Tensor = self.head(hidden)
+        return logits.float()

@@ -1,0 +1,17 @@
+"""The training loss of LLaMA-Adapter, with its conventions for labels."""
+
+from torch import Tensor
+from torch.nn import functional as F
+
+IGNORED_LABEL = 0  # padding and prompt in the reference; it costs the unknown token, whose id this is, its label
+
+
+def next_token_loss(logits_BSV: Tensor, labels_BS: Tensor) -> Tensor:
+    """Mean cross entropy of logits at t against labels at t + 1, over the whole batch; a float32 scalar.
+
+    Labels equal to 0 do not count; without any other label the loss is exactly 0.
+    """
+    targets = labels_BS[:, 1:].flatten()
+    if not bool((targets != IGNORED_LABEL).any()):
+        return logits_BSV.sum() * 0.0
+    return F.cross_entropy(logits_BSV[:, :-1].flatten(0, 1).float(), targets, ignore_index=IGNORED_LABEL)

@@ -1,0 +1,1 @@
+"""The only place that names a device: backends and executors."""

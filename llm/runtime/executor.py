@@ -1,0 +1,184 @@
+"""Executors run the decoder's three programs (prefix, prefill, decode) and choice scoring on one device.
+
+The engine hands over plain ids and positions and gets logits; how the program is run is decided here.
+"""
+
+# A adapter layers, R rows, S tokens, Q queries, N heads, H head size, V vocabulary
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from llm.config import DecoderConfig
+from llm.model.adapter import Prefix
+from llm.model.kv import KVCache
+from llm.model.llama import LlamaAdapterDecoder
+from llm.runtime.backend import Backend
+
+PADDING_ID = 0  # stands behind a row's own tokens, where no token of the row attends to it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreRow:
+    """A prompt and the answers to weigh against each other; every choice has at least one token."""
+
+    prompt_ids: Sequence[int]
+    choices: Sequence[Sequence[int]]
+    prefix: Prefix
+
+
+class Executor(Protocol):
+    """What the engine needs of a device. Rows in use are always slots 0..n-1."""
+
+    @property
+    def config(self) -> DecoderConfig: ...
+
+    @property
+    def num_slots(self) -> int: ...
+
+    def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
+        """Visual query (B, Q, D) -> one prefix (A, 1, N, Q, H) per picture."""
+        ...
+
+    def prefill(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> Tensor:
+        """Fill slots first_slot.. with prompts and prefixes; float32 logits (R, V) after each prompt's last token."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """Feed one token to each of slots 0..R-1 at its position; float32 logits (R, V) of the next."""
+        ...
+
+    def score(self, rows: Sequence[ScoreRow]) -> list[list[float]]:
+        """Log-probability of each choice's tokens given its prompt; no slot is used."""
+        ...
+
+    def move(self, source: int, target: int, *, num_tokens: int) -> None:
+        """Slot `source`, of which `num_tokens` positions are in use, replaces slot `target`."""
+        ...
+
+
+class EagerExecutor:
+    """Runs the module as it is, operator by operator."""
+
+    def __init__(self, decoder: LlamaAdapterDecoder, *, backend: Backend, num_slots: int) -> None:
+        self.config = decoder.config
+        self.num_slots = num_slots
+        self._decoder = decoder
+        self._device = backend.device
+        dtype = decoder.embedding.weight.dtype
+        self._cache = KVCache(self.config, num_slots=num_slots, dtype=dtype, device=self._device)
+        shape = (
+            self.config.num_adapter_layers,
+            num_slots,
+            self.config.num_heads,
+            self.config.num_queries,
+            self.config.head_dim,
+        )
+        self._prefix = Prefix(
+            torch.zeros(shape, dtype=dtype, device=self._device), torch.zeros(shape, dtype=dtype, device=self._device)
+        )
+
+    @torch.inference_mode()
+    def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
+        prefix = self._decoder.project_prefix(visual_query_BQD.to(self._cache.k.dtype))
+        return [
+            Prefix(k, v) for k, v in zip(torch.split(prefix.k, 1, dim=1), torch.split(prefix.v, 1, dim=1), strict=True)
+        ]
+
+    @torch.inference_mode()
+    def prefill(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> Tensor:
+        slots = slice(first_slot, first_slot + len(prompts))
+        torch.cat([prefix.k for prefix in prefixes], dim=1, out=self._prefix.k[:, slots])
+        torch.cat([prefix.v for prefix in prefixes], dim=1, out=self._prefix.v[:, slots])
+        tokens_RS = self._padded(prompts)
+        length = tokens_RS.shape[1]
+        positions_1S = torch.arange(length, device=self._device)[None]
+        causal_11SS = torch.ones(length, length, dtype=torch.bool, device=self._device).tril()[None, None]
+        hidden_RSD = self._decoder(
+            tokens_RS,
+            positions_1S,
+            causal_11SS,
+            Prefix(self._prefix.k[:, slots], self._prefix.v[:, slots]),
+            self._cache.prefill_view(first_slot, len(prompts)),
+        )
+        last_R = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self._device)
+        rows_R = torch.arange(len(prompts), device=self._device)
+        logits_RV: Tensor = self._decoder.logits(hidden_RSD[rows_R, last_R])
+        return logits_RV
+
+    @torch.inference_mode()
+    def decode(self, token_ids: Sequence[int], positions: Sequence[int]) -> Tensor:
+        num_rows, length = len(token_ids), max(positions) + 1
+        tokens_R1 = torch.tensor(token_ids, device=self._device)[:, None]
+        positions_R = torch.tensor(positions, device=self._device)
+        mask_R11P = (torch.arange(length, device=self._device) <= positions_R[:, None])[:, None, None]
+        hidden_R1D = self._decoder(
+            tokens_R1,
+            positions_R[:, None],
+            mask_R11P,
+            Prefix(self._prefix.k[:, :num_rows], self._prefix.v[:, :num_rows]),
+            self._cache.decode_view(positions_R, length=length),
+        )
+        logits_RV: Tensor = self._decoder.logits(hidden_R1D[:, 0])
+        return logits_RV
+
+    @torch.inference_mode()
+    def score(self, rows: Sequence[ScoreRow]) -> list[list[float]]:
+        layouts = [_ScoreLayout(row) for row in rows]
+        tokens_RS = self._padded([layout.token_ids for layout in layouts])
+        num_tokens = tokens_RS.shape[1]
+        positions_RS = self._padded([layout.positions for layout in layouts])
+        mask_R1SS = torch.stack([layout.mask(num_tokens) for layout in layouts])[:, None].to(self._device)
+        prefix = Prefix(
+            torch.cat([row.prefix.k for row in rows], dim=1), torch.cat([row.prefix.v for row in rows], dim=1)
+        )
+        hidden_RSD = self._decoder(tokens_RS, positions_RS, mask_R1SS, prefix)
+        scores: list[list[float]] = []
+        for layout, hidden_SD in zip(layouts, hidden_RSD, strict=True):
+            predictors = torch.tensor([place for places in layout.predictors for place in places], device=self._device)
+            targets = torch.tensor([token for choice in layout.choices for token in choice], device=self._device)
+            logprobs = self._decoder.logits(hidden_SD[predictors]).log_softmax(-1)
+            per_token = logprobs.gather(-1, targets[:, None])[:, 0]
+            lengths = [len(choice) for choice in layout.choices]
+            scores.append([float(part.sum()) for part in torch.split(per_token, lengths)])
+        return scores
+
+    @torch.inference_mode()
+    def move(self, source: int, target: int, *, num_tokens: int) -> None:
+        self._cache.move(source, target, num_tokens=num_tokens)
+        self._prefix.k[:, target] = self._prefix.k[:, source]
+        self._prefix.v[:, target] = self._prefix.v[:, source]
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        width = max(len(row) for row in rows)
+        return torch.tensor([[*row, *[PADDING_ID] * (width - len(row))] for row in rows], device=self._device)
+
+
+class _ScoreLayout:
+    """All choices behind one prompt: each sees the prompt and itself, and counts its positions from the prompt's end.
+
+    The last token of a choice predicts nothing that is scored, so it is left out.
+    """
+
+    def __init__(self, row: ScoreRow) -> None:
+        self.choices = row.choices
+        self.prompt_length = len(row.prompt_ids)
+        self.token_ids = list(row.prompt_ids)
+        self.positions = list(range(self.prompt_length))
+        self.predictors: list[list[int]] = []  # per choice: the places whose logits predict its tokens
+        self._owners = [-1] * self.prompt_length  # the choice each token belongs to, -1 for the prompt
+        for index, choice in enumerate(row.choices):
+            start, num_fed = len(self.token_ids), len(choice) - 1
+            self.predictors.append([self.prompt_length - 1, *range(start, start + num_fed)])
+            self.token_ids.extend(choice[:-1])
+            self.positions.extend(range(self.prompt_length, self.prompt_length + num_fed))
+            self._owners.extend([index] * num_fed)
+
+    def mask(self, num_tokens: int) -> Tensor:
+        """(S, S) bool for a row padded to `num_tokens`; padding sees itself, so that its softmax is defined."""
+        owners = torch.tensor([*self._owners, *[-2] * (num_tokens - len(self._owners))])
+        visible = (owners[None, :] == -1) | (owners[None, :] == owners[:, None])
+        return visible & torch.ones(num_tokens, num_tokens, dtype=torch.bool).tril()

@@ -1,0 +1,234 @@
+"""LLaMA's SentencePiece tokenizer: text to ids and back, whole or as a stream of ids. No prompts, no tensors here."""
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import sentencepiece
+
+from llm.errors import CheckpointError
+
+_REPLACEMENT = "\ufffd"
+
+
+class Tokenizer:
+    """A loaded SentencePiece model. Immutable, so threads may share it.
+
+    `vocab_size` is the number of pieces, `bos_id` and `eos_id` the ids that open and close a text.
+    """
+
+    def __init__(self, processor: sentencepiece.SentencePieceProcessor, data: bytes) -> None:
+        """Wrap a processor and the bytes it was loaded from; use `load` or `from_bytes`."""
+        self._processor = processor
+        self._data = data
+        self.vocab_size: int = processor.get_piece_size()
+        self.bos_id: int = processor.bos_id()
+        self.eos_id: int = processor.eos_id()
+        self._unk_id: int = processor.unk_id()
+        self._unk_length = len(processor.decode([self._unk_id]))
+        self._byte_of_id: dict[int, int] = {
+            piece_id: int(processor.id_to_piece(piece_id)[3:5], 16)
+            for piece_id in range(self.vocab_size)
+            if processor.is_byte(piece_id)
+        }
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
+        """Read a `tokenizer.model` file.
+
+        Raises CheckpointError if the file is missing, unreadable or not a SentencePiece model.
+        """
+        place = Path(path)
+        try:
+            data = place.read_bytes()
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"There is no tokenizer at `{place}`",
+                hint="LLaMA comes with a file `tokenizer.model`; put it beside or into the model's folder",
+            ) from None
+        except OSError as error:
+            raise CheckpointError(f"The tokenizer `{place}` cannot be read: {error.strerror}") from None
+        return cls.from_bytes(data, name=str(place))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, name: str = "tokenizer.model") -> "Tokenizer":
+        """Make a tokenizer from the bytes of a `tokenizer.model`; `name` is only used in messages.
+
+        Raises CheckpointError if the bytes are not a SentencePiece model with begin and end pieces.
+        """
+        reason = _why_not_sentencepiece(data)
+        processor = None
+        if reason is None:
+            try:
+                processor = sentencepiece.SentencePieceProcessor(model_proto=data)
+            except (RuntimeError, ValueError, OSError):
+                reason = f"{len(data):,} bytes were read, and they are no SentencePiece model"
+        if processor is None:
+            raise CheckpointError(
+                f"`{name}` is not a LLaMA tokenizer: {reason}",
+                hint="the file is damaged, cut short or another model's; copy `tokenizer.model` again "
+                "(LLaMA-7B's has 499,723 bytes)",
+            )
+        if processor.bos_id() < 0 or processor.eos_id() < 0:
+            raise CheckpointError(
+                f"`{name}` is a SentencePiece model without begin or end piece, so it is not LLaMA's tokenizer",
+                hint="take the `tokenizer.model` that came with the LLaMA weights",
+            )
+        return cls(processor, data)
+
+    @property
+    def data(self) -> bytes:
+        """The bytes of the `tokenizer.model` file this tokenizer was loaded from."""
+        return self._data
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the tokenizer file, in hexadecimal."""
+        return hashlib.sha256(self._data).hexdigest()
+
+    def encode(self, text: str, *, bos: bool = True) -> list[int]:
+        """Ids of a text, with the begin id in front unless `bos` is False; never an end id.
+
+        Raises ValueError for text that has no UTF-8 form (half a surrogate pair).
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"The text cannot be encoded: character {error.start} is half a surrogate pair "
+                f"(U+{ord(text[error.start]):04X}), which UTF-8 does not have"
+            ) from None
+        ids: list[int] = self._processor.encode(text)
+        return [self.bos_id, *ids] if bos else ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids. Control pieces give nothing, unknown gives " \u2047 ", invalid bytes give U+FFFD.
+
+        Raises ValueError for an id outside the vocabulary.
+        """
+        whole = [int(piece_id) for piece_id in ids]
+        self._check(whole)
+        text: str = self._processor.decode(whole) if whole else ""
+        return text
+
+    def decode_inner(self, piece_id: int) -> str:
+        """Text of one piece that is no byte and stands inside a text, where SentencePiece keeps its space."""
+        # The unknown piece in front takes the role of the text before; every SentencePiece model has one.
+        return self.decode([self._unk_id, piece_id])[self._unk_length :]
+
+    def encode_continuation(self, prompt: str | None, text: str) -> list[int]:
+        """Ids of `text` as they follow `prompt`, without begin or end id.
+
+        These are the ids of both encoded together, less the prompt's own, as in training. Where the border falls
+        inside a piece, or without a prompt, `text` is encoded alone and without SentencePiece's space in front.
+        """
+        if prompt is not None:
+            alone = self.encode(prompt, bos=False)
+            joint = self.encode(prompt + text, bos=False)
+            if joint[: len(alone)] == alone:
+                return joint[len(alone) :]
+        # A line feed is a byte of its own in LLaMA's vocabulary, so nothing merges across it.
+        border = self.encode("\n", bos=False)
+        joint = self.encode("\n" + text, bos=False)
+        if joint[: len(border)] == border:
+            return joint[len(border) :]
+        return self.encode(text, bos=False)
+
+    def byte_of(self, piece_id: int) -> int | None:
+        """The byte that a byte piece stands for; None for every other piece."""
+        return self._byte_of_id.get(piece_id)
+
+    def _check(self, ids: Iterable[int]) -> None:
+        for piece_id in ids:
+            if not 0 <= piece_id < self.vocab_size:
+                raise ValueError(
+                    f"Token id {piece_id} is outside the tokenizer's vocabulary of {self.vocab_size} pieces "
+                    f"(0 to {self.vocab_size - 1})"
+                )
+
+
+class IncrementalDetokenizer:
+    """Turns a stream of ids into text piece by piece. Belongs to one stream; not for sharing between threads.
+
+    What `push` and `flush` return, put together, equals `Tokenizer.decode` of the same ids. Bytes of an unfinished
+    character are held back until it is complete or cannot become valid any more.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._bytes = bytearray()
+        # Ids that gave no text so far. SentencePiece drops a space at the start of a text, so what the next piece
+        # gives depends on them; once there is text, every piece stands for itself.
+        self._silent: list[int] = []
+        self._started = False
+
+    def push(self, piece_id: int) -> str:
+        """Take the next id; return the text that is certain now, possibly empty.
+
+        Raises ValueError for an id outside the vocabulary.
+        """
+        byte = self._tokenizer.byte_of(piece_id)
+        if byte is not None:
+            self._bytes.append(byte)
+            return self._emit(self._complete_characters(final=False))
+        before = self._complete_characters(final=True)
+        if before:
+            self._started = True
+        return self._emit(before + self._piece_text(piece_id))
+
+    def flush(self) -> str:
+        """End the stream: return what was held back, with U+FFFD for bytes that never became a character."""
+        return self._emit(self._complete_characters(final=True))
+
+    def _emit(self, text: str) -> str:
+        if text:
+            self._started = True
+            self._silent.clear()
+        return text
+
+    def _piece_text(self, piece_id: int) -> str:
+        if not self._started:
+            text = self._tokenizer.decode([*self._silent, piece_id])
+            self._silent.append(piece_id)
+            return text
+        return self._tokenizer.decode_inner(piece_id)
+
+    def _complete_characters(self, *, final: bool) -> str:
+        """Characters at the head of the held bytes; as SentencePiece, one U+FFFD per byte that starts none."""
+        characters: list[str] = []
+        while self._bytes:
+            length = _utf8_length(self._bytes[0])
+            if len(self._bytes) < length and not final:
+                break
+            try:
+                characters.append(self._bytes[:length].decode())
+                del self._bytes[:length]
+            except UnicodeDecodeError:
+                characters.append(_REPLACEMENT)
+                del self._bytes[:1]
+        return "".join(characters)
+
+
+def _utf8_length(lead: int) -> int:
+    """Bytes of the character that starts with this byte; 1 for a byte that starts none."""
+    if 0xC2 <= lead <= 0xDF:
+        return 2
+    if 0xE0 <= lead <= 0xEF:
+        return 3
+    if 0xF0 <= lead <= 0xF4:
+        return 4
+    return 1
+
+
+def _why_not_sentencepiece(data: bytes) -> str | None:
+    """Recognise the files that are usually found in the place of a SentencePiece model."""
+    if not data:
+        return "the file is empty"
+    if data.startswith(b"version https://git-lfs"):
+        return "it is a Git LFS pointer, the file itself was not downloaded"
+    if data.lstrip()[:1] == b"{":
+        return "it is JSON (perhaps `tokenizer.json`), not SentencePiece's binary form"
+    if data.startswith(b"IQ== 0"):
+        return "it is a table of byte ranks, as LLaMA 3 uses it, not SentencePiece's binary form"
+    return None

@@ -1,0 +1,211 @@
+"""Adapter files, released or written by the trainer: opened, split by owner, and checked to be complete.
+
+The visual part is only set apart here; it is understood by the picture half of the product.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from llm.errors import CheckpointError
+from llm.weights.files import list_keys, only_tensors, read_safetensors, read_torch_file
+from llm.weights.names import (
+    ADAPTER,
+    BIASED,
+    LAYER_NORMS,
+    MATRICES,
+    Shape,
+    check_names,
+    check_shapes,
+    llama_shapes,
+    num_layers_of,
+    what_is,
+)
+
+_VISUAL = (
+    "visual_blocks.",
+    "clip_proj.",
+    "clip_proj_norm.",
+    "visual_proj.",
+    "visual_proj_norm.",
+    "visual_query.",
+)
+_MEANING = "the file is damaged, or belongs to another version of the adapter"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterFile:
+    """An adapter file split by owner; every tensor of the file is in exactly one part.
+
+    `queries` is `adapter_query.weight`, (adapter layers * num_queries, dim). `llama` has its names without the prefix
+    `llama.`, `clip` without `clip.`; `visual` as in the file. `declares` is the file's own config, empty without one.
+    """
+
+    name: str
+    queries: Tensor
+    visual: Mapping[str, Tensor]
+    llama: Mapping[str, Tensor]
+    clip: Mapping[str, Tensor]
+    declares: Mapping[str, Any]
+
+    @property
+    def dim(self) -> int:
+        """Width of the LLaMA the adapter was made for."""
+        return int(self.queries.shape[1])
+
+    @property
+    def num_queries(self) -> int:
+        """Query tokens per layer, read off `visual_query.weight`."""
+        return int(self.visual["visual_query.weight"].shape[0])
+
+    @property
+    def num_adapter_layers(self) -> int:
+        """Layers that read the picture, the last ones of the model."""
+        return int(self.queries.shape[0]) // self.num_queries
+
+    @property
+    def has_lora(self) -> bool:
+        """Whether low-rank updates are in the file."""
+        return any(".lora_" in name for name in self.llama)
+
+
+def open_adapter(path: str | os.PathLike[str]) -> AdapterFile:
+    """Open an adapter release ({"model", "config"}), a trainer checkpoint or a plain dictionary of its tensors.
+
+    Raises CheckpointError for a missing, damaged or foreign file, and for tensors of no known owner.
+    """
+    place = Path(path)
+    content = read_safetensors(place) if place.suffix == ".safetensors" else read_torch_file(place)
+    model = content.get("model")
+    tensors = only_tensors(model if isinstance(model, dict) else content, path=place)
+    lacking = [name for name in ("adapter_query.weight", "visual_query.weight") if name not in tensors]
+    if lacking:
+        kind = what_is(list(tensors))
+        problem = "is no LLaMA-Adapter file" + (f": it is {kind}" if kind else "")
+        if kind == ADAPTER:
+            problem = f"is a LLaMA-Adapter file without {list_keys(lacking)}, so it cannot see pictures"
+        raise CheckpointError(
+            f"`{place}` {problem}",
+            hint="wanted is a multimodal adapter, with `adapter_query.weight`, `visual_query.weight` and "
+            "`visual_blocks.*`; were two files swapped?",
+        )
+    declares = content.get("config")
+    adapter = _split(tensors, name=str(place), declares=declares if isinstance(declares, dict) else {})
+    queries, visual_query = adapter.queries, adapter.visual["visual_query.weight"]
+    if queries.ndim != 2 or visual_query.ndim != 2 or not len(queries) or not len(visual_query):
+        raise CheckpointError(f"The queries in `{place}` are no matrices", hint=_MEANING)
+    if len(queries) % len(visual_query):
+        raise CheckpointError(
+            f"`{place}` has {len(queries)} adapter queries, which is no multiple of its {len(visual_query)} visual "
+            "queries",
+            hint=_MEANING,
+        )
+    return adapter
+
+
+def _split(tensors: Mapping[str, Tensor], *, name: str, declares: Mapping[str, Any]) -> AdapterFile:
+    visual, llama, clip = {}, {}, {}
+    unknown, twice = [], []
+    for key, tensor in tensors.items():
+        owner, _, rest = key.partition(".")
+        if owner in ("llama", "llma"):  # older trainers wrote llma
+            if rest in llama:
+                twice.append(key)
+            llama[rest] = tensor
+        elif owner == "clip":
+            clip[rest] = tensor
+        elif key.startswith(_VISUAL):
+            visual[key] = tensor
+        elif key != "adapter_query.weight":
+            unknown.append(key)
+    if unknown or twice:
+        problem = f"tensors of no known part: {list_keys(unknown)}" if unknown else f"twice: {list_keys(twice)}"
+        raise CheckpointError(f"`{name}` has {problem}", hint=_MEANING)
+    llama.pop("rope.freqs", None)  # the rotary table; computed from rope_theta instead
+    queries = tensors["adapter_query.weight"]
+    return AdapterFile(name=name, queries=queries, visual=visual, llama=llama, clip=clip, declares=declares)
+
+
+def check_fits(
+    adapter: AdapterFile,
+    *,
+    llama: str,
+    vocab_size: int,
+    dim: int,
+    num_layers: int,
+    num_heads: int,
+    ffn_dim: int,
+) -> None:
+    """Raise CheckpointError unless the adapter's LLaMA part is complete and fits a LLaMA of these sizes.
+
+    `llama` names that LLaMA in messages. Gates are required; biases, norms, LoRA, new gates and base matrices may
+    be absent, but only all of a kind together.
+    """
+    if adapter.dim != dim:
+        raise CheckpointError(
+            f"The adapter `{adapter.name}` was made for a LLaMA of width {adapter.dim}, and `{llama}` has width {dim}",
+            hint="7B is 4096 wide, 13B 5120; take the LLaMA the adapter was trained on",
+        )
+    made_for = num_layers_of(list(adapter.llama))
+    if made_for != num_layers or adapter.num_adapter_layers > num_layers:
+        raise CheckpointError(
+            f"The adapter `{adapter.name}` was made for a LLaMA of {max(made_for, adapter.num_adapter_layers)} layers, "
+            f"and `{llama}` has {num_layers}",
+            hint="7B has 32 layers, 13B has 40; take the LLaMA the adapter was trained on",
+        )
+    sides = {"D": dim, "F": ffn_dim}
+    wanted = _wanted(adapter, sides=sides, num_layers=num_layers, num_heads=num_heads)
+    base = llama_shapes(vocab_size=vocab_size, dim=dim, num_layers=num_layers, ffn_dim=ffn_dim)
+    if any(name in adapter.llama for name in base if "norm" not in name):
+        wanted |= base
+    what = f"The LLaMA part of the adapter `{adapter.name}`"
+    # A gate of a layer that reads no picture has no effect, and may be absent.
+    idle = [f"layers.{layer}.attention.gate" for layer in range(num_layers - adapter.num_adapter_layers)]
+    names = [name for name in wanted if name not in idle or name in adapter.llama]
+    check_names(list(adapter.llama), names, what=what, meaning=_MEANING)
+    shapes = {name: tuple(tensor.shape) for name, tensor in adapter.llama.items()}
+    check_shapes(shapes, {name: wanted[name] for name in names}, what=what, meaning=_MEANING)
+
+
+def _wanted(adapter: AdapterFile, *, sides: Mapping[str, int], num_layers: int, num_heads: int) -> dict[str, Shape]:
+    """Shapes of the kinds of tensors that the file holds or declares."""
+    found = adapter.llama
+    has_lora = adapter.has_lora or adapter.declares.get("w_lora") is True
+    has_biases = adapter.declares.get("w_bias") is True or any(name.endswith(".bias") for name in found)
+    has_new_gates = has_lora and any(name.endswith(".new_gate") for name in found)
+    has_norms = any("norm" in name for name in found)
+    rank = _rank(found)
+    wanted: dict[str, Shape] = {}
+    for layer in range(num_layers):
+        prefix = f"layers.{layer}."
+        wanted[f"{prefix}attention.gate"] = (1, num_heads, 1, 1)
+        if has_new_gates:
+            wanted[f"{prefix}attention.new_gate"] = (1, 1, 1, 1)
+        if has_biases:
+            wanted |= {f"{prefix}{name}.bias": (sides[MATRICES[name][0]],) for name in BIASED}
+        if has_norms:
+            wanted |= {f"{prefix}{name}.weight": (sides["D"],) for name in LAYER_NORMS}
+        if has_lora:
+            for name, (rows, columns) in MATRICES.items():
+                l1, l2 = lora_names(prefix + name)
+                wanted |= {l1: (rank, sides[columns]), l2: (sides[rows], rank)}
+    if has_norms:
+        wanted["norm.weight"] = (sides["D"],)
+    return wanted
+
+
+def lora_names(matrix: str) -> tuple[str, str]:
+    """Names of the two low-rank factors of `layers.N.attention.wq` and the like."""
+    head, _, name = matrix.rpartition(".")
+    return f"{head}.lora_{name}_l1.weight", f"{head}.lora_{name}_l2.weight"
+
+
+def _rank(found: Mapping[str, Tensor]) -> int:
+    # The rank in the file's config is not to be trusted: the public extraction script writes 16 whatever it is.
+    ranks = [int(tensor.shape[0]) for name, tensor in found.items() if re.search(r"\.lora_\w+_l1\.weight$", name)]
+    return ranks[0] if ranks else 0

@@ -1,0 +1,166 @@
+"""From an opened LLaMA and an adapter to the decoder's configuration and state dict.
+
+LoRA is merged and gates are folded here, in float32, and cast last. Runs on the CPU.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from llm.config import DecoderConfig
+from llm.errors import CheckpointError
+from llm.weights.adapter import AdapterFile, check_fits, lora_names
+from llm.weights.lora import low_rank_update
+from llm.weights.names import half_split
+from llm.weights.source import LlamaSource
+
+_ROTATED = ("attention.wq", "attention.wk")
+
+
+def build_decoder(
+    source: LlamaSource,
+    adapter: AdapterFile | None,
+    *,
+    vocab_size: int,
+    context: int = 512,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[DecoderConfig, dict[str, Tensor]]:
+    """Configuration and state dict of `LlamaAdapterDecoder`, in `dtype`; without an adapter, LLaMA alone.
+
+    `vocab_size` is the tokenizer's. Raises CheckpointError if tokenizer, LLaMA and adapter do not fit together or the
+    adapter is incomplete.
+    """
+    config = plan_decoder(source, adapter, vocab_size=vocab_size, context=context)
+    return config, dict(decoder_tensors(config, source=source, adapter=adapter, dtype=dtype))
+
+
+def plan_decoder(
+    source: LlamaSource, adapter: AdapterFile | None, *, vocab_size: int, context: int = 512
+) -> DecoderConfig:
+    """Check that everything fits and return the configuration; the tensors stay on disk. Raises as `build_decoder`."""
+    if source.vocab_size != vocab_size:
+        raise CheckpointError(
+            f"The tokenizer has {vocab_size} pieces, and the LLaMA in `{source.name}` has {source.vocab_size} tokens",
+            hint="take the `tokenizer.model` that came with these weights; LLaMA-7B's has 32000 pieces",
+        )
+    if adapter is not None:
+        check_fits(
+            adapter,
+            llama=source.name,
+            vocab_size=source.vocab_size,
+            dim=source.dim,
+            num_layers=source.num_layers,
+            num_heads=source.num_heads,
+            ffn_dim=source.ffn_dim,
+        )
+    return DecoderConfig(
+        vocab_size=source.vocab_size,
+        dim=source.dim,
+        num_layers=source.num_layers,
+        num_heads=source.num_heads,
+        ffn_dim=source.ffn_dim,
+        norm_eps=source.norm_eps,
+        rope_theta=source.rope_theta,
+        context=context,
+        num_adapter_layers=adapter.num_adapter_layers if adapter else 0,
+        num_queries=adapter.num_queries if adapter else 0,
+        separate_adapter_kv=adapter.has_lora if adapter else False,
+    )
+
+
+def decoder_tensors(
+    config: DecoderConfig, *, source: LlamaSource, adapter: AdapterFile | None, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """The state dict of `config` tensor by tensor, each name once; only one layer is held in memory at a time.
+
+    `config` is `plan_decoder`'s for the same source and adapter.
+    """
+    for name, value in _Merge(config, source, adapter).tensors():
+        yield name, value.to(dtype).contiguous()
+
+
+class _Merge:
+    """One pass over both sources. Sums are made in float32; what is only moved keeps the type of its file."""
+
+    def __init__(self, config: DecoderConfig, source: LlamaSource, adapter: AdapterFile | None) -> None:
+        self.config = config
+        self.source = source
+        self.adapter = adapter.llama if adapter else {}
+        self.queries = adapter.queries if adapter else None
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        embedding = self._base("tok_embeddings.weight")
+        yield "embedding.weight", embedding
+        for layer in range(self.config.num_layers):
+            yield from self._layer(layer)
+        yield "norm.weight", self._base("norm.weight")
+        head = self._base("output.weight")
+        # Tied in the source, two parameters here: training must not write through one into the other.
+        yield "head.weight", head.clone() if head.data_ptr() == embedding.data_ptr() else head
+        yield from self._adapter_queries_and_gates()
+
+    def _layer(self, layer: int) -> Iterator[tuple[str, Tensor]]:
+        prefix = f"layers.{layer}."
+        yield f"{prefix}attention_norm.weight", self._base(f"{prefix}attention_norm.weight")
+        yield f"{prefix}feed_forward_norm.weight", self._base(f"{prefix}ffn_norm.weight")
+        bare = {name: self._matrix(prefix, name) for name in ("attention.wq", "attention.wk", "attention.wv")}
+        j = layer - self.config.first_adapter_layer
+        if self.config.separate_adapter_kv and j >= 0:
+            yield f"adapter.kv.{j}.weight", torch.cat([bare["attention.wk"], bare["attention.wv"]])
+        merged = [self._merged(prefix, name, weight) for name, weight in bare.items()]
+        yield f"{prefix}attention.qkv.weight", torch.cat(merged)
+        no_bias = torch.zeros(2 * self.config.dim)
+        yield f"{prefix}attention.qkv.bias", torch.cat([self._bias(prefix, "attention.wq"), no_bias])
+        for target, names in (
+            ("attention.out", ["attention.wo"]),
+            ("feed_forward.gate_up", ["feed_forward.w1", "feed_forward.w3"]),
+            ("feed_forward.down", ["feed_forward.w2"]),
+        ):
+            weights = [self._merged(prefix, name, self._matrix(prefix, name)) for name in names]
+            yield f"{prefix}{target}.weight", torch.cat(weights)
+            yield f"{prefix}{target}.bias", torch.cat([self._bias(prefix, name) for name in names])
+
+    def _adapter_queries_and_gates(self) -> Iterator[tuple[str, Tensor]]:
+        config = self.config
+        shape = (config.num_adapter_layers, config.num_queries, config.dim)
+        queries = torch.zeros(0) if self.queries is None else self.queries.float()
+        yield "adapter.queries", queries.reshape(shape)
+        gates = torch.zeros(config.num_adapter_layers, config.num_heads)
+        for j in range(config.num_adapter_layers):
+            prefix = f"layers.{config.first_adapter_layer + j}.attention."
+            gates[j] = self.adapter[f"{prefix}gate"].float().flatten().tanh()
+            new_gate = self.adapter.get(f"{prefix}new_gate")
+            # With a single query the reference applies no new_gate.
+            if new_gate is not None and config.num_queries > 1:
+                gates[j] *= new_gate.float().item()
+        yield "adapter.gates", gates
+
+    def _base(self, name: str) -> Tensor:
+        """A tensor of LLaMA; the adapter's file wins where it holds one (always for trained norms)."""
+        override = self.adapter.get(name)
+        return self.source.tensors[name].read() if override is None else override
+
+    def _matrix(self, prefix: str, name: str) -> Tensor:
+        """The bare matrix, q and k rows half-split."""
+        full = f"{prefix}{name}.weight"
+        weight = self._base(full)
+        in_meta_order = full in self.adapter or not self.source.half_split
+        return self._reordered(name, weight) if in_meta_order else weight
+
+    def _merged(self, prefix: str, name: str, bare: Tensor) -> Tensor:
+        l1, l2 = lora_names(prefix + name)
+        if l1 not in self.adapter:
+            return bare
+        return bare.float() + self._reordered(name, low_rank_update(self.adapter[l1], self.adapter[l2]))
+
+    def _bias(self, prefix: str, name: str) -> Tensor:
+        bias = self.adapter.get(f"{prefix}{name}.bias")
+        if bias is None:
+            return torch.zeros(
+                self.config.ffn_dim if name in ("feed_forward.w1", "feed_forward.w3") else self.config.dim
+            )
+        return self._reordered(name, bias.float())
+
+    def _reordered(self, name: str, rows: Tensor) -> Tensor:
+        return half_split(rows, self.config.num_heads) if name in _ROTATED else rows

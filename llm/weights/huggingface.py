@@ -1,0 +1,140 @@
+"""LLaMA folders in Hugging Face's form: `config.json` beside safetensors or `pytorch_model*.bin` files."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from llm.errors import CheckpointError
+from llm.weights.files import list_keys, only_tensors, read_json, read_safetensors, read_torch_file
+from llm.weights.names import check_names, check_shapes, from_huggingface, llama_shapes
+from llm.weights.source import LlamaSource, SplitTensor
+
+_SINGLE = ("model.safetensors", "pytorch_model.bin")
+_MEANING = "the folder is incomplete, or config.json and weights come from different models; fetch it again"
+
+
+def open_huggingface(folder: str | os.PathLike[str]) -> LlamaSource:
+    """Open a Hugging Face LLaMA folder, memory-mapped: single or sharded safetensors, or `pytorch_model*.bin`.
+
+    Raises CheckpointError for a missing or damaged file, unknown, missing or misshapen tensors, and models that
+    are computed differently (other architectures, grouped-query attention, scaled rotary embedding, biases,
+    quantised weights).
+    """
+    place = Path(folder)
+    config = read_json(place / "config.json")
+    rope_theta = _check_config(config, place)
+    files = _weight_files(place)
+    by_key: dict[str, Tensor] = {}
+    for path in files:
+        tensors = _read(path)
+        twice = [key for key in tensors if key in by_key]
+        if twice:
+            raise CheckpointError(f"`{path}` repeats tensors of another file: {list_keys(twice)}", hint=_MEANING)
+        by_key |= tensors
+    sizes = {
+        "vocab_size": int(config["vocab_size"]),
+        "dim": int(config["hidden_size"]),
+        "num_layers": int(config["num_hidden_layers"]),
+        "ffn_dim": int(config["intermediate_size"]),
+    }
+    renamed = _rename(by_key, tied=bool(config.get("tie_word_embeddings", False)))
+    wanted = llama_shapes(**sizes)
+    check_names(list(renamed), list(wanted), what=f"LLaMA in `{place}`", meaning=_MEANING)
+    shapes = {name: tuple(tensor.shape) for name, tensor in renamed.items()}
+    check_shapes(shapes, wanted, what=f"LLaMA in `{place}` does not fit its config.json", meaning=_MEANING)
+    return LlamaSource(
+        name=str(place),
+        **sizes,
+        num_heads=int(config["num_attention_heads"]),
+        norm_eps=float(config["rms_norm_eps"]),
+        rope_theta=rope_theta,
+        half_split=True,
+        tensors={name: SplitTensor((tensor,)) for name, tensor in renamed.items()},
+        files=tuple(str(path) for path in files),
+    )
+
+
+def _check_config(config: Mapping[str, Any], place: Path) -> float:
+    """Refuse what is computed differently; returns the base of the rotary embedding."""
+    kind = config.get("model_type")
+    if kind != "llama":
+        raise CheckpointError(
+            f"`{place}` holds a model of type {kind!r}, where 'llama' is wanted",
+            hint="the adapters extend LLaMA; pass a LLaMA folder as --llama-dir",
+        )
+    needed = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+    missing = [name for name in (*needed, "rms_norm_eps") if not isinstance(config.get(name), int | float)]
+    if missing:
+        raise CheckpointError(f"`{place / 'config.json'}` has no number for {list_keys(missing)}", hint=_MEANING)
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads")
+    if kv_heads is not None and kv_heads != heads:
+        raise CheckpointError(
+            f"The LLaMA in `{place}` shares keys among heads (num_key_value_heads {kv_heads}, "
+            f"num_attention_heads {heads}); only models with as many key heads as query heads are supported",
+            hint="LLaMA 7B, 13B, 30B and 65B and LLaMA-2 7B and 13B are of that kind; LLaMA-2 70B and LLaMA 3 are not",
+        )
+    if config.get("head_dim") not in (None, config["hidden_size"] // heads):
+        raise CheckpointError(f"The LLaMA in `{place}` has heads of another width than hidden_size / heads")
+    # transformers 5 puts both into rope_parameters; before, they were rope_theta and rope_scaling.
+    rope = config.get("rope_parameters") or {}
+    scaling = config.get("rope_scaling") or (rope if rope.get("rope_type", "default") != "default" else None)
+    if scaling:
+        raise CheckpointError(
+            f"The LLaMA in `{place}` scales its rotary embedding (rope_scaling), which is not supported",
+            hint="take a LLaMA without rope_scaling; the adapters were trained on LLaMA-7B",
+        )
+    unsupported = [name for name in ("attention_bias", "mlp_bias", "quantization_config") if config.get(name)]
+    if config.get("hidden_act", "silu") != "silu":
+        unsupported.append("hidden_act")
+    if unsupported:
+        raise CheckpointError(
+            f"The LLaMA in `{place}` is computed in a way that is not supported: its config.json sets "
+            f"{list_keys(unsupported)}",
+            hint="take the unmodified LLaMA weights",
+        )
+    return float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
+
+
+def _weight_files(place: Path) -> list[Path]:
+    for single in _SINGLE:
+        index = place / f"{single}.index.json"
+        if index.exists():
+            weight_map = read_json(index).get("weight_map")
+            if not isinstance(weight_map, dict) or not weight_map:
+                raise CheckpointError(f"`{index}` has no weight_map", hint=_MEANING)
+            names = sorted({str(name) for name in weight_map.values()})
+            absent = [name for name in names if not (place / name).exists()]
+            if absent:
+                raise CheckpointError(
+                    f"`{place}` lacks {list_keys(absent)}, named in `{index.name}`",
+                    hint="copy the missing shard",
+                )
+            return [place / name for name in names]
+        if (place / single).exists():
+            return [place / single]
+    raise CheckpointError(
+        f"`{place}` has a config.json and no weights",
+        hint=f"wanted: {' or '.join(_SINGLE)}, or shards with an index",
+    )
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".safetensors":
+        return read_safetensors(path)
+    return only_tensors(read_torch_file(path), path=path)
+
+
+def _rename(by_key: Mapping[str, Tensor], *, tied: bool) -> dict[str, Tensor]:
+    """Meta's names; unknown keys stay as they are, to be reported. A tied output is the embedding."""
+    renamed: dict[str, Tensor] = {}
+    for key, tensor in by_key.items():
+        if key.endswith(".rotary_emb.inv_freq"):
+            continue  # the rotary table of older files; computed from rope_theta instead
+        renamed[from_huggingface(key) or key] = tensor
+    if tied and "tok_embeddings.weight" in renamed:
+        renamed["output.weight"] = renamed["tok_embeddings.weight"]
+    return renamed

@@ -1,0 +1,185 @@
+"""LLaMA folders as Meta ships them: `params.json` beside one or several `consolidated.NN.pth`."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llm.errors import CheckpointError
+from llm.weights.files import list_keys, only_tensors, read_json, read_torch_file
+from llm.weights.names import check_names, check_shapes, llama_shapes, num_layers_of, what_is
+from llm.weights.source import LlamaSource, SplitTensor
+
+# Along which axis the tensors of several shards are joined; None: a copy in each.
+_AXES = {
+    "tok_embeddings": 1,
+    "attention.wq": 0,
+    "attention.wk": 0,
+    "attention.wv": 0,
+    "attention.wo": 1,
+    "feed_forward.w1": 0,
+    "feed_forward.w2": 1,
+    "feed_forward.w3": 0,
+    "output": 0,
+}
+_USED = ("dim", "n_layers", "n_heads", "norm_eps")
+# Entries that change nothing here: sizes that are read off the tensors, and limits of Meta's own program.
+_HARMLESS = ("multiple_of", "ffn_dim_multiplier", "vocab_size", "max_batch_size", "max_seq_len")
+_MEANING = "the folder is incomplete, or its files come from different models; compare it with the original"
+
+
+def open_meta(folder: str | os.PathLike[str]) -> LlamaSource:
+    """Open a folder with `params.json` and `consolidated.NN.pth`, memory-mapped; shards are joined when read.
+
+    Raises CheckpointError for a missing or damaged file, a missing shard, unknown, missing or misshapen tensors,
+    and models that are computed differently (grouped-query attention, scaled rotary embedding).
+    """
+    place = Path(folder)
+    params = _read_params(place / "params.json")
+    files = _shard_files(place)
+    shards = [_read_shard(path) for path in files]
+    for path, shard in zip(files[1:], shards[1:], strict=True):
+        check_names(list(shard), list(shards[0]), what=f"`{path}`, beside `{files[0].name}`,", meaning=_MEANING)
+    dim, num_layers = int(params["dim"]), int(params["n_layers"])
+    _check_layers(shards[0], num_layers=num_layers, place=place)
+    _check_shard_count(shards, dim=dim, place=place)
+    tensors = {name: _join(name, [shard[name] for shard in shards], place=place) for name in shards[0]}
+    wanted = llama_shapes(
+        vocab_size=_size(tensors, "output.weight", place),
+        dim=dim,
+        num_layers=num_layers,
+        ffn_dim=_size(tensors, "layers.0.feed_forward.w1.weight", place),
+    )
+    check_names(list(tensors), list(wanted), what=f"LLaMA in `{place}`", meaning=_MEANING)
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    check_shapes(shapes, wanted, what=f"LLaMA in `{place}` does not fit its params.json", meaning=_MEANING)
+    return LlamaSource(
+        name=str(place),
+        vocab_size=wanted["output.weight"][0],
+        dim=dim,
+        num_layers=num_layers,
+        num_heads=int(params["n_heads"]),
+        ffn_dim=wanted["layers.0.feed_forward.w1.weight"][0],
+        norm_eps=float(params["norm_eps"]),
+        rope_theta=float(params.get("rope_theta", 10000.0)),
+        half_split=False,
+        tensors=tensors,
+        files=tuple(str(path) for path in files),
+    )
+
+
+def _read_params(path: Path) -> dict[str, Any]:
+    params = read_json(path)
+    missing = [name for name in _USED if not _is_number(params.get(name))]
+    if missing:
+        raise CheckpointError(
+            f"`{path}` has no number for {list_keys(missing)}",
+            hint="take the params.json that came with the weights",
+        )
+    heads, kv_heads = params["n_heads"], params.get("n_kv_heads")
+    if kv_heads is not None and kv_heads != heads:
+        raise CheckpointError(
+            f"The LLaMA in `{path.parent}` shares keys among heads (n_kv_heads {kv_heads}, n_heads {heads}); "
+            "only models with as many key heads as query heads are supported",
+            hint="LLaMA 7B, 13B, 30B and 65B and LLaMA-2 7B and 13B are of that kind; LLaMA-2 70B and LLaMA 3 are not",
+        )
+    known = {*_USED, *_HARMLESS, "n_kv_heads", "rope_theta"}
+    foreign = [name for name, value in params.items() if name not in known and value not in (None, False)]
+    if foreign:
+        raise CheckpointError(
+            f"`{path}` has entries that may change how the model computes and are not supported: {list_keys(foreign)}",
+            hint="LLaMA's own params.json has dim, multiple_of, n_heads, n_layers, norm_eps and vocab_size",
+        )
+    return params
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _shard_files(place: Path) -> list[Path]:
+    numbered = {
+        int(match[1]): path
+        for path in sorted(place.glob("consolidated.*.pth"))
+        if (match := re.fullmatch(r"consolidated\.(\d+)\.pth", path.name))
+    }
+    if not numbered:
+        raise CheckpointError(
+            f"`{place}` has a params.json and no `consolidated.00.pth`",
+            hint="the weights themselves are missing",
+        )
+    absent = [f"consolidated.{number:02d}.pth" for number in range(max(numbered)) if number not in numbered]
+    if absent:
+        raise CheckpointError(
+            f"`{place}` lacks {list_keys(absent)}, though it has `{numbered[max(numbered)].name}`",
+            hint="copy the missing shard",
+        )
+    return [numbered[number] for number in sorted(numbered)]
+
+
+def _read_shard(path: Path) -> dict[str, Tensor]:
+    content = read_torch_file(path)
+    if "tok_embeddings.weight" not in content:
+        keys = list(content["model"]) if isinstance(content.get("model"), dict) else list(content)
+        kind = what_is([str(key) for key in keys])
+        raise CheckpointError(
+            f"`{path}` is no LLaMA in Meta's form" + (f": it is {kind}" if kind else ""),
+            hint="it should hold `tok_embeddings.weight` and `layers.N.attention.wq.weight`; were two files swapped?",
+        )
+    tensors = only_tensors(content, path=path)
+    tensors.pop("rope.freqs", None)  # the rotary table; computed from rope_theta instead
+    return tensors
+
+
+def _check_layers(shard: Mapping[str, Tensor], *, num_layers: int, place: Path) -> None:
+    found = num_layers_of(list(shard))
+    if found != num_layers:
+        raise CheckpointError(
+            f"The params.json of `{place}` speaks of {num_layers} layers, its weights have {found}",
+            hint="params.json and weights come from LLaMAs of different size; 7B has 32 layers, 13B has 40",
+        )
+
+
+def _check_shard_count(shards: list[dict[str, Tensor]], *, dim: int, place: Path) -> None:
+    """Tell a missing last shard, which leaves no gap in the names, from another model."""
+    norm = shards[0].get("norm.weight")
+    if norm is not None and tuple(norm.shape) != (dim,):
+        raise CheckpointError(
+            f"The params.json of `{place}` speaks of width {dim}, its weights have width {norm.numel()}",
+            hint="params.json and weights come from LLaMAs of different size; 7B is 4096 wide, 13B 5120",
+        )
+    query = shards[0].get("layers.0.attention.wq.weight")
+    if query is None or query.ndim != 2 or not 0 < query.shape[0] <= dim or dim % query.shape[0]:
+        return  # reported by name or shape later
+    wanted = dim // query.shape[0]
+    if wanted > len(shards):
+        raise CheckpointError(
+            f"`{place}` has {len(shards)} of {wanted} shards: each holds {query.shape[0]} of {dim} rows",
+            hint=f"copy the missing files, up to `consolidated.{wanted - 1:02d}.pth`",
+        )
+    if wanted < len(shards):
+        raise CheckpointError(
+            f"`{place}` has {len(shards)} shards, where {wanted} already make the whole model",
+            hint="remove the files that belong to another model",
+        )
+
+
+def _join(name: str, parts: list[Tensor], *, place: Path) -> SplitTensor:
+    match = re.fullmatch(r"(?:layers\.\d+\.)?(.+)\.weight", name)
+    axis = _AXES.get(match[1]) if match else None
+    if axis is not None and all(part.ndim == 2 for part in parts):
+        if len({part.shape[1 - axis] for part in parts}) == 1:
+            return SplitTensor(tuple(parts), axis)
+    elif all(part.shape == parts[0].shape and torch.equal(part, parts[0]) for part in parts[1:]):
+        return SplitTensor((parts[0],))
+    raise CheckpointError(f"The shards in `{place}` disagree about `{name}`", hint=_MEANING)
+
+
+def _size(tensors: Mapping[str, SplitTensor], name: str, place: Path) -> int:
+    if name not in tensors or not tensors[name].shape:
+        raise CheckpointError(f"LLaMA in `{place}` lacks `{name}`", hint=_MEANING)
+    return tensors[name].shape[0]

@@ -1,0 +1,106 @@
+"""The decoder's mathematics against a naive float64 loop, and its forms of running against each other."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from llm.model.adapter import Prefix
+from llm.model.kv import KVCache
+from llm.model.ops import adapter_attention, causal_attention, rotary_table, rotate
+from tests.llm.toys import CONFIG, toy_decoder, toy_visual_queries
+
+
+def test_attention_with_prefix_equals_a_naive_float64_loop() -> None:
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 5, 8, generator=draw) for _ in range(3))
+    adapter_k, gated_v = (torch.randn(1, 2, 3, 8, generator=draw) for _ in range(2))
+    mask = torch.ones(1, 1, 5, 5, dtype=torch.bool).tril()
+    ours = causal_attention(q, k, v, mask) + adapter_attention(q, adapter_k, gated_v)
+    for head in range(2):
+        for row in range(5):
+            query = q[0, head, row].double()
+            expected = torch.zeros(8, dtype=torch.float64)
+            for keys, values in (
+                (k[0, head, : row + 1].double(), v[0, head, : row + 1].double()),
+                (adapter_k[0, head].double(), gated_v[0, head].double()),
+            ):
+                weights = [math.exp(float(query @ key) / math.sqrt(8)) for key in keys]
+                for weight, value in zip(weights, values, strict=True):
+                    expected += weight / sum(weights) * value
+            torch.testing.assert_close(ours[0, head, row].double(), expected, atol=1e-6, rtol=0)
+
+
+def test_rotary_turns_each_pair_by_position_times_frequency() -> None:
+    cos, sin = rotary_table(8, num_positions=50, theta=10000.0)
+    x = torch.randn(1, 1, 50, 8, generator=torch.Generator().manual_seed(0))
+    turned = rotate(x, cos[None, None], sin[None, None])
+    for position in (0, 1, 17, 49):
+        for pair in range(4):
+            angle = position * 10000.0 ** (-2 * pair / 8)
+            first, second = float(x[0, 0, position, pair]), float(x[0, 0, position, pair + 4])
+            expected = complex(first, second) * complex(math.cos(angle), math.sin(angle))
+            assert float(turned[0, 0, position, pair]) == pytest.approx(expected.real, abs=1e-5)
+            assert float(turned[0, 0, position, pair + 4]) == pytest.approx(expected.imag, abs=1e-5)
+
+
+def full_forward(ids: Tensor, prefix: Prefix) -> Tensor:
+    decoder = toy_decoder()
+    length = ids.shape[1]
+    mask = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
+    return decoder.logits(decoder(ids, torch.arange(length)[None], mask, prefix))
+
+
+def test_one_token_steps_equal_the_full_forward() -> None:
+    decoder = toy_decoder()
+    prefix = decoder.project_prefix(toy_visual_queries(2))
+    ids = torch.randint(3, 300, (2, 20), generator=torch.Generator().manual_seed(0))
+    expected = full_forward(ids, prefix)
+    cache = KVCache(CONFIG, num_slots=3, dtype=torch.float32, device="cpu")
+    mask = torch.ones(1, 1, 12, 12, dtype=torch.bool).tril()
+    hidden = decoder(ids[:, :12], torch.arange(12)[None], mask, prefix, cache.prefill_view(0, 2))
+    torch.testing.assert_close(decoder.logits(hidden), expected[:, :12], atol=1e-5, rtol=0)
+    for position in range(12, 20):
+        positions = torch.full((2,), position)
+        mask = torch.ones(1, 1, 1, position + 1, dtype=torch.bool)
+        view = cache.decode_view(positions, length=position + 1)
+        hidden = decoder(ids[:, position, None], positions[:, None], mask, prefix, view)
+        torch.testing.assert_close(decoder.logits(hidden)[:, 0], expected[:, position], atol=1e-5, rtol=0)
+
+
+def test_closed_gates_make_the_picture_invisible() -> None:
+    decoder = toy_decoder()
+    decoder.adapter.gates.zero_()
+    ids = torch.randint(3, 300, (1, 9), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
+    seen = [
+        decoder(ids, torch.arange(9)[None], mask, decoder.project_prefix(query[None]))
+        for query in toy_visual_queries(2)
+    ]
+    assert torch.equal(seen[0], seen[1])
+
+
+def test_a_decoder_without_adapter_layers_runs() -> None:
+    from dataclasses import replace
+
+    decoder = toy_decoder(replace(CONFIG, num_adapter_layers=0, num_queries=0))
+    prefix = decoder.project_prefix(torch.zeros(2, 0, CONFIG.dim))
+    assert prefix.k.shape[:2] == (0, 2)
+    mask = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril()
+    assert decoder(torch.ones(2, 4, dtype=torch.long), torch.arange(4)[None], mask, prefix).shape == (2, 4, CONFIG.dim)
+
+
+def test_block_masks_with_restarted_positions_equal_separate_sequences() -> None:
+    """The form in which several questions about one picture are trained and choices are scored."""
+    decoder = toy_decoder()
+    prefix = decoder.project_prefix(toy_visual_queries(1))
+    shared, ends = [1, 40, 41, 42], ([50, 51, 52], [60, 61])
+    packed = torch.tensor([[*shared, *ends[0], *ends[1]]])
+    owner = torch.tensor([0] * 4 + [1] * 3 + [2] * 2)
+    mask = ((owner[None] == 0) | (owner[None] == owner[:, None])) & torch.ones(9, 9, dtype=torch.bool).tril()
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 4, 5]])
+    together = decoder.logits(decoder(packed, positions, mask[None, None], prefix))
+    for end, places in zip(ends, (slice(4, 7), slice(7, 9)), strict=True):
+        alone = full_forward(torch.tensor([[*shared, *end]]), prefix)
+        torch.testing.assert_close(together[:, places], alone[:, 4:], atol=1e-5, rtol=0)

@@ -1,0 +1,80 @@
+"""Sampling equals the reference's distribution, and draws follow it."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from llm.engine.sampler import Draw, kept_distribution, sample
+from llm.engine.sampling_params import SamplingParams
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CASES = json.loads((GOLDEN / "cases.json").read_text())["sampling"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_the_distribution_equals_the_reference(case: dict[str, object]) -> None:
+    tensors = load_file(GOLDEN / "data/sampling.safetensors")
+    name, temperature = case["name"], case["temperature"]
+    if temperature is None:
+        probabilities = tensors[f"{name}/probs_in"]
+    else:
+        probabilities = (tensors[f"{name}/logits"] / temperature).softmax(-1)
+    kept = kept_distribution(probabilities, top_p=case["top_p"])
+    assert (kept > 0).sum(-1).tolist() == case["kept"]
+    torch.testing.assert_close(kept, tensors[f"{name}/probs"], atol=1e-6, rtol=0)
+
+
+def test_draws_fall_on_tokens_in_proportion_to_the_kept_distribution() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0, 1.5]])
+    params = SamplingParams(temperature=0.8, top_p=0.8)
+    expected = kept_distribution((logits / 0.8).softmax(-1), top_p=0.8)[0]
+    count = 4000
+    draws = [Draw(params=params, uniform=(index + 0.5) / count) for index in range(count)]
+    frequencies = Counter(sample(logits.expand(count, -1), draws))
+    measured = torch.tensor([frequencies[token] / count for token in range(5)])
+    torch.testing.assert_close(measured, expected, atol=2e-3, rtol=0)
+
+
+def test_top_k_keeps_k_tokens_and_top_p_counts_what_is_left() -> None:
+    probabilities = torch.tensor([[0.4, 0.3, 0.2, 0.1]])
+    torch.testing.assert_close(
+        kept_distribution(probabilities, top_p=1.0, top_k=2), torch.tensor([[4 / 7, 3 / 7, 0, 0]])
+    )
+    # 0.4 of 0.7 is beyond one half, so the second of the two is dropped as well.
+    torch.testing.assert_close(kept_distribution(probabilities, top_p=0.5, top_k=2), torch.tensor([[1.0, 0, 0, 0]]))
+
+
+def test_extreme_draws_stay_on_kept_tokens() -> None:
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
+    params = SamplingParams(temperature=1.0, top_p=0.5)
+    kept = kept_distribution(logits.softmax(-1), top_p=0.5)[0]
+    for uniform in (0.0, 1.0 - 2**-53, 1.0):
+        (token,) = sample(logits, [Draw(params=params, uniform=uniform)])
+        assert kept[token] > 0
+
+
+def test_rows_with_different_settings_do_not_influence_each_other() -> None:
+    logits = torch.randn(4, 30, generator=torch.Generator().manual_seed(0))
+    settings = [
+        SamplingParams(),
+        SamplingParams(temperature=0.7),
+        SamplingParams(temperature=1.3, top_p=1.0, top_k=3),
+        SamplingParams(temperature=-1.0),
+    ]
+    draws = [Draw(params=params, uniform=0.6) for params in settings]
+    alone = [sample(logits[row : row + 1], [draw])[0] for row, draw in enumerate(draws)]
+    assert sample(logits, draws) == alone
+    assert alone[0] == int(logits[0].argmax())
+    assert alone[3] == int(logits[3].argmax())
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_new_tokens": -1}, {"top_p": 1.5}, {"top_k": -1}, {"temperature": float("nan")}]
+)
+def test_settings_out_of_range_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        SamplingParams(**options)  # type: ignore[arg-type]

@@ -1,0 +1,73 @@
+"""The reference's data, and our models built from its checkpoints through the production converter."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor
+
+from llm.config import DecoderConfig
+from llm.load import decoder_from_state
+from llm.model.llama import LlamaAdapterDecoder
+from llm.weights.adapter import open_adapter
+from llm.weights.build import build_decoder
+from llm.weights.huggingface import open_huggingface
+from llm.weights.meta import open_meta
+from vision.encoder import PictureEncoder, encoder_from_state
+from vision.weights import build_vision, open_clip, read_clip
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CASES: dict[str, Any] = json.loads((GOLDEN / "cases.json").read_text())
+GENERATE: dict[str, dict[str, Any]] = {case["name"]: case for case in CASES["generate"]}
+PICTURES: list[str] = CASES["visual_order"]
+ADAPTERS = tuple(CASES["adapters"])
+
+
+class GoldenModel(NamedTuple):
+    encoder: PictureEncoder
+    decoder: LlamaAdapterDecoder
+
+
+def tensors(name: str) -> dict[str, Tensor]:
+    return load_file(GOLDEN / "data" / f"{name}.safetensors")
+
+
+def pixels(pictures: list[str]) -> Tensor:
+    """The reference's own pixels after resize and crop, uint8 (B, 224, 224, 3)."""
+    files = [GOLDEN / "preprocessed" / f"{Path(picture).stem}.png" for picture in pictures]
+    return torch.from_numpy(np.stack([np.asarray(Image.open(file)) for file in files]))
+
+
+@functools.cache
+def model(
+    adapter: str, *, llama: str = "LLaMA/TINY", dtype: torch.dtype = torch.float32, channel_order: Any = "rgb"
+) -> GoldenModel:
+    opened = open_adapter(GOLDEN / "adapters" / f"{adapter}.pth")
+    separate = GOLDEN / "CLIP/tiny-vit-torchscript.pt"
+    clip = read_clip(opened.clip, name=adapter) if opened.clip else open_clip(separate)
+    vision_config, vision_state = build_vision(
+        opened.visual, name=adapter, clip=clip, visual_heads=4, channel_order=channel_order, dtype=dtype
+    )
+    config, state = decoder_state(llama, adapter=adapter, dtype=dtype)
+    return GoldenModel(encoder_from_state(vision_config, vision_state), decoder_from_state(config, state))
+
+
+def decoder_state(
+    llama: str, *, adapter: str | None, dtype: torch.dtype = torch.float32
+) -> tuple[DecoderConfig, dict[str, Tensor]]:
+    source = (open_huggingface if "HF" in llama else open_meta)(GOLDEN / llama)
+    opened = None if adapter is None else open_adapter(GOLDEN / "adapters" / f"{adapter}.pth")
+    return build_decoder(source, opened, vocab_size=512, dtype=dtype)
+
+
+def causal(length: int) -> Tensor:
+    return torch.ones(1, 1, length, length, dtype=torch.bool).tril()
+
+
+def max_difference(ours: Tensor, golden: Tensor) -> float:
+    return float((ours.detach().float() - golden.float()).abs().max())

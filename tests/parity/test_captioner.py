@@ -1,0 +1,75 @@
+"""The whole way, from picture files and checkpoints to text, against the reference."""
+
+from typing import Any
+
+import pytest
+
+from app import Captioner
+from tests.parity.golden import CASES, GENERATE, GOLDEN
+
+
+def load(adapter: str, **options: Any) -> Captioner:
+    settings = {
+        "llama_dir": str(GOLDEN / "LLaMA"),
+        "llama_type": "TINY",
+        "adapter": str(GOLDEN / f"adapters/{adapter}.pth"),
+        "clip": str(GOLDEN / "CLIP/tiny-vit-torchscript.pt"),
+        "visual_heads": 4,
+        "exif": "ignore",
+    }
+    return Captioner.load(**{**settings, **options})
+
+
+def answer(captioner: Captioner, case: dict[str, Any], *, as_ids: bool) -> list[tuple[list[int], str]]:
+    prompts: list[Any] = [
+        prompt["ids"] if as_ids else (prompt["instruction"], prompt["input"]) for prompt in case["prompts"]
+    ]
+    answers = captioner.generate(
+        [GOLDEN / "images" / image for image in case["images"]], prompts, max_new_tokens=case["max_gen_len"]
+    )
+    return [(list(answer.token_ids), answer.text) for answer in answers]
+
+
+@pytest.mark.parametrize("name", list(GENERATE))
+def test_pictures_and_prompts_give_the_texts_of_the_reference(name: str) -> None:
+    case = GENERATE[name]
+    captioner = load(case["adapter"], context=case["max_seq_len"])
+    expected = list(zip(case["output_ids"], case["output_text"], strict=True))
+    assert answer(captioner, case, as_ids=False) == expected
+    assert answer(captioner, case, as_ids=True) == expected
+
+
+@pytest.mark.parametrize(
+    "llama", [{"llama_type": "TINY-2SHARD"}, {"llama_dir": str(GOLDEN / "LLaMA-HF/TINY"), "llama_type": None}]
+)
+def test_shards_and_hugging_face_folders_give_the_same_texts(llama: dict[str, Any]) -> None:
+    case = GENERATE["lora_b3_mixed"]
+    captioner = load(case["adapter"], batch_size=2, **llama)
+    assert [text for _, text in answer(captioner, case, as_ids=False)] == case["output_text"]
+
+
+def edge_case(name: str) -> Any:
+    return next(case["value"] for case in CASES["edge_cases"] if case["name"] == name)
+
+
+def test_a_row_that_fills_the_window_ends_while_its_neighbour_goes_on() -> None:
+    case = GENERATE["bias_b3_mixed"]
+    captioner = load("BIAS-TINY", context=70)
+    pictures = [GOLDEN / "images" / image for image in case["images"][:2]]
+    prompts = [prompt["instruction"] for prompt in case["prompts"][:2]]
+    answers = captioner.generate(pictures, prompts, max_new_tokens=16)
+    assert [answer.text for answer in answers] == edge_case("full_and_short")
+
+
+def test_the_begin_token_alone_is_a_prompt() -> None:
+    answers = load("BIAS-TINY").generate([GOLDEN / "images/shapes_200x300.jpg"], [[1]], max_new_tokens=4)
+    assert [answer.text for answer in answers] == edge_case("empty_prompt")
+
+
+def test_a_negative_temperature_is_greedy() -> None:
+    case = GENERATE["bias_b1"]
+    picture = GOLDEN / "images" / case["images"][0]
+    answers = load("BIAS-TINY").generate(
+        [picture], case["prompts"][0]["instruction"], temperature=-1.0, max_new_tokens=4
+    )
+    assert [answer.text for answer in answers] == edge_case("negative_temperature")

@@ -1,0 +1,232 @@
+"""The decoder and the engine against the reference: hidden states, logits, token ids, loss and gradients."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from llm.engine.engine import Engine
+from llm.engine.sampling_params import SamplingParams
+from llm.engine.sequence import Request
+from llm.load import decoder_from_state
+from llm.model.llama import LlamaAdapterDecoder
+from llm.model.loss import next_token_loss
+from llm.runtime.backend import CpuBackend
+from llm.runtime.executor import EagerExecutor
+from llm.tokenizer import Tokenizer
+from llm.weights.lora import low_rank_update
+from llm.weights.names import half_split
+from tests.parity.golden import CASES, GENERATE, GOLDEN, causal, decoder_state, max_difference, model, pixels, tensors
+
+LOGITS_ATOL = 1e-4
+TOKENIZER = Tokenizer.load(GOLDEN / "LLaMA/tokenizer.model")
+WITH_STEPS = [name for name, case in GENERATE.items() if case["steps"]]
+
+
+def meta_order(rows: Tensor, *, num_heads: int = 4) -> Tensor:
+    """Undo the half-split order of the last axis of queries or keys."""
+    head_dim = rows.shape[-1] // num_heads
+    return rows.unflatten(-1, (num_heads, 2, head_dim // 2)).transpose(-1, -2).flatten(-3)
+
+
+@pytest.mark.parametrize("adapter", ["BIAS-TINY", "LORA-BIAS-TINY"])
+def test_hidden_states_of_every_layer_equal_the_reference(adapter: str) -> None:
+    golden = tensors(f"hidden_{adapter}")
+    encoder, decoder = model(adapter)
+    seen: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Any:
+        return lambda _module, _inputs, output: seen.update({name: output})
+
+    hooks = [
+        decoder.embedding.register_forward_hook(keep("embedding")),
+        decoder.norm.register_forward_hook(keep("final_norm")),
+    ]
+    for index, layer in enumerate(decoder.layers):
+        hooks.append(layer.register_forward_hook(keep(f"layer_{index}")))
+        hooks.append(
+            layer.attention.out.register_forward_pre_hook(
+                lambda _module, inputs, name=f"layer_{index}.heads": seen.update({name: inputs[0]})
+            )
+        )
+    prefix = decoder.project_prefix(encoder(pixels(["shapes_200x300.jpg"])))
+    tokens = golden["tokens"]
+    hidden = decoder(tokens, torch.arange(61)[None], causal(61), prefix)
+    seen["logits"] = decoder.logits(hidden[:, -1])
+    for hook in hooks:
+        hook.remove()
+    # Keys of the first adapter layer, and its values with the gate taken out again.
+    seen["layer_1.adapter_k"] = meta_order(prefix.k[0].transpose(1, 2).flatten(2))
+    gates = decoder.adapter.gates[0][None, :, None, None]
+    seen["layer_1.adapter_v"] = (prefix.v[0] / gates).transpose(1, 2).flatten(2)
+    compared = set(golden) - {"tokens", "layer_1.adapter_input"}
+    for name in sorted(compared):
+        assert max_difference(seen[name], golden[name]) < LOGITS_ATOL, name
+
+
+def golden_prefix(case: dict[str, Any], decoder: LlamaAdapterDecoder, **options: Any) -> Any:
+    return decoder.project_prefix(model(case["adapter"], **options).encoder(pixels(case["images"])))
+
+
+def logits_along(case: dict[str, Any], **options: Any) -> list[tuple[Tensor, Tensor]]:
+    """Ours and the reference's logits of every model call, fed with the reference's tokens, row by row."""
+    golden = tensors(case["file"].removeprefix("data/").removesuffix(".safetensors"))
+    decoder = model(case["adapter"], **options).decoder
+    prefix = golden_prefix(case, decoder, **options)
+    pairs = []
+    for row, tokens in enumerate(golden["tokens"]):
+        known = int((tokens >= 0).sum())
+        length = min(known, case["first_chunk_len"] + case["steps"] - 1)
+        row_prefix = type(prefix)(prefix.k[:, row : row + 1], prefix.v[:, row : row + 1])
+        hidden = decoder(tokens[None, :length], torch.arange(length)[None], causal(length), row_prefix)
+        ours = decoder.logits(hidden)[0, case["first_chunk_len"] - 1 :]
+        pairs.append((ours, golden["logits"][row, : len(ours)]))
+    return pairs
+
+
+@pytest.mark.parametrize("name", WITH_STEPS)
+def test_logits_of_every_step_equal_the_reference(name: str) -> None:
+    for ours, golden in logits_along(GENERATE[name]):
+        assert max_difference(ours, golden) < LOGITS_ATOL
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float16, 0.14), (torch.bfloat16, 0.5)])
+@pytest.mark.parametrize("name", ["bias_b3_mixed", "lora_b3_mixed"])
+def test_half_precision_logits_stay_near_the_reference(name: str, dtype: torch.dtype, limit: float) -> None:
+    for ours, golden in logits_along(GENERATE[name], dtype=dtype):
+        assert ours.dtype == torch.float32
+        assert max_difference(ours, golden) < limit
+
+
+def generated(case: dict[str, Any], *, num_slots: int, llama: str = "LLaMA/TINY") -> list[list[int]]:
+    """Token ids of every row, through the engine."""
+    import dataclasses
+
+    config, state = decoder_state(llama, adapter=case["adapter"])
+    config = dataclasses.replace(config, context=case["max_seq_len"])
+    executor = EagerExecutor(decoder_from_state(config, state), backend=CpuBackend(), num_slots=num_slots)
+    engine = Engine(executor, eos_id=TOKENIZER.eos_id)
+    prefixes = engine.project_prefix(model(case["adapter"]).encoder(pixels(case["images"])))
+    for row, (prompt, prefix) in enumerate(zip(case["prompts"], prefixes, strict=True)):
+        engine.submit(
+            Request(
+                id=row,
+                prompt_ids=tuple(prompt["ids"]),
+                prefix=prefix,
+                sampling=SamplingParams(max_new_tokens=case["max_gen_len"]),
+            )
+        )
+    rows: list[list[int]] = [[] for _ in case["prompts"]]
+    while engine.num_unfinished:
+        for output in engine.step():
+            if output.token_id is not None:
+                rows[output.request_id].append(output.token_id)
+    return rows
+
+
+@pytest.mark.parametrize("num_slots", [1, 4])
+@pytest.mark.parametrize("name", list(GENERATE))
+def test_generated_ids_and_texts_equal_the_reference(name: str, num_slots: int) -> None:
+    case = GENERATE[name]
+    rows = generated(case, num_slots=num_slots)
+    assert rows == case["output_ids"]
+    assert [TOKENIZER.decode(row) for row in rows] == case["output_text"]
+
+
+@pytest.mark.parametrize("llama", ["LLaMA/TINY-2SHARD", "LLaMA-HF/TINY"])
+@pytest.mark.parametrize("name", ["bias_b3_mixed", "lora_b3_mixed", "caption_b3_mixed"])
+def test_shards_and_hugging_face_folders_give_the_same_ids(name: str, llama: str) -> None:
+    assert generated(GENERATE[name], num_slots=3, llama=llama) == GENERATE[name]["output_ids"]
+
+
+def test_llama_alone_equals_the_reference() -> None:
+    golden = tensors("plain_llama")
+    decoder = decoder_from_state(*decoder_state("LLaMA/TINY", adapter=None))
+    tokens = golden["tokens"]
+    length = tokens.shape[1]
+    prefix = decoder.project_prefix(torch.zeros(len(tokens), 0, 64))
+    hidden = decoder(tokens, torch.arange(length)[None], causal(length), prefix)
+    assert max_difference(decoder.logits(hidden[:, -1]), golden["logits_last"]) < LOGITS_ATOL
+
+
+def test_llama_alone_equals_hugging_face_transformers() -> None:
+    transformers = pytest.importorskip("transformers", reason="a package of the dev extra")
+    theirs = transformers.LlamaForCausalLM.from_pretrained(GOLDEN / "LLaMA-HF/TINY", dtype=torch.float32).eval()
+    config, state = decoder_state("LLaMA-HF/TINY", adapter="BIAS-TINY")
+    state["adapter.gates"].zero_()
+    plain = decoder_state("LLaMA-HF/TINY", adapter=None)[1]
+    # The adapter brings biases and norms of its own: without them, closed gates leave the base model.
+    state.update({key: value for key, value in plain.items() if not key.startswith("adapter.")})
+    ours = decoder_from_state(config, state)
+    tokens = torch.tensor([GENERATE["bias_b1"]["prompts"][0]["ids"]])
+    length = tokens.shape[1]
+    prefix = ours.project_prefix(torch.randn(1, 10, 64, generator=torch.Generator().manual_seed(0)))
+    logits = ours.logits(ours(tokens, torch.arange(length)[None], causal(length), prefix))
+    with torch.no_grad():
+        assert max_difference(logits, theirs(tokens).logits) < LOGITS_ATOL
+
+
+@pytest.mark.parametrize("adapter", ["BIAS-TINY", "LORA-BIAS-TINY"])
+def test_loss_and_gradients_equal_the_reference(adapter: str) -> None:
+    golden = tensors(f"loss_{adapter}")
+    case = next(case for case in CASES["loss"] if case["name"] == adapter)
+    encoder, decoder = model(adapter)
+    for half in (encoder, decoder):
+        half.requires_grad_(True)
+        half.zero_grad()
+    try:
+        prefix = decoder.project_prefix(encoder(pixels(case["images"])))
+        tokens, labels = golden["tokens"], golden["labels"]
+        length = tokens.shape[1]
+        logits = decoder.logits(decoder(tokens, torch.arange(length)[None], causal(length), prefix))
+        loss = next_token_loss(logits, labels)
+        loss.backward()
+    finally:
+        for half in (encoder, decoder):
+            half.requires_grad_(False)
+    assert float(loss.detach()) == pytest.approx(float(golden["loss"]), rel=1e-5)
+    assert float(next_token_loss(logits.detach(), torch.zeros_like(labels))) == float(golden["loss_labels_all_zero"])
+    if "logits_row0" in golden:
+        assert max_difference(logits[0], golden["logits_row0"]) < LOGITS_ATOL
+    gradients = reference_gradients(adapter, encoder, decoder)
+    compared = [name.removeprefix("grad/") for name in golden if name.startswith("grad/")]
+    assert len(compared) >= 10
+    for name in compared:
+        expected = golden[f"grad/{name}"]
+        limit = 1e-3 * float(expected.abs().max())
+        assert max_difference(gradients[name].reshape(expected.shape), expected) <= limit, name
+
+
+def reference_gradients(adapter: str, encoder: Any, decoder: Any) -> dict[str, Tensor]:
+    """Our gradients under the reference's names: rows back in Meta's order, folded and merged things unfolded."""
+    from llm.weights.adapter import open_adapter
+
+    source = open_adapter(GOLDEN / "adapters" / f"{adapter}.pth").llama
+    to_meta = half_split(torch.arange(64)[:, None], 4)[:, 0].argsort()
+    found = {
+        "adapter_query.weight": decoder.adapter.queries.grad.flatten(0, 1),
+        "visual_query.weight": encoder.query.queries.grad,
+        "clip_proj_norm.weight": encoder.query.input_norm.weight.grad,
+        "visual_proj.bias": encoder.query.output_projection.bias.grad,
+        "llama.norm.weight": decoder.norm.weight.grad,
+    }
+    for index, layer in enumerate(decoder.layers):
+        name = f"llama.layers.{index}."
+        found[f"{name}feed_forward.w2.bias"] = layer.feed_forward.down.bias.grad
+        found[f"{name}ffn_norm.weight"] = layer.feed_forward_norm.weight.grad
+        found[f"{name}attention.wq.bias"] = layer.attention.qkv.bias.grad[:64][to_meta]
+        if index < decoder.config.first_adapter_layer:
+            continue
+        gate = source[f"layers.{index}.attention.gate"].float().flatten()
+        new_gate = source.get(f"layers.{index}.attention.new_gate", torch.ones(1)).float()
+        folded = decoder.adapter.gates.grad[index - decoder.config.first_adapter_layer]
+        found[f"{name}attention.gate"] = folded * new_gate.flatten() * (1 - gate.tanh() ** 2)
+        found[f"{name}attention.new_gate"] = (folded * gate.tanh()).sum()
+        l1, l2 = (source.get(f"layers.{index}.attention.lora_wk_l{half}.weight") for half in (1, 2))
+        if l1 is not None and l2 is not None:
+            assert low_rank_update(l1, l2).shape == (64, 64)
+            merged = layer.attention.qkv.weight.grad[64:128][to_meta]
+            found[f"{name}attention.lora_wk_l2.weight"] = merged @ l1.float().T
+            found[f"{name}attention.lora_wk_l1.weight"] = l2.float().T @ merged
+    return found

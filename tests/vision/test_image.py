@@ -1,0 +1,429 @@
+"""Reading pictures: every good file is decoded as it is meant, every bad one becomes a `PictureError` with its code."""
+
+import hashlib
+import os
+import pickle
+import random
+import struct
+import zlib
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image, ImageFile
+
+from vision.errors import PICTURE_ERROR_CODES, PictureError
+from vision.formats import PICTURE_FORMATS, PICTURE_SUFFIXES, shown_name
+from vision.image import DEFAULT_MAX_PIXELS, load_picture
+from vision.preprocess import preprocess
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
+    buffer = BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def asymmetric(width: int = 31, height: int = 17) -> Image.Image:
+    """A picture that looks different in each of the eight orientations."""
+    rows, columns = np.mgrid[0:height, 0:width]
+    return Image.fromarray(
+        np.stack([rows * 8 % 256, columns * 8 % 256, rows * columns // 2 % 256], axis=-1).astype(np.uint8)
+    )
+
+
+def refusal(source: Any, **options: Any) -> PictureError:
+    with pytest.raises(PictureError) as caught:
+        load_picture(source, **options)
+    assert caught.value.code in PICTURE_ERROR_CODES
+    assert caught.value.message == str(caught.value)
+    assert caught.value.message.isprintable()
+    return caught.value
+
+
+def outcome(data: bytes, **options: Any) -> NDArray[np.uint8] | PictureError:
+    """What becomes of a file that may be damaged; any other exception passes through and fails the test."""
+    try:
+        return preprocess(load_picture(data, **options).image)
+    except PictureError as error:
+        return error
+
+
+def png_claiming(width: int, height: int) -> bytes:
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
+    )
+
+
+# Good pictures
+
+
+@pytest.mark.parametrize("make_source", [str, Path, Path.read_bytes, os.fsencode], ids=["str", "Path", "bytes", "fs"])
+def test_a_file_gives_its_pixels_and_the_digest_of_its_bytes(make_source: Callable[[Path], Any]) -> None:
+    path = GOLDEN / "images" / "gradient_640x360.png"
+    source = make_source(path)
+    if make_source is os.fsencode:  # a path object may give bytes; bytes alone are a file's content
+        source = type("BytesPath", (), {"__fspath__": lambda self: os.fsencode(path)})()
+    loaded = load_picture(source)
+    assert loaded.digest == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert (loaded.width, loaded.height) == loaded.image.size == (640, 360)
+    assert np.array_equal(np.asarray(loaded.image), np.asarray(Image.open(path)))
+
+
+@pytest.mark.parametrize("kind", PICTURE_FORMATS)
+def test_every_listed_format_is_read(kind: str) -> None:
+    options = {"lossless": True} if kind == "WEBP" else {}
+    loaded = load_picture(encoded(asymmetric(), kind, **options))
+    assert loaded.image.size == (31, 17)
+    difference = np.asarray(loaded.image.convert("RGB")).astype(int) - np.asarray(asymmetric())
+    if kind not in ("JPEG", "AVIF", "GIF"):
+        assert not difference.any()
+    else:
+        assert np.abs(difference).mean() < 40
+
+
+def test_a_wrong_suffix_does_not_matter(tmp_path: Path) -> None:
+    path = tmp_path / "really_a_png.jpg.txt"
+    path.write_bytes(encoded(asymmetric(), "PNG"))
+    assert load_picture(path).image.size == (31, 17)
+
+
+def test_names_that_are_not_utf8_are_opened_and_shown(tmp_path: Path) -> None:
+    directory = os.fsencode(tmp_path)
+    raw = directory + b"/caf\xe9\n.png"
+    try:
+        with open(raw, "wb") as file:
+            file.write(encoded(asymmetric(), "PNG"))
+    except OSError:
+        pytest.skip("this file system takes no such names")
+    assert load_picture(os.fsdecode(raw)).image.size == (31, 17)
+    assert r"caf\xe9\n-" in refusal(os.fsdecode(raw[:-4] + b"-")).message
+
+
+def test_of_an_animation_the_first_frame_is_taken() -> None:
+    frames = [Image.new("RGB", (12, 8), colour) for colour in ("red", "lime", "blue")]
+    for kind in ("GIF", "PNG", "WEBP"):
+        options = {"lossless": True} if kind == "WEBP" else {}
+        data = encoded(frames[0], kind, save_all=True, append_images=frames[1:], **options)
+        assert load_picture(data).image.convert("RGB").getpixel((5, 5)) == (255, 0, 0)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_exif_orientation_is_applied_or_ignored_as_asked(kind: str, orientation: int) -> None:
+    upright = np.asarray(asymmetric())
+    undo = {
+        1: lambda a: a,
+        2: lambda a: a[:, ::-1],
+        3: lambda a: a[::-1, ::-1],
+        4: lambda a: a[::-1],
+        5: lambda a: a.transpose(1, 0, 2),
+        6: lambda a: np.rot90(a, 1),  # stored turned left, to be shown turned right
+        7: lambda a: np.rot90(a, 2).transpose(1, 0, 2),
+        8: lambda a: np.rot90(a, -1),
+    }
+    stored = Image.fromarray(np.ascontiguousarray(undo[orientation](upright)))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options: dict[str, dict[str, Any]] = {"JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True}}
+    data = encoded(stored, kind, exif=exif, **options.get(kind, {}))
+    as_stored, as_meant = load_picture(data, orientation="ignore"), load_picture(data)
+    assert as_stored.image.size == stored.size
+    assert as_meant.image.size == (as_meant.width, as_meant.height) == (31, 17)
+    tolerance = 12 if kind == "JPEG" else 0
+    assert np.abs(np.asarray(as_stored.image).astype(int) - np.asarray(stored)).max() <= tolerance
+    assert np.abs(np.asarray(as_meant.image).astype(int) - upright).max() <= tolerance
+    assert as_stored.digest == as_meant.digest
+
+
+@pytest.mark.parametrize("value", [0, 9, 65535])
+def test_an_unknown_orientation_leaves_the_picture_as_stored(value: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = value
+    loaded = load_picture(encoded(asymmetric(), "PNG", exif=exif))
+    assert np.array_equal(np.asarray(loaded.image), np.asarray(asymmetric()))
+
+
+def test_damaged_metadata_does_not_cost_the_picture() -> None:
+    for junk in (
+        b"Exif\0\0junk",
+        b"Exif\0\0II*\0\xff\xff\xff\x7f",
+        b"Exif\0\0MM\0*\0\0\0\x08\xff\xff" + b"\1\x12" * 40,
+    ):
+        assert load_picture(encoded(asymmetric(), "PNG", exif=junk)).image.size == (31, 17)
+
+
+def test_pil_images_are_taken_as_they_are_with_a_digest_of_their_pixels() -> None:
+    image = asymmetric()
+    digest = load_picture(image).digest
+    assert load_picture(image.copy()).digest == digest
+    changed = image.copy()
+    changed.putpixel((3, 3), (1, 2, 3))
+    reshaped = Image.frombytes("RGB", (17, 31), image.tobytes())
+    palette = image.quantize(8)
+    repainted = palette.copy()
+    repainted.putpalette([255 - value for value in palette.getpalette() or []])
+    digests = [load_picture(other).digest for other in (image, changed, reshaped, palette, repainted)]
+    assert len(set(digests)) == len(digests)
+
+
+def test_a_pil_image_opened_from_a_file_is_turned_upright_too() -> None:
+    with Image.open(GOLDEN / "images" / "exif6_160x120.jpg") as image:
+        assert load_picture(image).image.size == (120, 160)
+    with Image.open(GOLDEN / "images" / "exif6_160x120.jpg") as image:
+        assert load_picture(image, orientation="ignore").image.size == (160, 120)
+
+
+# Bad files
+
+
+def test_a_path_without_file_is_missing(tmp_path: Path) -> None:
+    file = tmp_path / "file.png"
+    file.write_bytes(b"x")
+    dangling = tmp_path / "link.png"
+    dangling.symlink_to(tmp_path / "gone.png")
+    names = ["", tmp_path / "none.png", file / "below.png", dangling, "null\0character", "n" * 5000, "lone \ud800"]
+    for name in names:
+        assert refusal(name).code == "missing"
+
+
+def test_a_circle_of_links_is_unreadable(tmp_path: Path) -> None:
+    (tmp_path / "a.png").symlink_to(tmp_path / "b.png")
+    (tmp_path / "b.png").symlink_to(tmp_path / "a.png")
+    assert refusal(tmp_path / "a.png").code == "unreadable"
+
+
+def test_folders_pipes_and_devices_are_not_files_and_nothing_waits_for_them(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.png"
+    os.mkfifo(pipe)
+    for path in (tmp_path, pipe, "/dev/zero", "/dev/tty"):
+        if Path(path).exists():
+            assert refusal(path).code == "not_a_file"
+
+
+def test_a_pipe_put_in_place_of_a_file_after_the_check_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe, file = tmp_path / "pipe.png", tmp_path / "file.png"
+    os.mkfifo(pipe)
+    file.write_bytes(b"x")
+    monkeypatch.setattr(os, "stat", lambda path, real=os.stat: real(file))
+    assert refusal(pipe).code == "not_a_file"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")
+def test_a_file_without_permission_is_unreadable(tmp_path: Path) -> None:
+    path = tmp_path / "secret.png"
+    path.write_bytes(encoded(asymmetric(), "PNG"))
+    path.chmod(0)
+    assert refusal(path).code == "unreadable"
+
+
+def test_what_the_system_refuses_is_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "picture.png"
+    path.write_bytes(encoded(asymmetric(), "PNG"))
+    for error in (PermissionError(13, "Permission denied"), OSError(5, "Input/output error")):
+
+        def refuse(*args: Any, error: OSError = error) -> int:
+            raise error
+
+        monkeypatch.setattr(os, "open", refuse)
+        assert refusal(path).code == "unreadable"
+
+
+def test_zero_bytes_are_empty(tmp_path: Path) -> None:
+    (tmp_path / "empty.png").touch()
+    assert refusal(tmp_path / "empty.png").code == "empty"
+    assert refusal(b"").code == "empty"
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "word"),
+    [
+        (b"hello, I am a text\n", "not_a_picture", "none that is known"),
+        (b"P", "not_a_picture", "none that is known"),
+        (b"BMW is a maker of cars", "not_a_picture", "none that is known"),
+        (b"P6 is not only a format", "not_a_picture", "none that is known"),
+        (bytes(1000), "not_a_picture", "none that is known"),
+        (b"RIFF\x10\0\0\0WAVEfmt ", "not_a_picture", "none that is known"),
+        (b"\n<!DOCTYPE html><html><body>404</body></html>", "not_a_picture", "web page"),
+        (b"<?xml version='1.0'?><svg xmlns='http://www.w3.org/2000/svg'/>", "unsupported", "SVG"),
+        (b"%PDF-1.7\n", "unsupported", "PDF"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "unsupported", "PostScript"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "unsupported", "HEIC"),
+        (b"\0\0\0\x18ftypisom\0\0\2\0isomiso2", "unsupported", "video"),
+        (b"\0\0\1\0\1\0\x10\x10\0\0\1\0 \0h\4\0\0", "unsupported", "icon"),
+        (b"\x89PNG\r\n\x1a\n", "truncated", "PNG"),
+        (b"\xff\xd8\xff", "truncated", "JPEG"),
+        (b"GIF89a", "truncated", "GIF"),
+        (b"RIFF\x10", "truncated", "WEBP"),
+    ],
+)
+def test_other_bytes_are_told_apart(data: bytes, code: str, word: str) -> None:
+    error = refusal(data)
+    assert (error.code, word in error.message) == (code, True)
+
+
+def test_things_that_are_no_source_are_unsupported() -> None:
+    for source in (None, 5, ["a.png"], object()):
+        assert refusal(source).code == "unsupported"
+
+
+def test_a_picture_without_pixels_is_unsupported() -> None:
+    assert refusal(Image.new("RGB", (0, 7))).code == "unsupported"
+
+
+@pytest.mark.parametrize("kind", PICTURE_FORMATS)
+def test_cut_off_files_are_refused_or_complete(kind: str) -> None:
+    data = encoded(asymmetric(64, 48), kind)
+    whole, refused = preprocess(load_picture(data).image), 0
+    for length in sorted({*range(1, len(data), max(1, len(data) // 40)), len(data) - 1}):
+        result = outcome(data[:length])
+        if isinstance(result, PictureError):
+            refused += 1
+            assert result.code in ("truncated", "not_a_picture")
+        else:  # only what comes after the pixels was lost
+            assert np.array_equal(result, whole)
+    assert refused >= 25
+    assert refusal(data[: len(data) // 2]).code == "truncated"
+
+
+def test_truncated_pictures_stay_refused_when_given_as_pil_images() -> None:
+    data = (GOLDEN / "images" / "shapes_200x300.jpg").read_bytes()
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is False
+    assert refusal(Image.open(BytesIO(data[: len(data) // 2]))).code == "truncated"
+
+
+# Bombs
+
+
+@pytest.mark.parametrize(("width", "height"), [(60000, 60000), (20000, 8000), (2**31 - 1, 1), (1, 200_000_000)])
+def test_a_header_claiming_too_many_pixels_is_refused_before_decoding(
+    width: int, height: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode(image: Image.Image) -> None:
+        raise AssertionError("decoding began")
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", decode)
+    assert width * height > DEFAULT_MAX_PIXELS
+    assert refusal(png_claiming(width, height)).code == "too_large"
+
+
+def test_the_pixel_limit_counts_what_it_says(tmp_path: Path) -> None:
+    image = asymmetric(20, 10)
+    for source in (image, encoded(image, "PNG")):
+        assert load_picture(source, max_pixels=200).width == 20
+        assert refusal(source, max_pixels=199).code == "too_large"
+
+
+def test_the_byte_limit_is_compared_with_the_disk_before_reading(tmp_path: Path) -> None:
+    path = tmp_path / "huge.png"
+    with open(path, "wb") as file:
+        file.truncate(2**40)  # a hole: takes no room, but reading it would never end
+    assert refusal(path).code == "too_large"
+    data = encoded(asymmetric(), "PNG")
+    path.write_bytes(data)
+    for source in (path, data):
+        assert load_picture(source, max_bytes=len(data)).width == 31
+        assert refusal(source, max_bytes=len(data) - 1).code == "too_large"
+
+
+@pytest.mark.skipif(not Path("/proc/version").exists(), reason="needs a file that cannot tell its size")
+def test_a_file_that_cannot_tell_its_size_is_still_read_and_limited() -> None:
+    assert refusal("/proc/version").code == "not_a_picture"
+    assert refusal("/proc/version", max_bytes=10).code == "too_large"
+
+
+def test_a_frame_larger_than_the_screen_of_its_gif_counts_in_full() -> None:
+    data = bytearray(encoded(Image.new("P", (10, 10)), "GIF"))
+    frame = data.index(b",")
+    data[frame + 5 : frame + 9] = struct.pack("<HH", 65535, 65535)
+    assert refusal(bytes(data)).code == "too_large"
+
+
+def test_running_out_of_memory_is_the_pictures_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhaust(image: Image.Image) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", exhaust)
+    assert refusal(encoded(asymmetric(), "PNG")).code == "too_large"
+
+
+# Damage
+
+
+@pytest.mark.filterwarnings("ignore:::PIL")
+@pytest.mark.parametrize("kind", PICTURE_FORMATS)
+def test_damaged_files_give_a_picture_or_a_picture_error_and_nothing_else(kind: str) -> None:
+    chance = random.Random(f"damage {kind}")
+    sources = [
+        encoded(asymmetric(40, 30), kind),
+        encoded(asymmetric(40, 30).convert("L"), kind),
+    ]
+    if kind == "TIFF":
+        sources += [encoded(asymmetric(40, 30), kind, compression=name) for name in ("jpeg", "tiff_lzw", "packbits")]
+    if kind in ("GIF", "PNG", "WEBP"):
+        sources.append(encoded(asymmetric(40, 30), kind, save_all=True, append_images=[asymmetric(40, 30).rotate(9)]))
+    if kind == "JPEG":
+        sources.append(encoded(asymmetric(40, 30), kind, progressive=True))
+    for _ in range(150):
+        data = bytearray(chance.choice(sources))
+        for _ in range(chance.choice([1, 1, 2, 5, 20])):
+            # Most faults lie in the first bytes, where the structure is.
+            place = min(int(len(data) * chance.random() ** chance.choice([1, 3, 6])), len(data) - 1)
+            match chance.randrange(4):
+                case 0:
+                    data[place] ^= 1 << chance.randrange(8)
+                case 1:
+                    data[place] = chance.choice([0, 0x7F, 0x80, 0xFF])
+                case 2:
+                    data[place : place + chance.randrange(1, 9)] = chance.randbytes(chance.randrange(9))
+                case 3:
+                    del data[place + chance.randrange(1, 200) :]
+        result = outcome(bytes(data), max_pixels=4_000_000)
+        if isinstance(result, PictureError):
+            assert result.message.isprintable()
+            assert len(result.message) < 500
+        else:
+            assert result.shape == (224, 224, 3)
+
+
+# The rest of the promise
+
+
+def test_an_error_survives_pickling() -> None:
+    error = pickle.loads(pickle.dumps(PictureError("empty", "Wanted a picture.")))
+    assert (error.code, error.message, str(error)) == ("empty", "Wanted a picture.", "Wanted a picture.")
+
+
+def test_an_unknown_orientation_rule_is_the_callers_mistake() -> None:
+    with pytest.raises(ValueError, match="upright or ignore"):
+        load_picture(asymmetric(), orientation="sideways")  # type: ignore[arg-type]
+
+
+def test_suffixes_are_of_formats_that_are_read() -> None:
+    Image.init()
+    assert {Image.EXTENSION[suffix] for suffix in PICTURE_SUFFIXES} <= {*PICTURE_FORMATS, "MPO"}
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("plain.png", "plain.png"),
+        ("été 图.png", "été 图.png"),
+        (b"\xff.png", r"\xff.png"),
+        ("a\x1b[31m\n", r"a\x1b[31m\n"),
+    ],
+)
+def test_names_are_shown_without_control_characters(name: str | bytes, shown: str) -> None:
+    assert shown_name(name) == shown

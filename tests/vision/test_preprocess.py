@@ -1,0 +1,245 @@
+"""Resizing and cropping: CLIP's own pixels on everything CLIP can read, and sane ones on the rest."""
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors.numpy import load_file
+
+from vision.errors import PictureError
+from vision.image import load_picture
+from vision.preprocess import MAX_ASPECT_RESIZED_WHOLE, preprocess
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+PICTURES = sorted(path.name for path in (GOLDEN / "images").iterdir())
+MEAN = np.array([0.48145466, 0.4578275, 0.40821073], dtype=np.float32)
+STD = np.array([0.26862954, 0.26130258, 0.27577711], dtype=np.float32)
+
+
+def noise(width: int, height: int, *, seed: int = 0) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def smooth(width: int, height: int) -> Image.Image:
+    rows, columns = np.mgrid[0:height, 0:width]
+    channels = [255 * rows / height, 255 * columns / width, 127 + 127 * np.sin(8 * (rows / height + columns / width))]
+    return Image.fromarray(np.stack(channels, axis=-1).astype(np.uint8))
+
+
+def clip_transform(image: Image.Image, size: int = 224) -> NDArray[np.uint8]:
+    """CLIP's Resize, CenterCrop and RGB, as its description reads."""
+    width, height = image.size
+    if min(width, height) != size:
+        new = (size, int(size * height / width)) if width <= height else (int(size * width / height), size)
+        image = image.resize(new, Image.Resampling.BICUBIC)
+    left, top = round((image.width - size) / 2.0), round((image.height - size) / 2.0)
+    return np.asarray(image.crop((left, top, left + size, top + size)).convert("RGB"))
+
+
+def largest_difference(one: NDArray[Any], other: NDArray[Any]) -> int:
+    return int(np.abs(one.astype(int) - other.astype(int)).max())
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pixels_equal_the_golden_ones(name: str) -> None:
+    pixels = preprocess(load_picture(GOLDEN / "images" / name, orientation="ignore").image)
+    expected = np.asarray(Image.open(GOLDEN / "preprocessed" / f"{Path(name).stem}.png").convert("RGB"))
+    tolerance = 2 if name.endswith(".jpg") else 0  # JPEG decoders may differ by a level or two
+    assert largest_difference(pixels, expected) <= tolerance
+
+
+@pytest.mark.parametrize("name", [name for name in PICTURES if name.endswith(".png")])
+def test_normalised_corner_equals_the_golden_one(name: str) -> None:
+    corners = load_file(GOLDEN / "data" / "preprocess.safetensors")
+    pixels = preprocess(load_picture(GOLDEN / "images" / name, orientation="ignore").image)
+    normalised = ((pixels / np.float32(255) - MEAN) / STD).transpose(2, 0, 1)[:, :8, :8]
+    np.testing.assert_allclose(normalised, corners[f"corner/{name}"], atol=1e-6, rtol=0)
+
+
+def test_result_is_contiguous_rgb_bytes_of_its_own() -> None:
+    image = Image.new("RGB", (224, 224), (10, 20, 30))
+    pixels = preprocess(image)
+    assert pixels.dtype == np.uint8
+    assert pixels.shape == (224, 224, 3)
+    assert pixels.flags.c_contiguous
+    assert tuple(pixels[100, 100]) == (10, 20, 30)
+    pixels[:] = 0
+    assert image.getpixel((100, 100)) == (10, 20, 30)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 60), (223, 224), (224, 225), (225, 224), (224, 700), (447, 225)])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "1", "CMYK", "YCbCr", "HSV"])
+def test_pixels_equal_clips_transform_in_every_mode(size: tuple[int, int], mode: str) -> None:
+    image = noise(*size)
+    if mode in ("RGBA", "LA"):
+        image.putalpha(noise(*size, seed=1).convert("L"))
+    image = image.quantize(16) if mode == "P" else image.convert(mode)
+    assert np.array_equal(preprocess(image), clip_transform(image))
+
+
+def test_pixels_equal_clips_transform_on_many_sizes() -> None:
+    chance = np.random.default_rng(5)
+    for _ in range(40):
+        width, height = (int(side) for side in chance.integers(1, 700, 2))
+        if max(width, height) <= min(width, height) * MAX_ASPECT_RESIZED_WHOLE:
+            image = noise(width, height)
+            assert np.array_equal(preprocess(image), clip_transform(image)), (width, height)
+
+
+def test_another_size_can_be_asked_for() -> None:
+    image = noise(90, 61)
+    assert np.array_equal(preprocess(image, size=32), clip_transform(image, 32))
+
+
+@pytest.mark.filterwarnings("ignore:Palette images with Transparency")
+def test_transparent_palette_and_grey_pictures_keep_their_colours() -> None:
+    palette = smooth(60, 60).quantize(8)
+    grey = smooth(60, 60).convert("L")
+    for image, transparency in ((palette, 3), (palette, bytes(range(8))), (grey, 7)):
+        expected = preprocess(image)
+        image = image.copy()
+        image.info["transparency"] = transparency
+        assert np.array_equal(preprocess(image), expected)
+
+
+@pytest.mark.parametrize(("premultiplied", "plain"), [("RGBa", "RGBA"), ("La", "LA"), ("PA", "RGBA")])
+def test_rare_modes_with_alpha_are_read_through_their_everyday_ones(premultiplied: str, plain: str) -> None:
+    image = smooth(50, 40).convert("L" if plain == "LA" else "RGB")
+    image.putalpha(200)
+    image = (smooth(50, 40).quantize(8) if premultiplied == "PA" else image).convert(premultiplied)
+    assert np.array_equal(preprocess(image), clip_transform(image.convert(plain)))
+
+
+def test_lab_pictures_are_converted() -> None:
+    lab = Image.new("LAB", (30, 30), (255, 128, 128))
+    assert preprocess(lab).min() > 240
+
+
+# More than eight bits
+
+
+def sixteen_bit_gradient() -> NDArray[np.uint16]:
+    return np.broadcast_to(np.arange(224, dtype=np.uint16) * 290, (224, 224)).copy()
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I;16B", "I"])
+def test_sixteen_bit_grey_keeps_its_high_byte(mode: str) -> None:
+    values = sixteen_bit_gradient()
+    if mode == "I":
+        image = Image.fromarray(values.astype(np.int32))
+    else:
+        stored = values.astype(">u2") if mode == "I;16B" else values
+        image = Image.frombytes(mode, (224, 224), stored.tobytes())
+    assert image.mode == mode
+    pixels = preprocess(image)
+    assert np.array_equal(pixels, np.repeat((values >> 8)[..., None], 3, axis=-1))
+    assert pixels.max() > 245
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
+def test_sixteen_bit_files_are_not_clipped_to_white(suffix: str, tmp_path: Path) -> None:
+    values = sixteen_bit_gradient()
+    path = tmp_path / f"grey.{suffix}"
+    if suffix == "pgm":
+        path.write_bytes(b"P5 224 224 65535\n" + values.astype(">u2").tobytes())
+    else:
+        Image.fromarray(values).save(path)
+    assert np.array_equal(preprocess(load_picture(path).image)[:, :, 0], values >> 8)
+
+
+def test_integers_that_fit_eight_bits_stay() -> None:
+    values = np.broadcast_to(np.arange(224, dtype=np.int32), (224, 224)).copy()
+    assert np.array_equal(preprocess(Image.fromarray(values))[:, :, 1], values)
+
+
+@pytest.mark.parametrize("top", [1.0, 255.0])
+def test_floats_are_read_as_fractions_or_as_levels(top: float) -> None:
+    values = np.broadcast_to(np.linspace(0, top, 224, dtype=np.float32), (224, 224)).copy()
+    pixels = preprocess(Image.fromarray(values))
+    assert np.array_equal(pixels[:, :, 2], np.rint(values * (255 / top)).astype(np.uint8))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.full((9, 9), -1, np.int32),
+        np.full((9, 9), 70000, np.int32),
+        np.full((9, 9), -0.5, np.float32),
+        np.full((9, 9), 256.5, np.float32),
+        np.full((9, 9), np.nan, np.float32),
+        np.full((9, 9), np.inf, np.float32),
+    ],
+)
+def test_values_without_a_known_range_are_unsupported(values: NDArray[Any]) -> None:
+    with pytest.raises(PictureError) as caught:
+        preprocess(Image.fromarray(values))
+    assert caught.value.code == "unsupported"
+    assert "8 bits" in caught.value.message
+
+
+# Extreme shapes
+
+
+@pytest.mark.parametrize("size", [(9, 9 * 64 + 1), (9 * 64 + 1, 9), (10, 2000), (228, 15000), (15000, 226)])
+def test_beyond_the_ratio_the_picture_is_the_same_up_to_rounding(size: tuple[int, int]) -> None:
+    for image in (smooth(*size), smooth(*size).convert("L")):
+        assert largest_difference(preprocess(image), clip_transform(image)) <= 2
+
+
+def test_the_rule_changes_behind_the_ratio_not_at_it() -> None:
+    image = noise(7, 7 * MAX_ASPECT_RESIZED_WHOLE)
+    assert np.array_equal(preprocess(image), clip_transform(image))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "1", "L", "I;16"])
+@pytest.mark.parametrize("upright", [True, False])
+def test_a_line_of_pixels_shows_its_middle_without_being_blown_up(
+    mode: str, upright: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    largest = 0
+    resize = Image.Image.resize
+
+    def watched(image: Image.Image, size: tuple[int, int], *args: Any, **options: Any) -> Image.Image:
+        nonlocal largest
+        largest = max(largest, size[0] * size[1])
+        return resize(image, size, *args, **options)
+
+    monkeypatch.setattr(Image.Image, "resize", watched)
+    length = 2_000_001
+    image = Image.new(mode, (1, length) if upright else (length, 1))
+    if mode == "P":
+        image.putpalette([level for level in range(256) for _ in "RGB"])
+    white: dict[str, Any] = {"RGB": (255,) * 3, "RGBA": (255,) * 4, "I;16": 65535}
+    middle = (0, length // 2) if upright else (length // 2, 0)
+    image.putpixel(middle, white.get(mode, 255))
+    pixels = preprocess(image)
+    assert largest == 224 * 224
+    assert pixels[112, 112].min() > 200  # the one white pixel of the line fills the crop
+
+
+# Failures
+
+
+def test_an_undecodable_picture_is_truncated() -> None:
+    data = (GOLDEN / "images" / "shapes_200x300.jpg").read_bytes()
+    with pytest.raises(PictureError) as caught:
+        preprocess(Image.open(BytesIO(data[:3000])))
+    assert caught.value.code == "truncated"
+
+
+def test_no_pixels_and_no_memory_are_picture_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PictureError) as caught:
+        preprocess(Image.new("RGB", (0, 5)))
+    assert caught.value.code == "unsupported"
+
+    def exhaust(*args: Any, **options: Any) -> Image.Image:
+        raise MemoryError
+
+    monkeypatch.setattr(Image.Image, "resize", exhaust)
+    with pytest.raises(PictureError) as caught:
+        preprocess(noise(10, 10))
+    assert caught.value.code == "too_large"

@@ -1,0 +1,265 @@
+"""CLIP in all its forms and the visual part of adapters: one model whatever the form, and what is wrong is told."""
+
+import json
+import shutil
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vision.encoder import PictureEncoder
+from vision.weights import ClipSource, VisionCheckpointError, build_vision, open_clip, read_clip
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+ARCHIVE = GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"
+VISUAL = ("visual_blocks.", "clip_proj", "visual_proj", "visual_query.")
+CLIP = open_clip(ARCHIVE)
+
+
+def tensors_of(adapter: str) -> dict[str, Tensor]:
+    with torch.serialization.safe_globals([Namespace]):
+        content = torch.load(GOLDEN / "adapters" / f"{adapter}.pth", weights_only=True)
+    return dict(content["model"])
+
+
+def visual_of(adapter: str) -> dict[str, Tensor]:
+    return {key: tensor for key, tensor in tensors_of(adapter).items() if key.startswith(VISUAL)}
+
+
+@pytest.fixture(scope="module")
+def openai() -> dict[str, Tensor]:
+    """The golden CLIP as a plain state dict, as it circulates too; read without `vision.weights`."""
+    with pytest.warns(DeprecationWarning, match="torch.jit.load"):
+        module = torch.jit.load(str(ARCHIVE), map_location="cpu")  # type: ignore[no-untyped-call]
+    return {key: tensor.detach().clone() for key, tensor in module.state_dict().items()}
+
+
+def to_huggingface(openai: dict[str, Tensor], *, text: bool = True) -> dict[str, Tensor]:
+    """The same CLIP under Hugging Face's names, as its converter writes it."""
+    vision = "vision_model."
+    renamed = {
+        f"{vision}embeddings.class_embedding": openai["visual.class_embedding"],
+        f"{vision}embeddings.patch_embedding.weight": openai["visual.conv1.weight"],
+        f"{vision}embeddings.position_embedding.weight": openai["visual.positional_embedding"],
+        "visual_projection.weight": openai["visual.proj"].T.contiguous(),
+    }
+    for kind in ("weight", "bias"):
+        renamed[f"{vision}pre_layrnorm.{kind}"] = openai[f"visual.ln_pre.{kind}"]
+        renamed[f"{vision}post_layernorm.{kind}"] = openai[f"visual.ln_post.{kind}"]
+        for layer in range(2):
+            ours, theirs = f"{vision}encoder.layers.{layer}.", f"visual.transformer.resblocks.{layer}."
+            q, k, v = openai[f"{theirs}attn.in_proj_{kind}"].chunk(3)
+            renamed |= {f"{ours}self_attn.{n}_proj.{kind}": t.clone() for n, t in zip("qkv", (q, k, v), strict=True)}
+            renamed[f"{ours}self_attn.out_proj.{kind}"] = openai[f"{theirs}attn.out_proj.{kind}"]
+            for a, b in (
+                ("layer_norm1", "ln_1"),
+                ("layer_norm2", "ln_2"),
+                ("mlp.fc1", "mlp.c_fc"),
+                ("mlp.fc2", "mlp.c_proj"),
+            ):
+                renamed[f"{ours}{a}.{kind}"] = openai[f"{theirs}{b}.{kind}"]
+    if text:
+        renamed["logit_scale"] = openai["logit_scale"]
+        renamed["text_projection.weight"] = openai["text_projection"].T.contiguous()
+        renamed["text_model.embeddings.token_embedding.weight"] = openai["token_embedding.weight"]
+        renamed["text_model.embeddings.position_ids"] = torch.arange(77)[None]
+        renamed["text_model.encoder.layers.0.self_attn.q_proj.weight"] = torch.ones(64, 64)
+        renamed["text_model.final_layer_norm.bias"] = openai["ln_final.bias"]
+        renamed[f"{vision}embeddings.position_ids"] = torch.arange(257)[None]
+    return renamed
+
+
+def assert_same(one: ClipSource, other: ClipSource) -> None:
+    assert one.config == other.config
+    assert one.tensors.keys() == other.tensors.keys()
+    assert [key for key in one.tensors if not torch.equal(one.tensors[key], other.tensors[key])] == []
+
+
+def test_state_dict_and_torchscript_archive_are_the_same_clip(tmp_path: Path, openai: dict[str, Tensor]) -> None:
+    torch.save(openai, tmp_path / "clip.pt")
+    assert_same(open_clip(tmp_path / "clip.pt"), CLIP)
+
+
+def test_old_state_dict_files_are_read_too(tmp_path: Path, openai: dict[str, Tensor]) -> None:
+    torch.save(openai, tmp_path / "clip.pt", _use_new_zipfile_serialization=False)
+    assert_same(open_clip(tmp_path / "clip.pt"), CLIP)
+
+
+@pytest.mark.parametrize("text", [True, False], ids=["CLIPModel", "CLIPVisionModelWithProjection"])
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_huggingface_clip_is_the_same_clip(tmp_path: Path, openai: dict[str, Tensor], text: bool, file: str) -> None:
+    tensors = to_huggingface(openai, text=text)
+    if file.endswith(".bin"):
+        torch.save(tensors, tmp_path / file)
+    else:
+        save_file(tensors, tmp_path / file)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "clip", "vision_config": {}}))
+    assert_same(open_clip(tmp_path / file), CLIP)
+    assert_same(open_clip(tmp_path), CLIP)
+
+
+def test_sizes_are_read_off_the_tensors() -> None:
+    config = CLIP.config
+    assert (config.image_size, config.patch_size, config.width) == (224, 14, 128)
+    assert (config.num_layers, config.num_heads, config.output_dim) == (2, 2, 48)
+
+
+@pytest.mark.parametrize("adapter", ["BIAS-TINY", "LORA-BIAS-TINY", "CAPTION-TINY", "training-checkpoint-0"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_every_adapter_gives_exactly_the_encoders_state(adapter: str, dtype: torch.dtype) -> None:
+    config, state = build_vision(visual_of(adapter), name=adapter, clip=CLIP, visual_heads=4, dtype=dtype)
+    PictureEncoder(config).load_state_dict(state, strict=True)
+    assert {tensor.dtype for tensor in state.values()} == {dtype}
+    query = config.query
+    assert (query.num_queries, query.width, query.depth, query.mlp_dim, query.output_dim) == (10, 48, 2, 192, 64)
+
+
+def test_clip_of_a_trainer_checkpoint_is_read_with_its_text_left_aside() -> None:
+    tensors = tensors_of("training-checkpoint-0")
+    inside = {key.removeprefix("clip."): tensor for key, tensor in tensors.items() if key.startswith("clip.")}
+    clip = read_clip(inside, name="training-checkpoint-0")
+    assert clip.config == CLIP.config
+    projection = tensors["clip.visual.proj"]
+    assert torch.equal(clip.tensors["clip.projection.weight"], projection.T)
+    assert not torch.equal(clip.tensors["clip.projection.weight"], CLIP.tensors["clip.projection.weight"])
+
+
+def test_heads_of_the_visual_blocks_are_asked_for() -> None:
+    with pytest.raises(
+        VisionCheckpointError, match="48 wide, and how many heads they have is stored in no file"
+    ) as caught:
+        build_vision(visual_of("BIAS-TINY"), name="BIAS-TINY", clip=CLIP)
+    assert "--visual-heads" in caught.value.hint
+
+
+@pytest.mark.parametrize("heads", [5, -4])
+def test_heads_that_do_not_divide_the_width_are_refused(heads: int) -> None:
+    with pytest.raises(VisionCheckpointError, match=f"48 wide, which {heads} heads do not divide"):
+        build_vision(visual_of("BIAS-TINY"), name="BIAS-TINY", clip=CLIP, visual_heads=heads)
+
+
+def test_the_released_width_of_768_has_16_heads() -> None:
+    visual = {
+        "visual_query.weight": torch.ones(2, 768),
+        "visual_proj.weight": torch.ones(64, 768),
+        "visual_proj.bias": torch.ones(64),
+        "clip_proj.weight": torch.ones(768, 48),
+        "clip_proj.bias": torch.ones(768),
+    }
+    visual |= {f"clip_proj_norm.{kind}": torch.ones(768) for kind in ("weight", "bias")}
+    visual |= {f"visual_proj_norm.{kind}": torch.ones(64) for kind in ("weight", "bias")}
+    assert build_vision(visual, name="wide", clip=CLIP)[0].query.num_heads == 16
+
+
+@pytest.mark.parametrize(
+    "key", ["visual.ln_pre.bias", "visual.proj", "visual.transformer.resblocks.0.attn.in_proj_bias"]
+)
+def test_a_tensor_missing_from_clip_is_named(openai: dict[str, Tensor], key: str) -> None:
+    tensors = {name: tensor for name, tensor in openai.items() if name != key}
+    with pytest.raises(VisionCheckpointError, match=r"lacks 1 tensors \(`" + key.replace(".", r"\.")):
+        read_clip(tensors, name="clip")
+
+
+@pytest.mark.parametrize("key", ["visual.extra", "something", "transformer.resblocks.0.extra"])
+def test_an_unknown_tensor_in_clip_is_named(openai: dict[str, Tensor], key: str) -> None:
+    with pytest.raises(VisionCheckpointError, match="do not belong there .`" + key.replace(".", r"\.")):
+        read_clip({**openai, key: torch.ones(1)}, name="clip")
+
+
+@pytest.mark.parametrize("key", ["visual_blocks.1.mlp.fc2.bias", "clip_proj_norm.weight", "visual_query.weight"])
+def test_a_tensor_missing_from_the_visual_part_is_named(key: str) -> None:
+    visual = {name: tensor for name, tensor in visual_of("BIAS-TINY").items() if name != key}
+    with pytest.raises(VisionCheckpointError, match="lacks 1 tensors .`" + key.replace(".", r"\.")):
+        build_vision(visual, name="BIAS-TINY", clip=CLIP, visual_heads=4)
+
+
+def test_an_unknown_visual_tensor_is_named() -> None:
+    visual = {**visual_of("BIAS-TINY"), "visual_blocks.0.gamma": torch.ones(48)}
+    with pytest.raises(VisionCheckpointError, match=r"do not belong there \(`visual_blocks\.0\.gamma`"):
+        build_vision(visual, name="BIAS-TINY", clip=CLIP, visual_heads=4)
+
+
+def test_a_misshapen_tensor_is_told_with_both_shapes() -> None:
+    visual = visual_of("BIAS-TINY") | {"visual_blocks.1.attn.qkv.bias": torch.ones(100)}
+    with pytest.raises(VisionCheckpointError, match=r"has the shape \[100\], where \[144\] is wanted"):
+        build_vision(visual, name="BIAS-TINY", clip=CLIP, visual_heads=4)
+
+
+def test_another_clip_than_the_adapters_is_told_with_both_widths(openai: dict[str, Tensor]) -> None:
+    other = read_clip(openai | {"visual.proj": torch.ones(128, 512)}, name="ViT-B-32.pt")
+    with pytest.raises(VisionCheckpointError, match=r"wants CLIP features of width 48, and `ViT-B-32\.pt` gives 512"):
+        build_vision(visual_of("BIAS-TINY"), name="BIAS-TINY", clip=other, visual_heads=4)
+
+
+def test_a_missing_clip_is_told() -> None:
+    with pytest.raises(VisionCheckpointError, match="holds no CLIP, and none was given"):
+        build_vision(visual_of("BIAS-TINY"), name="BIAS-TINY", clip=None, visual_heads=4)
+    with pytest.raises(VisionCheckpointError, match=r"There is no CLIP at `absent\.pt`"):
+        open_clip("absent.pt")
+
+
+def test_clips_that_compute_differently_are_refused(tmp_path: Path, openai: dict[str, Tensor]) -> None:
+    save_file(to_huggingface(openai), tmp_path / "model.safetensors")
+    for config, message in (
+        ({"hidden_act": "gelu"}, "computes with gelu"),
+        ({"layer_norm_eps": 1e-6}, "eps 1e-06"),
+        ({"hidden_size": 1280, "num_attention_heads": 16}, "has 16 heads at width 1280"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "clip", "vision_config": config}))
+        with pytest.raises(VisionCheckpointError, match=message):
+            open_clip(tmp_path)
+    with pytest.raises(VisionCheckpointError, match="is a ResNet CLIP"):
+        read_clip({"visual.layer1.0.conv1.weight": torch.ones(1)}, name="RN50.pt")
+
+
+@pytest.mark.parametrize(
+    ("other", "kind"),
+    [
+        ("adapters/BIAS-TINY.pth", "is no CLIP: it is a LLaMA-Adapter file"),
+        ("adapters/training-checkpoint-0.pth", "is no CLIP: it is a LLaMA-Adapter file"),
+        ("LLaMA/TINY/consolidated.00.pth", "is no CLIP: it is a LLaMA"),
+        ("LLaMA-HF/TINY/model-00001-of-00002.safetensors", "is no CLIP: it is a LLaMA"),
+        ("LLaMA/tokenizer.model", "cut short, damaged, or no tensor file"),
+        ("LLaMA", "The folder .* holds no CLIP"),
+    ],
+)
+def test_another_file_in_the_place_of_clip_is_recognised(other: str, kind: str) -> None:
+    with pytest.raises(VisionCheckpointError, match=kind):
+        open_clip(GOLDEN / other)
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.01, 0.5, 0.999])
+@pytest.mark.parametrize("form", ["archive", "state dict", "safetensors"])
+def test_a_clip_cut_short_is_told_in_a_sentence(
+    tmp_path: Path, openai: dict[str, Tensor], kept: float, form: str
+) -> None:
+    write: dict[str, tuple[str, Callable[[Path], Any]]] = {
+        "archive": ("clip.pt", lambda path: shutil.copy(ARCHIVE, path)),
+        "state dict": ("clip.pt", lambda path: torch.save(openai, path)),
+        "safetensors": ("model.safetensors", lambda path: save_file(to_huggingface(openai), path)),
+    }
+    name, action = write[form]
+    path = tmp_path / name
+    action(path)
+    path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
+    with pytest.raises(VisionCheckpointError, match=r"is empty|cut short, damaged"):
+        open_clip(path)
+
+
+class RunsCode:
+    """A pickle that would call something when loaded."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (print, ("code from the file ran",))
+
+
+def test_code_in_a_file_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"visual.proj": RunsCode()}, tmp_path / "clip.pt")
+    with pytest.raises(VisionCheckpointError, match="Python objects beside its tensors"):
+        open_clip(tmp_path / "clip.pt")
+    assert "ran" not in capsys.readouterr().out

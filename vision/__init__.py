@@ -1,0 +1,1 @@
+"""Pictures in, visual query out: the picture half. Knows no language model."""

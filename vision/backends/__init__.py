@@ -1,0 +1,1 @@
+"""What runs the picture encoder: one protocol, one file each."""

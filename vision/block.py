@@ -1,0 +1,93 @@
+"""The pre-norm transformer block that CLIP's tower and the visual-query blocks share."""
+
+# B pictures, T tokens, W width, N heads, H head size
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+LAYER_NORM_EPS = 1e-5  # everywhere in this model; newer timm releases default to 1e-6, which is another model
+
+AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def fused_attention(q_BNTH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor) -> Tensor:
+    """Softmax attention through torch's fused kernel; the faster one for inference."""
+    return F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH)
+
+
+def plain_attention(q_BNTH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor) -> Tensor:
+    """The same in two matrix products; its backward pass is the faster one on a CPU."""
+    scores_BNTT = (q_BNTH * q_BNTH.shape[-1] ** -0.5) @ k_BNTH.transpose(-1, -2)
+    heads_BNTH: Tensor = scores_BNTT.softmax(dim=-1) @ v_BNTH
+    return heads_BNTH
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """CLIP's activation, x * sigmoid(1.702 x)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+def exact_gelu(x: Tensor) -> Tensor:
+    """The erf-based GELU of the visual-query blocks."""
+    return F.gelu(x)
+
+
+def random_parameter(*shape: int, std: float) -> nn.Parameter:
+    """Normal values to train from; on the meta device, where weights are only sketched, none are drawn.
+
+    Drawing there would import torch's compiler, a second of every start.
+    """
+    values = torch.empty(shape)
+    return nn.Parameter(values if values.is_meta else values.normal_(std=std))
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention without a mask; the packed projection is ordered q, k, v."""
+
+    def __init__(self, width: int, *, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.attend: AttentionFunction = fused_attention
+
+    def forward(self, x_BTW: Tensor) -> Tensor:
+        batch, num_tokens, width = x_BTW.shape
+        qkv = self.qkv(x_BTW).view(batch, num_tokens, 3, self.num_heads, width // self.num_heads)
+        q_BNTH, k_BNTH, v_BNTH = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        heads_BNTH = self.attend(q_BNTH, k_BNTH, v_BNTH)
+        out: Tensor = self.out(heads_BNTH.transpose(1, 2).reshape(batch, num_tokens, width))
+        return out
+
+
+class Mlp(nn.Module):
+    """Two linear layers around an activation."""
+
+    def __init__(self, width: int, hidden_dim: int, *, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, hidden_dim)
+        self.down = nn.Linear(hidden_dim, width)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(self.activation(self.up(x)))
+        return out
+
+
+class Block(nn.Module):
+    """x += Attention(LN(x)); x += MLP(LN(x))."""
+
+    def __init__(self, width: int, *, num_heads: int, hidden_dim: int, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, eps=LAYER_NORM_EPS)
+        self.attention = SelfAttention(width, num_heads=num_heads)
+        self.norm2 = nn.LayerNorm(width, eps=LAYER_NORM_EPS)
+        self.mlp = Mlp(width, hidden_dim, activation=activation)
+
+    def forward(self, x_BTW: Tensor) -> Tensor:
+        x_BTW = x_BTW + self.attention(self.norm1(x_BTW))
+        out: Tensor = x_BTW + self.mlp(self.norm2(x_BTW))
+        return out

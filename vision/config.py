@@ -1,0 +1,74 @@
+"""Sizes of the picture half of the model. Plain values only: no tensors, no file names."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+ChannelOrder = Literal["rgb", "bgr"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClipConfig:
+    """The picture tower of CLIP (Radford et al., 2021); ViT-L/14 is patch 14, width 1024, 24 layers, output 768."""
+
+    image_size: int = 224
+    patch_size: int
+    width: int
+    num_layers: int
+    num_heads: int
+    output_dim: int
+
+    def __post_init__(self) -> None:
+        if self.image_size % self.patch_size:
+            raise ValueError(f"image_size {self.image_size} must be a multiple of patch_size {self.patch_size}")
+        if self.width % self.num_heads:
+            raise ValueError(f"CLIP width {self.width} must be a multiple of num_heads {self.num_heads}")
+
+    @property
+    def num_patches(self) -> int:
+        """Patches of one picture, without the class token."""
+        return (self.image_size // self.patch_size) ** 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueryConfig:
+    """The visual-query blocks of LLaMA-Adapter V2; the released 7B models use 10 queries, width 768, depth 8."""
+
+    num_queries: int
+    width: int
+    depth: int
+    num_heads: int
+    mlp_dim: int
+    output_dim: int  # the width of the language model that reads the queries
+
+    def __post_init__(self) -> None:
+        if self.width % self.num_heads:
+            raise ValueError(
+                f"width {self.width} of the visual blocks must be a multiple of num_heads {self.num_heads}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VisionConfig:
+    """Everything needed to build a `PictureEncoder` without its weights."""
+
+    clip: ClipConfig
+    query: QueryConfig
+    channel_order: ChannelOrder = "rgb"  # the order the weights were trained on; host pixels are always RGB
+
+    def __post_init__(self) -> None:
+        if self.channel_order not in get_args(ChannelOrder):
+            raise ValueError(f"channel_order must be rgb or bgr, got {self.channel_order!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values, as stored in a bundle's manifest."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "VisionConfig":
+        """Inverse of `to_dict`; raises TypeError or KeyError when a field is unknown or missing."""
+        return cls(
+            clip=ClipConfig(**values["clip"]),
+            query=QueryConfig(**values["query"]),
+            channel_order=values["channel_order"],
+        )

@@ -1,0 +1,295 @@
+"""A path, bytes or a PIL image -> a decoded picture with its digest, or a `PictureError`. No resizing here."""
+
+import errno
+import hashlib
+import os
+import stat
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from io import BytesIO
+from typing import Final, Literal, TypeVar, get_args
+
+from PIL import ExifTags, Image, UnidentifiedImageError
+
+from vision.errors import PictureError
+from vision.formats import PICTURE_FORMATS, shown_name
+
+Result = TypeVar("Result")
+Orientation = Literal["upright", "ignore"]
+PictureSource = str | os.PathLike[str] | os.PathLike[bytes] | bytes | Image.Image
+
+DEFAULT_MAX_PIXELS: Final = 128_000_000  # takes the 108-megapixel pictures of phones; about 0.5 GB decoded
+DEFAULT_MAX_BYTES: Final = 256 * 2**20
+
+# Pillow speaks through `warnings` about odd metadata and large pictures, which are either harmless or refused below.
+# `warnings.catch_warnings` swaps state of the whole process and so breaks under threads; one filter does not.
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, module=r"PIL\.")
+
+_TURN_UPRIGHT: Final = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_READ_HERE: Final = "JPEG, PNG, WebP, GIF, BMP, TIFF, PPM and AVIF are"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedPicture:
+    """A decoded picture in the colour mode its file has."""
+
+    image: Image.Image
+    digest: str  # SHA-256 in hex: of the file's bytes; of mode, size, palette and pixels for a PIL image
+    width: int  # of `image`, that is after orientation
+    height: int
+
+
+def load_picture(
+    source: PictureSource,
+    *,
+    orientation: Orientation = "upright",
+    max_pixels: int = DEFAULT_MAX_PIXELS,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+) -> LoadedPicture:
+    """Read and decode one picture; of an animation, the first frame.
+
+    `source` is a path, the bytes of a file, or a PIL image. `orientation="upright"` applies the EXIF orientation as
+    cameras mean it; "ignore" gives the pixels as Pillow returns them, which is CLIP's own rule (Pillow itself turns
+    TIFF files upright). `max_bytes` is compared with the size on disk before reading, `max_pixels` with the header
+    before decoding; above 2 * `PIL.Image.MAX_IMAGE_PIXELS` (about 179 million) Pillow's own limit refuses as well.
+
+    Raises `PictureError`, and nothing else, for whatever is wrong with the picture; ValueError for an unknown
+    `orientation`.
+    """
+    if orientation not in get_args(Orientation):
+        raise ValueError(f"orientation must be upright or ignore, got {orientation!r}")
+    if isinstance(source, Image.Image):
+        name = "the given PIL image"
+        _check_pixels(source.size, name=name, max_pixels=max_pixels)
+        image = _guarded(lambda: _decoded(source), name=name)
+        digest = _guarded(lambda: _digest_of_pixels(image), name=name)
+    else:
+        if isinstance(source, bytes):
+            name, data = "the given bytes", source
+            _check_bytes(len(data), name=name, max_bytes=max_bytes)
+        else:
+            name, data = _read_file(source, max_bytes=max_bytes)
+        if not data:
+            raise PictureError("empty", f"Wanted a picture, got zero bytes from {name}; save or copy it again.")
+        digest = hashlib.sha256(data).hexdigest()
+        opened = _open(data, name=name)
+        _check_pixels(opened.size, name=name, max_pixels=max_pixels)
+        image = _guarded(lambda: _decoded(opened), name=name)
+    if orientation == "upright":
+        image = _guarded(lambda: _upright(image), name=name)
+    return LoadedPicture(image=image, digest=digest, width=image.width, height=image.height)
+
+
+def _read_file(source: str | os.PathLike[str] | os.PathLike[bytes], *, max_bytes: int) -> tuple[str, bytes]:
+    """The name to show and the bytes of a regular file; never waits on a pipe or a device."""
+    try:
+        path: str | bytes = os.fspath(source)
+    except TypeError:
+        kind = type(source).__name__
+        raise PictureError("unsupported", f"Wanted a path, bytes or a PIL image, got {kind}.") from None
+    name = f"`{shown_name(path)}`"
+    try:
+        _check_regular(os.stat(path), path=path, name=name)
+        # The file may be swapped for a pipe after that check: opening must not block, and the open file is asked again.
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
+        with open(os.open(path, flags), "rb") as file:
+            status = os.fstat(file.fileno())
+            _check_regular(status, path=path, name=name)
+            _check_bytes(status.st_size, name=name, max_bytes=max_bytes)
+            data = file.read(status.st_size + 1)
+            if len(data) > status.st_size:  # a growing file, or one that cannot tell its size (/proc)
+                data += file.read(max_bytes + 1 - len(data))
+    except (FileNotFoundError, NotADirectoryError):
+        raise PictureError("missing", f"Wanted a picture file, found no file {name}; check the path.") from None
+    except PermissionError:
+        raise PictureError(
+            "unreadable", f"Wanted to read {name}, but permission is denied; change its permissions or owner."
+        ) from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise PictureError("missing", f"Wanted a picture file, but the name {name} is too long.") from None
+        reason = error.strerror or type(error).__name__
+        raise PictureError("unreadable", f"Wanted to read {name}, but the system says: {reason}.") from error
+    except ValueError:  # a name no file can have: a null character, or not encodable
+        raise PictureError("missing", f"Wanted a picture file, but {name} cannot be the name of a file.") from None
+    except MemoryError:
+        raise _out_of_memory(name) from None
+    _check_bytes(len(data), name=name, max_bytes=max_bytes)
+    return name, data
+
+
+def _check_regular(status: os.stat_result, *, path: str | bytes, name: str) -> None:
+    if stat.S_ISREG(status.st_mode):
+        return
+    if stat.S_ISDIR(status.st_mode):
+        if not os.access(path, os.R_OK | os.X_OK):
+            raise PermissionError
+        raise PictureError(
+            "not_a_file",
+            f"Wanted a picture file, got the folder {name} (a folder stands for the picture files in it, "
+            "and this one has none or was not to be searched); name a file.",
+        )
+    raise PictureError("not_a_file", f"Wanted a picture file, but {name} is a pipe, socket or device; name a file.")
+
+
+def _check_bytes(num_bytes: int, *, name: str, max_bytes: int) -> None:
+    if num_bytes > max_bytes:
+        raise PictureError(
+            "too_large",
+            f"Wanted at most {max_bytes:,} bytes, but {name} has {num_bytes:,} or more; "
+            "make it smaller or raise the limit.",
+        )
+
+
+def _check_pixels(size: tuple[int, int], *, name: str, max_pixels: int) -> None:
+    width, height = size
+    if width < 1 or height < 1:
+        raise PictureError("unsupported", f"Wanted at least one pixel, but {name} is {width} x {height}.")
+    if width * height > max_pixels:
+        raise PictureError(
+            "too_large",
+            f"Wanted at most {max_pixels:,} pixels, but {name} is {width} x {height} = {width * height:,}; "
+            "make it smaller or raise the limit.",
+        )
+
+
+@cache
+def _available_formats() -> tuple[str, ...]:
+    Image.init()  # registers every format of this Pillow; AVIF or WebP may be missing from its build
+    return tuple(name for name in PICTURE_FORMATS if name in Image.OPEN)
+
+
+def _open(data: bytes, *, name: str) -> Image.Image:
+    """Read the header."""
+    try:
+        return Image.open(BytesIO(data), formats=_available_formats())
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise PictureError(
+            "too_large", f"Wanted a picture of fewer pixels; {name} is refused by Pillow: {error}"
+        ) from None
+    except MemoryError:
+        raise _out_of_memory(name) from None
+    except Exception as error:
+        raise _why_not_opened(data, name=name, error=error) from error
+
+
+def _decoded(image: Image.Image) -> Image.Image:
+    image.load()
+    return image
+
+
+def _guarded(step: Callable[[], Result], *, name: str) -> Result:
+    """Run one step on an opened picture; Pillow's decoders fail with many types, all of them the picture's fault."""
+    try:
+        return step()
+    except MemoryError:
+        raise _out_of_memory(name) from None
+    except Image.DecompressionBombError as error:
+        raise PictureError("too_large", f"Wanted a picture of fewer pixels; {name} is refused: {error}") from None
+    except Exception as error:
+        raise PictureError(
+            "truncated",
+            f"Wanted a whole picture, but {name} is cut off or damaged ({_in_words(error)}); save or copy it again.",
+        ) from error
+
+
+def _out_of_memory(name: str) -> PictureError:
+    return PictureError("too_large", f"There is not enough memory to decode {name}; make it smaller.")
+
+
+def _in_words(error: Exception) -> str:
+    """The decoder's own words on one line of bounded length: they may quote bytes of the file."""
+    words = " ".join(str(error).split()) or type(error).__name__
+    words = words.encode(errors="backslashreplace").decode()
+    return words if len(words) <= 120 else words[:117] + "..."
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    method = _TURN_UPRIGHT.get(_orientation_tag(image))
+    return image if method is None else image.transpose(method)
+
+
+def _orientation_tag(image: Image.Image) -> int:
+    """1 to 8, or 1 where the metadata is absent or damaged: pixels that can be shown are not refused for it."""
+    try:
+        tag = image.getexif().get(ExifTags.Base.Orientation)
+    except Exception:
+        return 1
+    return tag if isinstance(tag, int) else 1
+
+
+def _digest_of_pixels(image: Image.Image) -> str:
+    header = f"{image.mode} {image.width}x{image.height} orientation {_orientation_tag(image)}\n"
+    digest = hashlib.sha256(header.encode())
+    digest.update(bytes(image.getpalette() or ()))
+    digest.update(image.tobytes())
+    return digest.hexdigest()
+
+
+# What people name a picture, or have in a folder of pictures, and is not read here. Longest signatures first.
+_OTHER_FILES: Final = (
+    (0, b"\x00\x00\x00\x0cjP  ", "a JPEG 2000 picture"),
+    (0, b"\x00\x00\x00\x0cJXL ", "a JPEG XL picture"),
+    *((4, b"ftyp" + brand, "a HEIC picture") for brand in (b"heic", b"heix", b"heim", b"heis", b"mif1", b"msf1")),
+    (4, b"ftyp", "a video"),
+    (0, b"\xff\x4f\xff\x51", "a JPEG 2000 picture"),
+    (0, b"\xff\x0a", "a JPEG XL picture"),
+    (0, b"8BPS", "a Photoshop file"),
+    (0, b"\x00\x00\x01\x00", "an icon file"),
+    (0, b"%PDF", "a PDF document"),
+    (0, b"%!PS", "a PostScript document"),
+)
+
+
+def _why_not_opened(data: bytes, *, name: str, error: Exception) -> PictureError:
+    started_as = _begins_like(data)
+    if started_as:
+        detail = "" if isinstance(error, UnidentifiedImageError) else f" ({_in_words(error)})"
+        return PictureError(
+            "truncated",
+            f"Wanted a whole picture, but {name} begins like {started_as} and is cut off or damaged{detail}; "
+            "save or copy it again.",
+        )
+    for offset, signature, kind in _OTHER_FILES:
+        if data.startswith(signature, offset):
+            return PictureError(
+                "unsupported",
+                f"{name} is {kind}, which is not read ({_READ_HERE}); convert it to JPEG or PNG.",
+            )
+    head = data[:1024].lower()
+    if b"<svg" in head:
+        return PictureError(
+            "unsupported", f"{name} is an SVG drawing, which is not read ({_READ_HERE}); convert it to PNG."
+        )
+    but = "looks like a web page" if b"<html" in head or b"<!doctype html" in head else "is none that is known"
+    return PictureError("not_a_picture", f"Wanted a picture ({_READ_HERE} read), but {name} {but}; check the file.")
+
+
+def _begins_like(data: bytes) -> str | None:
+    """The format whose signature these bytes carry; without the two-letter ones (BM, P6) that plain text may have."""
+    if data.startswith(b"RIFF") and b"WEBP".startswith(data[8:12]):
+        return "WEBP"
+    for signature, name in (
+        (b"\x89PNG\r\n\x1a\n", "PNG"),
+        (b"\xff\xd8\xff", "JPEG"),
+        (b"GIF87a", "GIF"),
+        (b"GIF89a", "GIF"),
+        (b"II*\x00", "TIFF"),
+        (b"MM\x00*", "TIFF"),
+    ):
+        if data.startswith(signature):
+            return name
+    if data[4:12] in (b"ftypavif", b"ftypavis"):
+        return "AVIF"
+    return None

@@ -1,0 +1,130 @@
+"""A decoded picture -> 224 x 224 RGB bytes. The only place with pixel arithmetic on the host."""
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from vision.errors import PictureError
+
+# Up to this ratio of long to short side the whole picture is resized and then cropped, as CLIP does. Beyond it the
+# resized picture would be mostly thrown away, and enormous: 1 x 60,000 pixels become 224 x 13,440,000.
+MAX_ASPECT_RESIZED_WHOLE: Final = 64
+
+# Modes that Pillow's resize refuses or treats unlike CLIP's usual ones, and their everyday equivalents.
+_EVERYDAY_MODE: Final = {"La": "LA", "PA": "RGBA", "RGBa": "RGBA"}
+
+
+def preprocess(image: Image.Image, *, size: int = 224) -> NDArray[np.uint8]:
+    """CLIP's transform up to the tensor: resize the shorter side to `size`, crop the centre, convert to RGB.
+
+    Returns (size, size, 3) uint8, contiguous, R G B in 0..255; division and normalisation belong to the encoder.
+
+    Equal to CLIP's own transform with the installed Pillow (bicubic, antialiased, resized and cropped in the picture's
+    own mode, converted last): alpha weighs in the resampling and is then dropped, palette and 1-bit pictures are
+    resampled with nearest neighbour. Pillow 13 changed the order of the two passes for some tall pictures, so another
+    Pillow may give other last bits. Two departures, where CLIP's transform fails its user:
+
+    - more than 8 bits per value are scaled, where Pillow clips at 255: 16 bits keep their high byte, as Pillow does
+      for 16-bit RGB. 32-bit integers count as 8 bits if they fit, else as 16; floats as 0..1 if they fit, else 0..255
+    - beyond a ratio of sides of 64, only the neighbourhood of the centre is resampled: the same picture, but rounding
+      may differ (by a level or so; more where noise meets the changed order of passes)
+
+    Raises `PictureError`: unsupported for values outside those ranges or a mode without a way to RGB, too_large when
+    memory runs out, truncated if `image` was not decoded yet (`load_picture` decodes) and cannot be.
+    """
+    try:
+        image.load()
+    except Exception as error:
+        raise PictureError("truncated", f"Wanted a decoded picture, but decoding fails: {error}") from error
+    try:
+        cropped = _resized_and_cropped(_with_everyday_mode(image), size=size)
+        return np.array(cropped.convert("RGB"), dtype=np.uint8, order="C")
+    except PictureError:
+        raise
+    except MemoryError:
+        raise PictureError(
+            "too_large",
+            f"There is not enough memory to resize {image.width} x {image.height} pixels; make it smaller.",
+        ) from None
+    except Exception as error:
+        raise PictureError(
+            "unsupported",
+            f"Wanted a picture that converts to RGB, got Pillow's mode {image.mode} and size "
+            f"{image.width} x {image.height} ({error}); convert it to 8-bit RGB.",
+        ) from error
+
+
+def _resized_and_cropped(image: Image.Image, *, size: int) -> Image.Image:
+    width, height = image.size
+    short, long = sorted((width, height))
+    if long > short * MAX_ASPECT_RESIZED_WHOLE:
+        return _resampled_centre(image, size=size)
+    if short != size:
+        resized_long = size * long // short
+        new_size = (size, resized_long) if width < height else (resized_long, size)
+        image = image.resize(new_size, Image.Resampling.BICUBIC)
+    left, top = _crop_offset(image.width, size=size), _crop_offset(image.height, size=size)
+    return image.crop((left, top, left + size, top + size))
+
+
+def _crop_offset(length: int, *, size: int) -> int:
+    return round((length - size) / 2)  # halves to the even number, as CLIP's crop
+
+
+def _resampled_centre(image: Image.Image, *, size: int) -> Image.Image:
+    """What resizing and cropping would leave, without making the rest."""
+    short, long = sorted(image.size)
+    resized_long = size * long // short
+    scale = long / resized_long  # source pixels per pixel of the result
+    start = _crop_offset(resized_long, size=size) * scale
+    stop = start + size * scale
+    # Cut to whole pixels first: Pillow keeps a box in single precision, too coarse a million pixels from the edge.
+    reach = int(2 * max(scale, 1.0)) + 2  # the bicubic kernel's, so that the cut edges have no influence
+    first, last = max(0, int(start) - reach), min(long, int(stop) + reach)
+    if image.width < image.height:
+        image = image.crop((0, first, image.width, last))
+        box = (0.0, start - first, float(image.width), stop - first)
+    else:
+        image = image.crop((first, 0, last, image.height))
+        box = (start - first, 0.0, stop - first, float(image.height))
+    return image.resize((size, size), Image.Resampling.BICUBIC, box=box)
+
+
+def _with_everyday_mode(image: Image.Image) -> Image.Image:
+    """The picture in a mode that CLIP's transform handles; at most 8 bits per value."""
+    mode = image.mode
+    if mode in _EVERYDAY_MODE:
+        return image.convert(_EVERYDAY_MODE[mode])
+    if mode.startswith("I;16"):
+        return Image.fromarray(_high_byte(np.asarray(image)))
+    if mode == "I":
+        return Image.fromarray(_integers_to_8_bit(np.asarray(image)))
+    if mode == "F":
+        return Image.fromarray(_floats_to_8_bit(np.asarray(image)))
+    return image
+
+
+def _high_byte(values: NDArray[np.integer[Any]]) -> NDArray[np.uint8]:
+    return (values >> 8).astype(np.uint8)
+
+
+def _integers_to_8_bit(values: NDArray[np.int32]) -> NDArray[np.uint8]:
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high > 65535:
+        raise _out_of_range(f"{low} to {high}", wanted="0 to 255 or 0 to 65535")
+    return values.astype(np.uint8) if high <= 255 else _high_byte(values)
+
+
+def _floats_to_8_bit(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    low, high = float(values.min()), float(values.max())
+    if not (low >= 0 and high <= 255):  # written so that NaN is refused too
+        raise _out_of_range(f"{low:g} to {high:g}", wanted="0 to 1 or 0 to 255")
+    return np.rint(values * 255 if high <= 1 else values).astype(np.uint8)
+
+
+def _out_of_range(came: str, *, wanted: str) -> PictureError:
+    return PictureError(
+        "unsupported", f"Wanted grey values of {wanted}, got {came}; scale the picture to 8 bits first."
+    )

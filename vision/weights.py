@@ -1,0 +1,451 @@
+"""CLIP and adapter files, under the names others gave their tensors, to the encoder's configuration and state dict.
+
+Runs on the CPU; the visual part of an adapter comes in as tensors, since the file belongs to the language half.
+"""
+
+import argparse
+import json
+import os
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from vision.config import ChannelOrder, ClipConfig, QueryConfig, VisionConfig
+from vision.encoder import PictureEncoder
+
+CLIP_HEAD_DIM = 64  # all CLIP models of OpenAI
+KNOWN_VISUAL_HEADS = {768: 16}  # width of the visual blocks -> heads; no file stores it
+_SHOWN_KEYS = 12
+
+# Ours -> theirs, for the parts with weight and bias and for single tensors.
+_OPENAI_TOWER = {
+    "patch_embedding.weight": "conv1.weight",
+    "class_embedding": "class_embedding",
+    "position_embedding": "positional_embedding",
+    "pre_norm.weight": "ln_pre.weight",
+    "pre_norm.bias": "ln_pre.bias",
+    "post_norm.weight": "ln_post.weight",
+    "post_norm.bias": "ln_post.bias",
+    "projection.weight": "proj",  # transposed
+}
+_OPENAI_BLOCK = {
+    "norm1.weight": "ln_1.weight",
+    "norm1.bias": "ln_1.bias",
+    "attention.qkv.weight": "attn.in_proj_weight",
+    "attention.qkv.bias": "attn.in_proj_bias",
+    "attention.out.weight": "attn.out_proj.weight",
+    "attention.out.bias": "attn.out_proj.bias",
+    "norm2.weight": "ln_2.weight",
+    "norm2.bias": "ln_2.bias",
+    "mlp.up.weight": "mlp.c_fc.weight",
+    "mlp.up.bias": "mlp.c_fc.bias",
+    "mlp.down.weight": "mlp.c_proj.weight",
+    "mlp.down.bias": "mlp.c_proj.bias",
+}
+_HUGGINGFACE_TOWER = {
+    "patch_embedding.weight": "vision_model.embeddings.patch_embedding.weight",
+    "class_embedding": "vision_model.embeddings.class_embedding",
+    "position_embedding": "vision_model.embeddings.position_embedding.weight",
+    "pre_norm.weight": "vision_model.pre_layrnorm.weight",  # their spelling
+    "pre_norm.bias": "vision_model.pre_layrnorm.bias",
+    "post_norm.weight": "vision_model.post_layernorm.weight",
+    "post_norm.bias": "vision_model.post_layernorm.bias",
+    "projection.weight": "visual_projection.weight",
+}
+_HUGGINGFACE_BLOCK = {
+    "norm1": "layer_norm1",
+    "attention.out": "self_attn.out_proj",
+    "norm2": "layer_norm2",
+    "mlp.up": "mlp.fc1",
+    "mlp.down": "mlp.fc2",
+}
+_QUERY = {
+    "input_projection.weight": "clip_proj.weight",
+    "input_projection.bias": "clip_proj.bias",
+    "input_norm.weight": "clip_proj_norm.weight",
+    "input_norm.bias": "clip_proj_norm.bias",
+    "queries": "visual_query.weight",
+    "output_projection.weight": "visual_proj.weight",
+    "output_projection.bias": "visual_proj.bias",
+    "output_norm.weight": "visual_proj_norm.weight",
+    "output_norm.bias": "visual_proj_norm.bias",
+}
+_QUERY_BLOCK = {
+    "norm1": "norm1",
+    "attention.qkv": "attn.qkv",
+    "attention.out": "attn.proj",
+    "norm2": "norm2",
+    "mlp.up": "mlp.fc1",
+    "mlp.down": "mlp.fc2",
+}
+# CLIP's text tower and sizes: known, and not used by this model.
+_UNUSED_OPENAI = re.compile(
+    r"transformer\.resblocks\.\d+\.(attn\.(in_proj_weight|in_proj_bias|out_proj\.(weight|bias))|"
+    r"ln_[12]\.(weight|bias)|mlp\.c_(fc|proj)\.(weight|bias))|"
+    r"positional_embedding|text_projection|logit_scale|token_embedding\.weight|ln_final\.(weight|bias)|"
+    r"input_resolution|context_length|vocab_size"
+)
+_UNUSED_HUGGINGFACE = re.compile(
+    r"text_model\.(embeddings\.(token_embedding\.weight|position_embedding\.weight|position_ids)|"
+    r"final_layer_norm\.(weight|bias)|encoder\.layers\.\d+\.(self_attn\.(q|k|v|out)_proj|layer_norm[12]|mlp\.fc[12])"
+    r"\.(weight|bias))|text_projection\.weight|logit_scale|vision_model\.embeddings\.position_ids"
+)
+_MEANING = "the file is damaged, or another model; the adapters want OpenAI's ViT-L/14"
+
+Names = dict[str, tuple[str, ...]]
+
+
+class VisionCheckpointError(Exception):
+    """Weights of the picture half that do not fit together, or are not of this model; `hint` says what to do."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClipSource:
+    """An opened CLIP: its sizes, and the picture tower's tensors as `PictureEncoder` names them (`clip.*`)."""
+
+    name: str  # for messages: the path
+    config: ClipConfig
+    tensors: Mapping[str, Tensor]
+
+
+def open_clip(path: str | os.PathLike[str]) -> ClipSource:
+    """Open OpenAI's CLIP (TorchScript archive or state dict) or Hugging Face's (file or its folder).
+
+    The text tower is known and left aside. Raises VisionCheckpointError for a missing, damaged or foreign file and
+    for missing, unknown or misshapen tensors.
+    """
+    place = _clip_file(Path(path))
+    return read_clip(_read(place), name=str(place))
+
+
+def read_clip(tensors: Mapping[str, Tensor], *, name: str) -> ClipSource:
+    """The picture tower among a CLIP's tensors, in OpenAI's or Hugging Face's names; `name` is for messages.
+
+    Raises VisionCheckpointError as `open_clip`.
+    """
+    keys = list(tensors)
+    if any(key.startswith("vision_model.") for key in keys):
+        num_layers = _count(keys, r"vision_model\.encoder\.layers\.(\d+)\.")
+        names = _huggingface_names(num_layers)
+        unused = _UNUSED_HUGGINGFACE
+    elif any(key.startswith("visual.") for key in keys):
+        if "visual.layer1.0.conv1.weight" in tensors:
+            raise VisionCheckpointError(f"`{name}` is a ResNet CLIP, where a ViT is wanted", hint=_MEANING)
+        num_layers = _count(keys, r"visual\.transformer\.resblocks\.(\d+)\.")
+        names = _openai_names(num_layers)
+        unused = _UNUSED_OPENAI
+    else:
+        kind = _what_is(keys)
+        raise VisionCheckpointError(
+            f"`{name}` is no CLIP" + (f": it is {kind}" if kind else ""),
+            hint="it should hold `visual.*` (OpenAI) or `vision_model.*` (Hugging Face); were two files swapped?",
+        )
+    used = {key: tensor for key, tensor in tensors.items() if not unused.fullmatch(key)}
+    state = _translate(used, names, what=f"CLIP in `{name}`")
+    if "visual.proj" in used and state["projection.weight"].ndim == 2:
+        state["projection.weight"] = state["projection.weight"].t()
+    config = _clip_config(state, num_layers=num_layers, name=name)
+    return ClipSource(name=name, config=config, tensors={f"clip.{ours}": value for ours, value in state.items()})
+
+
+def build_vision(
+    visual: Mapping[str, Tensor],
+    *,
+    name: str,
+    clip: ClipSource | None,
+    visual_heads: int | None = None,
+    channel_order: ChannelOrder = "rgb",
+    dtype: torch.dtype = torch.float32,
+) -> tuple[VisionConfig, dict[str, Tensor]]:
+    """Configuration and state dict of `PictureEncoder`, in `dtype`, from a CLIP and an adapter's visual tensors.
+
+    `visual` has the adapter file's own names (`visual_blocks.*`, `clip_proj.*`, ...), `name` is that file for
+    messages. `visual_heads` is stored in no file: 16 at width 768, else it must be given. Raises
+    VisionCheckpointError if something is missing, unknown or does not fit.
+    """
+    if clip is None:
+        raise VisionCheckpointError(
+            f"The adapter `{name}` holds no CLIP, and none was given",
+            hint="pass OpenAI's ViT-L-14.pt as --clip",
+        )
+    query, state = read_query(visual, name=name, visual_heads=visual_heads)
+    wanted, found = state["input_projection.weight"].shape[1], clip.config.output_dim
+    if wanted != found:
+        raise VisionCheckpointError(
+            f"The adapter `{name}` wants CLIP features of width {wanted}, and `{clip.name}` gives {found}",
+            hint="the released adapters want OpenAI's ViT-L/14, whose features are 768 wide",
+        )
+    config = VisionConfig(clip=clip.config, query=query, channel_order=channel_order)
+    whole = {**clip.tensors, **{f"query.{ours}": value for ours, value in state.items()}}
+    _check_shapes(whole, config, what=f"`{clip.name}` with `{name}`")
+    return config, {ours: value.to(dtype).contiguous() for ours, value in whole.items()}
+
+
+def read_query(
+    visual: Mapping[str, Tensor], *, name: str, visual_heads: int | None = None
+) -> tuple[QueryConfig, dict[str, Tensor]]:
+    """The visual-query blocks alone, as `VisualQueryBlocks` names them; raises as `build_vision`."""
+    depth = _count(list(visual), r"visual_blocks\.(\d+)\.")
+    state = _translate(visual, _query_names(depth), what=f"The visual part of `{name}`")
+    return _query_config(state, depth=depth, name=name, visual_heads=visual_heads), state
+
+
+def _openai_names(num_layers: int) -> Names:
+    names: Names = {ours: (f"visual.{theirs}",) for ours, theirs in _OPENAI_TOWER.items()}
+    for layer in range(num_layers):
+        prefix = f"visual.transformer.resblocks.{layer}."
+        names |= {f"blocks.{layer}.{ours}": (prefix + theirs,) for ours, theirs in _OPENAI_BLOCK.items()}
+    return names
+
+
+def _huggingface_names(num_layers: int) -> Names:
+    names: Names = {ours: (theirs,) for ours, theirs in _HUGGINGFACE_TOWER.items()}
+    for layer in range(num_layers):
+        theirs_prefix = f"vision_model.encoder.layers.{layer}."
+        for kind in ("weight", "bias"):
+            packed = tuple(f"{theirs_prefix}self_attn.{part}_proj.{kind}" for part in "qkv")
+            names[f"blocks.{layer}.attention.qkv.{kind}"] = packed
+            for ours, theirs in _HUGGINGFACE_BLOCK.items():
+                names[f"blocks.{layer}.{ours}.{kind}"] = (f"{theirs_prefix}{theirs}.{kind}",)
+    return names
+
+
+def _query_names(depth: int) -> Names:
+    names: Names = {ours: (theirs,) for ours, theirs in _QUERY.items()}
+    for block in range(depth):
+        for kind in ("weight", "bias"):
+            for ours, theirs in _QUERY_BLOCK.items():
+                names[f"blocks.{block}.{ours}.{kind}"] = (f"visual_blocks.{block}.{theirs}.{kind}",)
+    return names
+
+
+def _translate(found: Mapping[str, Tensor], names: Names, *, what: str) -> dict[str, Tensor]:
+    """Our names for exactly the tensors listed in `names`; several parts are joined along their rows."""
+    wanted = {theirs for parts in names.values() for theirs in parts}
+    missing = [theirs for parts in names.values() for theirs in parts if theirs not in found]
+    unknown = [key for key in found if key not in wanted]
+    problems = []
+    if missing:
+        problems.append(f"lacks {len(missing)} tensors ({_list_keys(missing)})")
+    if unknown:
+        problems.append(f"has {len(unknown)} tensors that do not belong there ({_list_keys(unknown)})")
+    if problems:
+        raise VisionCheckpointError(f"{what} {' and '.join(problems)}", hint=_MEANING)
+    state = {}
+    for ours, parts in names.items():
+        tensors = [found[theirs] for theirs in parts]
+        if any(tensor.shape != tensors[0].shape for tensor in tensors):
+            raise VisionCheckpointError(f"{what}: {_list_keys(list(parts))} differ in shape", hint=_MEANING)
+        state[ours] = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    return state
+
+
+def _clip_config(state: Mapping[str, Tensor], *, num_layers: int, name: str) -> ClipConfig:
+    patch, positions, projection = (
+        state[key] for key in ("patch_embedding.weight", "position_embedding", "projection.weight")
+    )
+    if patch.ndim != 4 or positions.ndim != 2 or projection.ndim != 2:
+        raise VisionCheckpointError(f"CLIP in `{name}` has tensors of unexpected shape", hint=_MEANING)
+    width, patch_size, grid = patch.shape[0], patch.shape[-1], round((positions.shape[0] - 1) ** 0.5)
+    if grid < 1 or grid * grid + 1 != positions.shape[0] or width % CLIP_HEAD_DIM:
+        raise VisionCheckpointError(
+            f"CLIP in `{name}` has {positions.shape[0]} positions and width {width}, which is no ViT of OpenAI's",
+            hint=_MEANING,
+        )
+    return ClipConfig(
+        image_size=grid * patch_size,
+        patch_size=patch_size,
+        width=width,
+        num_layers=num_layers,
+        num_heads=width // CLIP_HEAD_DIM,
+        output_dim=projection.shape[0],
+    )
+
+
+def _query_config(state: Mapping[str, Tensor], *, depth: int, name: str, visual_heads: int | None) -> QueryConfig:
+    queries, output = state["queries"], state["output_projection.weight"]
+    if queries.ndim != 2 or output.ndim != 2 or state["input_projection.weight"].ndim != 2:
+        raise VisionCheckpointError(f"The visual part of `{name}` has tensors of unexpected shape", hint=_MEANING)
+    num_queries, width = queries.shape
+    num_heads = visual_heads or KNOWN_VISUAL_HEADS.get(width)
+    if num_heads is None:
+        raise VisionCheckpointError(
+            f"The visual blocks of `{name}` are {width} wide, and how many heads they have is stored in no file",
+            hint="pass --visual-heads with the number the adapter was trained with (16 for the released ones)",
+        )
+    if num_heads < 1 or width % num_heads:
+        raise VisionCheckpointError(
+            f"The visual blocks of `{name}` are {width} wide, which {num_heads} heads do not divide",
+            hint="pass --visual-heads with the number the adapter was trained with",
+        )
+    return QueryConfig(
+        num_queries=num_queries,
+        width=width,
+        depth=depth,
+        num_heads=num_heads,
+        mlp_dim=state["blocks.0.mlp.up.bias"].shape[0] if depth else 4 * width,
+        output_dim=output.shape[0],
+    )
+
+
+def _check_shapes(state: Mapping[str, Tensor], config: VisionConfig, *, what: str) -> None:
+    """Compare with the module that is to take these tensors."""
+    with torch.device("meta"):
+        wanted = PictureEncoder(config).state_dict()
+    if state.keys() != wanted.keys():
+        raise AssertionError(f"name tables and PictureEncoder differ: {sorted(state.keys() ^ wanted.keys())}")
+    for ours, tensor in wanted.items():
+        if state[ours].shape != tensor.shape:
+            raise VisionCheckpointError(
+                f"{what}: `{ours}` has the shape {list(state[ours].shape)}, where {list(tensor.shape)} is wanted",
+                hint=_MEANING,
+            )
+
+
+def _clip_file(path: Path) -> Path:
+    """The file itself; of a Hugging Face folder, its weights, after a look at its config."""
+    folder = path if path.is_dir() else path.parent
+    if path.is_dir():
+        for file in ("model.safetensors", "pytorch_model.bin"):
+            if (path / file).is_file():
+                path = path / file
+                break
+        else:
+            raise VisionCheckpointError(
+                f"The folder `{path}` holds no CLIP",
+                hint="wanted: model.safetensors or pytorch_model.bin, or a file",
+            )
+    _check_huggingface_config(folder / "config.json")
+    return path
+
+
+def _check_huggingface_config(path: Path) -> None:
+    """CLIPs trained elsewhere keep OpenAI's tensors and change the arithmetic, which only their config tells."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return  # no Hugging Face folder
+    vision = config.get("vision_config", config) if isinstance(config, dict) else {}
+    if not isinstance(vision, dict) or "clip" not in str(config.get("model_type", "")):
+        return
+    activation, epsilon = vision.get("hidden_act", "quick_gelu"), vision.get("layer_norm_eps", 1e-5)
+    if activation != "quick_gelu" or epsilon != 1e-5:
+        raise VisionCheckpointError(
+            f"The CLIP in `{path.parent}` computes with {activation} and eps {epsilon}, "
+            "where quick_gelu and 1e-05 are wanted",
+            hint=_MEANING,
+        )
+    width, heads = vision.get("hidden_size"), vision.get("num_attention_heads")
+    if width and heads and width != heads * CLIP_HEAD_DIM:
+        raise VisionCheckpointError(
+            f"The CLIP in `{path.parent}` has {heads} heads at width {width}, where {CLIP_HEAD_DIM} a head are wanted",
+            hint=_MEANING,
+        )
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file, on the CPU."""
+    _require_file(path)
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dictionary)
+        except (SafetensorError, OSError, ValueError, RuntimeError):
+            raise _damaged(path) from None
+    try:
+        content = _read_archive(path) if _is_torchscript(path) else _read_state_dict(path)
+    except pickle.UnpicklingError as error:
+        if re.search(r"Unsupported (global|class)", str(error)):
+            raise VisionCheckpointError(
+                f"`{path}` holds Python objects beside its tensors, so it is not opened: loading it would run its code",
+                hint="take OpenAI's original file, or its state dict",
+            ) from None
+        raise _damaged(path) from None
+    except Exception:  # torch reports damage by a dozen types, from EOFError to KeyError
+        raise _damaged(path) from None
+    if isinstance(content, dict) and isinstance(content.get("model"), dict):
+        content = content["model"]
+    if not isinstance(content, dict):
+        raise VisionCheckpointError(f"`{path}` holds no dictionary of tensors", hint=_MEANING)
+    others = [str(key) for key, value in content.items() if not isinstance(value, Tensor | int | float)]
+    if others:
+        raise VisionCheckpointError(f"`{path}` holds more than tensors: {_list_keys(others)}", hint=_MEANING)
+    return {str(key): torch.as_tensor(value).detach() for key, value in content.items()}
+
+
+def _is_torchscript(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any("/code/__torch__" in name for name in archive.namelist())
+    except (zipfile.BadZipFile, OSError):
+        return False
+
+
+def _read_archive(path: Path) -> Any:
+    """The parameters of a TorchScript archive, as OpenAI publishes CLIP; its code is not run."""
+    with warnings.catch_warnings():
+        # torch calls its own format deprecated and offers no other way to read it.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.load(str(path), map_location="cpu").state_dict()  # type: ignore[no-untyped-call]
+
+
+def _read_state_dict(path: Path) -> Any:
+    # The trainer's checkpoints keep their command line as a Namespace: attributes only, no code.
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        try:
+            return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        except RuntimeError as error:
+            if "mmap can only be used" not in str(error):
+                raise
+            return torch.load(path, map_location="cpu", weights_only=True)  # the format before torch 1.6
+
+
+def _require_file(path: Path) -> None:
+    try:
+        size = path.stat().st_size
+    except OSError:
+        raise VisionCheckpointError(
+            f"There is no CLIP at `{path}`", hint="pass OpenAI's ViT-L-14.pt as --clip"
+        ) from None
+    if not size:
+        raise VisionCheckpointError(f"`{path}` is empty", hint="the download failed; fetch it again")
+
+
+def _damaged(path: Path) -> VisionCheckpointError:
+    return VisionCheckpointError(
+        f"`{path}` ({path.stat().st_size:,} bytes) cannot be opened: it is cut short, damaged, or no tensor file",
+        hint="compare its size with the place it came from, and copy it again",
+    )
+
+
+def _what_is(keys: Collection[str]) -> str | None:
+    if any(key.startswith(("visual_blocks.", "adapter_query.", "llama.", "llma.")) for key in keys):
+        return "a LLaMA-Adapter file"
+    if any(key.startswith(("tok_embeddings.", "layers.", "model.layers.", "model.embed_tokens.")) for key in keys):
+        return "a LLaMA"
+    return None
+
+
+def _count(keys: Collection[str], pattern: str) -> int:
+    numbers = [int(match[1]) for key in keys if (match := re.match(pattern, key))]
+    return max(numbers, default=-1) + 1
+
+
+def _list_keys(keys: list[str]) -> str:
+    shown = ", ".join(f"`{key}`" for key in keys[:_SHOWN_KEYS])
+    rest = len(keys) - _SHOWN_KEYS
+    return f"{shown} and {rest} more" if rest > 0 else shown
