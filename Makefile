@@ -1,0 +1,33 @@
+# Everything happens in .venv, made from PYTHON (3.11 or newer).
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check clean
+
+demo: .venv/.installed
+	$(BIN)/python demo_bsz.py
+
+# Everything: `check`, and the tests that run the command line or train something.
+test: check
+	$(BIN)/python -m pytest -m slow
+
+# Format, lint, types and the quick tests.
+check: .venv/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy -p app -p vision -p llm -p scripts -m demo_bsz
+	$(BIN)/python -m pytest -m "not slow"
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: pyproject.toml | .venv/bin/python
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+.venv/.installed-dev: pyproject.toml | .venv/bin/python
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@ .venv/.installed

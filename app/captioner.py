@@ -1,0 +1,417 @@
+"""The main flow, top to bottom: pictures and prompts -> visual queries -> requests -> answers."""
+
+import functools
+import itertools
+import math
+import os
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from app.clock import StageClock
+from app.spec import CaptionerSpec
+from llm.engine.engine import Engine
+from llm.engine.sampling_params import SamplingParams
+from llm.engine.sequence import Output, Request
+from llm.prompt import format_prompt
+from llm.tokenizer import IncrementalDetokenizer, Tokenizer
+from vision.backends.base import VisionBackend
+from vision.errors import PictureError
+from vision.image import PictureSource, load_picture
+from vision.preprocess import preprocess
+
+
+@dataclass(frozen=True, slots=True)
+class RawPrompt:
+    """Text that goes to the model as it is, without the instruction template."""
+
+    text: str
+
+
+# An instruction, an instruction with its input, text without a template, or token ids used as they are.
+Prompt = str | tuple[str, str | None] | RawPrompt | Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelInfo:
+    """What a report or a record says of the model."""
+
+    name: str
+    digest: str
+    device: str
+    dtype: str
+    context: int
+    default_prompt: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkItem:
+    """One picture and what is asked of it."""
+
+    index: int
+    picture: PictureSource
+    label: str
+    prompt: Prompt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerError:
+    """Why a picture has no answer."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """The answer to one work item; with `error`, there is none and the text is empty."""
+
+    index: int
+    picture: str
+    digest: str  # of the picture's bytes; empty when they could not be read
+    prompt: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish: Literal["stop", "length", "choice", "error"]
+    choice: dict[str, float] | None = None  # probability of each choice, they sum to 1
+    error: AnswerError | None = None
+    ms: dict[str, float] = field(default_factory=dict)  # read, clip (of its batch), first_token and total
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextDelta:
+    """The next piece of an answer's text."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _EncodedPrompt:
+    text: str  # as a record shows it
+    token_ids: tuple[int, ...]
+    choices: tuple[tuple[int, ...], ...]
+
+
+class _Conversation:
+    """A work item on its way through the engine."""
+
+    def __init__(self, item: WorkItem, prompt: _EncodedPrompt, *, tokenizer: Tokenizer) -> None:
+        self.item, self.prompt = item, prompt
+        self.started = time.perf_counter()
+        self.digest = ""
+        self.token_ids: list[int] = []
+        self.detokenizer = IncrementalDetokenizer(tokenizer)
+        self.pieces: list[str] = []
+        self.ms: dict[str, float] = {}
+
+    def elapsed_ms(self) -> float:
+        return (time.perf_counter() - self.started) * 1e3
+
+
+class Captioner:
+    """Answers prompts about pictures. Not thread-safe: one call at a time."""
+
+    def __init__(
+        self,
+        *,
+        spec: CaptionerSpec,
+        info: ModelInfo,
+        vision: VisionBackend,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        synchronise: Callable[[], None],
+    ) -> None:
+        self.spec, self.info, self.tokenizer = spec, info, tokenizer
+        self._synchronise = synchronise
+        self._vision, self._engine = vision, engine
+        self._request_ids = itertools.count()
+        # Most runs ask few different questions: each is tokenised once.
+        self._encode_prompt = functools.lru_cache(maxsize=1024)(self._encode_prompt_uncached)
+
+    @classmethod
+    def load(cls, model: str | os.PathLike[str] | None = None, **options: Any) -> "Captioner":
+        """Load a bundle (default: the embedded model) or, with `llama_dir`, checkpoints as users have them.
+
+        `options` are the fields of `CaptionerSpec`: llama_dir, llama_type, adapter, clip, visual_heads,
+        channel_order, context, device, dtype, exif, batch_size; None leaves a default. Raises ValueError for
+        options that exclude each other, and the errors listed in app/errors.py for files and devices.
+        """
+        from app.assemble import assemble
+
+        given = {name: value for name, value in {"model": model, **options}.items() if value is not None}
+        plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
+        return assemble(CaptionerSpec(**plain))
+
+    def profile_clock(self) -> StageClock:
+        """A clock that waits for the device at every boundary; pass it as `clock`."""
+        return StageClock(synchronise=self._synchronise)
+
+    def generate(
+        self,
+        pictures: Sequence[PictureSource],
+        prompts: Sequence[Prompt] | str | RawPrompt | None = None,
+        *,
+        max_new_tokens: int = SamplingParams.max_new_tokens,
+        temperature: float = SamplingParams.temperature,
+        top_p: float = SamplingParams.top_p,
+        top_k: int = SamplingParams.top_k,
+        seed: int | None = None,
+        choices: Sequence[str] | None = None,
+        clock: StageClock | None = None,
+    ) -> list[Answer]:
+        """Answer each picture's prompt; answers come in the order of the pictures.
+
+        `prompts` has one entry per picture, or a single one for all, or is None for the model's caption prompt. An
+        entry is an instruction, a pair (instruction, input), a `RawPrompt`, or a list of token ids. A picture that
+        cannot be read becomes an answer with `error`. With `choices` the answer is the likeliest of them.
+
+        Raises ValueError for counts that do not match or settings out of range, PromptTooLongError or PromptError
+        before anything is computed.
+        """
+        events = self.stream(
+            pictures,
+            prompts,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            seed=seed,
+            choices=choices,
+            clock=clock,
+        )
+        answers = [event for event in events if isinstance(event, Answer)]
+        return sorted(answers, key=lambda answer: answer.index)
+
+    def stream(
+        self,
+        pictures: Sequence[PictureSource],
+        prompts: Sequence[Prompt] | str | RawPrompt | None = None,
+        *,
+        max_new_tokens: int = SamplingParams.max_new_tokens,
+        temperature: float = SamplingParams.temperature,
+        top_p: float = SamplingParams.top_p,
+        top_k: int = SamplingParams.top_k,
+        seed: int | None = None,
+        choices: Sequence[str] | None = None,
+        clock: StageClock | None = None,
+    ) -> Generator[TextDelta | Answer]:
+        """As `generate`, token by token: text deltas of all pictures as they come, and each picture's answer."""
+        items = work_items(pictures, prompts, default_prompt=self.info.default_prompt)
+        sampling = SamplingParams(
+            max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
+        )
+        for item in items:
+            self.check_prompt(item.prompt, choices)  # an error here must come before any work
+        return self.run(items, sampling=sampling, choices=choices, clock=clock)
+
+    def run(
+        self,
+        items: Iterable[WorkItem],
+        *,
+        sampling: SamplingParams,
+        choices: Sequence[str] | None = None,
+        clock: StageClock | None = None,
+    ) -> Generator[TextDelta | Answer]:
+        """Answer a stream of work items as they come, in completion order; memory does not grow with their number.
+
+        Closing the iterator early forgets what is in flight.
+        """
+        clock = clock or StageClock()
+        choices = None if choices is None else tuple(choices)
+        self._engine.timer = clock
+        source = iter(items)
+        in_flight: dict[int, _Conversation] = {}
+        exhausted = False
+        try:
+            while True:
+                # Keep every slot in use: encode the next pictures while fewer requests than slots are under way.
+                while not exhausted and self._engine.num_unfinished < self._engine.num_slots:
+                    clock.enter("read")
+                    batch = list(itertools.islice(source, self.spec.batch_size))
+                    exhausted = len(batch) < self.spec.batch_size
+                    errors = self._admit(batch, in_flight, sampling=sampling, choices=choices, clock=clock)
+                    clock.enter("write")
+                    yield from errors
+                if not self._engine.num_unfinished:
+                    return
+                outputs = self._engine.step()
+                clock.enter("decode")
+                events = [event for output in outputs for event in self._news(output, in_flight, choices)]
+                clock.enter("write")
+                yield from events
+        finally:
+            for request_id in in_flight:
+                self._engine.cancel(request_id)
+            clock.stop()
+
+    def _admit(
+        self,
+        items: Sequence[WorkItem],
+        in_flight: dict[int, _Conversation],
+        *,
+        sampling: SamplingParams,
+        choices: tuple[str, ...] | None,
+        clock: StageClock,
+    ) -> list[Answer]:
+        """Read and encode pictures and hand them to the engine; returns the answers of those that failed."""
+        errors: list[Answer] = []
+        readable: list[_Conversation] = []
+        pixels: list[np.ndarray] = []
+        for item in items:
+            prompt = self._encode_prompt(_hashable(item.prompt), choices)
+            conversation = _Conversation(item, prompt, tokenizer=self.tokenizer)
+            try:
+                loaded = load_picture(item.picture, orientation=self.spec.exif)
+                conversation.digest = loaded.digest
+                pixels.append(preprocess(loaded.image, size=self._vision.image_size))
+            except PictureError as error:
+                errors.append(_failed(conversation, error))
+                continue
+            conversation.ms["read"] = conversation.elapsed_ms()
+            readable.append(conversation)
+        if not readable:
+            return errors
+        clock.enter("clip")
+        encode_started = time.perf_counter()
+        visual_query_BQD = self._vision.encode(np.stack(pixels))
+        clip_ms = (time.perf_counter() - encode_started) * 1e3
+        clock.enter("pre")
+        prefixes = self._engine.project_prefix(visual_query_BQD)
+        for conversation, prefix in zip(readable, prefixes, strict=True):
+            conversation.ms["clip"] = clip_ms
+            request_id = next(self._request_ids)
+            in_flight[request_id] = conversation
+            self._engine.submit(
+                Request(
+                    id=request_id,
+                    prompt_ids=conversation.prompt.token_ids,
+                    prefix=prefix,
+                    sampling=sampling,
+                    choices=conversation.prompt.choices,
+                )
+            )
+        return errors
+
+    def _news(
+        self, output: Output, in_flight: dict[int, _Conversation], choices: tuple[str, ...] | None
+    ) -> Iterator[TextDelta | Answer]:
+        """What one output of the engine means for the reader: new text, the answer, or both."""
+        conversation = in_flight[output.request_id]
+        text = ""
+        if output.token_id is not None:
+            conversation.ms.setdefault("first_token", conversation.elapsed_ms())
+            conversation.token_ids.append(output.token_id)
+            text = conversation.detokenizer.push(output.token_id)
+        if output.finish in ("stop", "length"):
+            text += conversation.detokenizer.flush()
+        if text:
+            conversation.pieces.append(text)
+            yield TextDelta(index=conversation.item.index, text=text)
+        if output.finish is None:
+            return
+        del in_flight[output.request_id]
+        conversation.ms["total"] = conversation.elapsed_ms()
+        choice = None
+        if output.finish == "choice":
+            assert choices is not None
+            probabilities = _normalised(output.choice_logprobs)
+            choice = dict(zip(choices, probabilities, strict=True))
+            best = probabilities.index(max(probabilities))
+            conversation.pieces, conversation.token_ids = [choices[best]], list(conversation.prompt.choices[best])
+        yield Answer(
+            index=conversation.item.index,
+            picture=conversation.item.label,
+            digest=conversation.digest,
+            prompt=conversation.prompt.text,
+            text="".join(conversation.pieces),
+            token_ids=tuple(conversation.token_ids),
+            finish=output.finish,
+            choice=choice,
+            ms=conversation.ms,
+        )
+
+    def check_prompt(self, prompt: Prompt, choices: Sequence[str] | None = None) -> None:
+        """Raise PromptTooLongError, PromptError or ValueError when this prompt could not be answered."""
+        self._encode_prompt(_hashable(prompt), None if choices is None else tuple(choices))
+
+    def _encode_prompt_uncached(self, prompt: Prompt, choices: tuple[str, ...] | None) -> _EncodedPrompt:
+        """Token ids of a prompt and its choices; raises as `Engine.check`, and ValueError for unusable choices."""
+        model_text: str | None
+        match prompt:
+            case str(instruction):
+                shown, model_text = instruction, format_prompt(instruction)
+            case RawPrompt(text):
+                shown, model_text = text, text
+            case (str(instruction), None):
+                shown, model_text = instruction, format_prompt(instruction)
+            case (str(instruction), str(given)):
+                shown, model_text = f"{instruction}\n{given}", format_prompt(instruction, given)
+            case _:
+                shown, model_text = "", None
+        token_ids = _as_token_ids(prompt) if model_text is None else self.tokenizer.encode(model_text)
+        choice_ids: tuple[tuple[int, ...], ...] = ()
+        if choices is not None:
+            if len(choices) < 2 or len(set(choices)) < len(choices):
+                raise ValueError(f"choices must be at least two different answers, got {list(choices)}")
+            choice_ids = tuple(tuple(self.tokenizer.encode_continuation(model_text, text)) for text in choices)
+        self._engine.check(tuple(token_ids), choice_ids)
+        return _EncodedPrompt(shown or self.tokenizer.decode(token_ids), tuple(token_ids), choice_ids)
+
+
+def work_items(
+    pictures: Sequence[PictureSource], prompts: Sequence[Prompt] | str | RawPrompt | None, *, default_prompt: str
+) -> list[WorkItem]:
+    """Pair pictures with prompts; a single prompt serves all pictures. Raises ValueError when the counts differ."""
+    if isinstance(pictures, (str, bytes)):
+        raise ValueError("pictures must be a list of pictures, got a single one: put it in brackets")
+    if prompts is None or isinstance(prompts, (str, RawPrompt)):
+        prompts = [default_prompt if prompts is None else prompts]
+    if len(prompts) == 1:
+        prompts = list(prompts) * len(pictures)
+    if len(prompts) != len(pictures):
+        raise ValueError(f"{len(pictures)} pictures came with {len(prompts)} prompts: give one each, or one for all")
+    return [
+        WorkItem(index=index, picture=picture, label=_label(picture, index), prompt=prompt)
+        for index, (picture, prompt) in enumerate(zip(pictures, prompts, strict=True))
+    ]
+
+
+def _label(picture: PictureSource, index: int) -> str:
+    return f"picture {index}" if isinstance(picture, bytes) or hasattr(picture, "getpixel") else str(picture)
+
+
+def _hashable(prompt: Prompt) -> Prompt:
+    return prompt if isinstance(prompt, (str, RawPrompt, tuple)) else tuple(_as_token_ids(prompt))
+
+
+def _as_token_ids(prompt: Any) -> list[int]:
+    try:
+        return [int(token_id) for token_id in prompt]
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"A prompt must be text, a pair (instruction, input) or a list of token ids, got {prompt!r}"
+        ) from None
+
+
+def _normalised(logprobs: Sequence[float]) -> list[float]:
+    best = max(logprobs)
+    weights = [math.exp(logprob - best) for logprob in logprobs]
+    return [weight / sum(weights) for weight in weights]
+
+
+def _failed(conversation: _Conversation, error: PictureError) -> Answer:
+    return Answer(
+        index=conversation.item.index,
+        picture=conversation.item.label,
+        digest=conversation.digest,
+        prompt=conversation.prompt.text,
+        text="",
+        token_ids=(),
+        finish="error",
+        error=AnswerError(code=error.code, message=error.message),
+        ms={"total": conversation.elapsed_ms()},
+    )

@@ -1,0 +1,304 @@
+"""The command line: flags -> plain values -> the code that does the work. Help and usage errors load no model code."""
+
+import argparse
+import dataclasses
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from app.errors import Exit, UsageError, run_guarded
+from app.spec import CaptionerSpec
+from llm.engine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from app.checkpoints import ModelSources
+    from app.doctor import Finding
+
+T = TypeVar("T")
+
+SPEC = CaptionerSpec()
+SAMPLING = SamplingParams()
+CONVERT_DTYPE = "float16"
+
+_DESCRIPTION = """\
+Caption pictures and answer questions about them with LLaMA-Adapter V2 models.
+
+  llama-adapter caption photo.jpg folder/
+  llama-adapter ask photo.jpg --question "Is there a red circle?" --choices Yes,No
+"""
+_EXIT_CODES = """\
+exit codes: 0 all good, 1 failed, 2 usage, 3 finished but some pictures could not be read, 130 interrupted
+"""
+_CAPTION = """\
+Describe each picture. Answers are written as they are ready: as lines of text on a terminal, as JSON lines into a
+pipe or a file. A picture that cannot be read gets an error record and does not touch the others.
+"""
+_ASK = """\
+Ask the same question about each picture. With --choices the answer is the likeliest of them, with its probability;
+otherwise it is written freely. Output as of `caption`.
+"""
+_CONVERT = """\
+Read LLaMA, adapter and CLIP as they were downloaded, check that they fit together, and write them as one bundle that
+loads fast: `--model BUNDLE` in the other commands.
+"""
+_DOCTOR = """\
+Check this installation and a model, tensor by tensor, and say what is wrong with it. Without model flags the embedded
+model is checked. Exit code 0 when nothing is wrong, else 1.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Usage errors are raised, to be told like every other error."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, hint=f"`{self.prog} --help` lists what there is")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. Errors are told on stderr, see app/errors.py."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    return run_guarded(lambda: _dispatch(arguments), debug="--debug" in arguments)
+
+
+def _dispatch(arguments: Sequence[str]) -> int:
+    options = build_parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.command
+    return command(options)
+
+
+def build_parser() -> Parser:
+    """All commands and flags; defaults come from the dataclasses they end up in."""
+    parser = Parser(prog="llama-adapter", description=_DESCRIPTION, epilog=_EXIT_CODES)
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and stop")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    caption = _command(commands, "caption", _run_caption, help="describe pictures", description=_CAPTION)
+    _add_pictures(caption)
+    prompt = caption.add_argument_group("prompt")
+    prompt.add_argument("--prompt", metavar="TEXT", help="instruction (default: the model's own for captions)")
+    prompt.add_argument("--input", metavar="TEXT", help="further context for --prompt")
+    prompt.add_argument("--raw-prompt", metavar="TEXT", help="text that goes to the model without the template")
+    _add_answering(caption)
+
+    ask = _command(commands, "ask", _run_ask, help="ask a question about pictures", description=_ASK)
+    _add_pictures(ask)
+    prompt = ask.add_argument_group("question")
+    prompt.add_argument("--question", metavar="TEXT", required=True, help="what to ask")
+    prompt.add_argument("--input", metavar="TEXT", help="further context for the question")
+    prompt.add_argument("--choices", metavar="A,B,...", type=parse_choices, help="answer with one of these")
+    _add_answering(ask)
+
+    convert = _command(commands, "convert", _run_convert, help="make a bundle of checkpoints", description=_CONVERT)
+    _add_model(convert, bundle=False)
+    convert.add_argument("--out", metavar="BUNDLE", required=True, help="folder to write")
+    convert.add_argument(
+        "--dtype", metavar="T", default=CONVERT_DTYPE, help="precision to store (default: %(default)s)"
+    )
+    convert.add_argument("--force", action="store_true", help="replace a bundle that is there already")
+
+    doctor = _command(commands, "doctor", _run_doctor, help="check a model", description=_DOCTOR)
+    _add_model(doctor)
+    return parser
+
+
+def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], int], **texts: str) -> Parser:
+    parser: Parser = commands.add_parser(name, epilog=_EXIT_CODES, **texts)
+    parser.set_defaults(command=run)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def _add_pictures(parser: Parser) -> None:
+    parser.add_argument(
+        "pictures", metavar="PICTURE_OR_FOLDER", nargs="+", help="picture files; a folder means the pictures in it"
+    )
+    parser.add_argument("--recursive", action="store_true", help="also look into the folders of a folder")
+
+
+def _add_model(parser: Parser, *, bundle: bool = True) -> None:
+    group = parser.add_argument_group("model")
+    if bundle:
+        group.add_argument(
+            "--model", metavar="BUNDLE", help="bundle written by `convert` (default: the embedded model)"
+        )
+    group.add_argument("--llama-dir", metavar="DIR", help="LLaMA as Meta ships it, or a Hugging Face folder")
+    group.add_argument("--llama-type", metavar="NAME", help="sub-folder of --llama-dir, for example 7B")
+    group.add_argument("--adapter", metavar="FILE", help="adapter, for example BIAS-7B.pth")
+    group.add_argument("--clip", metavar="FILE", help="CLIP, for example ViT-L-14.pt")
+    group.add_argument(
+        "--visual-heads", metavar="N", type=int, help="heads of the visual blocks (default: 16 for width 768)"
+    )
+    group.add_argument(
+        "--channel-order",
+        choices=("rgb", "bgr"),
+        default=SPEC.channel_order,
+        help="order of colours the adapter was trained on (default: bgr for the released adapters, else rgb)",
+    )
+    group.add_argument(
+        "--context", metavar="N", type=int, help="tokens of prompt and answer together (default: the bundle's, or 512)"
+    )
+
+
+def _add_answering(parser: Parser) -> None:
+    _add_model(parser)
+    answer = parser.add_argument_group("answer")
+    answer.add_argument("--max-new-tokens", metavar="N", type=int, default=SAMPLING.max_new_tokens, help=_default())
+    answer.add_argument(
+        "--temperature", metavar="T", type=float, default=SAMPLING.temperature, help=_default("0 takes the best token")
+    )
+    answer.add_argument(
+        "--top-p", metavar="P", type=float, default=SAMPLING.top_p, help=_default("with a temperature above 0")
+    )
+    answer.add_argument("--top-k", metavar="K", type=int, default=SAMPLING.top_k, help=_default("0 keeps every token"))
+    answer.add_argument("--seed", metavar="S", type=int, help="makes sampled answers repeatable")
+    compute = parser.add_argument_group("computation")
+    compute.add_argument("--batch-size", metavar="N", type=int, default=SPEC.batch_size, help=_default())
+    compute.add_argument("--device", metavar="D", default=SPEC.device, help=_default("cpu, cuda, cuda:1, ... or auto"))
+    compute.add_argument(
+        "--dtype", metavar="T", default=SPEC.dtype, help=_default("float32, bfloat16 or float16, as the device allows")
+    )
+    compute.add_argument(
+        "--exif", choices=("upright", "ignore"), default=SPEC.exif, help=_default("orientation that cameras store")
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--out", metavar="FILE.jsonl", help="append records to a file; pictures already answered there are left out"
+    )
+    output.add_argument(
+        "--format", choices=("text", "jsonl"), help="on stdout (default: text on a terminal, jsonl in a pipe)"
+    )
+    output.add_argument("--profile", action="store_true", help="print stage times on stderr; waits for the device")
+    output.add_argument("--quiet", action="store_true", help="no progress and no notes on stderr")
+
+
+def _default(text: str = "") -> str:
+    return f"{text} (default: %(default)s)".lstrip()
+
+
+def parse_choices(text: str) -> tuple[str, ...]:
+    """`Yes, No` -> ("Yes", "No"); raises ArgumentTypeError for fewer than two, empty or equal ones."""
+    choices = tuple(choice.strip() for choice in text.split(","))
+    if len(choices) < 2 or not all(choices) or len(set(choices)) < len(choices):
+        raise argparse.ArgumentTypeError(f"wanted at least two different answers with commas between, got {text!r}")
+    return choices
+
+
+def spec_from(options: argparse.Namespace) -> CaptionerSpec:
+    """The spec that the flags describe; raises UsageError when they exclude each other."""
+    return _from_flags(CaptionerSpec, options)
+
+
+def _from_flags(kind: Callable[..., T], options: argparse.Namespace) -> T:
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    try:
+        return kind(**{name: getattr(options, name) for name in names if hasattr(options, name)})
+    except ValueError as error:
+        # The message names fields; here they are flags.
+        flags = re.sub(r"\b[a-z]+(_[a-z]+)+\b", lambda match: "--" + match[0].replace("_", "-"), str(error))
+        raise UsageError(flags) from error
+
+
+def _run_caption(options: argparse.Namespace) -> int:
+    if options.input is not None and options.prompt is None:
+        raise UsageError("--input goes with --prompt, which is missing", hint="give the instruction as --prompt")
+    if options.raw_prompt is not None and options.prompt is not None:
+        raise UsageError("--prompt and --raw-prompt exclude each other", hint="give one of them")
+    return _answer(options, instruction=options.prompt, raw=options.raw_prompt, choices=None)
+
+
+def _run_ask(options: argparse.Namespace) -> int:
+    return _answer(options, instruction=options.question, raw=None, choices=options.choices)
+
+
+def _answer(
+    options: argparse.Namespace, *, instruction: str | None, raw: str | None, choices: tuple[str, ...] | None
+) -> int:
+    spec = spec_from(options)
+    sampling = _from_flags(SamplingParams, options)
+
+    from app.answering import Job, Question, run_job
+
+    return run_job(
+        Job(
+            spec=spec,
+            pictures=tuple(options.pictures),
+            recursive=options.recursive,
+            question=Question(instruction=instruction, input=options.input, raw=raw, choices=choices),
+            sampling=sampling,
+            out=options.out,
+            format=options.format,
+            profile=options.profile,
+            quiet=options.quiet,
+        )
+    )
+
+
+def _run_convert(options: argparse.Namespace) -> int:
+    if options.llama_dir is None or options.adapter is None:
+        raise UsageError(
+            "convert needs --llama-dir and --adapter", hint="and --clip, unless the adapter's file holds CLIP itself"
+        )
+    from app.bundle import DTYPES, convert
+
+    if options.dtype not in DTYPES:
+        raise UsageError(f"No dtype named `{options.dtype}`", hint=f"pass one of {', '.join(DTYPES)} as --dtype")
+    bundle = convert(_sources(options), options.out, dtype=DTYPES[options.dtype], overwrite=options.force)
+    num_bytes = sum(file.stat().st_size for file in Path(bundle).iterdir())
+    print(f"wrote `{bundle}`, {num_bytes / 1e6:,.1f} MB in {options.dtype}", file=sys.stderr)
+    return Exit.OK
+
+
+def _sources(options: argparse.Namespace) -> "ModelSources":
+    from app.checkpoints import ModelSources
+
+    return _from_flags(ModelSources, options)
+
+
+def _run_doctor(options: argparse.Namespace) -> int:
+    spec_given = options.llama_dir is not None
+    if spec_given and options.model is not None:
+        raise UsageError("--model and --llama-dir exclude each other", hint="check one after the other")
+    if spec_given != (options.adapter is not None):
+        raise UsageError("--llama-dir and --adapter go together", hint="give both, and --clip")
+    from app.doctor import diagnose
+    from app.resources import embedded_model
+
+    findings = [
+        *_look_at_environment(),
+        *diagnose(_sources(options) if spec_given else options.model or embedded_model()),
+    ]
+    for finding in findings:
+        print(f"{finding.level:<8} {finding.what}: {finding.sentence}")
+        if finding.hint:
+            print(f"{'':<8} hint: {finding.hint}")
+    num_errors = sum(finding.level == "error" for finding in findings)
+    print(f"\n{num_errors or 'no'} error{'' if num_errors == 1 else 's'} in {len(findings)} checks")
+    return Exit.FAILED if num_errors else Exit.OK
+
+
+def _look_at_environment() -> "list[Finding]":
+    from app.doctor import Finding
+    from app.report import versions
+    from llm.runtime.backend import open_backend
+
+    said = ", ".join(f"{name} {version}" for name, version in versions().items())
+    best = open_backend("auto").name
+    return [Finding(level="ok", what="environment", sentence=f"{said}; `--device auto` is {best}")]
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"llama-adapter {version('llama-adapter')}")
+        except PackageNotFoundError:
+            print("llama-adapter (run from a checkout, not installed)")
+        parser.exit()

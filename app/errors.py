@@ -1,0 +1,150 @@
+"""One table: what went wrong -> exit code, HTTP status and hint; and how an error is told on stderr.
+
+Errors are looked up by the name of their class, so that nothing has to be imported for it.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Exit codes of every command."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    PICTURE_ERRORS = 3  # finished, and some pictures have an error in the place of an answer
+    INTERRUPTED = 130
+
+
+class UsageError(Exception):
+    """A command line that cannot be meant; `hint` says what to do next, or is empty."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """What an error of one class means outside; `hint` is for errors that carry none of their own."""
+
+    exit_code: Exit
+    http_status: int
+    hint: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """An error as people and other programs are told of it."""
+
+    exit_code: Exit
+    http_status: int
+    sentence: str
+    hint: str = ""
+
+
+_OUT_OF_MEMORY = Rule(exit_code=Exit.FAILED, http_status=503, hint="try a smaller --batch-size")
+_UNEXPECTED = Rule(
+    exit_code=Exit.FAILED, http_status=500, hint="this is a fault of the program; --debug shows where it happened"
+)
+
+RULES: Mapping[str, Rule] = {
+    "app.errors.UsageError": Rule(exit_code=Exit.USAGE, http_status=400),
+    "app.records.RecordFileError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "vision.errors.PictureError": Rule(exit_code=Exit.PICTURE_ERRORS, http_status=400),
+    "vision.weights.VisionCheckpointError": Rule(
+        exit_code=Exit.FAILED, http_status=500, hint="`llama-adapter doctor` with the same model flags says more"
+    ),
+    "llm.errors.LlmError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "llm.errors.CheckpointError": Rule(
+        exit_code=Exit.FAILED, http_status=500, hint="`llama-adapter doctor` with the same model flags says more"
+    ),
+    "llm.errors.PromptTooLongError": Rule(exit_code=Exit.USAGE, http_status=400),
+    "llm.errors.PromptError": Rule(exit_code=Exit.USAGE, http_status=400),
+    "llm.errors.DeviceError": Rule(exit_code=Exit.USAGE, http_status=500),
+    "torch.OutOfMemoryError": _OUT_OF_MEMORY,
+    "builtins.MemoryError": _OUT_OF_MEMORY,
+    # A value that our own settings refuse; the messages are written for users.
+    "builtins.ValueError": Rule(exit_code=Exit.USAGE, http_status=400),
+    "builtins.OSError": Rule(
+        exit_code=Exit.FAILED, http_status=500, hint="check the path, its permissions and the disk"
+    ),
+    # The reader of a pipe (`head`) has what it wanted.
+    "builtins.BrokenPipeError": Rule(exit_code=Exit.OK, http_status=500),
+    "builtins.KeyboardInterrupt": Rule(exit_code=Exit.INTERRUPTED, http_status=503),
+}
+
+
+def rule_for(error: BaseException) -> Rule:
+    """The rule of the error's class, or of the nearest base class in the table."""
+    if _is_failed_allocation(error):
+        return _OUT_OF_MEMORY
+    for base in type(error).__mro__:
+        rule = RULES.get(f"{base.__module__}.{base.__qualname__}")
+        if rule is not None:
+            return rule
+    return _UNEXPECTED
+
+
+def describe(error: BaseException) -> Problem:
+    """The error in a sentence and a hint."""
+    rule = rule_for(error)
+    sentence = str(getattr(error, "message", "")) or _own_words(error)
+    if rule is _OUT_OF_MEMORY:
+        sentence = "The memory is not enough" + (f": {sentence}" if sentence else "")
+    elif rule is _UNEXPECTED:
+        sentence = f"Unexpected {type(error).__name__}: {sentence}"
+    hint = str(getattr(error, "hint", "")) or rule.hint
+    return Problem(exit_code=rule.exit_code, http_status=rule.http_status, sentence=sentence, hint=hint)
+
+
+def format_problem(problem: Problem) -> str:
+    """The lines for stderr: the sentence and, apart from it, the hint."""
+    lines = f"error: {problem.sentence}"
+    return f"{lines}\n\nhint: {problem.hint}" if problem.hint else lines
+
+
+def run_guarded(action: Callable[[], int], *, debug: bool = False) -> int:
+    """Run a command; an error becomes its lines on stderr and its exit code, with a traceback only for `debug`."""
+    try:
+        exit_code = action()
+        sys.stdout.flush()  # here, where a reader that has gone away is still noticed
+    except SystemExit as request:  # argparse, after it printed help or version
+        return int(request.code or 0)
+    except BrokenPipeError as error:
+        forget_stdout()
+        return rule_for(error).exit_code
+    except (Exception, KeyboardInterrupt) as error:
+        if debug:
+            traceback.print_exc()
+        problem = describe(error)
+        said = "interrupted" if problem.exit_code == Exit.INTERRUPTED else format_problem(problem)
+        print(said, file=sys.stderr)
+        return problem.exit_code
+    return exit_code
+
+
+def forget_stdout() -> None:
+    """From now on stdout goes nowhere: its reader has gone, and the interpreter's last flush would complain."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def _own_words(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror + (f": `{error.filename}`" if error.filename is not None else "")
+    return " ".join(str(error).split())
+
+
+def _is_failed_allocation(error: BaseException) -> bool:
+    """On the CPU torch has no class of its own for this."""
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

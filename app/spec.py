@@ -1,0 +1,40 @@
+"""What a captioner is made of, as plain values: frozen, picklable, the one place of the defaults."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Orientation = Literal["upright", "ignore"]
+
+DEFAULT_BATCH_SIZE = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaptionerSpec:
+    """Model, device and limits. Without `model` and `llama_dir` the embedded model is meant."""
+
+    model: str | None = None  # a bundle
+    llama_dir: str | None = None  # or checkpoints as users have them
+    llama_type: str | None = None
+    adapter: str | None = None
+    clip: str | None = None
+    visual_heads: int | None = None
+    channel_order: Literal["auto", "rgb", "bgr"] = "auto"
+    context: int | None = None  # None: the bundle's own, else 512
+    device: str = "cpu"
+    dtype: str = "float32"
+    exif: Orientation = "upright"
+    batch_size: int = DEFAULT_BATCH_SIZE
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        if self.context is not None and self.context < 1:
+            raise ValueError(f"context must be at least 1, got {self.context}")
+        if self.exif not in ("upright", "ignore"):
+            raise ValueError(f"exif must be upright or ignore, got {self.exif!r}")
+        if self.model is not None and self.llama_dir is not None:
+            raise ValueError("model and llama_dir exclude each other: give a bundle, or the checkpoints it is made of")
+        if self.llama_dir is None and any((self.llama_type, self.adapter, self.clip)):
+            raise ValueError("llama_type, adapter and clip go with llama_dir, which is missing")
+        if self.llama_dir is not None and not self.adapter:
+            raise ValueError("llama_dir needs an adapter beside it: the adapter file, such as BIAS-7B")

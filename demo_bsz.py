@@ -1,0 +1,135 @@
+"""Captions a folder of pictures in batches and times it, with the variables of the Ascend guide's demo.
+
+Every variable can be set in the environment or as a flag; without any, the embedded model captions the sample
+pictures. The guide's demo generates one token, for a yes/no question: `--question "..." --choices Yes,No` asks that.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from app.cli import Parser, parse_choices
+from app.errors import Exit, UsageError, run_guarded
+from app.report import Tally, make_report
+from app.resources import sample_pictures
+from app.spec import CaptionerSpec
+from llm.engine.sampling_params import SamplingParams
+
+IMG_SIZE = 224  # what CLIP takes, and so what the model takes
+
+
+def parser() -> Parser:
+    """The guide's variables first; each flag's default is the environment variable of the same name."""
+    parser = Parser(prog="demo_bsz.py", description=__doc__)
+
+    def variable(name: str, default: str | int | None, help: str) -> None:
+        flag = "--" + name.lower().replace("_", "-")
+        kind = int if isinstance(default, int) else str
+        parser.add_argument(flag, metavar=name, type=kind, default=os.environ.get(name, default), help=help)
+
+    variable("DEVICE_ID", 0, "number of the accelerator; without one the CPU computes")
+    variable("IMG_SIZE", IMG_SIZE, "side of the pictures the model sees; only 224")
+    variable("BATCH_SIZE", 5, "pictures computed together (default: 5)")
+    variable("INFER_LOOP", 5, "timed trials over all pictures (default: 5)")
+    variable("LLAMA_DIR", None, "folder with tokenizer.model and a sub-folder of LLaMA weights")
+    variable("CLIP_DIR", None, "CLIP weights (ViT-L-14.pt), or a folder that holds exactly one such file")
+    variable("BIAS_DIR", None, "adapter (BIAS-7B.pth), or a folder that holds exactly one")
+    variable("PIC_FILE_PATH", os.path.relpath(sample_pictures()), "picture, or folder of pictures of any name")
+    parser.add_argument("--llama-type", help="sub-folder of LLAMA_DIR (default: the only one with weights, or 7B)")
+    question = parser.add_mutually_exclusive_group()
+    question.add_argument("--prompt", help="instruction (default: the model's own for captions)")
+    question.add_argument("--question", help="instruction, for use with --choices")
+    parser.add_argument("--choices", type=parse_choices, help="answer with one of these, for example Yes,No")
+    parser.add_argument("--max-new-tokens", type=int, default=SamplingParams.max_new_tokens, help="(%(default)s)")
+    parser.add_argument("--device", help="cpu, auto, ... (default: the accelerator DEVICE_ID, or the CPU)")
+    parser.add_argument("--dtype", default=CaptionerSpec().dtype, help="(default: %(default)s)")
+    parser.add_argument("--visual-heads", type=int, help="heads of the visual blocks (default: 16 for width 768)")
+    parser.add_argument(
+        "--channel-order", choices=("auto", "rgb", "bgr"), default="auto", help="trained order of colours"
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def only_file(place: str | None, suffixes: tuple[str, ...], *, name: str) -> str | None:
+    """The file itself, or the only one in a folder; raises UsageError for a folder with none or several."""
+    if place is None or not Path(place).is_dir():
+        return place
+    files = sorted(str(file) for file in Path(place).iterdir() if file.suffix in suffixes)
+    if len(files) != 1:
+        found = ", ".join(f"`{Path(file).name}`" for file in files) or "none"
+        raise UsageError(
+            f"{name} must hold exactly one {' or '.join(suffixes)} file, `{place}` has {found}", hint="name the file"
+        )
+    return files[0]
+
+
+def llama_type(llama_dir: str | None) -> str | None:
+    """The guide's default is 7B; where there is just one model, it is meant."""
+    if llama_dir is None or not Path(llama_dir).is_dir() or (Path(llama_dir) / "config.json").is_file():
+        return None
+    models = sorted(params.parent.name for params in Path(llama_dir).glob("*/params.json"))
+    return models[0] if len(models) == 1 else "7B"
+
+
+def main() -> int:
+    """Load, warm up, run the trials, print results and times."""
+    options = parser().parse_args()
+    if options.img_size != IMG_SIZE:
+        raise UsageError(f"IMG_SIZE must be {IMG_SIZE}, the size the model takes, got {options.img_size}")
+    if options.infer_loop < 1:
+        raise UsageError(f"INFER_LOOP must be at least 1, got {options.infer_loop}")
+
+    from app.captioner import Captioner
+    from app.inputs import expand_inputs
+    from llm.runtime.backend import open_backend
+
+    accelerator = open_backend("auto").device.type
+    numbered = accelerator if accelerator == "cpu" else f"{accelerator}:{options.device_id}"
+    captioner = Captioner.load(
+        llama_dir=options.llama_dir,
+        llama_type=None if options.llama_dir is None else options.llama_type or llama_type(options.llama_dir),
+        clip=only_file(options.clip_dir, (".pt", ".safetensors"), name="CLIP_DIR"),
+        adapter=only_file(options.bias_dir, (".pth",), name="BIAS_DIR"),
+        visual_heads=options.visual_heads,
+        channel_order=options.channel_order,
+        device=options.device or numbered,
+        dtype=options.dtype,
+        batch_size=options.batch_size,
+    )
+    pictures = [picture.source_path for picture in expand_inputs([options.pic_file_path])]
+    asked = {
+        "prompts": options.question or options.prompt,
+        "choices": options.choices,
+        "max_new_tokens": options.max_new_tokens,
+    }
+    warm_up = captioner.generate(pictures[: options.batch_size], **asked)
+    clock, tally, total_s = captioner.profile_clock(), Tally(), 0.0
+    for trial in range(options.infer_loop):
+        started = time.perf_counter()
+        answers = captioner.generate(pictures, clock=clock, **asked)
+        trial_s = time.perf_counter() - started
+        total_s += trial_s
+        for answer in answers:
+            tally.add(answer)
+            if trial == 0:
+                said = answer.text if answer.error is None else f"error: {answer.error.message}"
+                print(f"[result]: {answer.picture}: {said}")
+        print(f"[trial time]: {trial_s * 1e3:.1f} ms")
+    print(f"[avg_time]: {total_s / options.infer_loop * 1e3:.1f} ms\n")
+    report = make_report(
+        tally,
+        stages_s=clock.seconds,
+        wall_s=total_s,
+        model=captioner.info,
+        batch_size=options.batch_size,
+        num_warm_up_pictures=len(warm_up),
+        synchronised=True,
+    )
+    print(report.format_table())
+    return Exit.PICTURE_ERRORS if tally.num_failed else Exit.OK
+
+
+if __name__ == "__main__":
+    sys.exit(run_guarded(main, debug="--debug" in sys.argv))

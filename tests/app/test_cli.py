@@ -1,0 +1,361 @@
+"""The command line, called in this process: what it prints, where, and how it exits."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from PIL import Image
+
+from app.cli import build_parser, main
+from app.records import read_manifest, read_records
+from app.resources import sample_pictures
+from app.spec import CaptionerSpec
+from llm.engine.sampling_params import SamplingParams
+from tests.app.golden import CASES, ROOT, case_runs, model_flags, picture
+
+SHORT = ["--max-new-tokens", "6"]
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    def texts(self) -> dict[str, str]:
+        return {record["picture"]: record["text"] for record in self.records}
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: str | list[str]) -> Ran:
+        flat = [part for given in arguments for part in ([given] if isinstance(given, str) else given)]
+        code = main(flat)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return Ran(code, out, err)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--help"], 0),
+        (["caption", "--help"], 0),
+        (["ask", "--help"], 0),
+        (["convert", "--help"], 0),
+        (["doctor", "--help"], 0),
+        (["--version"], 0),
+        ([], 2),
+        (["paint"], 2),
+        (["caption"], 2),
+        (["caption", "x.png", "--top-p", "3"], 2),
+        (["caption", "x.png", "--adapter", "x.pth"], 2),
+    ],
+)
+def test_help_and_usage_errors_load_neither_torch_nor_numpy_nor_pillow(arguments: list[str], code: int) -> None:
+    program = (
+        "import sys; from app.__main__ import main; code = main(sys.argv[1:]); "
+        "print('loaded:', *{'torch', 'numpy', 'PIL', 'sentencepiece'} & sys.modules.keys(), file=sys.stderr); "
+        "sys.exit(code)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, cwd=ROOT)
+
+    assert ran.stderr.splitlines()[-1] == "loaded:"
+    assert ran.returncode == code
+    assert (ran.stdout == "") == (code != 0)
+
+
+def test_defaults_are_those_of_the_dataclasses() -> None:
+    options = vars(build_parser().parse_args(["caption", "x.png"]))
+    sampling, spec = SamplingParams(), CaptionerSpec()
+
+    for name in ("max_new_tokens", "temperature", "top_p", "top_k", "seed"):
+        assert options[name] == getattr(sampling, name)
+    for name in spec.__slots__:
+        assert options[name] == getattr(spec, name)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
+@pytest.mark.parametrize("raw", [False, True], ids=["prompt", "raw-prompt"])
+def test_golden_checkpoints_give_the_texts_of_the_reference(run: Run, case: dict[str, Any], raw: bool) -> None:
+    for arguments, texts in case_runs(case, raw=raw):
+        ran = run(arguments)
+
+        pictures = arguments[-len(texts) :]
+        assert ran.code == 0
+        assert [ran.texts()[name] for name in pictures] == texts
+
+
+def test_a_bad_picture_leaves_its_neighbours_answers_alone(run: Run, tmp_path: Path) -> None:
+    good = [picture("shapes_200x300.jpg"), picture("noise_128x96.png"), picture("gradient_640x360.png")]
+    empty, cut, missing = tmp_path / "empty.jpg", tmp_path / "cut.png", tmp_path / "missing.png"
+    empty.touch()
+    cut.write_bytes(Path(good[1]).read_bytes()[:2000])
+    alone = run("caption", good, model_flags(), SHORT)
+
+    mixed = run("caption", good[0], str(empty), good[1], str(cut), str(missing), good[2], model_flags(), SHORT)
+
+    assert alone.code == 0
+    assert mixed.code == 3
+    codes = {record["picture"]: record["error"]["code"] for record in mixed.records if record["error"]}
+    assert codes == {str(empty): "empty", str(cut): "truncated", str(missing): "missing"}
+    assert {name: mixed.texts()[name] for name in good} == alone.texts()
+    assert mixed.err.count("error: ") == 3
+
+
+def test_a_run_of_bad_pictures_only_ends_with_3(run: Run) -> None:
+    ran = run("caption", "missing.png", model_flags())
+
+    assert ran.code == 3
+    assert [record["finish"] for record in ran.records] == ["error"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence", "hint"),
+    [
+        (["--model", "nowhere"], 1, "`nowhere`", "convert"),
+        (["--llama-dir", "nowhere", "--adapter", "a.pth"], 1, "`nowhere` does not exist", "--llama-dir"),
+        ([*model_flags(), "--adapter", "nowhere.pth"], 1, "no file `nowhere.pth`", "doctor"),
+        ([*model_flags(), "--clip", model_flags()[5]], 1, "is no CLIP", "swapped"),
+        ([*model_flags(), "--visual-heads", "5"], 1, "5 heads do not divide", "--visual-heads"),
+        ([*model_flags(), "--device", "abacus"], 2, "`abacus`; available: cpu", "--device"),
+        ([*model_flags(), "--dtype", "int3"], 2, "dtype `int3`", "--dtype"),
+        ([*model_flags(), "--context", "16"], 2, "tokens, the context holds 16", "--context"),
+        ([*model_flags(), "--batch-size", "0"], 2, "--batch-size must be at least 1, got 0", ""),
+        ([*model_flags(), "--max-new-tokens", "-1"], 2, "--max-new-tokens must be at least 0, got -1", ""),
+        ([*model_flags(), "--input", "x"], 2, "--prompt, which is missing", "--prompt"),
+        ([*model_flags(), "--prompt", "x", "--raw-prompt", "y"], 2, "exclude each other", "one of them"),
+        (["--seed", "many"], 2, "invalid int value: 'many'", "--help"),
+    ],
+)
+def test_a_mistake_is_told_in_a_sentence(run: Run, arguments: list[str], code: int, sentence: str, hint: str) -> None:
+    ran = run("caption", picture(), arguments)
+
+    assert ran.code == code
+    assert ran.out == ""
+    first, *rest = ran.err.splitlines()
+    assert first.startswith("error: ")
+    assert sentence in first
+    if hint:
+        assert rest[0] == ""
+        assert rest[1].startswith("hint: ")
+        assert hint in rest[1]
+
+
+def test_a_checkpoint_of_another_size_is_told_in_a_sentence(run: Run, tmp_path: Path) -> None:
+    other = tmp_path / "TINY"
+    other.mkdir()
+    source = Path(model_flags()[1]) / "TINY"
+    for file in source.iterdir():
+        os.symlink(file, other / file.name)
+    (other / "params.json").unlink()
+    params = json.loads((source / "params.json").read_text()) | {"n_layers": 7}
+    (other / "params.json").write_text(json.dumps(params))
+    os.symlink(source.parent / "tokenizer.model", tmp_path / "tokenizer.model")
+
+    ran = run("caption", picture(), model_flags(), "--llama-dir", str(tmp_path))
+
+    assert ran.code == 1
+    assert ran.err.startswith("error: ")
+    assert "7" in ran.err.splitlines()[0]
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["caption", picture(), "--model", "nowhere", "--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_choices_are_weighed_against_each_other(run: Run) -> None:
+    ran = run("ask", picture(), "--question", "Is it red?", "--choices", "Yes, No", model_flags())
+
+    (record,) = ran.records
+    assert ran.code == 0
+    assert set(record["choice"]) == {"Yes", "No"}
+    assert sum(record["choice"].values()) == pytest.approx(1.0, abs=1e-5)
+    assert record["text"] == max(record["choice"], key=record["choice"].get)
+    assert record["finish"] == "choice"
+
+
+@pytest.mark.parametrize("choices", ["Yes", "Yes,Yes", "Yes,,No", ""])
+def test_unusable_choices_are_a_usage_error(run: Run, choices: str) -> None:
+    ran = run("ask", picture(), "--question", "Is it red?", "--choices", choices, model_flags())
+
+    assert ran.code == 2
+    assert "two different answers" in ran.err
+
+
+def test_text_format_has_a_line_for_each_picture(run: Run) -> None:
+    pictures = [picture("shapes_200x300.jpg"), picture("rgba_180x140.png")]
+    answers = run("caption", pictures, model_flags(), SHORT).texts()
+
+    ran = run("caption", pictures, model_flags(), SHORT, "--format", "text")
+
+    assert sorted(ran.out.splitlines()) == sorted(f"{name}: {text}" for name, text in answers.items())
+
+
+def test_text_format_shows_the_probability_of_a_choice(run: Run) -> None:
+    arguments = ["ask", picture(), "--question", "Is it red?", "--choices", "Yes,No", *model_flags()]
+    (record,) = run(arguments).records
+
+    ran = run(arguments, "--format", "text")
+
+    assert ran.out == f"{picture()}: {record['text']} ({record['choice'][record['text']]:.2f})\n"
+
+
+def test_out_keeps_the_records_and_stdout_stays_empty(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "answers.jsonl"
+    piped = run("caption", picture(), "missing.png", model_flags(), SHORT)
+
+    ran = run("caption", picture(), "missing.png", model_flags(), SHORT, "--out", str(out))
+
+    assert ran.code == 3
+    assert ran.out == ""
+    assert "1 picture answered, 1 failed" in ran.err
+    records = list(read_records(out))
+    volatile = {"ms": None, "run": None}
+    assert [record | volatile for record in records] == [record | volatile for record in piped.records]
+    (manifest,) = read_manifest(out)
+    assert manifest.counts == {"length": 1, "error": 1}
+    assert manifest.ended_at is not None
+    assert "auto" not in json.dumps(manifest.spec)
+
+
+def test_a_second_run_answers_only_what_is_new(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "answers.jsonl"
+    common = [*model_flags(), *SHORT, "--out", str(out)]
+    first, second = picture("shapes_200x300.jpg"), picture("noise_128x96.png")
+    run("caption", first, "missing.png", common)
+
+    again = run("caption", first, second, "missing.png", "missing.png", common)
+    other_question = run("caption", first, common, "--prompt", "What is this?")
+    other_form = run("caption", first, common, "--raw-prompt", "What is this?")
+
+    assert "1 picture answered, 2 failed, 1 answered by an earlier run" in again.err
+    assert other_question.code == other_form.code == 0
+    pictures = [record["picture"] for record in read_records(out)]
+    assert sorted(pictures) == sorted([first, first, first, "missing.png", "missing.png", second])
+
+
+def test_a_copy_under_another_name_has_its_own_record(run: Run, tmp_path: Path) -> None:
+    out, copy = tmp_path / "answers.jsonl", tmp_path / "copy.jpg"
+    copy.write_bytes(Path(picture()).read_bytes())
+    common = [*model_flags(), *SHORT, "--out", str(out)]
+    run("caption", picture(), common)
+
+    ran = run("caption", picture(), str(copy), common)
+
+    assert ran.code == 0
+    assert [record["picture"] for record in read_records(out)] == [picture(), str(copy)]
+
+
+def test_a_file_that_holds_no_records_is_left_alone(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "photo.png"
+    Image.new("RGB", (8, 8)).save(out)
+    before = out.read_bytes()
+
+    ran = run("caption", picture(), model_flags(), "--out", str(out))
+
+    assert ran.code == 1
+    assert "is not a record" in ran.err
+    assert out.read_bytes() == before
+
+
+def test_a_place_that_cannot_be_written_is_told_in_a_sentence(run: Run, tmp_path: Path) -> None:
+    ran = run("caption", picture(), model_flags(), "--out", str(tmp_path))
+
+    assert ran.code == 1
+    assert ran.err.startswith("error: Is a directory")
+
+
+def test_quiet_keeps_the_errors_that_are_recorded_nowhere(run: Run) -> None:
+    as_text = run("caption", "missing.png", model_flags(), "--quiet", "--format", "text")
+    as_records = run("caption", "missing.png", model_flags(), "--quiet")
+
+    assert as_text.err.startswith("error: ")
+    assert as_text.out == as_records.err == ""
+    assert as_records.records[0]["error"]["code"] == "missing"
+
+
+def test_the_embedded_model_says_once_that_it_knows_drawings_only(run: Run) -> None:
+    sample = str(next(sample_pictures().iterdir()))
+    foreign = [picture("noise_128x96.png"), picture("gradient_640x360.png")]
+
+    assert "drawn shapes" not in run("caption", sample, SHORT).err
+    assert run("caption", sample, foreign, SHORT).err.count("drawn shapes") == 1
+    assert run("caption", foreign, SHORT, "--quiet").err == ""
+    assert "drawn shapes" not in run("caption", foreign, model_flags(), SHORT).err
+
+
+def test_profile_prints_the_stages_on_stderr(run: Run) -> None:
+    ran = run("caption", picture(), model_flags(), SHORT, "--profile", "--quiet")
+
+    assert len(ran.records) == 1
+    stages = [line.split()[0] for line in ran.err.splitlines()[1:8]]
+    assert stages == ["read", "clip", "pre", "forward", "post", "decode", "write"]
+    assert "bound by: " in ran.err
+
+
+def test_a_seed_repeats_a_sampled_answer(run: Run) -> None:
+    arguments = ["caption", picture(), *model_flags(), *SHORT, "--temperature", "3", "--top-p", "1"]
+
+    assert run(arguments, "--seed", "5").texts() == run(arguments, "--seed", "5").texts()
+    assert run(arguments, "--seed", "5").texts() != run(arguments, "--seed", "6").texts()
+
+
+def test_convert_writes_a_bundle_that_answers_as_its_sources(run: Run, tmp_path: Path) -> None:
+    bundle = str(tmp_path / "bundle")
+    made = run("convert", model_flags(), "--out", bundle, "--dtype", "float32")
+    again = run("convert", model_flags(), "--out", bundle, "--dtype", "float32")
+    forced = run("convert", model_flags(), "--out", bundle, "--dtype", "float32", "--force")
+
+    assert (made.code, again.code, forced.code) == (0, 1, 0)
+    assert made.out == ""
+    from_bundle = run("caption", picture(), "--model", bundle, SHORT)
+    assert from_bundle.texts() == run("caption", picture(), model_flags(), SHORT).texts()
+    assert run("doctor", "--model", bundle).code == 0
+
+
+def test_convert_names_the_flags_it_lacks(run: Run, tmp_path: Path) -> None:
+    ran = run("convert", "--out", str(tmp_path / "bundle"))
+
+    assert ran.code == 2
+    assert "--llama-dir and --adapter" in ran.err
+
+
+def test_convert_names_the_dtypes_there_are(run: Run, tmp_path: Path) -> None:
+    ran = run("convert", model_flags(), "--out", str(tmp_path / "bundle"), "--dtype", "int3")
+
+    assert ran.code == 2
+    assert "float16" in ran.err
+
+
+def test_doctor_is_content_with_the_golden_checkpoints(run: Run) -> None:
+    ran = run("doctor", model_flags())
+
+    assert ran.code == 0
+    assert "no errors in" in ran.out
+    assert "environment: python" in ran.out
+
+
+def test_doctor_says_that_files_are_swapped(run: Run) -> None:
+    flags = model_flags()
+    adapter, clip = flags[5], flags[7]
+
+    ran = run("doctor", flags, "--adapter", clip, "--clip", adapter)
+
+    assert ran.code == 1
+    assert "swapped" in ran.out
+    assert "hint: " in ran.out

@@ -1,0 +1,130 @@
+"""From what the user names to one work item a picture."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from app.inputs import PictureInput, expand_inputs, natural_key
+from vision.errors import PictureError
+from vision.image import load_picture
+
+
+def fill(folder: Path, *names: str) -> Path:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return folder
+
+
+def names_below(folder: Path, *, recursive: bool = False) -> list[str]:
+    return [os.path.relpath(item.source_path, folder) for item in expand_inputs([folder], recursive=recursive)]
+
+
+def code_of(item: PictureInput) -> str:
+    with pytest.raises(PictureError) as caught:
+        load_picture(item.source_path)
+    return caught.value.code
+
+
+def test_files_keep_their_order_and_may_have_any_suffix_and_repeat(tmp_path: Path) -> None:
+    fill(tmp_path, "b.jpg", "a.data", ".hidden.png")
+    paths = [str(tmp_path / name) for name in ("b.jpg", "a.data", ".hidden.png", "b.jpg")]
+    assert [item.source_path for item in expand_inputs(paths)] == paths
+    assert [item.label for item in expand_inputs(paths)] == paths
+
+
+def test_a_folder_gives_its_pictures_in_natural_order(tmp_path: Path) -> None:
+    fill(tmp_path, "pic_10.png", "pic_2.png", "Pic_1.JPG", "pic_02.png", "other.jpeg", "9.webp", "10.webp")
+    assert names_below(tmp_path) == [
+        "9.webp",
+        "10.webp",
+        "other.jpeg",
+        "Pic_1.JPG",
+        "pic_02.png",
+        "pic_2.png",
+        "pic_10.png",
+    ]
+
+
+def test_of_a_folder_hidden_files_other_files_and_sub_folders_are_left_out(tmp_path: Path) -> None:
+    fill(tmp_path, "a.png", ".b.png", "._a.png", "notes.txt", "png", "c.png.part", "sub/d.png", "folder.png/e.gif")
+    assert names_below(tmp_path) == ["a.png"]
+
+
+def test_sub_folders_are_searched_on_request_but_not_hidden_ones_nor_links(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "top", "z.png", "sub_10/a.png", "sub_2/a.png", "sub_2/deep/b.tif", ".cache/c.png")
+    (folder / "circle").symlink_to(folder, target_is_directory=True)
+    (folder / "linked.png").symlink_to(folder / "z.png")
+    assert names_below(folder, recursive=True) == [
+        "linked.png",
+        "sub_2/a.png",
+        "sub_2/deep/b.tif",
+        "sub_10/a.png",
+        "z.png",
+    ]
+
+
+def test_every_named_path_gives_an_item_even_when_nothing_is_there(tmp_path: Path) -> None:
+    empty = fill(tmp_path / "empty", "notes.txt")
+    good = tmp_path / "good.png"
+    Image.new("RGB", (3, 3)).save(good)
+    paths: list[str | Path] = [tmp_path / "none.png", empty, good, tmp_path / "none", "", "null\0character"]
+    items = list(expand_inputs(paths))
+    assert [item.source_path for item in items] == [os.fspath(path) for path in paths]
+    codes = [code_of(item) for item in items if item.source_path != str(good)]
+    assert codes == ["missing", "not_a_file", "missing", "missing", "missing"]
+
+
+def test_what_a_folder_lists_but_cannot_give_stays_an_item(tmp_path: Path) -> None:
+    (tmp_path / "dangling.png").symlink_to(tmp_path / "gone.png")
+    (tmp_path / "circle.png").symlink_to(tmp_path / "circle.png")
+    os.mkfifo(tmp_path / "pipe.png")
+    assert {item.label.rsplit("/", 1)[1]: code_of(item) for item in expand_inputs([tmp_path])} == {
+        "circle.png": "unreadable",
+        "dangling.png": "missing",
+        "pipe.png": "not_a_file",
+    }
+
+
+def test_a_folder_that_cannot_be_listed_stays_an_item(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, "a.png", "locked/b.png")
+    real = os.scandir
+
+    def refuse_locked(path: str) -> object:
+        if path.endswith("locked"):
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", refuse_locked)
+    assert names_below(tmp_path, recursive=True) == ["a.png", "locked"]
+    assert names_below(tmp_path / "locked") == ["."]
+
+
+def test_labels_are_printable_while_paths_stay_openable(tmp_path: Path) -> None:
+    raw = os.fsencode(tmp_path) + b"/caf\xe9\x1b[31m.png"
+    try:
+        with open(raw, "wb"):
+            pass
+    except OSError:
+        pytest.skip("this file system takes no such names")
+    for named in (tmp_path, os.fsdecode(raw)):
+        (item,) = expand_inputs([named])
+        assert os.fsencode(item.source_path) == raw
+        assert item.label == rf"{tmp_path}/caf\xe9\x1b[31m.png"
+
+
+def test_natural_order_is_total_on_odd_names() -> None:
+    names = ["", "1", "01", "a1b2", "a1b10", "A1b2", "٣", "²", "9" * 200]
+    assert sorted(sorted(names), key=natural_key) == sorted(names, key=natural_key)
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = "import sys, app.inputs; print({'torch', 'PIL', 'numpy'} & set(sys.modules))"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,155 @@
+"""`demo_bsz.py`: the guide's variables, its lines of results, and what it does with bad pictures."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import demo_bsz
+from app.errors import run_guarded
+from tests.app.golden import GOLDEN, PICTURES, ROOT, case, picture
+
+VARIABLES = {
+    "DEVICE_ID": "0",
+    "IMG_SIZE": "224",
+    "BATCH_SIZE": "4",
+    "INFER_LOOP": "2",
+    "LLAMA_DIR": str(GOLDEN / "LLaMA"),
+    "CLIP_DIR": str(GOLDEN / "CLIP"),
+    "BIAS_DIR": str(GOLDEN / "adapters" / "BIAS-TINY.pth"),
+    "PIC_FILE_PATH": str(PICTURES),
+}
+FLAGS = ["--llama-type", "TINY", "--visual-heads", "4", "--max-new-tokens", "16"]
+PROMPT = ["--prompt", "Describe the image."]
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def results(self) -> dict[str, str]:
+        """Answers by the picture's file name."""
+        lines = re.findall(r"^\[result\]: (.*?): (.*)$", self.out, re.MULTILINE)
+        return {Path(name).name: text for name, text in lines}
+
+
+Demo = Callable[..., Ran]
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Demo:
+    def demo(*flags: str, **variables: str) -> Ran:
+        for name, value in (VARIABLES | variables).items():
+            monkeypatch.setenv(name, value)
+        asked = [] if "--question" in flags else PROMPT
+        monkeypatch.setattr(sys, "argv", ["demo_bsz.py", *FLAGS, *asked, *flags])
+        return Ran(run_guarded(demo_bsz.main), *capsys.readouterr())
+
+    return demo
+
+
+def test_every_picture_has_its_result_the_last_partial_batch_too(demo: Demo) -> None:
+    ran = demo()
+
+    assert ran.code == 0
+    assert len(ran.results) == 9  # two batches of 4, and one picture
+    for name, text in zip(case("bias_b3_equal")["images"], case("bias_b3_equal")["output_text"], strict=True):
+        assert ran.results[name] == text
+
+
+def test_times_are_given_by_trial_and_by_stage(demo: Demo) -> None:
+    ran = demo()
+
+    assert len(re.findall(r"^\[trial time\]: [\d.]+ ms$", ran.out, re.MULTILINE)) == 2
+    assert re.search(r"^\[avg_time\]: [\d.]+ ms$", ran.out, re.MULTILINE)
+    stages = re.findall(r"^(\w+) +[\d.]+ +[\d.]+% +[\d.]+$", ran.out, re.MULTILINE)
+    assert stages == ["read", "clip", "pre", "forward", "post", "decode", "write", "total"]
+    assert "18 pictures in" in ran.out
+    assert "pictures/s" in ran.out
+    assert "warm-up 4 pictures" in ran.out
+
+
+def test_a_flag_goes_before_its_variable(demo: Demo) -> None:
+    ran = demo("--pic-file-path", picture(), "--infer-loop", "1")
+
+    assert list(ran.results) == ["shapes_200x300.jpg"]
+    assert ran.out.count("[trial time]") == 1
+
+
+def test_a_bad_picture_is_reported_and_the_others_answered(demo: Demo, tmp_path: Path) -> None:
+    shutil.copy(picture(), tmp_path / "whatever name.jpeg")
+    (tmp_path / "a-broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no more")
+
+    ran = demo(PIC_FILE_PATH=str(tmp_path))
+
+    assert ran.code == 3
+    assert ran.results["whatever name.jpeg"] == case("bias_b1")["output_text"][0]
+    assert ran.results["a-broken.jpg"].startswith("error: ")
+
+
+def test_the_guides_question_is_answered_with_one_of_the_choices(demo: Demo) -> None:
+    ran = demo("--question", "Is someone fighting?", "--choices", "Yes,No", PIC_FILE_PATH=picture())
+
+    assert ran.results["shapes_200x300.jpg"] in ("Yes", "No")
+
+
+@pytest.mark.parametrize(
+    ("variables", "code", "sentence"),
+    [
+        ({"IMG_SIZE": "336"}, 2, "IMG_SIZE must be 224"),
+        ({"IMG_SIZE": "wide"}, 2, "invalid int value: 'wide'"),
+        ({"INFER_LOOP": "0"}, 2, "INFER_LOOP must be at least 1"),
+        ({"BATCH_SIZE": "0"}, 2, "batch_size must be at least 1"),
+        ({"BIAS_DIR": str(GOLDEN / "adapters")}, 2, "must hold exactly one .pth file"),
+        ({"CLIP_DIR": str(GOLDEN / "images")}, 2, "must hold exactly one .pt or .safetensors file"),
+        ({"LLAMA_DIR": "nowhere"}, 1, "`nowhere` does not exist"),
+    ],
+)
+def test_a_mistake_is_told_in_a_sentence(demo: Demo, variables: dict[str, str], code: int, sentence: str) -> None:
+    ran = demo(**variables)
+
+    assert ran.code == code
+    assert ran.out == ""
+    assert ran.err.startswith("error: ")
+    assert sentence in ran.err.splitlines()[0]
+
+
+def test_a_missing_picture_is_an_error_record(demo: Demo) -> None:
+    ran = demo(PIC_FILE_PATH="missing.jpg")
+
+    assert ran.code == 3
+    assert ran.results["missing.jpg"].startswith("error: ")
+
+
+def test_the_only_model_of_a_folder_is_meant_and_7b_among_several(tmp_path: Path) -> None:
+    (tmp_path / "13B").mkdir()
+    (tmp_path / "13B" / "params.json").touch()
+    assert demo_bsz.llama_type(str(tmp_path)) == "13B"
+
+    (tmp_path / "7B").mkdir()
+    (tmp_path / "7B" / "params.json").touch()
+    assert demo_bsz.llama_type(str(tmp_path)) == "7B"
+
+    (tmp_path / "config.json").touch()  # a Hugging Face folder is the model itself
+    assert demo_bsz.llama_type(str(tmp_path)) is None
+
+
+@pytest.mark.slow
+def test_without_any_variable_the_embedded_model_captions_the_sample_pictures() -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+
+    ran = subprocess.run(
+        [sys.executable, "demo_bsz.py", "--infer-loop", "1"], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("[result]: ") >= 25
+    assert "error" not in ran.stdout

@@ -1,0 +1,201 @@
+"""Imports point one way, devices are named in one place, and vendor packages are imported only when they are used."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("app", "llm", "vision", "scripts")
+
+# Who may not import whom. Prefixes of dotted names; the first list is of importers, the second of the imported.
+FORBIDDEN = [
+    (("vision",), ("llm", "app", "scripts")),
+    (("llm",), ("vision", "app", "scripts")),
+    (("app",), ("scripts",)),
+    (("llm.model",), ("llm.runtime", "llm.engine", "llm.weights", "llm.load")),
+    (("llm.weights",), ("llm.runtime", "llm.engine", "llm.load")),
+    (("llm.runtime",), ("llm.engine", "llm.weights", "llm.load")),
+    (("llm.engine",), ("llm.weights", "llm.load")),
+    (("app", "llm", "vision"), ("tests",)),
+]
+DEVICE_NAMES = ("cuda", "npu", "torch_npu", "onnxruntime", "acl", "ais_bench")
+DEVICE_WORD = re.compile(rf"\b({'|'.join(DEVICE_NAMES)})\b", re.IGNORECASE)
+DEVICE_HOMES = ("llm/runtime/", "vision/backends/")
+HELP_TEXTS = "app/cli.py"  # may name devices to people, not use them
+VENDOR_PACKAGES = ("torch_npu", "torchair", "acl", "ais_bench", "onnxruntime", "onnx", "triton")
+
+
+def source_files() -> list[Path]:
+    return [*(path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))), ROOT / "demo_bsz.py"]
+
+
+def imported(tree: ast.AST, *, module: str) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of everything that is imported anywhere in a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            parts = module.split(".")
+            base = ".".join([*parts[: len(parts) - node.level], *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield node.lineno, f"{base if node.level else node.module}.{alias.name}"
+
+
+def is_within(name: str, prefixes: tuple[str, ...]) -> bool:
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+
+
+def wrong_imports(source: str, *, module: str) -> list[str]:
+    """Imports that go against the direction."""
+    return [
+        f"line {line}: {module} imports {name}"
+        for line, name in imported(ast.parse(source), module=module)
+        for importers, targets in FORBIDDEN
+        if is_within(module, importers) and is_within(name, targets)
+    ]
+
+
+def device_names(source: str, *, file: str) -> list[str]:
+    """Identifiers and texts that name a device; docstrings and comments may."""
+    if file.startswith(DEVICE_HOMES):
+        return []
+    tree = ast.parse(source)
+    docstrings = {
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    found = []
+    for node in ast.walk(tree):
+        names: list[str | None] = []
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=name):
+                names = [name]
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                names = [name]
+            case ast.alias(name=name, asname=other):
+                names = [*name.split("."), other]
+            case ast.ImportFrom(module=str(name)):
+                names = [*name.split(".")]
+            case ast.Constant(value=str(text)) if id(node) not in docstrings and file != HELP_TEXTS:
+                names = DEVICE_WORD.findall(text)
+        found += [
+            f"line {getattr(node, 'lineno', '?')}: {name}" for name in names if name and DEVICE_WORD.fullmatch(name)
+        ]
+    return found
+
+
+def early_vendor_imports(source: str, *, module: str) -> list[str]:
+    """Vendor packages imported when the module is, that is outside of functions."""
+    tree = ast.parse(source)
+    inside = {
+        id(inner)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for inner in ast.walk(function)
+    }
+    outside = ast.Module(
+        body=[
+            node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in inside
+        ],
+        type_ignores=[],
+    )
+    return [
+        f"line {line}: {name}" for line, name in imported(outside, module=module) if is_within(name, VENDOR_PACKAGES)
+    ]
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_keeps_to_its_room(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    # The package itself counts as one of its modules, so that relative imports resolve.
+    module = module_name(path) + (".__init__" if path.name == "__init__.py" else "")
+
+    assert wrong_imports(source, module=module) == []
+    assert device_names(source, file=path.relative_to(ROOT).as_posix()) == []
+    assert early_vendor_imports(source, module=module) == []
+
+
+def test_all_packages_are_looked_at() -> None:
+    files = {path.relative_to(ROOT).as_posix() for path in source_files()}
+
+    assert {"app/cli.py", "llm/engine/engine.py", "llm/model/llama.py", "vision/encoder.py", "demo_bsz.py"} <= files
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("vision.clip", "import llm"),
+        ("vision.clip", "from llm.errors import LlmError"),
+        ("llm.prompt", "def late():\n    from vision import image"),
+        ("llm.prompt", "import app.spec"),
+        ("vision.image", "from app import spec"),
+        ("llm.model.llama", "from llm.runtime.backend import Backend"),
+        ("llm.model.llama", "from ..runtime import backend"),
+        ("llm.model.llama", "from llm import engine"),
+        ("llm.runtime.executor", "import llm.engine.engine"),
+        ("app.cli", "from scripts import train_embedded"),
+    ],
+)
+def test_an_import_against_the_direction_is_found(module: str, source: str) -> None:
+    assert len(wrong_imports(source, module=module)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("app.assemble", "import llm.load\nfrom vision import encoder"),
+        ("llm.engine.engine", "from llm.runtime.executor import Executor"),
+        ("llm.runtime.executor", "from llm.model.kv import KVCache"),
+        ("llm.weights.meta", "from llm.model import llama\nfrom . import names"),
+        ("vision.image", "import application"),
+    ],
+)
+def test_an_import_with_the_direction_is_fine(module: str, source: str) -> None:
+    assert wrong_imports(source, module=module) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\ntorch.cuda.synchronize()",
+        "device = 'cuda'",
+        "device = f'cuda:{0}'",
+        "def to(*, npu=0): pass",
+        "tensor.npu()",
+        "import onnxruntime",
+        "from ais_bench.infer import interface",
+        "if device.startswith('NPU'): pass",
+    ],
+)
+def test_the_name_of_a_device_is_found(source: str) -> None:
+    assert device_names(source, file="llm/engine/engine.py")
+    assert not device_names(source, file="llm/runtime/backend.py")
+
+
+@pytest.mark.parametrize("source", ['"""Not for cuda."""', "# cuda", "inputs = 'an input'", "barracuda = 1"])
+def test_words_about_devices_are_fine(source: str) -> None:
+    assert device_names(source, file="llm/engine/engine.py") == []
+
+
+def test_help_may_name_devices_and_code_beside_it_may_not() -> None:
+    assert device_names("help='cpu or cuda'", file=HELP_TEXTS) == []
+    assert device_names("torch.cuda", file=HELP_TEXTS)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import torch_npu", "try:\n    import onnxruntime\nexcept ImportError: pass", "if 1:\n from acl import rt"],
+)
+def test_an_early_import_of_a_vendor_package_is_found(source: str) -> None:
+    assert len(early_vendor_imports(source, module="llm.runtime.backend")) == 1
+
+
+def test_a_vendor_package_may_be_imported_where_it_is_used() -> None:
+    assert early_vendor_imports("def open():\n    import torch_npu", module="llm.runtime.backend") == []
