@@ -15,7 +15,7 @@ test: check
 check: .venv/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy -p app -p vision -p llm -p scripts -m demo_bsz
+	$(BIN)/mypy
 	$(BIN)/python -m pytest -m "not slow"
 
 clean:

@@ -16,8 +16,6 @@ from app.resources import sample_pictures
 from app.spec import CaptionerSpec
 from llm.engine.sampling_params import SamplingParams
 
-IMG_SIZE = 224  # what CLIP takes, and so what the model takes
-
 
 def parser() -> Parser:
     """The guide's variables first; each flag's default is the environment variable of the same name."""
@@ -29,7 +27,7 @@ def parser() -> Parser:
         parser.add_argument(flag, metavar=name, type=kind, default=os.environ.get(name, default), help=help)
 
     variable("DEVICE_ID", 0, "number of the accelerator; without one the CPU computes")
-    variable("IMG_SIZE", IMG_SIZE, "side of the pictures the model sees; only 224")
+    variable("IMG_SIZE", 224, "side of the square the model sees of a picture; a check, the model's own size counts")
     variable("BATCH_SIZE", 5, "pictures computed together (default: 5)")
     variable("INFER_LOOP", 5, "timed trials over all pictures (default: 5)")
     variable("LLAMA_DIR", None, "folder with tokenizer.model and a sub-folder of LLaMA weights")
@@ -76,8 +74,6 @@ def llama_type(llama_dir: str | None) -> str | None:
 def main() -> int:
     """Load, warm up, run the trials, print results and times."""
     options = parser().parse_args()
-    if options.img_size != IMG_SIZE:
-        raise UsageError(f"IMG_SIZE must be {IMG_SIZE}, the size the model takes, got {options.img_size}")
     if options.infer_loop < 1:
         raise UsageError(f"INFER_LOOP must be at least 1, got {options.infer_loop}")
 
@@ -98,6 +94,8 @@ def main() -> int:
         dtype=options.dtype,
         batch_size=options.batch_size,
     )
+    if options.img_size != captioner.image_size:
+        raise UsageError(f"IMG_SIZE must be {captioner.image_size}, the size the model takes, got {options.img_size}")
     pictures = [picture.source_path for picture in expand_inputs([options.pic_file_path])]
     asked = {
         "prompts": options.question or options.prompt,

@@ -34,6 +34,7 @@ from app.checkpoints import (
 from llm.config import DecoderConfig
 from llm.errors import CheckpointError
 from llm.model.llama import LlamaAdapterDecoder
+from llm.runtime.backend import DTYPES
 from llm.tokenizer import Tokenizer
 from llm.weights.files import list_keys, read_json
 from vision.config import ChannelOrder, VisionConfig
@@ -50,7 +51,6 @@ MANIFEST, VISION, LLM, TOKENIZER, KNOWN_ANSWER = (
 )
 MODEL_FILES = (VISION, LLM, TOKENIZER)
 _SAFETENSORS_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _DAMAGED = "the bundle is damaged or was changed by hand; write it again with `llama-adapter convert`"
 
 

@@ -146,6 +146,11 @@ class Captioner:
         plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
         return assemble(CaptionerSpec(**plain))
 
+    @property
+    def image_size(self) -> int:
+        """Side of the square that the model sees of a picture, in pixels."""
+        return self._vision.image_size
+
     def profile_clock(self) -> StageClock:
         """A clock that waits for the device at every boundary; pass it as `clock`."""
         return StageClock(synchronise=self._synchronise)
@@ -267,7 +272,7 @@ class Captioner:
             try:
                 loaded = load_picture(item.picture, orientation=self.spec.exif)
                 conversation.digest = loaded.digest
-                pixels.append(preprocess(loaded.image, size=self._vision.image_size))
+                pixels.append(preprocess(loaded.image, size=self.image_size))
             except PictureError as error:
                 errors.append(_failed(conversation, error))
                 continue

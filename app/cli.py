@@ -243,7 +243,8 @@ def _run_convert(options: argparse.Namespace) -> int:
         raise UsageError(
             "convert needs --llama-dir and --adapter", hint="and --clip, unless the adapter's file holds CLIP itself"
         )
-    from app.bundle import DTYPES, convert
+    from app.bundle import convert
+    from llm.runtime.backend import DTYPES
 
     if options.dtype not in DTYPES:
         raise UsageError(f"No dtype named `{options.dtype}`", hint=f"pass one of {', '.join(DTYPES)} as --dtype")
@@ -268,10 +269,9 @@ def _run_doctor(options: argparse.Namespace) -> int:
     from app.doctor import diagnose
     from app.resources import embedded_model
 
-    findings = [
-        *_look_at_environment(),
-        *diagnose(_sources(options) if spec_given else options.model or embedded_model()),
-    ]
+    findings = diagnose(_sources(options) if spec_given else options.model or embedded_model())
+    if not any(finding.level == "error" and finding.what == "packages" for finding in findings):
+        findings = [_look_at_environment(), *findings]
     for finding in findings:
         print(f"{finding.level:<8} {finding.what}: {finding.sentence}")
         if finding.hint:
@@ -281,14 +281,14 @@ def _run_doctor(options: argparse.Namespace) -> int:
     return Exit.FAILED if num_errors else Exit.OK
 
 
-def _look_at_environment() -> "list[Finding]":
+def _look_at_environment() -> "Finding":
     from app.doctor import Finding
     from app.report import versions
     from llm.runtime.backend import open_backend
 
     said = ", ".join(f"{name} {version}" for name, version in versions().items())
     best = open_backend("auto").name
-    return [Finding(level="ok", what="environment", sentence=f"{said}; `--device auto` is {best}")]
+    return Finding(level="ok", what="environment", sentence=f"{said}; `--device auto` is {best}")
 
 
 class _Version(argparse.Action):

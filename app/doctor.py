@@ -344,7 +344,8 @@ def _check_files(place: Path, manifest: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _check_states(place: Path, manifest: Mapping[str, Any], configs: tuple[Any, Any]) -> Iterator[Finding]:
-    from app.bundle import DTYPES, LLM, TOKENIZER, VISION, expected_shapes, read_state
+    from app.bundle import LLM, TOKENIZER, VISION, expected_shapes, read_state
+    from llm.runtime.backend import DTYPES
     from llm.tokenizer import Tokenizer
 
     report = _Report()

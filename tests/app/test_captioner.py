@@ -14,26 +14,15 @@ from app.captioner import work_items
 from app.clock import STAGES
 from llm.errors import PromptTooLongError
 from llm.prompt import format_prompt
+from tests.app.golden import GOLDEN, model_options
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 PICTURES = sorted((GOLDEN / "images").iterdir())
 PROMPTS = ["Describe the image.", ("Is it red?", "Look at the border."), "What is shown in this picture?", ("", "")]
 
 
 @pytest.fixture(scope="module")
-def checkpoints() -> dict[str, object]:
-    return {
-        "llama_dir": str(GOLDEN / "LLaMA"),
-        "llama_type": "TINY",
-        "adapter": str(GOLDEN / "adapters/BIAS-TINY.pth"),
-        "clip": str(GOLDEN / "CLIP/tiny-vit-torchscript.pt"),
-        "visual_heads": 4,
-    }
-
-
-@pytest.fixture(scope="module")
-def captioner(checkpoints: dict[str, object]) -> Captioner:
-    return Captioner.load(**checkpoints, batch_size=4)
+def captioner() -> Captioner:
+    return Captioner.load(**model_options(), batch_size=4)
 
 
 def jobs(count: int = 16) -> list[tuple[Path, object]]:
@@ -41,10 +30,8 @@ def jobs(count: int = 16) -> list[tuple[Path, object]]:
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 16])
-def test_answers_do_not_depend_on_batch_order_or_bad_neighbours(
-    checkpoints: dict[str, object], tmp_path: Path, batch_size: int
-) -> None:
-    alone = Captioner.load(**checkpoints, batch_size=1)
+def test_answers_do_not_depend_on_batch_order_or_bad_neighbours(tmp_path: Path, batch_size: int) -> None:
+    alone = Captioner.load(**model_options(), batch_size=1)
     expected = {
         index: alone.generate([picture], [prompt], max_new_tokens=12)[0].token_ids
         for index, (picture, prompt) in enumerate(jobs())
@@ -54,7 +41,7 @@ def test_answers_do_not_depend_on_batch_order_or_bad_neighbours(
     shuffled = [(index, *job) for index, job in enumerate(jobs())]
     shuffled += [(-1, bad, PROMPTS[0]), (-2, tmp_path / "missing.png", PROMPTS[1]), (-3, bad, PROMPTS[2])]
     random.Random(batch_size).shuffle(shuffled)
-    batched = Captioner.load(**checkpoints, batch_size=batch_size)
+    batched = Captioner.load(**model_options(), batch_size=batch_size)
     answers = batched.generate(
         [picture for _, picture, _ in shuffled], [prompt for _, _, prompt in shuffled], max_new_tokens=12
     )
@@ -113,12 +100,12 @@ def test_a_picture_may_come_in_four_forms(captioner: Captioner) -> None:
 
 
 def test_upright_orientation_is_the_default_and_changes_the_answer_of_a_turned_picture(
-    checkpoints: dict[str, object], captioner: Captioner
+    captioner: Captioner,
 ) -> None:
     turned = GOLDEN / "images/exif6_160x120.jpg"
     stored = Image.fromarray(np.asarray(Image.open(turned).convert("RGB")))  # without EXIF
     upright = stored.transpose(Image.Transpose.ROTATE_270)
-    ignoring = Captioner.load(**checkpoints, exif="ignore")
+    ignoring = Captioner.load(**model_options(), exif="ignore")
     by_file, by_hand = captioner.generate([turned, upright], max_new_tokens=8)
     as_stored, by_hand_as_stored = ignoring.generate([turned, stored], max_new_tokens=8)
     assert by_file.token_ids == by_hand.token_ids
@@ -154,10 +141,8 @@ def test_choices_must_be_two_different_answers(captioner: Captioner, choices: li
         captioner.generate(PICTURES[:1], choices=choices)
 
 
-def test_a_prompt_beyond_the_context_is_refused_before_any_picture_is_read(
-    checkpoints: dict[str, object],
-) -> None:
-    captioner = Captioner.load(**checkpoints, context=40)
+def test_a_prompt_beyond_the_context_is_refused_before_any_picture_is_read() -> None:
+    captioner = Captioner.load(**model_options(), context=40)
     with pytest.raises(PromptTooLongError, match="the context holds 40"):
         captioner.generate([Path("not read")])
 

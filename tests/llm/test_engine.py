@@ -141,9 +141,7 @@ def score(prompt: tuple[int, ...], choices: list[tuple[int, ...]], *, companions
     prefixes = engine.project_prefix(toy_visual_queries(1 + companions))
     engine.submit(Request(id=0, prompt_ids=prompt, prefix=prefixes[0], choices=tuple(choices)))
     for index in range(1, companions + 1):
-        engine.submit(
-            Request(id=index, prompt_ids=PROMPTS[index], prefix=prefixes[index], choices=((5, 6, 7), (8,)))
-        )
+        engine.submit(Request(id=index, prompt_ids=PROMPTS[index], prefix=prefixes[index], choices=((5, 6, 7), (8,))))
     outputs = drain(engine)
     (own,) = (output for output in outputs if output.request_id == 0)
     assert own.finish == "choice"

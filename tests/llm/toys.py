@@ -74,9 +74,7 @@ def answers(outputs: Iterable[Output]) -> dict[int, tuple[list[int], str | None]
     return collected
 
 
-def toy_requests(
-    engine: Engine, prompts: list[tuple[int, ...]], *, sampling: list[SamplingParams]
-) -> list[Request]:
+def toy_requests(engine: Engine, prompts: list[tuple[int, ...]], *, sampling: list[SamplingParams]) -> list[Request]:
     prefixes = engine.project_prefix(toy_visual_queries(len(prompts)))
     return [
         Request(id=index, prompt_ids=prompt, prefix=prefix, sampling=params)

@@ -5,19 +5,12 @@ from typing import Any
 import pytest
 
 from app import Captioner
+from tests.app.golden import model_options
 from tests.parity.golden import CASES, GENERATE, GOLDEN
 
 
 def load(adapter: str, **options: Any) -> Captioner:
-    settings = {
-        "llama_dir": str(GOLDEN / "LLaMA"),
-        "llama_type": "TINY",
-        "adapter": str(GOLDEN / f"adapters/{adapter}.pth"),
-        "clip": str(GOLDEN / "CLIP/tiny-vit-torchscript.pt"),
-        "visual_heads": 4,
-        "exif": "ignore",
-    }
-    return Captioner.load(**{**settings, **options})
+    return Captioner.load(**{**model_options(adapter), "exif": "ignore", **options})
 
 
 def answer(captioner: Captioner, case: dict[str, Any], *, as_ids: bool) -> list[tuple[list[int], str]]:

@@ -1,0 +1,92 @@
+"""Packed questions: several in one row compute what each computes alone."""
+
+import numpy as np
+import pytest
+import torch
+
+from llm.prompt import format_prompt
+from llm.tokenizer import Tokenizer
+from scripts.train_embedded.answering import answer_hits
+from scripts.train_embedded.packing import Packer, ask_many
+from scripts.train_embedded.questions import Question
+from scripts.train_embedded.sizes import build_decoder
+from scripts.train_embedded.tokens import train_tokenizer
+from scripts.train_embedded.world import sample_scene
+
+QUESTIONS = [
+    Question(task="color", text="What color is the star?", answer="red"),
+    Question(task="exist", text="Is there an orange cross?", answer="no"),
+    Question(task="caption", text="Generate caption of this image", answer="a small red star at the top left"),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.model"
+    train_tokenizer(path, num_questions=4000)
+    return Tokenizer.load(path)
+
+
+def test_the_tokenizer_keeps_line_feeds_and_words_it_has_never_seen(tokenizer: Tokenizer) -> None:
+    assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id) == (512, 1, 2)
+    for text in (format_prompt("What color is the star?") + "red", "Привет,  {мир}\n\n", "x"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_yes_and_no_are_single_pieces_after_the_template(tokenizer: Tokenizer) -> None:
+    prompt = format_prompt("Is there a red star?")
+    for word in ("yes", "no", "Yes", "No"):
+        assert len(tokenizer.encode_continuation(prompt, word)) == 1
+
+
+def test_packed_tokens_are_those_of_prompt_and_answer_encoded_together(tokenizer: Tokenizer) -> None:
+    packed = Packer(tokenizer).pack([QUESTIONS])
+    tokens, mask = packed.tokens_BS[0], packed.mask_B1SS[0, 0]
+    for index, question in enumerate(QUESTIONS):
+        last = int(packed.column_N[packed.answer_N == index][-1])
+        seen = [int(token) for token in tokens[mask[last]]]
+        assert seen == tokenizer.encode(format_prompt(question.text) + question.answer)
+        assert packed.positions_BS[0, last] == len(seen) - 1
+        targets = packed.target_N[packed.answer_N == index].tolist()
+        assert targets[-1] == tokenizer.eos_id
+        assert tokenizer.decode(targets[:-1]).strip() == question.answer
+
+
+def test_a_question_gets_the_same_hidden_states_alone_and_packed(tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    decoder = build_decoder()
+    with torch.no_grad():
+        decoder.adapter.gates.fill_(0.5)
+    prefix = decoder.project_prefix(torch.randn(1, 10, 192))
+
+    def answer_states(questions: list[Question], index: int) -> torch.Tensor:
+        packed = Packer(tokenizer).pack([questions])
+        hidden = decoder(packed.tokens_BS, packed.positions_BS, packed.mask_B1SS, prefix)
+        return hidden[0, packed.column_N[packed.answer_N == index]]
+
+    for index, question in enumerate(QUESTIONS):
+        torch.testing.assert_close(answer_states(QUESTIONS, index), answer_states([question], 0))
+
+
+def test_an_untrained_decoder_is_not_scored_as_right(tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    hits = answer_hits(build_decoder(), torch.randn(1, 10, 192), Packer(tokenizer).pack([QUESTIONS]))
+    assert set(hits) == {"color", "exist", "caption"}
+    assert not any(any(values) for values in hits.values())
+
+
+def test_biases_of_keys_and_values_get_no_gradient() -> None:
+    decoder = build_decoder()
+    tokens = torch.randint(0, 512, (1, 6))
+    mask = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
+    hidden = decoder(tokens, torch.arange(6)[None], mask, decoder.project_prefix(torch.randn(1, 10, 192)))
+    hidden.square().sum().backward()
+    gradient = decoder.layers[0].attention.qkv.bias.grad
+    assert gradient[:192].abs().max() > 0
+    assert not gradient[192:].any()
+
+
+def test_every_scene_gets_the_number_of_questions_asked_for() -> None:
+    rng = np.random.default_rng(0)
+    for count in (1, 2, 3):
+        assert len(ask_many(sample_scene(rng, num_objects=count, placed=False), rng, count=8)) == 8

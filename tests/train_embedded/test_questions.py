@@ -1,0 +1,130 @@
+"""Sentences: every task's question and its one right answer, word by word."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from scripts.train_embedded.questions import RELATIONS, TASKS, ask, caption
+from scripts.train_embedded.world import NEVER_DRAWN, Scene, sample_scene, scene_from_words
+
+STAR = ("small", "red", "star", "top left")
+RING = ("large", "blue", "ring", "bottom left")
+CROSS = ("large", "orange", "cross", "right")
+SECOND_STAR = ("large", "green", "star", "center")
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ([STAR], "a small red star at the top left"),
+        ([CROSS, STAR], "a small red star to the left of a large orange cross"),
+        ([RING, STAR], "a small red star above a large blue ring"),
+        ([CROSS, RING, STAR], "a small red star, a large blue ring and a large orange cross"),
+    ],
+)
+def test_captions_read_as_the_world_promises(words: list[tuple[str, ...]], wanted: str) -> None:
+    assert caption(scene_from_words(words)) == wanted
+
+
+def _asked(scene: Scene, task: str, count: int = 200) -> dict[str, str]:
+    rng = np.random.default_rng(0)
+    questions = [ask(scene, task, rng) for _ in range(count)]
+    return {question.text: question.answer for question in questions if question is not None}
+
+
+@pytest.mark.parametrize(
+    ("task", "wanted"),
+    [
+        ("count", {"How many objects are there?": "three", "How many objects are in the picture?": "three"}),
+        ("color", {"What color is the star?": "red", "What color is the cross?": "orange"}),
+        ("shape", {"What shape is the orange object?": "cross", "What shape is the blue object?": "ring"}),
+        ("size", {"Is the ring large or small?": "large", "Is the star large or small?": "small"}),
+        ("where", {"Where is the star?": "at the top left", "Where is the cross?": "at the right"}),
+        ("count_shape", {"How many crosses are there?": "one", "How many moons are there?": "zero"}),
+        ("count_color", {"How many red objects are there?": "one", "How many black objects are there?": "zero"}),
+        ("exist", {"Is there an orange cross?": "yes", "Is there a red star?": "yes", "Is there a red ring?": "no"}),
+        (
+            "rel_yn",
+            {
+                "Is the star to the left of the cross?": "yes",
+                "Is the star to the right of the cross?": "no",
+                "Is the ring below the star?": "yes",
+                "Is the ring above the star?": "no",
+            },
+        ),
+        (
+            "rel_what",
+            {
+                "What is to the right of the ring?": "a large orange cross",
+                "What is above the cross?": "a small red star",
+                "What is below the cross?": "a large blue ring",
+            },
+        ),
+    ],
+)
+def test_questions_have_their_one_right_answer(task: str, wanted: dict[str, str]) -> None:
+    asked = _asked(scene_from_words([STAR, RING, CROSS]), task)
+    assert wanted.items() <= asked.items()
+
+
+def test_things_that_are_not_unique_are_not_asked_about() -> None:
+    scene = scene_from_words([STAR, SECOND_STAR, RING])
+    for task in ("color", "size", "where", "rel_yn"):
+        assert not any("star" in text for text in _asked(scene, task))
+    assert not _asked(scene_from_words([STAR, SECOND_STAR]), "color")
+
+
+def test_relations_are_only_asked_where_columns_or_rows_differ() -> None:
+    asked = _asked(scene_from_words([STAR, RING]), "rel_yn")
+    assert asked
+    assert not any("left" in text or "right" in text for text in asked)
+    assert not _asked(scene_from_words([STAR]), "rel_yn")
+
+
+def test_what_is_there_is_only_asked_where_exactly_one_object_is() -> None:
+    asked = _asked(scene_from_words([STAR, RING, CROSS]), "rel_what")
+    assert "What is to the left of the cross?" not in asked
+
+
+def test_half_of_the_existence_questions_are_answered_no() -> None:
+    rng = np.random.default_rng(1)
+    answers = Counter()
+    shares = 0
+    for _ in range(1000):
+        scene = sample_scene(rng, placed=False)
+        question = ask(scene, "exist", rng)
+        assert question is not None
+        answers[question.answer] += 1
+        if question.answer == "no":
+            words = question.text.rstrip("?").split()
+            shares += any(thing.shape == words[-1] or thing.color == words[-2] for thing in scene)
+    assert 430 < answers["no"] < 570
+    assert shares > 0.6 * answers["no"]
+
+
+def test_an_answer_never_contradicts_the_scene_of_its_question() -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(300):
+        scene = sample_scene(rng, placed=False, never_drawn="any")
+        for task in TASKS:
+            question = ask(scene, task, rng)
+            if question is None:
+                continue
+            assert question.task == task
+            if task == "rel_yn":
+                relation = next(words for words in RELATIONS if words in question.text)
+                first, second = (
+                    next(thing for thing in scene if thing.shape in part) for part in question.text.split(relation)
+                )
+                right = {
+                    "to the left of": first.column < second.column,
+                    "to the right of": first.column > second.column,
+                    "above": first.row < second.row,
+                    "below": first.row > second.row,
+                }[relation]
+                assert question.answer == ("yes" if right else "no")
+
+
+def test_there_are_eight_never_drawn_pairs_with_every_shape_and_colour_once() -> None:
+    assert len({shape for shape, _ in NEVER_DRAWN}) == len({color for _, color in NEVER_DRAWN}) == 8
