@@ -2,20 +2,15 @@
 
 from pathlib import Path
 
-_PACKAGE = Path(__file__).parent
-
-
-def assets() -> Path:
-    """The folder `assets`: beside the package in a checkout, inside it when installed from a wheel."""
-    inside = _PACKAGE / "assets"
-    return inside if inside.is_dir() else _PACKAGE.parent / "assets"
+# In a checkout a link to the folder `assets` at its root, in a wheel the folder itself.
+_ASSETS = (Path(__file__).parent / "assets").resolve()
 
 
 def embedded_model() -> Path:
     """Bundle of the embedded model."""
-    return assets() / "embedded"
+    return _ASSETS / "embedded"
 
 
 def sample_pictures() -> Path:
     """Folder of the sample pictures."""
-    return assets() / "pictures"
+    return _ASSETS / "pictures"

@@ -1,0 +1,196 @@
+"""Stage 2: decoder and adapters learn to answer, reading scenes from a symbolic code in the visual query's place."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrize
+
+from llm.model.llama import LlamaAdapterDecoder
+from llm.tokenizer import Tokenizer
+from scripts.train_embedded.answering import answer_hits, answer_loss
+from scripts.train_embedded.focus import CLASSES, NOT_ASKED
+from scripts.train_embedded.loop import Optimizers, train
+from scripts.train_embedded.packing import Packed, Packer, ask_many
+from scripts.train_embedded.pictures import MAX_THINGS, NOTHING, UNKNOWN, scene_to_labels
+from scripts.train_embedded.sizes import DECODER, build_decoder, is_hidden_matrix
+from scripts.train_embedded.world import COLOR_NAMES, SHAPES, SIZES, Scene, sample_scene
+
+BATCH = 12
+QUESTIONS = 8
+NOISE = 0.25
+CODE_SEED = 20
+OPEN_GATE = 0.3  # closed gates would pass no gradient to what stands behind them
+FOCUS_WEIGHT = 0.2
+
+
+class SceneCode(nn.Module):
+    """Scene labels (B, 3, 4) -> what an ideal picture encoder would say, (B, Q, D): query k describes object k.
+
+    A sum of fixed, mutually orthogonal vectors; nothing here is trained, so that the picture encoder can learn to
+    speak this code while the decoder learns to read it.
+    """
+
+    vectors: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        random = np.random.default_rng(CODE_SEED).standard_normal((DECODER.dim, DECODER.dim))
+        vectors = np.linalg.qr(random)[0] * DECODER.dim**0.5
+        self.register_buffer("vectors", torch.from_numpy(vectors.astype(np.float32)), persistent=False)
+
+    def forward(self, labels_BO4: Tensor) -> Tensor:
+        first = DECODER.num_queries
+        slots = self.vectors[:first].expand(len(labels_BO4), -1, -1)
+        parts = torch.zeros(*labels_BO4.shape[:2], DECODER.dim)
+        for label, count in self._kinds(labels_BO4):
+            parts = parts + self.vectors[first + 1 + label]  # NOTHING is -1, the first vector of each kind
+            first += count + 1
+        return F.layer_norm(slots + F.pad(parts, (0, 0, 0, DECODER.num_queries - MAX_THINGS)), (DECODER.dim,))
+
+    def readings(self, visual_query_BQD: Tensor, labels_BO4: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Scores (B, 3, classes) of each kind of word in a visual query, with the labels (B, 3) they should find.
+
+        Class 0 is "no object"; an UNKNOWN label stays UNKNOWN.
+        """
+        first = DECODER.num_queries
+        for label, count in self._kinds(labels_BO4):
+            vectors = self.vectors[first : first + count + 1]
+            yield (
+                visual_query_BQD[:, :MAX_THINGS] @ vectors.T * (20 / DECODER.dim),
+                torch.where(label == UNKNOWN, UNKNOWN, label + 1),
+            )
+            first += count + 1
+
+    @staticmethod
+    def _kinds(labels_BO4: Tensor) -> Iterator[tuple[Tensor, int]]:
+        """Labels (B, 3) and the number of names: shape, colour, size, row, column."""
+        shape, color, size, cell = labels_BO4.unbind(-1)
+        nothing = cell == NOTHING
+        yield shape, len(SHAPES)
+        yield color, len(COLOR_NAMES)
+        yield size, len(SIZES)
+        yield torch.where(nothing, NOTHING, cell // 3), 3
+        yield torch.where(nothing, NOTHING, cell % 3), 3
+
+
+class FocusHead(nn.Module):
+    """Throw-away classifiers on what the words of a question have found after the first adapter layer."""
+
+    def __init__(self, decoder: LlamaAdapterDecoder) -> None:
+        super().__init__()
+        self.linear = nn.Linear(DECODER.dim, sum(CLASSES.values()))
+        self._seen: Tensor | None = None
+        decoder.layers[DECODER.first_adapter_layer].register_forward_hook(self._keep)
+
+    def _keep(self, layer: nn.Module, inputs: object, output: Tensor) -> None:
+        self._seen = output
+
+    def loss(self, packed: Packed) -> tuple[Tensor, float]:
+        """Mean cross entropies over the kinds, and the share of right readings, of the latest forward pass."""
+        assert self._seen is not None
+        words_FD = self._seen[packed.focus_row_F, packed.focus_column_F].float()
+        scores = self.linear(F.layer_norm(words_FD, (DECODER.dim,))).split(list(CLASSES.values()), dim=-1)
+        loss, hits = torch.zeros(()), []
+        for index, score in enumerate(scores):
+            label = packed.focus_label_FK[:, index]
+            known = label != NOT_ASKED
+            if known.any():
+                loss = loss + F.cross_entropy(score[known], label[known])
+                hits.append((score[known].argmax(-1) == label[known]).float().mean())
+        self._seen = None
+        return loss, float(torch.stack(hits).mean()) if hits else 0.0
+
+
+class Gate(nn.Module):
+    """Gates are trained before their tanh, as the method has them; the decoder holds them folded."""
+
+    def forward(self, gates: Tensor) -> Tensor:
+        return gates.tanh()
+
+    def right_inverse(self, folded: Tensor) -> Tensor:
+        return folded.clamp(-0.999, 0.999).atanh()
+
+
+def run(*, tokenizer: Tokenizer, folder: Path, minutes: float, lr: float = 2e-3, seed: int = 2) -> None:
+    """Train decoder and adapters; writes code.pt into `folder`."""
+    torch.manual_seed(seed)
+    code, decoder = SceneCode(), build_decoder()
+    with torch.no_grad():
+        decoder.adapter.gates.fill_(OPEN_GATE)
+    open_gates(decoder)
+    focus = FocusHead(decoder)
+    optimizers = Optimizers([(decoder, 1.0), (focus, 1.0)], lr=lr, is_hidden=is_hidden_matrix)
+    packer = Packer(tokenizer)
+    train(
+        "code",
+        {"decoder": decoder, "focus": focus},
+        optimizers,
+        _batches(packer, seed=seed),
+        partial(_compute, code, decoder, focus),
+        minutes=minutes,
+        folder=folder,
+        evaluate=lambda: evaluate(code, decoder, packer),
+    )
+
+
+def open_gates(decoder: LlamaAdapterDecoder) -> None:
+    """Let the gates train through tanh; `close_gates` folds them again."""
+    parametrize.register_parametrization(decoder.adapter, "gates", Gate())
+
+
+def close_gates(decoder: LlamaAdapterDecoder) -> None:
+    parametrize.remove_parametrizations(decoder.adapter, "gates", leave_parametrized=True)
+
+
+def sample_questions_scene(rng: np.random.Generator) -> Scene:
+    """A scene in symbols; more often with several objects, for there is more to ask. Every pair may occur."""
+    return sample_scene(
+        rng, num_objects=int(rng.choice((1, 2, 3), p=(0.12, 0.35, 0.53))), never_drawn="any", placed=False
+    )
+
+
+def evaluate(
+    code: SceneCode, decoder: LlamaAdapterDecoder, packer: Packer, *, num_scenes: int = 256, seed: int = 12345
+) -> dict[str, float]:
+    """Exact match by task on fresh scenes in symbols, without noise."""
+    rng = np.random.default_rng(seed)
+    hits: dict[str, list[bool]] = defaultdict(list)
+    for _ in range(num_scenes // 16):
+        scenes = [sample_questions_scene(rng) for _ in range(16)]
+        packed = packer.pack([ask_many(scene, rng, count=8) for scene in scenes])
+        with torch.no_grad():
+            found = answer_hits(decoder, code(_labels(scenes)), packed)
+        for task, values in found.items():
+            hits[task] += values
+    return {task: float(np.mean(values)) for task, values in sorted(hits.items())}
+
+
+def _labels(scenes: list[Scene]) -> Tensor:
+    stacked: NDArray[np.int64] = np.stack([scene_to_labels(scene) for scene in scenes]).astype(np.int64)
+    return torch.from_numpy(stacked)
+
+
+def _batches(packer: Packer, *, seed: int) -> Iterator[tuple[Tensor, Packed]]:
+    rng = np.random.default_rng(seed)
+    while True:
+        scenes = [sample_questions_scene(rng) for _ in range(BATCH)]
+        yield _labels(scenes), packer.pack([ask_many(scene, rng, count=QUESTIONS) for scene in scenes], scenes)
+
+
+def _compute(
+    code: SceneCode, decoder: LlamaAdapterDecoder, focus: FocusHead, batch: tuple[Tensor, Packed]
+) -> tuple[Tensor, dict[str, float]]:
+    labels, packed = batch
+    visual_query = code(labels)
+    # Pictures will be read less clearly than symbols.
+    visual_query = visual_query + NOISE * torch.rand(BATCH, 1, 1) * torch.randn_like(visual_query)
+    loss = answer_loss(decoder, visual_query, packed)
+    to_words, found = focus.loss(packed)
+    return loss + FOCUS_WEIGHT * to_words, {"answers": float(loss.detach()), "words": found}

@@ -1,0 +1,62 @@
+"""What a question's own words should find in the scene: labels for a throw-away head of the code stage.
+
+Answers alone teach looking things up very slowly, since a word must be found by the last token before looking it up
+pays. Asked directly, at the word, what it finds, the decoder learns it within minutes.
+"""
+
+from collections.abc import Iterator
+
+from scripts.train_embedded.questions import plural
+from scripts.train_embedded.world import COLOR_NAMES, SHAPES, SIZES, Scene, Thing
+
+# Kinds of things to find at a word, and how many classes each has.
+CLASSES: dict[str, int] = {
+    "shape": len(SHAPES),
+    "color": len(COLOR_NAMES),
+    "size": len(SIZES),
+    "row": 3,
+    "column": 3,
+    "count": 4,
+    "exist": 2,
+}
+NOT_ASKED = -100
+_PLURALS = {plural(shape): shape for shape in SHAPES}
+
+
+def focus_words(text: str, scene: Scene) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """(end of the word in `text`, label of each kind or NOT_ASKED) for every word that names a shape or colour."""
+    words = text.rstrip("?.").split()
+    end = -1
+    for index, word in enumerate(words):
+        end += 1 + len(word)
+        before = words[index - 1] if index else ""
+        after = words[index + 1] if index + 1 < len(words) else ""
+        if word in _PLURALS:
+            yield end, _labels(count=sum(thing.shape == _PLURALS[word] for thing in scene))
+        elif word in SHAPES and before in COLOR_NAMES:
+            yield end, _labels(exist=int(any((thing.shape, thing.color) == (word, before) for thing in scene)))
+        elif word in SHAPES:
+            yield from _found(end, [thing for thing in scene if thing.shape == word])
+        elif word in COLOR_NAMES and after == "objects":
+            yield end, _labels(count=sum(thing.color == word for thing in scene))
+        elif word in COLOR_NAMES and after == "object":
+            yield from _found(end, [thing for thing in scene if thing.color == word])
+
+
+def _found(end: int, things: list[Thing]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    if len(things) == 1:
+        thing = things[0]
+        yield (
+            end,
+            _labels(
+                shape=SHAPES.index(thing.shape),
+                color=COLOR_NAMES.index(thing.color),
+                size=SIZES.index(thing.size),
+                row=thing.row,
+                column=thing.column,
+            ),
+        )
+
+
+def _labels(**known: int) -> tuple[int, ...]:
+    return tuple(known.get(kind, NOT_ASKED) for kind in CLASSES)

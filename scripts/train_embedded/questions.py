@@ -1,0 +1,223 @@
+"""The sentences: every question that a scene allows, with its one right answer. No pixels, no tokens."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from scripts.train_embedded.world import COLOR_NAMES, NEVER_DRAWN, POSITIONS, SHAPES, Scene, Thing
+
+T = TypeVar("T")
+
+CAPTION_QUESTIONS = ("Generate caption of this image", "Describe this image.", "What is in the picture?")
+COUNT_QUESTIONS = ("How many objects are there?", "How many objects are in the picture?")
+NUMBERS = ("zero", "one", "two", "three")
+RELATIONS = ("to the left of", "to the right of", "above", "below")
+TASKS = (
+    "caption",
+    "count",
+    "count_shape",
+    "count_color",
+    "color",
+    "shape",
+    "size",
+    "where",
+    "exist",
+    "rel_yn",
+    "rel_what",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """One question about one scene."""
+
+    task: str
+    text: str
+    answer: str
+
+
+def ask(scene: Scene, task: str, rng: np.random.Generator) -> Question | None:
+    """A question of this task about the scene, or None where the scene allows none."""
+    return _MAKERS[task](scene, rng)
+
+
+def caption(scene: Scene) -> str:
+    """The one right caption."""
+    names = [describe(thing) for thing in scene]
+    if len(scene) == 1:
+        return f"{names[0]} {at(scene[0])}"
+    if len(scene) == 2:
+        relation = "above" if scene[0].column == scene[1].column else "to the left of"
+        return f"{names[0]} {relation} {names[1]}"
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def describe(thing: Thing) -> str:
+    return f"a {thing.size} {thing.color} {thing.shape}"
+
+
+def at(thing: Thing) -> str:
+    return f"at the {POSITIONS[thing.cell]}"
+
+
+def plural(shape: str) -> str:
+    return "crosses" if shape == "cross" else f"{shape}s"
+
+
+def with_article(words: str) -> str:
+    return f"an {words}" if words[0] in "aeiou" else f"a {words}"
+
+
+def holds(first: Thing, relation: str, second: Thing) -> bool:
+    """Whether `first` is `relation` `second`, by columns or rows."""
+    return {
+        "to the left of": first.column < second.column,
+        "to the right of": first.column > second.column,
+        "above": first.row < second.row,
+        "below": first.row > second.row,
+    }[relation]
+
+
+def _pick(rng: np.random.Generator, values: Sequence[T]) -> T:
+    return values[int(rng.integers(len(values)))]
+
+
+def _unique(scene: Scene, attribute: str) -> list[Thing]:
+    counts = Counter(getattr(thing, attribute) for thing in scene)
+    return [thing for thing in scene if counts[getattr(thing, attribute)] == 1]
+
+
+def _caption(scene: Scene, rng: np.random.Generator) -> Question:
+    weights = (0.6, 0.2, 0.2)
+    text = CAPTION_QUESTIONS[int(rng.choice(3, p=weights))]
+    return Question(task="caption", text=text, answer=caption(scene))
+
+
+def _count(scene: Scene, rng: np.random.Generator) -> Question:
+    return Question(task="count", text=_pick(rng, COUNT_QUESTIONS), answer=NUMBERS[len(scene)])
+
+
+def _count_shape(scene: Scene, rng: np.random.Generator) -> Question:
+    present = [thing.shape for thing in scene]
+    shape = _pick(rng, SHAPES) if rng.random() < 0.35 else _pick(rng, present)
+    answer = NUMBERS[present.count(shape)]
+    return Question(task="count_shape", text=f"How many {plural(shape)} are there?", answer=answer)
+
+
+def _count_color(scene: Scene, rng: np.random.Generator) -> Question:
+    present = [thing.color for thing in scene]
+    color = _pick(rng, COLOR_NAMES) if rng.random() < 0.35 else _pick(rng, present)
+    answer = NUMBERS[present.count(color)]
+    return Question(task="count_color", text=f"How many {color} objects are there?", answer=answer)
+
+
+def _color(scene: Scene, rng: np.random.Generator) -> Question | None:
+    things = _unique(scene, "shape")
+    if not things:
+        return None
+    thing = _pick(rng, things)
+    return Question(task="color", text=f"What color is the {thing.shape}?", answer=thing.color)
+
+
+def _shape(scene: Scene, rng: np.random.Generator) -> Question | None:
+    things = _unique(scene, "color")
+    if not things:
+        return None
+    thing = _pick(rng, things)
+    return Question(task="shape", text=f"What shape is the {thing.color} object?", answer=thing.shape)
+
+
+def _size(scene: Scene, rng: np.random.Generator) -> Question | None:
+    things = _unique(scene, "shape")
+    if not things:
+        return None
+    thing = _pick(rng, things)
+    return Question(task="size", text=f"Is the {thing.shape} large or small?", answer=thing.size)
+
+
+def _where(scene: Scene, rng: np.random.Generator) -> Question | None:
+    things = _unique(scene, "shape")
+    if not things:
+        return None
+    thing = _pick(rng, things)
+    return Question(task="where", text=f"Where is the {thing.shape}?", answer=at(thing))
+
+
+def _exist(scene: Scene, rng: np.random.Generator) -> Question:
+    present = {(thing.shape, thing.color) for thing in scene}
+    if rng.random() < 0.5:
+        shape, color = _pick(rng, sorted(present))
+    else:
+        shape, color = _absent_kind(scene, present, rng)
+    answer = "yes" if (shape, color) in present else "no"
+    return Question(task="exist", text=f"Is there {with_article(f'{color} {shape}')}?", answer=answer)
+
+
+def _absent_kind(scene: Scene, present: set[tuple[str, str]], rng: np.random.Generator) -> tuple[str, str]:
+    """Mostly a kind that shares its shape or colour with an object, or a mix of two objects."""
+    while True:
+        draw = rng.random()
+        shape, color = _pick(rng, SHAPES), _pick(rng, COLOR_NAMES)
+        if draw < 0.3:
+            shape = _pick(rng, scene).shape
+        elif draw < 0.6:
+            color = _pick(rng, scene).color
+        elif draw < 0.85 and len(scene) > 1:
+            shape, color = _pick(rng, scene).shape, _pick(rng, scene).color
+        if (shape, color) not in present:
+            return shape, color
+
+
+def _rel_yn(scene: Scene, rng: np.random.Generator) -> Question | None:
+    things = _unique(scene, "shape")
+    choices = [
+        (first, relation, second)
+        for first in things
+        for second in things
+        if first is not second
+        for relation in RELATIONS
+        if (first.row != second.row if relation in ("above", "below") else first.column != second.column)
+    ]
+    if not choices:
+        return None
+    first, relation, second = _pick(rng, choices)
+    return Question(
+        task="rel_yn",
+        text=f"Is the {first.shape} {relation} the {second.shape}?",
+        answer="yes" if holds(first, relation, second) else "no",
+    )
+
+
+def _rel_what(scene: Scene, rng: np.random.Generator) -> Question | None:
+    choices = []
+    for thing in _unique(scene, "shape"):
+        for relation in RELATIONS:
+            there = [other for other in scene if other is not thing and holds(other, relation, thing)]
+            if len(there) == 1:
+                choices.append((thing, relation, there[0]))
+    if not choices:
+        return None
+    thing, relation, other = _pick(rng, choices)
+    return Question(task="rel_what", text=f"What is {relation} the {thing.shape}?", answer=describe(other))
+
+
+_MAKERS: dict[str, Callable[[Scene, np.random.Generator], Question | None]] = {
+    "caption": _caption,
+    "count": _count,
+    "count_shape": _count_shape,
+    "count_color": _count_color,
+    "color": _color,
+    "shape": _shape,
+    "size": _size,
+    "where": _where,
+    "exist": _exist,
+    "rel_yn": _rel_yn,
+    "rel_what": _rel_what,
+}
+
+
+def mentions_never_drawn(scene: Scene) -> bool:
+    return any((thing.shape, thing.color) in NEVER_DRAWN for thing in scene)

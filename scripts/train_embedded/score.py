@@ -1,0 +1,155 @@
+"""Scores a bundle through the product's own Captioner: fresh pictures, greedy answers, exact match after strip."""
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from app.captioner import Captioner
+from scripts.train_embedded.pictures import SCORE_SEED
+from scripts.train_embedded.questions import TASKS, Question, ask
+from scripts.train_embedded.render import draw_scene
+from scripts.train_embedded.world import Scene, sample_scene
+
+ATTRIBUTES = ("color", "shape", "size", "where")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exam:
+    """Pictures and what is asked of them: `questions` are (index of the picture, question)."""
+
+    pictures: list[Image.Image]
+    questions: list[tuple[int, Question]]
+
+
+def draw_exam(*, num_pictures: int, seed: int, never_drawn: str = "without") -> Exam:
+    """One question of every task that a picture allows. `never_drawn`: as in `sample_scene`.
+
+    In pictures with never-drawn pairs, questions about an object's attributes are about such an object, where a
+    question about it is possible.
+    """
+    rng = np.random.default_rng([SCORE_SEED, seed, never_drawn == "with"])
+    pictures: list[Image.Image] = []
+    questions: list[tuple[int, Question]] = []
+    for index in range(num_pictures):
+        scene = sample_scene(rng, never_drawn=never_drawn)
+        pictures.append(Image.fromarray(draw_scene(scene, rng)))
+        for task in TASKS:
+            question = _ask_about_pair(scene, task, rng) if never_drawn == "with" else ask(scene, task, rng)
+            if question is not None:
+                questions.append((index, question))
+    return Exam(pictures=pictures, questions=questions)
+
+
+def _ask_about_pair(scene: Scene, task: str, rng: np.random.Generator) -> Question | None:
+    question = ask(scene, task, rng)
+    if task not in ATTRIBUTES:
+        return question
+    names = {thing.color if task == "shape" else thing.shape for thing in scene if thing.is_never_drawn}
+    for _ in range(30):
+        if question is None or any(name in question.text.split("?")[0].split() for name in names):
+            break
+        question = ask(scene, task, rng)
+    return question
+
+
+def answer_all(captioner: Captioner, exam: Exam, *, shift: int = 0) -> list[str]:
+    """Answers to the exam's questions; with `shift`, each is asked of a picture that many places further on."""
+    count = len(exam.pictures)
+    pictures = [exam.pictures[(index + shift) % count] for index, _ in exam.questions]
+    prompts = [question.text for _, question in exam.questions]
+    answers = captioner.generate(pictures, prompts, max_new_tokens=48)
+    return [answer.text.strip() for answer in answers]
+
+
+def grade(questions: Sequence[Question], answers: Sequence[str]) -> dict[str, float]:
+    """Share of exactly right answers by task, in percent."""
+    hits: dict[str, list[bool]] = defaultdict(list)
+    for question, answer in zip(questions, answers, strict=True):
+        hits[question.task].append(answer.strip() == question.answer)
+    return {task: round(100 * sum(hits[task]) / len(hits[task]), 2) for task in TASKS if hits[task]}
+
+
+def prior(questions: Sequence[Question]) -> dict[str, float]:
+    """What always giving a task's most frequent answer would score, in percent."""
+    answers: dict[str, Counter[str]] = defaultdict(Counter)
+    for question in questions:
+        answers[question.task][question.answer] += 1
+    return {
+        task: round(100 * answers[task].most_common(1)[0][1] / answers[task].total(), 2)
+        for task in TASKS
+        if answers[task]
+    }
+
+
+def score(model: str, *, num_pictures: int, seed: int) -> dict[str, Any]:
+    """All tables of one bundle, as plain values."""
+    captioner = Captioner.load(model)
+    started = time.monotonic()
+    exam = draw_exam(num_pictures=num_pictures, seed=seed)
+    pairs = draw_exam(num_pictures=num_pictures, seed=seed, never_drawn="with")
+    asked = [question for _, question in exam.questions]
+    answers = answer_all(captioner, exam)
+    paired = [question for _, question in pairs.questions]
+    pair_answers = answer_all(captioner, pairs)
+    wrong = [
+        {"task": question.task, "question": question.text, "wanted": question.answer, "got": answer}
+        for question, answer in zip(asked, answers, strict=True)
+        if question.answer != answer
+    ]
+    return {
+        "model": captioner.info.digest,
+        "pictures": num_pictures,
+        "seed": seed,
+        "scores": grade(asked, answers),
+        "asked": dict(Counter(question.task for question in asked)),
+        "never_drawn_pairs": grade(paired, pair_answers),
+        "shuffled_pictures": grade(asked, answer_all(captioner, exam, shift=1)),
+        "most_frequent_answer": prior(asked),
+        "wrong_examples": wrong[:20],
+        "elapsed_s": round(time.monotonic() - started, 1),
+        "machine": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """The figures as a Markdown table."""
+    columns = ("scores", "never_drawn_pairs", "shuffled_pictures", "most_frequent_answer")
+    heads = ("task", "asked", "exact match", "never-drawn pairs", "shuffled pictures", "most frequent answer")
+    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+    for task in result["scores"]:
+        shares = [f"{result[column][task]:.1f}" for column in columns]
+        lines.append(f"| {task} | {result['asked'][task]} | {' | '.join(shares)} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line: the table on stdout, JSON in a file if wanted."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.train_embedded.score", description=__doc__)
+    parser.add_argument("--model", default="assets/embedded", help="bundle to score (default: %(default)s)")
+    parser.add_argument("--pictures", type=int, default=500, help="fresh pictures per table (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="which fresh pictures (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    options = parser.parse_args(arguments)
+    result = score(options.model, num_pictures=options.pictures, seed=options.seed)
+    print(table(result))
+    for fault in result["wrong_examples"][:8]:
+        print(f"wrong: {fault['question']} -> {fault['got']!r}, wanted {fault['wanted']!r}", file=sys.stderr)
+    print(f"{result['elapsed_s']} s, model {result['model'][:12]}", file=sys.stderr)
+    if options.json is not None:
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

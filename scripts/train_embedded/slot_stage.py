@@ -1,0 +1,91 @@
+"""Stage 3: the visual-query blocks learn to say the scene code: visual query k describes object k."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from scripts.train_embedded import features
+from scripts.train_embedded.code_stage import SceneCode
+from scripts.train_embedded.loop import Optimizers, train
+from scripts.train_embedded.pictures import MAX_THINGS, NOTHING, UNKNOWN
+from scripts.train_embedded.sizes import build_encoder, is_hidden_matrix
+from scripts.train_embedded.vision_stage import load_tower
+from vision.encoder import PictureEncoder
+
+BATCH = 24
+
+
+def run(*, data: Path, folder: Path, minutes: float, lr: float = 2e-3, seed: int = 3) -> None:
+    """Train the visual-query blocks on the tower's features; writes slots.pt into `folder`."""
+    torch.manual_seed(seed)
+    encoder = build_encoder()
+    load_tower(encoder, folder)
+    optimizers = Optimizers([(encoder.query, 1.0)], lr=lr, is_hidden=is_hidden_matrix)
+    train(
+        "slots",
+        {"query": encoder.query},
+        optimizers,
+        _batches(data, seed=seed),
+        partial(_compute, encoder, SceneCode()),
+        minutes=minutes,
+        folder=folder,
+        evaluate=lambda: evaluate(encoder, data),
+        evaluate_every_s=45,
+    )
+
+
+def slot_loss(code: SceneCode, visual_query_BQD: Tensor, labels_BO4: Tensor) -> Tensor:
+    """Distance to the code where the scene has names for everything, and cross entropies of what has a name."""
+    known_B = (labels_BO4 != UNKNOWN).flatten(1).all(1)
+    target_BQD = code(torch.where(labels_BO4 == UNKNOWN, NOTHING, labels_BO4))
+    visual_query_BQD = visual_query_BQD.float()
+    distance_B = (visual_query_BQD - target_BQD).square().mean((1, 2))
+    loss: Tensor = 4 * (distance_B * known_B).sum() / known_B.sum().clamp(min=1)
+    for scores, label in code.readings(visual_query_BQD, labels_BO4):
+        loss = loss + F.cross_entropy(scores.flatten(0, 1), label.flatten(), ignore_index=UNKNOWN)
+    return loss
+
+
+def readings_right(visual_query_BQD: Tensor, labels_BO4: Tensor) -> Tensor:
+    """(B, 3) bool: is everything about an object read rightly, or that there is none."""
+    readings = SceneCode().readings(visual_query_BQD.float(), labels_BO4)
+    return torch.stack([scores.argmax(-1) == label for scores, label in readings]).all(0)
+
+
+@torch.no_grad()
+def evaluate(encoder: PictureEncoder, data: Path, *, count: int = 1000) -> dict[str, float]:
+    """Share of objects (and of whole scenes) that the visual queries describe rightly, with and without new pairs."""
+    scores: dict[str, float] = {}
+    for kind in ("check", "pair"):
+        seen, labels = (chunks[0][:count] for chunks in features.load(data, kind))
+        target = torch.from_numpy(labels.astype(np.int64))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            visual_query = torch.cat(
+                [encoder.query(torch.from_numpy(part.astype(np.float32))) for part in np.split(seen, 10)]
+            )
+        right = readings_right(visual_query, target)
+        there = (target[..., 3] != NOTHING)[:, :MAX_THINGS]
+        scores[f"{kind} objects"] = float(right[there].float().mean())
+        scores[f"{kind} scenes"] = float(right.all(1).float().mean())
+    return scores
+
+
+def _batches(data: Path, *, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Three quarters pictures as they are asked about, one quarter with kinds that have no name."""
+    named = features.batches(data, "scene", batch_size=BATCH * 3 // 4, seed=seed)
+    odd = features.batches(data, "odd", batch_size=BATCH // 4, seed=seed + 1)
+    for (features_named, labels_named), (features_odd, labels_odd) in zip(named, odd, strict=False):
+        yield torch.cat([features_named, features_odd]), torch.cat([labels_named, labels_odd])
+
+
+def _compute(encoder: PictureEncoder, code: SceneCode, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, float]]:
+    seen, labels = batch
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        visual_query = encoder.query(seen)
+    loss = slot_loss(code, visual_query, labels)
+    return loss, {"loss": float(loss.detach())}
