@@ -4,27 +4,31 @@ Every variable can be set in the environment or as a flag; without any, the embe
 pictures. The guide's demo generates one token, for a yes/no question: `--question "..." --choices Yes,No` asks that.
 """
 
+import dataclasses
 import os
 import sys
 import time
 from pathlib import Path
 
-from app.cli import Parser, parse_choices
+from app.cli import Parser, parse_choices, parse_text, settings
 from app.errors import Exit, UsageError, run_guarded
 from app.report import Tally, make_report
 from app.resources import sample_pictures
 from app.spec import CaptionerSpec
 from llm.engine.sampling_params import SamplingParams
 
+# Fields of the spec that are variables here.
+VARIABLES = {"batch_size": "BATCH_SIZE", "llama_dir": "LLAMA_DIR", "clip": "CLIP_DIR", "adapter": "BIAS_DIR"}
+
 
 def parser() -> Parser:
-    """The guide's variables first; each flag's default is the environment variable of the same name."""
+    """The guide's variables first; each flag's default is the environment variable of the same name, if it says any."""
     parser = Parser(prog="demo_bsz.py", description=__doc__)
 
     def variable(name: str, default: str | int | None, help: str) -> None:
         flag = "--" + name.lower().replace("_", "-")
         kind = int if isinstance(default, int) else str
-        parser.add_argument(flag, metavar=name, type=kind, default=os.environ.get(name, default), help=help)
+        parser.add_argument(flag, metavar=name, type=kind, default=os.environ.get(name) or default, help=help)
 
     variable("DEVICE_ID", 0, "number of the accelerator; without one the CPU computes")
     variable("IMG_SIZE", 224, "side of the square the model sees of a picture; a check, the model's own size counts")
@@ -36,8 +40,8 @@ def parser() -> Parser:
     variable("PIC_FILE_PATH", os.path.relpath(sample_pictures()), "picture, or folder of pictures of any name")
     parser.add_argument("--llama-type", help="sub-folder of LLAMA_DIR (default: the only one with weights, or 7B)")
     question = parser.add_mutually_exclusive_group()
-    question.add_argument("--prompt", help="instruction (default: the model's own for captions)")
-    question.add_argument("--question", help="instruction, for use with --choices")
+    question.add_argument("--prompt", type=parse_text, help="instruction (default: the model's own for captions)")
+    question.add_argument("--question", type=parse_text, help="instruction, for use with --choices")
     parser.add_argument("--choices", type=parse_choices, help="answer with one of these, for example Yes,No")
     parser.add_argument("--max-new-tokens", type=int, default=SamplingParams.max_new_tokens, help="(%(default)s)")
     parser.add_argument("--device", help="cpu, auto, ... (default: the accelerator DEVICE_ID, or the CPU)")
@@ -71,36 +75,53 @@ def llama_type(llama_dir: str | None) -> str | None:
     return models[0] if len(models) == 1 else "7B"
 
 
+def numbered_device(number: int) -> str:
+    """The accelerator of this number, or the CPU where there is none."""
+    from llm.runtime.backend import open_backend
+
+    kind = open_backend("auto").device.type
+    if kind != "cpu":
+        return f"{kind}:{number}"
+    if number != 0:
+        print(f"note: DEVICE_ID is {number}, but there is no accelerator here: the CPU computes", file=sys.stderr)
+    return kind
+
+
 def main() -> int:
     """Load, warm up, run the trials, print results and times."""
     options = parser().parse_args()
     if options.infer_loop < 1:
         raise UsageError(f"INFER_LOOP must be at least 1, got {options.infer_loop}")
+    sampling = settings(SamplingParams, {"max_new_tokens": options.max_new_tokens})
 
+    from app.answering import one_line
     from app.captioner import Captioner
     from app.inputs import expand_inputs
-    from llm.runtime.backend import open_backend
 
-    accelerator = open_backend("auto").device.type
-    numbered = accelerator if accelerator == "cpu" else f"{accelerator}:{options.device_id}"
-    captioner = Captioner.load(
-        llama_dir=options.llama_dir,
-        llama_type=None if options.llama_dir is None else options.llama_type or llama_type(options.llama_dir),
-        clip=only_file(options.clip_dir, (".pt", ".safetensors"), name="CLIP_DIR"),
-        adapter=only_file(options.bias_dir, (".pth",), name="BIAS_DIR"),
-        visual_heads=options.visual_heads,
-        channel_order=options.channel_order,
-        device=options.device or numbered,
-        dtype=options.dtype,
-        batch_size=options.batch_size,
+    spec = settings(
+        CaptionerSpec,
+        {
+            "llama_dir": options.llama_dir,
+            "llama_type": llama_type(options.llama_dir) if options.llama_type is None else options.llama_type,
+            "clip": only_file(options.clip_dir, (".pt", ".safetensors"), name="CLIP_DIR"),
+            "adapter": only_file(options.bias_dir, (".pth",), name="BIAS_DIR"),
+            "visual_heads": options.visual_heads,
+            "channel_order": options.channel_order,
+            "device": numbered_device(options.device_id) if options.device is None else options.device,
+            "dtype": options.dtype,
+            "batch_size": options.batch_size,
+        },
+        shown=VARIABLES,
     )
+    captioner = Captioner.load(**dataclasses.asdict(spec))
     if options.img_size != captioner.image_size:
         raise UsageError(f"IMG_SIZE must be {captioner.image_size}, the size the model takes, got {options.img_size}")
-    pictures = [picture.source_path for picture in expand_inputs([options.pic_file_path])]
+    inputs = list(expand_inputs([options.pic_file_path]))
+    pictures = [picture.source_path for picture in inputs]
     asked = {
-        "prompts": options.question or options.prompt,
+        "prompts": options.prompt if options.question is None else options.question,
         "choices": options.choices,
-        "max_new_tokens": options.max_new_tokens,
+        "max_new_tokens": sampling.max_new_tokens,
     }
     warm_up = captioner.generate(pictures[: options.batch_size], **asked)
     clock, tally, total_s = captioner.profile_clock(), Tally(), 0.0
@@ -112,8 +133,8 @@ def main() -> int:
         for answer in answers:
             tally.add(answer)
             if trial == 0:
-                said = answer.text if answer.error is None else f"error: {answer.error.message}"
-                print(f"[result]: {answer.picture}: {said}")
+                said = one_line(answer.text) if answer.error is None else f"error: {answer.error.message}"
+                print(f"[result]: {inputs[answer.index].label}: {said}")
         print(f"[trial time]: {trial_s * 1e3:.1f} ms")
     print(f"[avg_time]: {total_s / options.infer_loop * 1e3:.1f} ms\n")
     report = make_report(

@@ -65,10 +65,8 @@ class Question:
 
     @property
     def form(self) -> str:
-        """Tells apart prompts that are shown alike."""
-        if self.raw is not None:
-            return "raw"
-        return "instruction" if self.input is None else "instruction and input"
+        """What the shown prompt is; with `input`, it tells apart prompts that are shown alike."""
+        return "instruction" if self.raw is None else "raw"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,17 +240,19 @@ class _Interruption:
     def __init__(self) -> None:
         self.requested = False
         self._previous: Any = None
-        self._is_main = threading.current_thread() is threading.main_thread()
+        # Only the main thread can receive signals, and whoever has them ignored (nohup) wants that kept.
+        is_main = threading.current_thread() is threading.main_thread()
+        self._is_heard = is_main and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
     def __enter__(self) -> Self:
-        if self._is_main:  # only there can signals be received
+        if self._is_heard:
             self._previous = signal.signal(signal.SIGINT, self._request)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._is_main:
+        if self._is_heard:
             signal.signal(signal.SIGINT, self._previous)
 
     def _request(self, number: int, frame: FrameType | None) -> None:
@@ -306,10 +306,15 @@ def _print(record: Record, *, as_text: bool) -> None:
 
 def text_line(record: Record) -> str:
     """An answer for a person: one line, whatever the model wrote."""
-    text = "".join(character if character.isprintable() else " " for character in record["text"])
+    text = one_line(record["text"])
     probability = (record["choice"] or {}).get(record["text"])
     said = text if probability is None else f"{text} ({probability:.2f})"
     return f"{record['picture']}: {said}"
+
+
+def one_line(text: str) -> str:
+    """What a model wrote, fit for one line of a terminal: a space for every character that is not printed."""
+    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def _settings(job: Job, captioner: Captioner) -> dict[str, Any]:
@@ -318,6 +323,7 @@ def _settings(job: Job, captioner: Captioner) -> dict[str, Any]:
         **dataclasses.asdict(job.sampling),
         "choices": None if job.question.choices is None else list(job.question.choices),
         "form": job.question.form,
+        "input": job.question.input,
         "exif": captioner.spec.exif,
         "dtype": captioner.info.dtype,
         "context": captioner.info.context,

@@ -22,7 +22,10 @@ def assemble(spec: CaptionerSpec) -> Captioner:
     backend = open_backend(spec.device)
     model = load_model(spec, backend=backend)
     spec = dataclasses.replace(
-        spec, context=model.decoder_config.context, channel_order=model.vision_config.channel_order
+        spec,
+        device=str(backend.device),
+        context=model.decoder_config.context,
+        channel_order=model.vision_config.channel_order,
     )
     encoder = encoder_from_state(model.vision_config, model.vision_state)
     executor = open_executor(model.decoder_config, model.decoder_state, backend=backend, num_slots=spec.batch_size)
@@ -48,7 +51,7 @@ def load_model(spec: CaptionerSpec, *, backend: Backend) -> LoadedModel:
     dtype = resolve_dtype(spec.dtype, backend=backend)
     if spec.llama_dir is None:
         return load_bundle(
-            spec.model or embedded_model(),
+            embedded_model() if spec.model is None else spec.model,
             dtype=dtype,
             context=spec.context,
             channel_order=None if spec.channel_order == "auto" else spec.channel_order,

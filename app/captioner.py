@@ -1,8 +1,8 @@
 """The main flow, top to bottom: pictures and prompts -> visual queries -> requests -> answers."""
 
-import functools
 import itertools
 import math
+import operator
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -22,6 +22,8 @@ from vision.backends.base import VisionBackend
 from vision.errors import PictureError
 from vision.image import PictureSource, load_picture
 from vision.preprocess import preprocess
+
+MAX_REMEMBERED_PROMPTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,12 @@ class AnswerError:
     message: str
 
 
+NOT_FINITE = AnswerError(
+    code="not_finite",
+    message="The model's numbers are not finite: they overflowed (try float32), or weights are damaged (try doctor).",
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
     """The answer to one work item; with `error`, there is none and the text is empty."""
@@ -78,7 +86,9 @@ class Answer:
     finish: Literal["stop", "length", "choice", "error"]
     choice: dict[str, float] | None = None  # probability of each choice, they sum to 1
     error: AnswerError | None = None
-    ms: dict[str, float] = field(default_factory=dict)  # read, clip (of its batch), first_token and total
+    ms: dict[str, float] = field(
+        default_factory=dict
+    )  # read, clip (its batch's, as the host saw it), first_token, total
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,8 +139,8 @@ class Captioner:
         self._synchronise = synchronise
         self._vision, self._engine = vision, engine
         self._request_ids = itertools.count()
-        # Most runs ask few different questions: each is tokenised once.
-        self._encode_prompt = functools.lru_cache(maxsize=1024)(self._encode_prompt_uncached)
+        self._is_running = False
+        self._encoded_prompts: dict[tuple[Prompt, tuple[str, ...] | None], _EncodedPrompt] = {}
 
     @classmethod
     def load(cls, model: str | os.PathLike[str] | None = None, **options: Any) -> "Captioner":
@@ -144,6 +154,8 @@ class Captioner:
 
         given = {name: value for name, value in {"model": model, **options}.items() if value is not None}
         plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
+        for name in {"device", "dtype"} & plain.keys():  # torch.device("cpu") and torch.float16 are meant as well
+            plain[name] = str(plain[name]).removeprefix("torch.")
         return assemble(CaptionerSpec(**plain))
 
     @property
@@ -204,7 +216,11 @@ class Captioner:
         choices: Sequence[str] | None = None,
         clock: StageClock | None = None,
     ) -> Generator[TextDelta | Answer]:
-        """As `generate`, token by token: text deltas of all pictures as they come, and each picture's answer."""
+        """As `generate`, token by token: text deltas of all pictures as they come, and each picture's answer.
+
+        One stream at a time: close it or read it to its end before the next call.
+        """
+        choices = _as_choices(choices)
         items = work_items(pictures, prompts, default_prompt=self.info.default_prompt)
         sampling = SamplingParams(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
@@ -223,10 +239,13 @@ class Captioner:
     ) -> Generator[TextDelta | Answer]:
         """Answer a stream of work items as they come, in completion order; memory does not grow with their number.
 
-        Closing the iterator early forgets what is in flight.
+        Closing the iterator early forgets what is in flight. Raises RuntimeError while another run is open.
         """
+        if self._is_running:
+            raise RuntimeError("This Captioner is still answering another call: read its stream to the end or close it")
+        self._is_running = True
         clock = clock or StageClock()
-        choices = None if choices is None else tuple(choices)
+        choices = _as_choices(choices)
         self._engine.timer = clock
         source = iter(items)
         in_flight: dict[int, _Conversation] = {}
@@ -252,6 +271,7 @@ class Captioner:
             for request_id in in_flight:
                 self._engine.cancel(request_id)
             clock.stop()
+            self._is_running = False
 
     def _admit(
         self,
@@ -267,14 +287,15 @@ class Captioner:
         readable: list[_Conversation] = []
         pixels: list[np.ndarray] = []
         for item in items:
-            prompt = self._encode_prompt(_hashable(item.prompt), choices)
+            prompt = self._encode_prompt(item.prompt, choices)
             conversation = _Conversation(item, prompt, tokenizer=self.tokenizer)
             try:
                 loaded = load_picture(item.picture, orientation=self.spec.exif)
                 conversation.digest = loaded.digest
                 pixels.append(preprocess(loaded.image, size=self.image_size))
             except PictureError as error:
-                errors.append(_failed(conversation, error))
+                conversation.digest = conversation.digest or error.digest
+                errors.append(_failed(conversation, AnswerError(code=error.code, message=error.message)))
                 continue
             conversation.ms["read"] = conversation.elapsed_ms()
             readable.append(conversation)
@@ -319,6 +340,9 @@ class Captioner:
         if output.finish is None:
             return
         del in_flight[output.request_id]
+        if output.finish == "not_finite":
+            yield _failed(conversation, NOT_FINITE)
+            return
         conversation.ms["total"] = conversation.elapsed_ms()
         choice = None
         if output.finish == "choice":
@@ -327,6 +351,8 @@ class Captioner:
             choice = dict(zip(choices, probabilities, strict=True))
             best = probabilities.index(max(probabilities))
             conversation.pieces, conversation.token_ids = [choices[best]], list(conversation.prompt.choices[best])
+            if conversation.token_ids[-1] == self.tokenizer.eos_id:
+                conversation.token_ids.pop()
         yield Answer(
             index=conversation.item.index,
             picture=conversation.item.label,
@@ -341,15 +367,24 @@ class Captioner:
 
     def check_prompt(self, prompt: Prompt, choices: Sequence[str] | None = None) -> None:
         """Raise PromptTooLongError, PromptError or ValueError when this prompt could not be answered."""
-        self._encode_prompt(_hashable(prompt), None if choices is None else tuple(choices))
+        self._encode_prompt(prompt, _as_choices(choices))
 
-    def _encode_prompt_uncached(self, prompt: Prompt, choices: tuple[str, ...] | None) -> _EncodedPrompt:
-        """Token ids of a prompt and its choices; raises as `Engine.check`, and ValueError for unusable choices."""
+    def _encode_prompt(self, prompt: Prompt, choices: tuple[str, ...] | None) -> _EncodedPrompt:
+        """Most runs ask few different questions: each is tokenised once."""
+        key = _hashable(prompt), choices
+        if key not in self._encoded_prompts:
+            if len(self._encoded_prompts) >= MAX_REMEMBERED_PROMPTS:
+                self._encoded_prompts.clear()
+            self._encoded_prompts[key] = self._tokenise(key[0], choices)
+        return self._encoded_prompts[key]
+
+    def _tokenise(self, prompt: Prompt, choices: tuple[str, ...] | None) -> _EncodedPrompt:
+        """Token ids of a prompt and its choices; raises as `Engine.check`, and ValueError for a prompt of no kind."""
         model_text: str | None
         match prompt:
             case str(instruction):
                 shown, model_text = instruction, format_prompt(instruction)
-            case RawPrompt(text):
+            case RawPrompt(str(text)):
                 shown, model_text = text, text
             case (str(instruction), None):
                 shown, model_text = instruction, format_prompt(instruction)
@@ -360,23 +395,27 @@ class Captioner:
         token_ids = _as_token_ids(prompt) if model_text is None else self.tokenizer.encode(model_text)
         choice_ids: tuple[tuple[int, ...], ...] = ()
         if choices is not None:
-            if len(choices) < 2 or len(set(choices)) < len(choices):
-                raise ValueError(f"choices must be at least two different answers, got {list(choices)}")
             choice_ids = tuple(tuple(self.tokenizer.encode_continuation(model_text, text)) for text in choices)
+            if _some_begins_with_another(choice_ids):
+                # "1" would always beat "10": with the end token it has to be the whole answer.
+                choice_ids = tuple((*ids, self.tokenizer.eos_id) for ids in choice_ids)
         self._engine.check(tuple(token_ids), choice_ids)
-        return _EncodedPrompt(shown or self.tokenizer.decode(token_ids), tuple(token_ids), choice_ids)
+        if model_text is None:
+            shown = self.tokenizer.decode(token_ids)
+        return _EncodedPrompt(shown, tuple(token_ids), choice_ids)
 
 
 def work_items(
     pictures: Sequence[PictureSource], prompts: Sequence[Prompt] | str | RawPrompt | None, *, default_prompt: str
 ) -> list[WorkItem]:
     """Pair pictures with prompts; a single prompt serves all pictures. Raises ValueError when the counts differ."""
-    if isinstance(pictures, (str, bytes)):
+    if isinstance(pictures, (str, bytes, os.PathLike)) or hasattr(pictures, "getpixel"):
         raise ValueError("pictures must be a list of pictures, got a single one: put it in brackets")
     if prompts is None or isinstance(prompts, (str, RawPrompt)):
         prompts = [default_prompt if prompts is None else prompts]
+    pictures, prompts = list(pictures), list(prompts)
     if len(prompts) == 1:
-        prompts = list(prompts) * len(pictures)
+        prompts = prompts * len(pictures)
     if len(prompts) != len(pictures):
         raise ValueError(f"{len(pictures)} pictures came with {len(prompts)} prompts: give one each, or one for all")
     return [
@@ -390,12 +429,32 @@ def _label(picture: PictureSource, index: int) -> str:
 
 
 def _hashable(prompt: Prompt) -> Prompt:
-    return prompt if isinstance(prompt, (str, RawPrompt, tuple)) else tuple(_as_token_ids(prompt))
+    """The prompt as a key of a cache: token ids become a tuple."""
+    is_pair = isinstance(prompt, tuple) and len(prompt) > 0 and isinstance(prompt[0], str)
+    return prompt if is_pair or isinstance(prompt, (str, RawPrompt)) else tuple(_as_token_ids(prompt))
+
+
+def _as_choices(choices: Any) -> tuple[str, ...] | None:
+    """Answers to choose from; raises ValueError unless they are at least two different texts."""
+    if choices is None:
+        return None
+    texts = () if isinstance(choices, str) else tuple(choices)
+    if isinstance(choices, str) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f'choices must be a list of texts such as ["Yes", "No"], got {choices!r}')
+    if len(texts) < 2 or len(set(texts)) < len(texts):
+        raise ValueError(f"choices must be at least two different answers, got {list(texts)}")
+    return texts
+
+
+def _some_begins_with_another(choices: Sequence[tuple[int, ...]]) -> bool:
+    return any(one != other and one == other[: len(one)] for one in choices for other in choices)
 
 
 def _as_token_ids(prompt: Any) -> list[int]:
     try:
-        return [int(token_id) for token_id in prompt]
+        if isinstance(prompt, bytes):
+            raise TypeError
+        return [operator.index(token_id) for token_id in prompt]
     except (TypeError, ValueError):
         raise ValueError(
             f"A prompt must be text, a pair (instruction, input) or a list of token ids, got {prompt!r}"
@@ -408,7 +467,7 @@ def _normalised(logprobs: Sequence[float]) -> list[float]:
     return [weight / sum(weights) for weight in weights]
 
 
-def _failed(conversation: _Conversation, error: PictureError) -> Answer:
+def _failed(conversation: _Conversation, error: AnswerError) -> Answer:
     return Answer(
         index=conversation.item.index,
         picture=conversation.item.label,
@@ -417,6 +476,6 @@ def _failed(conversation: _Conversation, error: PictureError) -> Answer:
         text="",
         token_ids=(),
         finish="error",
-        error=AnswerError(code=error.code, message=error.message),
+        error=error,
         ms={"total": conversation.elapsed_ms()},
     )

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -80,16 +80,20 @@ def build_parser() -> Parser:
     caption = _command(commands, "caption", _run_caption, help="describe pictures", description=_CAPTION)
     _add_pictures(caption)
     prompt = caption.add_argument_group("prompt")
-    prompt.add_argument("--prompt", metavar="TEXT", help="instruction (default: the model's own for captions)")
-    prompt.add_argument("--input", metavar="TEXT", help="further context for --prompt")
-    prompt.add_argument("--raw-prompt", metavar="TEXT", help="text that goes to the model without the template")
+    prompt.add_argument(
+        "--prompt", metavar="TEXT", type=parse_text, help="instruction (default: the model's own for captions)"
+    )
+    prompt.add_argument("--input", metavar="TEXT", type=parse_text, help="further context for --prompt")
+    prompt.add_argument(
+        "--raw-prompt", metavar="TEXT", type=parse_text, help="text that goes to the model without the template"
+    )
     _add_answering(caption)
 
     ask = _command(commands, "ask", _run_ask, help="ask a question about pictures", description=_ASK)
     _add_pictures(ask)
     prompt = ask.add_argument_group("question")
-    prompt.add_argument("--question", metavar="TEXT", required=True, help="what to ask")
-    prompt.add_argument("--input", metavar="TEXT", help="further context for the question")
+    prompt.add_argument("--question", metavar="TEXT", type=parse_text, required=True, help="what to ask")
+    prompt.add_argument("--input", metavar="TEXT", type=parse_text, help="further context for the question")
     prompt.add_argument("--choices", metavar="A,B,...", type=parse_choices, help="answer with one of these")
     _add_answering(ask)
 
@@ -137,7 +141,7 @@ def _add_model(parser: Parser, *, bundle: bool = True) -> None:
         "--channel-order",
         choices=("rgb", "bgr"),
         default=SPEC.channel_order,
-        help="order of colours the adapter was trained on (default: bgr for the released adapters, else rgb)",
+        help="order of colours the adapter was trained on (default: the bundle's own; bgr for released adapters, else rgb)",
     )
     group.add_argument(
         "--context", metavar="N", type=int, help="tokens of prompt and answer together (default: the bundle's, or 512)"
@@ -180,9 +184,22 @@ def _default(text: str = "") -> str:
     return f"{text} (default: %(default)s)".lstrip()
 
 
+def parse_text(text: str) -> str:
+    """Text for the model; raises UsageError when the locale could not read it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"Wanted text in the encoding of this locale, {sys.getfilesystemencoding()}, but character "
+            f"{error.start + 1} of {text!a} is none of it",
+            hint="write UTF-8, in a UTF-8 locale: LC_ALL=C.UTF-8",
+        ) from error
+    return text
+
+
 def parse_choices(text: str) -> tuple[str, ...]:
     """`Yes, No` -> ("Yes", "No"); raises ArgumentTypeError for fewer than two, empty or equal ones."""
-    choices = tuple(choice.strip() for choice in text.split(","))
+    choices = tuple(choice.strip() for choice in parse_text(text).split(","))
     if len(choices) < 2 or not all(choices) or len(set(choices)) < len(choices):
         raise argparse.ArgumentTypeError(f"wanted at least two different answers with commas between, got {text!r}")
     return choices
@@ -190,17 +207,21 @@ def parse_choices(text: str) -> tuple[str, ...]:
 
 def spec_from(options: argparse.Namespace) -> CaptionerSpec:
     """The spec that the flags describe; raises UsageError when they exclude each other."""
-    return _from_flags(CaptionerSpec, options)
+    return settings(CaptionerSpec, vars(options))
 
 
-def _from_flags(kind: Callable[..., T], options: argparse.Namespace) -> T:
-    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+def settings(kind: Callable[..., T], values: Mapping[str, Any], *, shown: Mapping[str, str] | None = None) -> T:
+    """The dataclass `kind` of those values that it has fields for.
+
+    Raises UsageError for values it refuses, in the user's words: a field is the flag of its name, or as in `shown`.
+    """
+    fields = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    words = {name: "--" + name.replace("_", "-") for name in fields} | dict(shown or {})
     try:
-        return kind(**{name: getattr(options, name) for name in names if hasattr(options, name)})
+        return kind(**{name: values[name] for name in fields if name in values})
     except ValueError as error:
-        # The message names fields; here they are flags.
-        flags = re.sub(r"\b[a-z]+(_[a-z]+)+\b", lambda match: "--" + match[0].replace("_", "-"), str(error))
-        raise UsageError(flags) from error
+        told = re.sub(rf"\b({'|'.join(fields)})\b", lambda match: words[match[0]], str(error))
+        raise UsageError(told) from error
 
 
 def _run_caption(options: argparse.Namespace) -> int:
@@ -219,7 +240,7 @@ def _answer(
     options: argparse.Namespace, *, instruction: str | None, raw: str | None, choices: tuple[str, ...] | None
 ) -> int:
     spec = spec_from(options)
-    sampling = _from_flags(SamplingParams, options)
+    sampling = settings(SamplingParams, vars(options))
 
     from app.answering import Job, Question, run_job
 
@@ -257,19 +278,16 @@ def _run_convert(options: argparse.Namespace) -> int:
 def _sources(options: argparse.Namespace) -> "ModelSources":
     from app.checkpoints import ModelSources
 
-    return _from_flags(ModelSources, options)
+    return settings(ModelSources, vars(options))
 
 
 def _run_doctor(options: argparse.Namespace) -> int:
-    spec_given = options.llama_dir is not None
-    if spec_given and options.model is not None:
-        raise UsageError("--model and --llama-dir exclude each other", hint="check one after the other")
-    if spec_given != (options.adapter is not None):
-        raise UsageError("--llama-dir and --adapter go together", hint="give both, and --clip")
+    spec = spec_from(options)  # what `caption` would refuse
     from app.doctor import diagnose
     from app.resources import embedded_model
 
-    findings = diagnose(_sources(options) if spec_given else options.model or embedded_model())
+    bundle = embedded_model() if spec.model is None else spec.model
+    findings = diagnose(bundle if spec.llama_dir is None else _sources(options))
     if not any(finding.level == "error" and finding.what == "packages" for finding in findings):
         findings = [_look_at_environment(), *findings]
     for finding in findings:

@@ -24,9 +24,10 @@ class StageClock:
         """From now on time belongs to `stage`; raises KeyError for a name that is not in STAGES."""
         if stage == self._stage:
             return
-        now = self._settle()
-        self.seconds[stage] += 0.0
-        self._stage, self._since = stage, now
+        if stage not in self.seconds:
+            raise KeyError(f"no stage named {stage!r}; there are {', '.join(self.seconds)}")
+        self._since = self._settle()
+        self._stage = stage
 
     def stop(self) -> None:
         """Time belongs to no stage until the next `enter`."""

@@ -3,6 +3,7 @@
 Errors are looked up by the name of their class, so that nothing has to be imported for it.
 """
 
+import io
 import os
 import sys
 import traceback
@@ -113,6 +114,7 @@ def format_problem(problem: Problem) -> str:
 
 def run_guarded(action: Callable[[], int], *, debug: bool = False) -> int:
     """Run a command; an error becomes its lines on stderr and its exit code, with a traceback only for `debug`."""
+    _make_standard_streams_usable()
     try:
         exit_code = action()
         sys.stdout.flush()  # here, where a reader that has gone away is still noticed
@@ -137,6 +139,22 @@ def forget_stdout() -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
+
+
+def _make_standard_streams_usable() -> None:
+    """Closed ones lead nowhere from now on, and a character they lack is written as its escape."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # Takes the lowest free number, which is this one. Else the next file to be opened would get it, and with
+            # it whatever is said on stdout or stderr.
+            os.open(os.devnull, os.O_RDWR)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed when Python started
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open to the end
+        elif isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _own_words(error: BaseException) -> str:

@@ -121,7 +121,8 @@ class RecordWriter:
     Opening repairs a last line that a crash left torn: a whole record gets its line feed (`repair` is "completed"),
     anything less is cut off ("dropped"). Every record reaches the operating system at once, so it survives the death
     of this process; the disk is told to keep them (fsync) after every `sync_every` records and at the end.
-    Pipes and devices such as /dev/stdout are written to without repair or fsync. One writer per file.
+    Pipes and devices such as /dev/stdout are written to without repair or fsync. One writer per file. A file is made
+    at once, so that a place that cannot be written shows; if it is still empty at the end, it is removed again.
 
     Raises `RecordFileError` when the file holds something else than records, which is then left alone, and OSError
     when it cannot be written.
@@ -135,6 +136,7 @@ class RecordWriter:
         self.repair: str | None = None
         self._sync_every = sync_every
         self._is_file = not self.path.exists() or self.path.is_file()
+        self._is_new = not os.path.lexists(self.path)
         if self._is_file:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.repair = _repair(self.path)
@@ -163,6 +165,8 @@ class RecordWriter:
             return
         try:
             self._sync()
+            if self._is_new and os.fstat(self._file.fileno()).st_size == 0:
+                self.path.unlink(missing_ok=True)
         finally:
             self._file.close()
 
@@ -190,7 +194,7 @@ def _parsed(line: bytes) -> Record | None:
         value = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    is_record = isinstance(value, dict) and value.keys() >= Record.__required_keys__
+    is_record = isinstance(value, dict) and value.keys() >= Record.__required_keys__ and isinstance(value["id"], str)
     return cast(Record, value) if is_record else None
 
 

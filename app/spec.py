@@ -26,15 +26,18 @@ class CaptionerSpec:
     batch_size: int = DEFAULT_BATCH_SIZE
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
-        if self.context is not None and self.context < 1:
-            raise ValueError(f"context must be at least 1, got {self.context}")
+        for name in ("model", "llama_dir", "llama_type", "adapter", "clip"):
+            if getattr(self, name) == "":
+                raise ValueError(f"{name} is empty: name a path, or leave it out")
+        for name in ("batch_size", "context", "visual_heads"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         if self.exif not in ("upright", "ignore"):
             raise ValueError(f"exif must be upright or ignore, got {self.exif!r}")
         if self.model is not None and self.llama_dir is not None:
             raise ValueError("model and llama_dir exclude each other: give a bundle, or the checkpoints it is made of")
-        if self.llama_dir is None and any((self.llama_type, self.adapter, self.clip)):
-            raise ValueError("llama_type, adapter and clip go with llama_dir, which is missing")
+        if self.llama_dir is None and any((self.llama_type, self.adapter, self.clip, self.visual_heads)):
+            raise ValueError("llama_type, adapter, clip and visual_heads go with llama_dir, which is missing")
         if self.llama_dir is not None and not self.adapter:
-            raise ValueError("llama_dir needs an adapter beside it: the adapter file, such as BIAS-7B")
+            raise ValueError("llama_dir needs adapter beside it: a file such as BIAS-7B.pth")

@@ -19,11 +19,12 @@ class PictureError(Exception):
     """One picture cannot be used; the others of a batch are not touched by it.
 
     `code` is one of `PICTURE_ERROR_CODES` and stays stable; `message` says what was wanted, what came and
-    what to do, in words for a person.
+    what to do, in words for a person. `digest` is that of the file's bytes, empty where they were not read.
     """
 
     def __init__(self, code: PictureErrorCode, message: str) -> None:
         super().__init__(code, message)  # both in args, so that the error survives pickling between processes
+        self.digest = ""
         self.code: PictureErrorCode = code
         self.message = message
 

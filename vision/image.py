@@ -83,9 +83,13 @@ def load_picture(
         if not data:
             raise PictureError("empty", f"Wanted a picture, got zero bytes from {name}; save or copy it again.")
         digest = hashlib.sha256(data).hexdigest()
-        opened = _open(data, name=name)
-        _check_pixels(opened.size, name=name, max_pixels=max_pixels)
-        image = _guarded(lambda: _decoded(opened), name=name)
+        try:
+            opened = _open(data, name=name)
+            _check_pixels(opened.size, name=name, max_pixels=max_pixels)
+            image = _guarded(lambda: _decoded(opened), name=name)
+        except PictureError as error:
+            error.digest = digest
+            raise
     if orientation == "upright":
         image = _guarded(lambda: _upright(image), name=name)
     return LoadedPicture(image=image, digest=digest, width=image.width, height=image.height)

@@ -1,5 +1,6 @@
 """The engine: requests in, `step()` after `step()`, tokens out. Follow a request's life here, top to bottom."""
 
+import math
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -108,37 +109,36 @@ class Engine:
                 [sequence.request.prefix for sequence in admitted],
                 first_slot=first_slot,
             )
-            return self._extend(admitted, logits_RV)
+            return self._extend(admitted, logits_RV, first_slot=first_slot)
         if running := list(self._scheduler.running):
             self.timer.enter("forward")
             logits_RV = self._executor.decode(
                 [sequence.token_ids[-1] for sequence in running],
                 [sequence.num_cached_tokens for sequence in running],
             )
-            return self._extend(running, logits_RV)
+            return self._extend(running, logits_RV, first_slot=0)
         return []
 
-    def _extend(self, sequences: list[Sequence], logits_RV: Tensor) -> list[Output]:
-        """Choose each row's next token; those that end leave their slots."""
+    def _extend(self, sequences: list[Sequence], logits_RV: Tensor, *, first_slot: int) -> list[Output]:
+        """Choose the next token of the rows from `first_slot` on; those that end leave their slots."""
         self.timer.enter("post")
-        outputs, ended = [], []
+        outputs: list[Output] = []
+        ended: list[Sequence] = []
         token_ids = sample(logits_RV, [sequence.next_draw() for sequence in sequences])
-        for sequence, token_id in zip(sequences, token_ids, strict=True):
-            sequence.token_ids.append(token_id)
+        for slot, (sequence, token_id) in enumerate(zip(sequences, token_ids, strict=True), start=first_slot):
             finish: Finish | None = None
-            if token_id == self._eos_id:
-                finish = "stop"
-            elif len(sequence.token_ids) == sequence.max_new_tokens:
-                finish = "length"
+            if token_id is None:
+                finish = "not_finite"
+                self._executor.clear(slot)
+            else:
+                sequence.token_ids.append(token_id)
+                if token_id == self._eos_id:
+                    finish, token_id = "stop", None
+                elif len(sequence.token_ids) == sequence.max_new_tokens:
+                    finish = "length"
             if finish is not None:
                 ended.append(sequence)
-            outputs.append(
-                Output(
-                    request_id=sequence.request.id,
-                    token_id=None if finish == "stop" else token_id,
-                    finish=finish,
-                )
-            )
+            outputs.append(Output(request_id=sequence.request.id, token_id=token_id, finish=finish))
         # Only now: what a moved row has in its slot is counted with its new token.
         for sequence in ended:
             self._leave(sequence)
@@ -157,7 +157,11 @@ class Engine:
         scores = self._executor.score(rows)
         self.timer.enter("post")
         return [
-            Output(request_id=sequence.request.id, finish="choice", choice_logprobs=tuple(logprobs))
+            Output(
+                request_id=sequence.request.id,
+                finish="choice" if all(map(math.isfinite, logprobs)) else "not_finite",
+                choice_logprobs=tuple(logprobs),
+            )
             for sequence, logprobs in zip(sequences, scores, strict=True)
         ]
 

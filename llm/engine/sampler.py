@@ -19,15 +19,19 @@ class Draw:
     uniform: float
 
 
-def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> list[int]:
-    """The next token of each row. Rows do not influence each other; one transfer from the device."""
-    chosen_R = logits_RV.argmax(dim=-1)
+def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> list[int | None]:
+    """The next token of each row, None where a row's logits are not finite numbers. Rows do not influence each other.
+
+    One transfer from the device.
+    """
+    best_R, chosen_R = logits_RV.max(dim=-1)
+    is_finite_R = best_R.isfinite()
     sampled = [row for row, draw in enumerate(draws) if not draw.params.greedy]
     if sampled:
         rows = torch.tensor(sampled, device=logits_RV.device)
-        chosen_R[rows] = _draw(logits_RV[rows], [draws[row] for row in sampled])
-    token_ids: list[int] = chosen_R.tolist()
-    return token_ids
+        chosen_R[rows] = _draw(logits_RV[rows].nan_to_num(), [draws[row] for row in sampled])
+    token_ids: list[int] = chosen_R.where(is_finite_R, -1).tolist()
+    return [None if token_id < 0 else token_id for token_id in token_ids]
 
 
 def _draw(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
@@ -38,7 +42,7 @@ def _draw(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
     kept_RV, order_RV = _kept_in_order(
         probabilities_RV,
         top_p=column([draw.params.top_p for draw in draws]),
-        top_k=column([draw.params.top_k for draw in draws]),
+        top_k=column([min(draw.params.top_k, logits_RV.shape[-1]) for draw in draws]),
     )
     cumulative_RV = kept_RV.cumsum(dim=-1)
     targets_R1 = column([draw.uniform for draw in draws]) * cumulative_RV[:, -1:]
@@ -61,7 +65,7 @@ def _kept_in_order(probabilities_RV: Tensor, *, top_p: Tensor, top_k: Tensor) ->
 
 
 def kept_distribution(probabilities_RV: Tensor, *, top_p: float, top_k: int = 0) -> Tensor:
-    """The distribution that is drawn from, float32 (R, V) in vocabulary order.
+    """The distribution that is drawn from, (R, V) in vocabulary order and in the type that came.
 
     Top-p as the LLaMA reference: a token is dropped when the sum of the probabilities strictly before it exceeds
     top_p. Top-k comes first, and top-p then counts what it left, renormalised.

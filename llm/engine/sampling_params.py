@@ -9,12 +9,19 @@ class SamplingParams:
     """How one request's tokens are chosen. The default is greedy; top_p then has no effect."""
 
     max_new_tokens: int = 64
-    temperature: float = 0.0  # 0 or less means greedy
+    temperature: float = 0.0  # less than 1e-6 means greedy: dividing by it would leave float32's range
     top_p: float = 0.75  # the reference's default
     top_k: int = 0  # 0 keeps every token
     seed: int | None = None  # equal seeds draw equal answers, whatever else is in the batch
 
     def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "top_k", "seed"):
+            value = getattr(self, name)
+            if not isinstance(value, int) and not (name == "seed" and value is None):
+                raise ValueError(f"{name} must be a whole number, got {value!r}")
+        for name in ("temperature", "top_p"):
+            if not isinstance(getattr(self, name), (int, float)):
+                raise ValueError(f"{name} must be a number, got {getattr(self, name)!r}")
         if self.max_new_tokens < 0:
             raise ValueError(f"max_new_tokens must be at least 0, got {self.max_new_tokens}")
         if not self.temperature < float("inf"):
@@ -27,4 +34,4 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         """Whether the best token is taken without drawing."""
-        return self.temperature <= 0.0
+        return self.temperature < 1e-6

@@ -54,7 +54,7 @@ class Scheduler:
             head = self.waiting[0]
             if bool(head.request.choices) != scored:
                 break
-            widest = max(widest, len(head.request.prompt_ids))
+            widest = max(widest, head.num_prefill_tokens)
             if taken and widest * (len(taken) + 1) > self.max_prefill_tokens:
                 break
             taken.append(self.waiting.popleft())

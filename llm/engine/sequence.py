@@ -8,7 +8,7 @@ from llm.engine.sampler import Draw
 from llm.engine.sampling_params import SamplingParams
 from llm.model.adapter import Prefix
 
-Finish = Literal["stop", "length", "choice"]
+Finish = Literal["stop", "length", "choice", "not_finite"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class Output:
 
     request_id: int
     token_id: int | None = None
-    finish: Finish | None = None
+    finish: Finish | None = None  # "not_finite": the model's numbers overflowed, there is no answer
     choice_logprobs: tuple[float, ...] = ()  # with finish "choice": one per choice, not normalised
 
 
@@ -43,6 +43,11 @@ class Sequence:
         self.max_new_tokens = max_new_tokens  # the request's, cut to what the context leaves
         self.token_ids: list[int] = []
         self._random = random.Random(request.sampling.seed)
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Length of the row that its first forward pass computes: the prompt, and behind it what is scored."""
+        return len(self.request.prompt_ids) + sum(len(choice) - 1 for choice in self.request.choices)
 
     @property
     def num_cached_tokens(self) -> int:

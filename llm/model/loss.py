@@ -1,7 +1,10 @@
 """The training loss of LLaMA-Adapter, with its conventions for labels."""
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+# B rows, S tokens, V vocabulary
 
 IGNORED_LABEL = 0  # padding and prompt in the reference; it costs the unknown token, whose id this is, its label
 
@@ -13,5 +16,5 @@ def next_token_loss(logits_BSV: Tensor, labels_BS: Tensor) -> Tensor:
     """
     targets = labels_BS[:, 1:].flatten()
     if not bool((targets != IGNORED_LABEL).any()):
-        return logits_BSV.sum() * 0.0
+        return (logits_BSV * 0.0).sum(dtype=torch.float32)
     return F.cross_entropy(logits_BSV[:, :-1].flatten(0, 1).float(), targets, ignore_index=IGNORED_LABEL)

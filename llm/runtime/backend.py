@@ -1,6 +1,7 @@
 """Devices: which there are, what each can do, and how to wait for it."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -37,6 +38,10 @@ class Backend(Protocol):
         """Return when all work handed to the device is done."""
         ...
 
+    def free_bytes(self) -> int | None:
+        """Memory that can still be taken, in bytes; None where the system does not tell."""
+        ...
+
 
 class CpuBackend:
     """The host's own cores; every operation is synchronous."""
@@ -48,6 +53,14 @@ class CpuBackend:
     def synchronise(self) -> None:
         return
 
+    def free_bytes(self) -> int | None:
+        try:
+            lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        except OSError:
+            return None
+        kibibytes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+        return int(kibibytes[0]) * 1024 if kibibytes else None
+
 
 class CudaBackend:
     """One NVIDIA GPU."""
@@ -55,11 +68,18 @@ class CudaBackend:
     def __init__(self, index: int) -> None:
         self.device = torch.device("cuda", index)
         self.name = f"cuda:{index} ({torch.cuda.get_device_name(index)})"
-        half = ("bfloat16", "float16") if torch.cuda.is_bf16_supported() else ("float16",)
+        with torch.cuda.device(self.device):
+            has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        half = ("bfloat16", "float16") if has_bfloat16 else ("float16",)
+        # float32 means float32: by default cuDNN would round the patch convolution's inputs to 10 bits.
+        torch.backends.cudnn.allow_tf32 = False
         self.capabilities = Capabilities(dtypes=("float32", *half))
 
     def synchronise(self) -> None:
         torch.cuda.synchronize(self.device)
+
+    def free_bytes(self) -> int | None:
+        return torch.cuda.mem_get_info(self.device)[0]
 
 
 def open_backend(name: str) -> Backend:

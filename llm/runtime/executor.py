@@ -59,6 +59,10 @@ class Executor(Protocol):
         """Slot `source`, of which `num_tokens` positions are in use, replaces slot `target`."""
         ...
 
+    def clear(self, slot: int) -> None:
+        """Forget what is in a slot; what is not a number in it would reach the next row even through the mask."""
+        ...
+
 
 class EagerExecutor:
     """Runs the module as it is, operator by operator."""
@@ -151,6 +155,11 @@ class EagerExecutor:
         self._cache.move(source, target, num_tokens=num_tokens)
         self._prefix.k[:, target] = self._prefix.k[:, source]
         self._prefix.v[:, target] = self._prefix.v[:, source]
+
+    @torch.inference_mode()
+    def clear(self, slot: int) -> None:
+        self._cache.k[:, slot] = 0
+        self._cache.v[:, slot] = 0
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
         width = max(len(row) for row in rows)

@@ -1,5 +1,6 @@
 """The captioner's promises, on the reference's tiny random checkpoints."""
 
+import hashlib
 import io
 import random
 from collections import defaultdict
@@ -7,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from app import Answer, Captioner, RawPrompt, TextDelta
 from app.captioner import work_items
 from app.clock import STAGES
-from llm.errors import PromptTooLongError
+from llm.errors import DeviceError, PromptTooLongError
 from llm.prompt import format_prompt
 from tests.app.golden import GOLDEN, model_options
 
@@ -172,3 +174,102 @@ def test_stage_times_cover_the_run(captioner: Captioner) -> None:
     captioner.generate(PICTURES[:6], max_new_tokens=20, clock=clock)
     assert set(clock.seconds) == set(STAGES)
     assert all(clock.seconds[stage] > 0 for stage in ("read", "clip", "pre", "forward", "post", "decode"))
+
+
+def test_a_choice_that_another_begins_with_has_no_head_start(captioner: Captioner) -> None:
+    """With its end token scored, "1" no longer beats "10" whatever the model thinks."""
+    answer = captioner.generate(PICTURES[:1], "Is it red?", choices=["1", "10", "100"])[0]
+    assert answer.choice is not None
+    apart = captioner.generate(PICTURES[:1], "Is it red?", choices=["10", "100"])[0]
+    assert apart.choice is not None
+    # The odds of two choices do not depend on which others there are.
+    assert answer.choice["10"] / answer.choice["100"] == pytest.approx(
+        apart.choice["10"] / apart.choice["100"], rel=1e-4
+    )
+    assert captioner.tokenizer.eos_id not in answer.token_ids
+    assert captioner.tokenizer.decode(answer.token_ids) == answer.text
+
+
+def test_a_second_call_is_refused_while_a_stream_is_open_and_the_stream_goes_on(captioner: Captioner) -> None:
+    whole = captioner.generate(PICTURES[:1], max_new_tokens=8)[0]
+    stream = captioner.stream(PICTURES[:1], max_new_tokens=8)
+    events = [next(stream)]
+    with pytest.raises(RuntimeError, match="still answering another call"):
+        captioner.generate(PICTURES[:1])
+    events += list(stream)
+    assert isinstance(events[-1], Answer)
+    assert events[-1].token_ids == whole.token_ids
+    captioner.stream(PICTURES[:1])  # never begun: it is in nobody's way
+    assert captioner.generate(PICTURES[:1], max_new_tokens=8)[0].token_ids == whole.token_ids
+
+
+@pytest.mark.parametrize("choices", ["Yes,No", ["Yes", 5], [b"Yes", b"No"]])
+def test_choices_must_be_a_list_of_texts(captioner: Captioner, choices: object) -> None:
+    with pytest.raises(ValueError, match="a list of texts"):
+        captioner.generate(PICTURES[:1], choices=choices)  # type: ignore[arg-type]
+
+
+def test_choices_may_come_from_an_iterator(captioner: Captioner) -> None:
+    assert captioner.generate(PICTURES[:1], choices=iter(["Yes", "No"]))[0].finish == "choice"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompt", [b"hello", [1.7, 5.2], ["1", "5"], ([1, 2], None), RawPrompt(5), 7, ("a", 5)])
+def test_a_prompt_of_another_kind_is_refused_in_a_sentence(captioner: Captioner, prompt: object) -> None:
+    with pytest.raises(ValueError, match="A prompt must be text"):
+        captioner.generate(PICTURES[:1], [prompt])  # type: ignore[list-item]
+
+
+def test_pictures_may_come_from_an_iterator_but_not_as_a_single_one(captioner: Captioner) -> None:
+    assert len(captioner.generate(iter(PICTURES[:2]), max_new_tokens=2)) == 2  # type: ignore[arg-type]
+    for single in (PICTURES[0], Image.new("RGB", (8, 8)), b"bytes"):
+        with pytest.raises(ValueError, match="brackets"):
+            captioner.generate(single)  # type: ignore[arg-type]
+
+
+def test_numbers_that_overflow_end_in_an_error_and_do_not_reach_the_next_picture() -> None:
+    captioner = Captioner.load(**model_options(), batch_size=2)
+    expected = [answer.token_ids for answer in captioner.generate(PICTURES[:4], max_new_tokens=6)]
+    decoder = captioner._engine._executor._decoder  # type: ignore[attr-defined]
+    bias = decoder.layers[2].feed_forward.down.bias
+    healthy = bias.clone()
+    bias.fill_(float("nan"))
+    for options in ({}, {"temperature": 0.7}, {"choices": ["Yes", "No"]}):
+        for answer in captioner.generate(PICTURES[:3], **options):  # type: ignore[arg-type]
+            assert answer.finish == "error"
+            assert answer.error is not None
+            assert answer.error.code == "not_finite"
+    bias.copy_(healthy)
+    assert [answer.token_ids for answer in captioner.generate(PICTURES[:4], max_new_tokens=6)] == expected
+
+
+def test_a_bad_file_is_known_by_its_bytes(captioner: Captioner, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"not a picture")
+    (answer,) = captioner.generate([bad])
+    assert answer.digest == hashlib.sha256(b"not a picture").hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"model": ""}, "model is empty"),
+        ({"batch_size": 2.5}, "batch_size"),
+        ({"batch_size": "3"}, "batch_size"),
+        ({"context": 0}, "context"),
+        ({"visual_heads": 4}, "go with llama_dir"),
+        ({"exif": "upside"}, "exif"),
+    ],
+)
+def test_options_out_of_range_are_named(options: dict[str, object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        Captioner.load(**options)  # type: ignore[arg-type]
+
+
+def test_devices_and_dtypes_may_be_torchs_own() -> None:
+    captioner = Captioner.load(**model_options(), device=torch.device("cpu"), dtype=torch.bfloat16)
+    assert (captioner.info.device, captioner.info.dtype) == ("cpu", "bfloat16")
+
+
+def test_a_context_that_memory_cannot_hold_is_refused_before_it_is_made() -> None:
+    with pytest.raises(DeviceError, match=r"slots with a context of 1000000000000 need .* GB"):
+        Captioner.load(**model_options(), context=10**12)

@@ -134,10 +134,16 @@ def test_a_run_of_bad_pictures_only_ends_with_3(run: Run) -> None:
         ([*model_flags(), "--device", "abacus"], 2, "`abacus`; available: cpu", "--device"),
         ([*model_flags(), "--dtype", "int3"], 2, "dtype `int3`", "--dtype"),
         ([*model_flags(), "--context", "16"], 2, "tokens, the context holds 16", "--context"),
-        ([*model_flags(), "--batch-size", "0"], 2, "--batch-size must be at least 1, got 0", ""),
+        ([*model_flags(), "--batch-size", "0"], 2, "--batch-size must be a whole number of at least 1, got 0", ""),
         ([*model_flags(), "--max-new-tokens", "-1"], 2, "--max-new-tokens must be at least 0, got -1", ""),
         ([*model_flags(), "--input", "x"], 2, "--prompt, which is missing", "--prompt"),
         ([*model_flags(), "--prompt", "x", "--raw-prompt", "y"], 2, "exclude each other", "one of them"),
+        (["--model", ""], 2, "--model is empty", ""),
+        (["--visual-heads", "4"], 2, "--visual-heads go with --llama-dir, which is missing", ""),
+        (["--model", "bundle", "--llama-type", "7B"], 2, "--llama-type, --adapter, --clip", ""),
+        (["--model", "bundle", "--clip", "x.pt"], 2, "go with --llama-dir, which is missing", ""),
+        (["--model", "bundle", *model_flags()], 2, "--model and --llama-dir exclude each other", ""),
+        ([*model_flags(), "--prompt", "caf\udcc3\udca9"], 2, "encoding of this locale, utf-8", "LC_ALL=C.UTF-8"),
         (["--seed", "many"], 2, "invalid int value: 'many'", "--help"),
     ],
 )
@@ -249,6 +255,20 @@ def test_a_second_run_answers_only_what_is_new(run: Run, tmp_path: Path) -> None
     assert sorted(pictures) == sorted([first, first, first, "missing.png", "missing.png", second])
 
 
+def test_an_input_is_no_part_of_the_instruction(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "answers.jsonl"
+    common = ["caption", picture(), *model_flags(), *SHORT, "--out", str(out)]
+    run(common, "--prompt", "Is it\nred", "--input", "x")
+
+    other_split = run(common, "--prompt", "Is it", "--input", "red\nx")
+    whole = run(common, "--prompt", "Is it\nred\nx")
+    same = run(common, "--prompt", "Is it\nred", "--input", "x")
+
+    assert "earlier run" not in other_split.err + whole.err
+    assert "1 answered by an earlier run" in same.err
+    assert len({record["id"] for record in read_records(out)}) == 3
+
+
 def test_a_copy_under_another_name_has_its_own_record(run: Run, tmp_path: Path) -> None:
     out, copy = tmp_path / "answers.jsonl", tmp_path / "copy.jpg"
     copy.write_bytes(Path(picture()).read_bytes())
@@ -278,6 +298,14 @@ def test_a_place_that_cannot_be_written_is_told_in_a_sentence(run: Run, tmp_path
 
     assert ran.code == 1
     assert ran.err.startswith("error: Is a directory")
+
+
+@pytest.mark.parametrize("mistake", [["--model", "nowhere"], [*model_flags(), "--context", "16"]])
+def test_a_failed_start_leaves_no_file_of_answers(run: Run, tmp_path: Path, mistake: list[str]) -> None:
+    ran = run("caption", picture(), mistake, "--out", str(tmp_path / "answers.jsonl"))
+
+    assert ran.code != 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_quiet_keeps_the_errors_that_are_recorded_nowhere(run: Run) -> None:
@@ -348,6 +376,23 @@ def test_doctor_is_content_with_the_golden_checkpoints(run: Run) -> None:
     assert ran.code == 0
     assert "no errors in" in ran.out
     assert "environment: python" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--model", ""], "--model is empty"),
+        (["--model", "bundle", *model_flags()], "--model and --llama-dir exclude each other"),
+        (["--visual-heads", "4"], "--visual-heads go with --llama-dir, which is missing"),
+        (["--adapter", "x.pth"], "go with --llama-dir, which is missing"),
+        (["--llama-dir", "x"], "--llama-dir needs"),
+    ],
+)
+def test_doctor_refuses_the_flags_that_caption_refuses(run: Run, arguments: list[str], sentence: str) -> None:
+    ran = run("doctor", arguments)
+
+    assert (ran.code, ran.out) == (2, "")
+    assert sentence in ran.err
 
 
 def test_doctor_says_that_files_are_swapped(run: Run) -> None:

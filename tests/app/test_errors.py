@@ -3,6 +3,10 @@
 import ast
 import errno
 import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -113,3 +117,64 @@ def test_an_interruption_is_told_in_a_word(capsys: pytest.CaptureFixture[str]) -
 
 def test_exit_codes_are_those_of_the_documentation() -> None:
     assert [int(code) for code in Exit] == [0, 1, 2, 3, 130]
+
+
+CLOSED = ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"]
+
+
+def run_with(redirection: str, program: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """A Python program with streams redirected as the shell does it."""
+    return subprocess.run(
+        ["bash", "-c", f'exec "$@" {redirection}', "bash", sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        cwd=ROOT,
+        env=os.environ | environment,
+    )
+
+
+@pytest.mark.parametrize("closed", CLOSED)
+def test_no_file_takes_the_place_of_a_closed_stream(closed: str, tmp_path: Path) -> None:
+    program = (
+        "import os, sys\n"
+        "from app.errors import run_guarded\n"
+        "def action():\n"
+        "    with open(sys.argv[1], 'wb') as file:\n"
+        "        os.write(1, b'prose')\n"
+        "        os.write(2, b'prose')\n"
+        "        print('prose', sys.stdout.isatty(), sys.stderr.isatty(), file=sys.stderr)\n"
+        "        print('prose', flush=True)\n"
+        "    return 7\n"
+        "sys.exit(run_guarded(action))\n"
+    )
+    file = tmp_path / "answers.jsonl"
+
+    ran = run_with(closed, program, str(file))
+
+    assert ran.returncode == 7
+    assert file.read_bytes() == b""
+
+
+@pytest.mark.parametrize("closed", CLOSED)
+def test_what_is_said_on_a_closed_stderr_is_not_said_on_stdout(closed: str) -> None:
+    ran = run_with(closed, "import sys; from app.cli import main; sys.exit(main(['paint']))")
+
+    assert ran.returncode == 2
+    assert ran.stdout == b""
+    assert ran.stderr.startswith(b"" if "2>&-" in closed else b"error: ")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8:strict", "ascii:strict"])
+def test_a_name_that_the_terminal_cannot_show_is_written_as_an_escape(encoding: str) -> None:
+    program = (
+        "import sys\n"
+        "from app.errors import UsageError, run_guarded\n"
+        "def action():\n"
+        "    print('a\\udcff')\n"
+        "    raise UsageError('no b\\udcff')\n"
+        "sys.exit(run_guarded(action))\n"
+    )
+
+    ran = run_with("", program, PYTHONIOENCODING=encoding)
+
+    assert ran.returncode == 2
+    assert (ran.stdout, ran.stderr) == (b"a\\udcff\n", b"error: no b\\udcff\n")

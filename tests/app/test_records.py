@@ -198,6 +198,27 @@ def test_reading_names_the_line_that_is_no_record(tmp_path: Path) -> None:
         list(read_records(path))
 
 
+@pytest.mark.parametrize("value", [[1], {}, 1, None])
+def test_a_line_whose_id_is_no_text_is_no_record(value: object, tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    write(path, "one")
+    with open(path, "a") as file:
+        file.write(json.dumps(recorded() | {"id": value}) + "\n")
+    with pytest.raises(RecordFileError, match="line 2 is not a record"):
+        list(read_records(path))
+
+
+def test_a_file_that_got_no_record_does_not_stay_unless_it_was_there_before(tmp_path: Path) -> None:
+    new, empty, whole = (tmp_path / name for name in ("new.jsonl", "empty.jsonl", "whole.jsonl"))
+    empty.touch()
+    write(whole, "one")
+    for path in (new, empty, whole):
+        with RecordWriter(path):
+            assert path.exists()  # so a place that cannot be written shows at once
+    assert [path.exists() for path in (new, empty, whole)] == [False, True, True]
+    assert texts_in(whole) == ["one"]
+
+
 def test_records_reach_the_system_one_by_one_and_the_disk_in_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

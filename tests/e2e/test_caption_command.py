@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,41 @@ def test_ctrl_c_finishes_what_is_begun_and_ends_with_130(many_pictures: Path, tm
     assert sorted(json.loads(line)["picture"] for line in out.read_text().splitlines()) == sorted(
         str(path) for path in many_pictures.iterdir()
     )
+
+
+@pytest.fixture
+def interrupted(many_pictures: Path, tmp_path: Path) -> Callable[[str], tuple[int, list[bytes]]]:
+    """Runs a line of shell (the command is "$@"), sends SIGINT after the first record; exit code, lines of the file."""
+
+    def interrupted(script: str) -> tuple[int, list[bytes]]:
+        out = tmp_path / "answers.jsonl"
+        arguments = ["caption", str(many_pictures), *model_flags(), "--max-new-tokens", "8", "--out", str(out)]
+        process = subprocess.Popen(["bash", "-c", script, "bash", *COMMAND, *arguments, "--quiet"], cwd=ROOT)
+        while process.poll() is None and not (out.exists() and out.stat().st_size):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        return process.wait(), out.read_bytes().splitlines()
+
+    return interrupted
+
+
+def test_ctrl_c_with_stderr_closed_leaves_records_only(
+    interrupted: Callable[[str], tuple[int, list[bytes]]],
+) -> None:
+    code, lines = interrupted('exec "$@" 2>&-')
+
+    assert code == 130
+    assert 0 < len(lines) < 200
+    assert all(json.loads(line)["finish"] for line in lines)
+
+
+def test_ctrl_c_that_was_ignored_before_is_still_ignored(
+    interrupted: Callable[[str], tuple[int, list[bytes]]],
+) -> None:
+    code, lines = interrupted('trap "" INT; exec "$@"')
+
+    assert code == 0
+    assert len(lines) == 200
 
 
 def test_a_terminal_gets_lines_of_text() -> None:

@@ -7,9 +7,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
+import torch
 
 import demo_bsz
 from app.errors import run_guarded
@@ -107,7 +109,9 @@ def test_the_guides_question_is_answered_with_one_of_the_choices(demo: Demo) -> 
         ({"IMG_SIZE": "336"}, 2, "IMG_SIZE must be 224"),
         ({"IMG_SIZE": "wide"}, 2, "invalid int value: 'wide'"),
         ({"INFER_LOOP": "0"}, 2, "INFER_LOOP must be at least 1"),
-        ({"BATCH_SIZE": "0"}, 2, "batch_size must be at least 1"),
+        ({"BATCH_SIZE": "0"}, 2, "BATCH_SIZE must be a whole number of at least 1"),
+        ({"LLAMA_DIR": ""}, 2, "BIAS_DIR, CLIP_DIR and --visual-heads go with LLAMA_DIR, which is missing"),
+        ({"BIAS_DIR": ""}, 2, "LLAMA_DIR needs"),
         ({"BIAS_DIR": str(GOLDEN / "adapters")}, 2, "must hold exactly one .pth file"),
         ({"CLIP_DIR": str(GOLDEN / "images")}, 2, "must hold exactly one .pt or .safetensors file"),
         ({"LLAMA_DIR": "nowhere"}, 1, "`nowhere` does not exist"),
@@ -120,6 +124,39 @@ def test_a_mistake_is_told_in_a_sentence(demo: Demo, variables: dict[str, str], 
     assert ran.out == ""
     assert ran.err.startswith("error: ")
     assert sentence in ran.err.splitlines()[0]
+
+
+def test_an_empty_variable_counts_as_not_set(demo: Demo) -> None:
+    ran = demo(DEVICE_ID="", IMG_SIZE="", BATCH_SIZE="", INFER_LOOP="", PIC_FILE_PATH=picture())
+
+    assert ran.code == 0
+    assert ran.out.count("[trial time]") == 5
+    assert "batch size 5" in ran.out
+
+
+def test_the_number_of_an_accelerator_that_is_not_there_is_noted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def numbered(kind: str, number: int) -> tuple[str, str]:
+        backend = SimpleNamespace(device=torch.device(kind))
+        monkeypatch.setattr("llm.runtime.backend.open_backend", lambda name: backend)
+        return demo_bsz.numbered_device(number), capsys.readouterr().err
+
+    assert numbered("cpu", 0) == ("cpu", "")
+    assert numbered("meta", 3) == ("meta:3", "")
+    assert numbered("cpu", 3) == ("cpu", "note: DEVICE_ID is 3, but there is no accelerator here: the CPU computes\n")
+
+
+def test_neither_a_name_nor_an_answer_acts_on_the_terminal(demo: Demo, tmp_path: Path) -> None:
+    for name in (b"a\xff.png", b"b\x1b[31m\a\n.png", "ünï.png".encode()):
+        shutil.copy(picture("noise_128x96.png"), tmp_path / os.fsdecode(name))
+
+    ran = demo("--question", "Is it red?", "--choices", "Yes\x1b[31m,No\x1b[31m", PIC_FILE_PATH=str(tmp_path))
+
+    assert ran.code == 0
+    assert set(ran.results.values()) <= {"Yes [31m", "No [31m"}
+    assert set(ran.results) == {r"a\xff.png", r"b\x1b[31m\x07\n.png", "ünï.png"}
+    assert ran.out.replace("\n", "").isprintable()
 
 
 def test_a_missing_picture_is_an_error_record(demo: Demo) -> None:

@@ -72,8 +72,34 @@ def test_rows_with_different_settings_do_not_influence_each_other() -> None:
     assert alone[3] == int(logits[3].argmax())
 
 
+@pytest.mark.parametrize("temperature", [1e-5, 1e-6, 1e-7, 1e-40, 1e-320])
+def test_tiny_temperatures_take_the_best_token(temperature: float) -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0)) * 30
+    draw = Draw(params=SamplingParams(temperature=temperature, top_k=10**30), uniform=0.9)
+    assert sample(logits, [draw] * 3) == logits.argmax(-1).tolist()
+
+
+def test_a_row_that_is_not_finite_has_no_token_and_leaves_the_others_alone() -> None:
+    logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
+    draws = [Draw(params=SamplingParams(temperature=1.0), uniform=0.3)] * 3
+    expected = sample(logits, draws)
+    for value in (float("nan"), float("inf")):
+        broken = logits.clone()
+        broken[1, 7] = value
+        assert sample(broken, draws) == [expected[0], None, expected[2]]
+
+
 @pytest.mark.parametrize(
-    "options", [{"max_new_tokens": -1}, {"top_p": 1.5}, {"top_k": -1}, {"temperature": float("nan")}]
+    "options",
+    [
+        {"max_new_tokens": 2.5},
+        {"top_k": 1.5},
+        {"temperature": "1"},
+        {"max_new_tokens": -1},
+        {"top_p": 1.5},
+        {"top_k": -1},
+        {"temperature": float("nan")},
+    ],
 )
 def test_settings_out_of_range_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
