@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from app.checkpoints import (
@@ -36,7 +35,7 @@ from llm.errors import CheckpointError
 from llm.model.llama import LlamaAdapterDecoder
 from llm.runtime.backend import DTYPES
 from llm.tokenizer import Tokenizer
-from llm.weights.files import list_keys, read_json
+from llm.weights.files import list_keys, read_json, read_safetensors
 from vision.config import ChannelOrder, VisionConfig
 from vision.encoder import PictureEncoder
 
@@ -98,13 +97,14 @@ def save_bundle(
     known_picture: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write a model as a bundle: into a temporary folder beside `directory`, then renamed; returns `directory`.
+    """Write a model as a bundle: into a temporary folder beside `directory`, then renamed; returns its folder.
 
     `decoder_tensors`, where given, are written as they come instead of `model.decoder_state`, so that they need not fit
     into memory together. `known_answer` is {"prompt", "text", ...} as `app.doctor` replays it, for `known_picture`,
-    which is copied. Raises CheckpointError if `directory` exists and is not to be overwritten, or is no bundle.
+    which is copied. Raises CheckpointError if `directory` exists and is not to be overwritten, is no bundle, or holds
+    files that are not the bundle's.
     """
-    target = Path(directory)
+    target = Path(directory).resolve()  # a link stays, and what it leads to is replaced
     check_target(target, overwrite=overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
@@ -134,6 +134,9 @@ def save_bundle(
         _write_json(partial / MANIFEST, manifest)
         if known_answer is not None:
             add_known_answer(partial, known_answer=known_answer, picture=known_picture)
+        for file in MODEL_FILES:  # on the disk before the name points there
+            with (partial / file).open("rb") as written:
+                os.fsync(written.fileno())
         partial.chmod(0o755)  # mkdtemp makes private folders
         _put_in_place(partial, target)
     finally:
@@ -238,8 +241,9 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
     faults = [key for key, kind in wanted.items() if not isinstance(manifest.get(key), kind)]
     if not faults:
         faults += [file for file in MODEL_FILES if file not in manifest["files"]]
-        faults += [file for file, entry in manifest["files"].items() if not _is_entry(entry)]
-        faults += ["sources" for source in manifest["sources"] if not {"role", "path"} <= source.keys()]
+        faults += [file for file, entry in manifest["files"].items() if not (is_bare(file) and _is_entry(entry))]
+        faults += [] if all(_is_source(source) for source in manifest["sources"]) else ["sources"]
+        faults += [] if all(isinstance(name, str) for name in manifest["merged"]) else ["merged"]
     if faults or manifest["dtype"] not in DTYPES:
         raise CheckpointError(
             f"`{place / MANIFEST}` is incomplete or wrong in {list_keys(faults or ['dtype'])}", hint=_DAMAGED
@@ -252,7 +256,7 @@ def read_configs(place: Path, manifest: Mapping[str, Any]) -> tuple[VisionConfig
     try:
         vision, decoder = VisionConfig.from_dict(manifest["vision"]), DecoderConfig.from_dict(manifest["llm"])
     except (TypeError, KeyError, ValueError) as error:
-        raise CheckpointError(f"`{place / MANIFEST}` has a configuration that is unknown here: {error}") from None
+        raise CheckpointError(f"`{place / MANIFEST}` has a configuration that is of no use here: {error}") from None
     check_halves(vision, decoder, adapter=str(place))
     return vision, decoder
 
@@ -299,10 +303,19 @@ def write_safetensors(
 
 
 def expected_shapes(config: VisionConfig | DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the state dict that a configuration asks for."""
+    """Names and shapes of the state dict that a configuration asks for.
+
+    Raises CheckpointError for sizes beyond what torch can count.
+    """
     module: nn.Module
-    with torch.device("meta"):
-        module = PictureEncoder(config) if isinstance(config, VisionConfig) else LlamaAdapterDecoder(config)
+    try:
+        with torch.device("meta"):
+            if isinstance(config, VisionConfig):
+                module = PictureEncoder(config)
+            else:  # the rotary table is made for real, is as long as the context, and is not in the state dict
+                module = LlamaAdapterDecoder(dataclasses.replace(config, context=1))
+    except (RuntimeError, TypeError):  # the second for a side beyond 64 bits
+        raise CheckpointError("The configuration asks for tensors larger than any memory", hint=_DAMAGED) from None
     return {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
 
 
@@ -323,25 +336,28 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def check_target(directory: str | os.PathLike[str], *, overwrite: bool) -> None:
     """Raise CheckpointError if a bundle may not be written at `directory`."""
-    target = Path(directory)
+    target = Path(directory).resolve()
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     try:
-        read_manifest(target)
+        manifest = read_manifest(target)
     except CheckpointError:
         raise CheckpointError(
             f"`{target}` exists and is no model bundle, so it is not replaced", hint="choose another place"
         ) from None
     if not overwrite:
         raise CheckpointError(f"The bundle `{target}` exists already", hint="choose another place, or pass --force")
+    owned = {MANIFEST, *manifest["files"]}
+    strays = sorted(entry.name for entry in target.iterdir() if entry.name not in owned or not entry.is_file())
+    if strays:
+        raise CheckpointError(
+            f"`{target}` holds {list_keys(strays)} beside its bundle, so it is not replaced",
+            hint="move what is yours elsewhere, or choose another place",
+        )
 
 
 def read_state(path: Path, *, wanted: Mapping[str, tuple[int, ...]], stored: torch.dtype) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            state: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError, RuntimeError):
-        raise CheckpointError(f"`{path}` cannot be opened as safetensors", hint=_DAMAGED) from None
+    state = read_safetensors(path)
     missing = [key for key in wanted if key not in state]
     unknown = [key for key in state if key not in wanted]
     if missing or unknown:
@@ -358,12 +374,23 @@ def read_state(path: Path, *, wanted: Mapping[str, tuple[int, ...]], stored: tor
     return state
 
 
+def is_bare(name: str) -> bool:
+    """Whether a name is that of a file inside the bundle, not a way out of it."""
+    return Path(name).name == name
+
+
 def _entry(path: Path) -> dict[str, int | str]:
     return {"bytes": path.stat().st_size, "sha256": file_digest(path)}
 
 
 def _is_entry(entry: object) -> bool:
     return isinstance(entry, dict) and isinstance(entry.get("bytes"), int) and isinstance(entry.get("sha256"), str)
+
+
+def _is_source(source: object) -> bool:
+    if not isinstance(source, dict) or not isinstance(source.get("sha256"), str | None):
+        return False
+    return isinstance(source.get("role"), str) and isinstance(source.get("path"), str)
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -378,10 +405,18 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _put_in_place(partial: Path, target: Path) -> None:
-    if target.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
+    if not target.exists():
+        os.replace(partial, target)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
+    try:
         os.replace(target, old)  # onto an empty folder
+    except BaseException:
+        old.rmdir()
+        raise
+    try:
         os.replace(partial, target)
-        shutil.rmtree(old)
-    else:
-        os.replace(partial, target)
+    except BaseException:
+        os.replace(old, target)
+        raise
+    shutil.rmtree(old)

@@ -128,9 +128,8 @@ def stream_sources(sources: ModelSources, *, dtype: torch.dtype) -> tuple[Loaded
         channel_order=channel_order,
         dtype=dtype,
     )
-    decoder_config = plan_decoder(
-        llama, adapter, vocab_size=tokenizer.vocab_size, context=sources.context or DEFAULT_CONTEXT
-    )
+    context = DEFAULT_CONTEXT if sources.context is None else sources.context
+    decoder_config = plan_decoder(llama, adapter, vocab_size=tokenizer.vocab_size, context=context)
     check_halves(vision_config, decoder_config, adapter=adapter.name)
     files = [
         *(SourceFile(role="llama", path=path) for path in llama.files),
@@ -203,7 +202,7 @@ def open_llama(place: LlamaFolder) -> LlamaSource:
 
 def find_clip(path: str | os.PathLike[str] | None, adapter: AdapterFile) -> ClipSource | None:
     """The CLIP of a model: the one inside the adapter's file, where it holds one, else the file at `path`."""
-    if any(name.startswith("visual.") for name in adapter.clip):
+    if adapter.clip:
         return read_clip(adapter.clip, name=adapter.name)
     return None if path is None else open_clip(path)
 

@@ -141,7 +141,7 @@ def _add_model(parser: Parser, *, bundle: bool = True) -> None:
         "--channel-order",
         choices=("rgb", "bgr"),
         default=SPEC.channel_order,
-        help="order of colours the adapter was trained on (default: the bundle's own; bgr for released adapters, else rgb)",
+        help="colours' order in training (default: the bundle's own; bgr for released adapters, else rgb)",
     )
     group.add_argument(
         "--context", metavar="N", type=int, help="tokens of prompt and answer together (default: the bundle's, or 512)"

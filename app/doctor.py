@@ -153,7 +153,7 @@ def _describe_adapter(adapter: "AdapterFile", llama: "LlamaSource | None") -> It
     if adapter.clip:
         parts.append("with a CLIP of its own, which is used")
     yield _ok("adapter", f"The adapter has {', '.join(parts)}")
-    tensors = {**adapter.llama, **adapter.visual, **adapter.clip, "adapter_query.weight": adapter.queries}
+    tensors = {**adapter.llama, **adapter.visual, "adapter_query.weight": adapter.queries}  # CLIP is looked at as CLIP
     yield from _check_finite("adapter", adapter.name, iter(tensors.items()))
     gates = [tensor for name, tensor in adapter.llama.items() if name.endswith("attention.gate")]
     if gates and not any(bool(gate.count_nonzero()) for gate in gates):
@@ -179,7 +179,9 @@ def _describe_adapter(adapter: "AdapterFile", llama: "LlamaSource | None") -> It
         ),
     )
     faults = report.take()
-    yield from faults or [_ok("adapter", f"All {len(tensors)} tensors of the adapter are known and fit this LLaMA")]
+    yield from faults or [
+        _ok("adapter", f"All {len(tensors) + len(adapter.clip)} tensors of the adapter are known and fit this LLaMA")
+    ]
 
 
 def _describe_clip(clip: "ClipSource") -> Iterator[Finding]:
@@ -270,7 +272,9 @@ def _check_listed_digests(place: "LlamaFolder") -> Iterator[Finding]:
     for checklist in (place.folder / "checklist.chk", place.tokenizer.parent / "tokenizer_checklist.chk"):
         if checklist.is_file():
             for line in checklist.read_text(encoding="utf-8", errors="replace").splitlines():
-                digest, _, name = line.partition(" ")
+                digest, _, name = line.strip().partition(" ")
+                if not name:  # an empty line
+                    continue
                 listed.append((checklist.parent / name.strip().lstrip("*"), digest.lower()))
     for path, digest in listed:
         if not path.is_file():
@@ -373,7 +377,7 @@ def _check_states(place: Path, manifest: Mapping[str, Any], configs: tuple[Any, 
 
 
 def _check_known_answer(place: Path) -> Iterator[Finding]:
-    from app.bundle import KNOWN_ANSWER
+    from app.bundle import KNOWN_ANSWER, is_bare
     from app.captioner import Captioner
     from llm.weights.files import read_json
 
@@ -385,21 +389,29 @@ def _check_known_answer(place: Path) -> Iterator[Finding]:
     yield from report.take()
     if known is None:
         return
-    if not all(isinstance(known.get(key), str) for key in ("prompt", "text", "picture")):
+    if not all(isinstance(known.get(key), str) for key in ("prompt", "text", "picture")) or not is_bare(
+        known["picture"]
+    ):
         yield Finding(
             level="error",
             what="known answer",
-            sentence=f"`{KNOWN_ANSWER}` lacks a prompt, a text or a picture",
+            sentence=f"`{KNOWN_ANSWER}` lacks a prompt, a text or a picture of this folder",
             hint="write the bundle again with `llama-adapter convert`",
         )
         return
     prompt = known["prompt"] if known.get("input") is None else (known["prompt"], known["input"])
     options = {"max_new_tokens": known["max_new_tokens"]} if "max_new_tokens" in known else {}
-    captioner = report.attempt("known answer", lambda: Captioner.load(place))
-    yield from report.take()
-    if captioner is None:
+    try:
+        captioner = Captioner.load(place)
+        [answer] = captioner.generate([place / known["picture"]], [prompt], temperature=0.0, **options)
+    except Exception as error:  # whatever the model or its known answer made it stumble over is what was sought
+        yield Finding(
+            level="error",
+            what="known answer",
+            sentence=f"The known answer cannot be replayed: {str(error) or type(error).__name__}",
+            hint=getattr(error, "hint", ""),
+        )
         return
-    [answer] = captioner.generate([place / known["picture"]], [prompt], temperature=0.0, **options)
     if answer.error is not None:
         yield Finding(level="error", what="known answer", sentence=answer.error.message)
     elif answer.text == known["text"]:

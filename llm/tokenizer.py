@@ -41,6 +41,8 @@ class Tokenizer:
         """
         place = Path(path)
         try:
+            if place.exists() and not place.is_file():  # reading a pipe or a device might never end
+                raise CheckpointError(f"The tokenizer `{place}` is no regular file")
             data = place.read_bytes()
         except FileNotFoundError:
             raise CheckpointError(

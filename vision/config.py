@@ -1,10 +1,11 @@
 """Sizes of the picture half of the model. Plain values only: no tensors, no file names."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 ChannelOrder = Literal["rgb", "bgr"]
+_MAY_BE_ZERO = ("depth",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,6 +20,7 @@ class ClipConfig:
     output_dim: int
 
     def __post_init__(self) -> None:
+        _check_sizes(self)
         if self.image_size % self.patch_size:
             raise ValueError(f"image_size {self.image_size} must be a multiple of patch_size {self.patch_size}")
         if self.width % self.num_heads:
@@ -42,6 +44,7 @@ class QueryConfig:
     output_dim: int  # the width of the language model that reads the queries
 
     def __post_init__(self) -> None:
+        _check_sizes(self)
         if self.width % self.num_heads:
             raise ValueError(
                 f"width {self.width} of the visual blocks must be a multiple of num_heads {self.num_heads}"
@@ -66,9 +69,17 @@ class VisionConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "VisionConfig":
-        """Inverse of `to_dict`; raises TypeError or KeyError when a field is unknown or missing."""
+        """Inverse of `to_dict`; raises TypeError or KeyError for unknown or missing fields, ValueError for values."""
         return cls(
             clip=ClipConfig(**values["clip"]),
             query=QueryConfig(**values["query"]),
             channel_order=values["channel_order"],
         )
+
+
+def _check_sizes(config: ClipConfig | QueryConfig) -> None:
+    """Raise ValueError unless every field is a whole number, 1 or more."""
+    for field in fields(config):
+        value, least = getattr(config, field.name), 0 if field.name in _MAY_BE_ZERO else 1
+        if type(value) is not int or value < least:
+            raise ValueError(f"{field.name} must be a whole number, at least {least}, got {value!r}")

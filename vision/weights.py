@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import re
+import stat
 import warnings
 import zipfile
 from collections.abc import Collection, Mapping
@@ -25,6 +26,7 @@ from vision.encoder import PictureEncoder
 CLIP_HEAD_DIM = 64  # all CLIP models of OpenAI
 KNOWN_VISUAL_HEADS = {768: 16}  # width of the visual blocks -> heads; no file stores it
 _SHOWN_KEYS = 12
+_FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # Ours -> theirs, for the parts with weight and bias and for single tensors.
 _OPENAI_TOWER = {
@@ -248,10 +250,26 @@ def _translate(found: Mapping[str, Tensor], names: Names, *, what: str) -> dict[
     state = {}
     for ours, parts in names.items():
         tensors = [found[theirs] for theirs in parts]
+        _check_dense(dict(zip(parts, tensors, strict=True)), what=what)
         if any(tensor.shape != tensors[0].shape for tensor in tensors):
             raise VisionCheckpointError(f"{what}: {_list_keys(list(parts))} differ in shape", hint=_MEANING)
-        state[ours] = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+        state[ours] = (
+            tensors[0]
+            if len(tensors) == 1
+            else torch.cat([tensor if tensor.ndim else tensor[None] for tensor in tensors])
+        )
     return state
+
+
+def _check_dense(tensors: Mapping[str, Tensor], *, what: str) -> None:
+    for key, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.dtype not in _FLOATING:
+            kind = f"{tensor.layout}, {tensor.dtype} on {tensor.device}".replace("torch.", "")
+            raise VisionCheckpointError(
+                f"{what} has `{key}` as a tensor of another kind ({kind}), where dense floating-point numbers are "
+                "wanted",
+                hint="take the original file, before quantisation or other conversions",
+            )
 
 
 def _clip_config(state: Mapping[str, Tensor], *, num_layers: int, name: str) -> ClipConfig:
@@ -266,14 +284,17 @@ def _clip_config(state: Mapping[str, Tensor], *, num_layers: int, name: str) -> 
             f"CLIP in `{name}` has {positions.shape[0]} positions and width {width}, which is no ViT of OpenAI's",
             hint=_MEANING,
         )
-    return ClipConfig(
-        image_size=grid * patch_size,
-        patch_size=patch_size,
-        width=width,
-        num_layers=num_layers,
-        num_heads=width // CLIP_HEAD_DIM,
-        output_dim=projection.shape[0],
-    )
+    try:
+        return ClipConfig(
+            image_size=grid * patch_size,
+            patch_size=patch_size,
+            width=width,
+            num_layers=num_layers,
+            num_heads=width // CLIP_HEAD_DIM,
+            output_dim=projection.shape[0],
+        )
+    except ValueError as error:
+        raise VisionCheckpointError(f"The sizes of CLIP in `{name}` are impossible: {error}", hint=_MEANING) from None
 
 
 def _query_config(state: Mapping[str, Tensor], *, depth: int, name: str, visual_heads: int | None) -> QueryConfig:
@@ -281,7 +302,7 @@ def _query_config(state: Mapping[str, Tensor], *, depth: int, name: str, visual_
     if queries.ndim != 2 or output.ndim != 2 or state["input_projection.weight"].ndim != 2:
         raise VisionCheckpointError(f"The visual part of `{name}` has tensors of unexpected shape", hint=_MEANING)
     num_queries, width = queries.shape
-    num_heads = visual_heads or KNOWN_VISUAL_HEADS.get(width)
+    num_heads = KNOWN_VISUAL_HEADS.get(width) if visual_heads is None else visual_heads
     if num_heads is None:
         raise VisionCheckpointError(
             f"The visual blocks of `{name}` are {width} wide, and how many heads they have is stored in no file",
@@ -292,14 +313,19 @@ def _query_config(state: Mapping[str, Tensor], *, depth: int, name: str, visual_
             f"The visual blocks of `{name}` are {width} wide, which {num_heads} heads do not divide",
             hint="pass --visual-heads with the number the adapter was trained with",
         )
-    return QueryConfig(
-        num_queries=num_queries,
-        width=width,
-        depth=depth,
-        num_heads=num_heads,
-        mlp_dim=state["blocks.0.mlp.up.bias"].shape[0] if depth else 4 * width,
-        output_dim=output.shape[0],
-    )
+    try:
+        return QueryConfig(
+            num_queries=num_queries,
+            width=width,
+            depth=depth,
+            num_heads=num_heads,
+            mlp_dim=state["blocks.0.mlp.up.bias"].numel() if depth else 4 * width,
+            output_dim=output.shape[0],
+        )
+    except ValueError as error:
+        raise VisionCheckpointError(
+            f"The sizes of the visual part of `{name}` are impossible: {error}", hint=_MEANING
+        ) from None
 
 
 def _check_shapes(state: Mapping[str, Tensor], config: VisionConfig, *, what: str) -> None:
@@ -337,10 +363,12 @@ def _check_huggingface_config(path: Path) -> None:
     """CLIPs trained elsewhere keep OpenAI's tensors and change the arithmetic, which only their config tells."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return  # no Hugging Face folder
-    vision = config.get("vision_config", config) if isinstance(config, dict) else {}
-    if not isinstance(vision, dict) or "clip" not in str(config.get("model_type", "")):
+    if not isinstance(config, dict) or "clip" not in str(config.get("model_type", "")):
+        return
+    vision = config.get("vision_config", config)
+    if not isinstance(vision, dict):
         return
     activation, epsilon = vision.get("hidden_act", "quick_gelu"), vision.get("layer_norm_eps", 1e-5)
     if activation != "quick_gelu" or epsilon != 1e-5:
@@ -350,7 +378,7 @@ def _check_huggingface_config(path: Path) -> None:
             hint=_MEANING,
         )
     width, heads = vision.get("hidden_size"), vision.get("num_attention_heads")
-    if width and heads and width != heads * CLIP_HEAD_DIM:
+    if isinstance(width, int) and isinstance(heads, int) and width != heads * CLIP_HEAD_DIM:
         raise VisionCheckpointError(
             f"The CLIP in `{path.parent}` has {heads} heads at width {width}, where {CLIP_HEAD_DIM} a head are wanted",
             hint=_MEANING,
@@ -369,9 +397,11 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         content = _read_archive(path) if _is_torchscript(path) else _read_state_dict(path)
     except pickle.UnpicklingError as error:
-        if re.search(r"Unsupported (global|class)", str(error)):
+        forbidden = re.search(r"GLOBAL ([\w.]+)", str(error))  # the word of pickles for a class or function
+        if forbidden:
             raise VisionCheckpointError(
-                f"`{path}` holds Python objects beside its tensors, so it is not opened: loading it would run its code",
+                f"`{path}` holds Python objects beside its tensors (`{forbidden[1]}`), so it is not opened: "
+                "loading it would run code from the file",
                 hint="take OpenAI's original file, or its state dict",
             ) from None
         raise _damaged(path) from None
@@ -405,7 +435,8 @@ def _read_archive(path: Path) -> Any:
 
 def _read_state_dict(path: Path) -> Any:
     # The trainer's checkpoints keep their command line as a Namespace: attributes only, no code.
-    with torch.serialization.safe_globals([argparse.Namespace]):
+    with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # foreign pickles are told by `_read`, in a sentence
         try:
             return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
         except RuntimeError as error:
@@ -416,12 +447,19 @@ def _read_state_dict(path: Path) -> Any:
 
 def _require_file(path: Path) -> None:
     try:
-        size = path.stat().st_size
+        str(path).encode()
+        status = path.stat()
+    except UnicodeEncodeError:
+        raise VisionCheckpointError(
+            f"The path {str(path)!r} is not UTF-8, so torch and safetensors cannot open it", hint="rename the folder"
+        ) from None
     except OSError:
         raise VisionCheckpointError(
             f"There is no CLIP at `{path}`", hint="pass OpenAI's ViT-L-14.pt as --clip"
         ) from None
-    if not size:
+    if not stat.S_ISREG(status.st_mode):
+        raise VisionCheckpointError(f"`{path}` is no regular file, where a CLIP is wanted")
+    if not status.st_size:
         raise VisionCheckpointError(f"`{path}` is empty", hint="the download failed; fetch it again")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from llm.errors import CheckpointError
-from llm.weights.files import list_keys, only_tensors, read_safetensors, read_torch_file
+from llm.weights.files import check_dense, list_keys, only_tensors, read_safetensors, read_torch_file
 from llm.weights.names import (
     ADAPTER,
     BIASED,
@@ -94,6 +94,8 @@ def open_adapter(path: str | os.PathLike[str]) -> AdapterFile:
             hint="wanted is a multimodal adapter, with `adapter_query.weight`, `visual_query.weight` and "
             "`visual_blocks.*`; were two files swapped?",
         )
+    # The picture half looks at its CLIP itself: there are whole numbers among CLIP's own tensors.
+    check_dense({key: value for key, value in tensors.items() if not key.startswith("clip.")}, path=place)
     declares = content.get("config")
     adapter = _split(tensors, name=str(place), declares=declares if isinstance(declares, dict) else {})
     queries, visual_query = adapter.queries, adapter.visual["visual_query.weight"]
@@ -207,5 +209,5 @@ def lora_names(matrix: str) -> tuple[str, str]:
 
 def _rank(found: Mapping[str, Tensor]) -> int:
     # The rank in the file's config is not to be trusted: the public extraction script writes 16 whatever it is.
-    ranks = [int(tensor.shape[0]) for name, tensor in found.items() if re.search(r"\.lora_\w+_l1\.weight$", name)]
-    return ranks[0] if ranks else 0
+    factors = (tensor for name, tensor in found.items() if re.search(r"\.lora_\w+_l1\.weight$", name))
+    return next((int(tensor.shape[0]) for tensor in factors if tensor.ndim), 0)

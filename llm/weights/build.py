@@ -3,6 +3,7 @@
 LoRA is merged and gates are folded here, in float32, and cast last. Runs on the CPU.
 """
 
+import dataclasses
 from collections.abc import Iterator
 
 import torch
@@ -54,19 +55,25 @@ def plan_decoder(
             num_heads=source.num_heads,
             ffn_dim=source.ffn_dim,
         )
-    return DecoderConfig(
-        vocab_size=source.vocab_size,
-        dim=source.dim,
-        num_layers=source.num_layers,
-        num_heads=source.num_heads,
-        ffn_dim=source.ffn_dim,
-        norm_eps=source.norm_eps,
-        rope_theta=source.rope_theta,
-        context=context,
-        num_adapter_layers=adapter.num_adapter_layers if adapter else 0,
-        num_queries=adapter.num_queries if adapter else 0,
-        separate_adapter_kv=adapter.has_lora if adapter else False,
-    )
+    try:
+        config = DecoderConfig(
+            vocab_size=source.vocab_size,
+            dim=source.dim,
+            num_layers=source.num_layers,
+            num_heads=source.num_heads,
+            ffn_dim=source.ffn_dim,
+            norm_eps=source.norm_eps,
+            rope_theta=source.rope_theta,
+            num_adapter_layers=adapter.num_adapter_layers if adapter else 0,
+            num_queries=adapter.num_queries if adapter else 0,
+            separate_adapter_kv=adapter.has_lora if adapter else False,
+        )
+    except ValueError as error:
+        raise CheckpointError(
+            f"The sizes of the LLaMA in `{source.name}` are impossible: {error}",
+            hint="its configuration is damaged or another model's; copy it again",
+        ) from None
+    return dataclasses.replace(config, context=context)
 
 
 def decoder_tensors(

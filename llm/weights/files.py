@@ -7,8 +7,11 @@ import argparse
 import json
 import pickle
 import re
+import stat
+import sys
+import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from torch import Tensor
 from llm.errors import CheckpointError
 
 _SHOWN_KEYS = 12
+_FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def read_torch_file(path: Path) -> dict[str, Any]:
@@ -36,7 +40,7 @@ def read_torch_file(path: Path) -> dict[str, Any]:
     try:
         content = _load(path)
     except pickle.UnpicklingError as error:
-        forbidden = re.search(r"Unsupported (?:global|class)[^:]*: (?:GLOBAL )?([\w.]+)", str(error))
+        forbidden = re.search(r"GLOBAL ([\w.]+)", str(error))  # the word of pickles for a class or function
         if forbidden:
             raise CheckpointError(
                 f"`{path}` holds Python objects beside its tensors (`{forbidden[1]}`), so it is not opened: "
@@ -61,7 +65,8 @@ def _is_torchscript(path: Path) -> bool:
 
 def _load(path: Path) -> Any:
     # The trainer's checkpoints keep their command line as a Namespace: attributes only, no code.
-    with torch.serialization.safe_globals([argparse.Namespace]):
+    with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # foreign pickles are told by `read_torch_file`, in a sentence
         try:
             return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
         except RuntimeError as error:
@@ -88,7 +93,7 @@ def read_json(path: Path) -> dict[str, Any]:
     require_file(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"`{path}` is no JSON: {error}", hint="the file is damaged; copy it again") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"`{path}` holds a {type(content).__name__}, where a JSON object is wanted")
@@ -96,10 +101,18 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def require_file(path: Path) -> None:
-    """Raise CheckpointError unless `path` is a file with something in it that is not a Git LFS pointer."""
-    if path.is_dir():
-        raise CheckpointError(f"`{path}` is a folder, where a file is wanted")
+    """Raise CheckpointError unless `path` is a regular file with something in it that is not a Git LFS pointer."""
     try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise CheckpointError(
+            f"The path {str(path)!r} is not UTF-8, so torch and safetensors cannot open it", hint="rename the folder"
+        ) from None
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+            raise CheckpointError(f"`{path}` is {kind}, where a file is wanted")
         with path.open("rb") as file:
             head = file.read(24)
     except FileNotFoundError:
@@ -120,6 +133,30 @@ def only_tensors(content: Mapping[str, Any], *, path: Path) -> dict[str, Tensor]
     if others:
         raise CheckpointError(f"`{path}` is no plain dictionary of tensors; it also holds {list_keys(others)}")
     return dict(content)
+
+
+def check_dense(tensors: Mapping[str, Tensor], *, path: Path) -> None:
+    """Raise CheckpointError unless all tensors hold plain floating-point numbers: not sparse, quantised or absent."""
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.dtype not in _FLOATING:
+            kind = f"{tensor.layout}, {tensor.dtype} on {tensor.device}".replace("torch.", "")
+            raise CheckpointError(
+                f"`{path}` holds `{name}` as a tensor of another kind ({kind}), where dense floating-point numbers "
+                "are wanted",
+                hint="take the original file, before quantisation or other conversions",
+            )
+
+
+def require_numbers(
+    content: Mapping[str, Any], *, path: Path, whole: Sequence[str], real: Sequence[str], hint: str
+) -> None:
+    """Raise CheckpointError unless the entries `whole` are whole numbers and `real` finite ones, all above 0."""
+    wrong = [name for name in whole if type(content.get(name)) is not int or content[name] < 1]
+    for name in real:
+        if type(content.get(name)) not in (int, float) or not 0 < content[name] <= sys.float_info.max:
+            wrong.append(name)
+    if wrong:
+        raise CheckpointError(f"`{path}` has no number, or an impossible one, for {list_keys(wrong)}", hint=hint)
 
 
 def list_keys(keys: list[str]) -> str:

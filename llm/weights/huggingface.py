@@ -8,10 +8,19 @@ from typing import Any
 from torch import Tensor
 
 from llm.errors import CheckpointError
-from llm.weights.files import list_keys, only_tensors, read_json, read_safetensors, read_torch_file
-from llm.weights.names import check_names, check_shapes, from_huggingface, llama_shapes
+from llm.weights.files import (
+    check_dense,
+    list_keys,
+    only_tensors,
+    read_json,
+    read_safetensors,
+    read_torch_file,
+    require_numbers,
+)
+from llm.weights.names import check_layers, check_names, check_shapes, from_huggingface, llama_shapes
 from llm.weights.source import LlamaSource, SplitTensor
 
+_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _SINGLE = ("model.safetensors", "pytorch_model.bin")
 _MEANING = "the folder is incomplete, or config.json and weights come from different models; fetch it again"
 
@@ -35,12 +44,13 @@ def open_huggingface(folder: str | os.PathLike[str]) -> LlamaSource:
             raise CheckpointError(f"`{path}` repeats tensors of another file: {list_keys(twice)}", hint=_MEANING)
         by_key |= tensors
     sizes = {
-        "vocab_size": int(config["vocab_size"]),
-        "dim": int(config["hidden_size"]),
-        "num_layers": int(config["num_hidden_layers"]),
-        "ffn_dim": int(config["intermediate_size"]),
+        "vocab_size": config["vocab_size"],
+        "dim": config["hidden_size"],
+        "num_layers": config["num_hidden_layers"],
+        "ffn_dim": config["intermediate_size"],
     }
     renamed = _rename(by_key, tied=bool(config.get("tie_word_embeddings", False)))
+    check_layers(list(renamed), sizes["num_layers"], config=place / "config.json")
     wanted = llama_shapes(**sizes)
     check_names(list(renamed), list(wanted), what=f"LLaMA in `{place}`", meaning=_MEANING)
     shapes = {name: tuple(tensor.shape) for name, tensor in renamed.items()}
@@ -48,7 +58,7 @@ def open_huggingface(folder: str | os.PathLike[str]) -> LlamaSource:
     return LlamaSource(
         name=str(place),
         **sizes,
-        num_heads=int(config["num_attention_heads"]),
+        num_heads=config["num_attention_heads"],
         norm_eps=float(config["rms_norm_eps"]),
         rope_theta=rope_theta,
         half_split=True,
@@ -65,10 +75,13 @@ def _check_config(config: Mapping[str, Any], place: Path) -> float:
             f"`{place}` holds a model of type {kind!r}, where 'llama' is wanted",
             hint="the adapters extend LLaMA; pass a LLaMA folder as --llama-dir",
         )
-    needed = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-    missing = [name for name in (*needed, "rms_norm_eps") if not isinstance(config.get(name), int | float)]
-    if missing:
-        raise CheckpointError(f"`{place / 'config.json'}` has no number for {list_keys(missing)}", hint=_MEANING)
+    # transformers 5 puts both into rope_parameters; before, they were rope_theta and rope_scaling.
+    rope = config.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
+        raise CheckpointError(f"`{place / 'config.json'}` has rope_parameters that are no table", hint=_MEANING)
+    theta = rope.get("rope_theta", config.get("rope_theta"))
+    used = {**config, "rope_theta": 10000.0 if theta is None else theta}
+    require_numbers(used, path=place / "config.json", whole=_SIZES, real=("rms_norm_eps", "rope_theta"), hint=_MEANING)
     heads = config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads")
     if kv_heads is not None and kv_heads != heads:
@@ -79,8 +92,6 @@ def _check_config(config: Mapping[str, Any], place: Path) -> float:
         )
     if config.get("head_dim") not in (None, config["hidden_size"] // heads):
         raise CheckpointError(f"The LLaMA in `{place}` has heads of another width than hidden_size / heads")
-    # transformers 5 puts both into rope_parameters; before, they were rope_theta and rope_scaling.
-    rope = config.get("rope_parameters") or {}
     scaling = config.get("rope_scaling") or (rope if rope.get("rope_type", "default") != "default" else None)
     if scaling:
         raise CheckpointError(
@@ -96,7 +107,7 @@ def _check_config(config: Mapping[str, Any], place: Path) -> float:
             f"{list_keys(unsupported)}",
             hint="take the unmodified LLaMA weights",
         )
-    return float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    return float(used["rope_theta"])
 
 
 def _weight_files(place: Path) -> list[Path]:
@@ -124,8 +135,11 @@ def _weight_files(place: Path) -> list[Path]:
 
 def _read(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
-        return read_safetensors(path)
-    return only_tensors(read_torch_file(path), path=path)
+        tensors = read_safetensors(path)
+    else:
+        tensors = only_tensors(read_torch_file(path), path=path)
+    check_dense(tensors, path=path)
+    return tensors
 
 
 def _rename(by_key: Mapping[str, Tensor], *, tied: bool) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """LLaMA folders as Meta ships them: `params.json` beside one or several `consolidated.NN.pth`."""
 
+import itertools
 import os
 import re
 from collections.abc import Mapping
@@ -10,8 +11,8 @@ import torch
 from torch import Tensor
 
 from llm.errors import CheckpointError
-from llm.weights.files import list_keys, only_tensors, read_json, read_torch_file
-from llm.weights.names import check_names, check_shapes, llama_shapes, num_layers_of, what_is
+from llm.weights.files import check_dense, list_keys, only_tensors, read_json, read_torch_file, require_numbers
+from llm.weights.names import check_layers, check_names, check_shapes, llama_shapes, what_is
 from llm.weights.source import LlamaSource, SplitTensor
 
 # Along which axis the tensors of several shards are joined; None: a copy in each.
@@ -26,7 +27,8 @@ _AXES = {
     "feed_forward.w3": 0,
     "output": 0,
 }
-_USED = ("dim", "n_layers", "n_heads", "norm_eps")
+_SIZES = ("dim", "n_layers", "n_heads")
+_FACTORS = ("norm_eps", "rope_theta")
 # Entries that change nothing here: sizes that are read off the tensors, and limits of Meta's own program.
 _HARMLESS = ("multiple_of", "ffn_dim_multiplier", "vocab_size", "max_batch_size", "max_seq_len")
 _MEANING = "the folder is incomplete, or its files come from different models; compare it with the original"
@@ -35,8 +37,8 @@ _MEANING = "the folder is incomplete, or its files come from different models; c
 def open_meta(folder: str | os.PathLike[str]) -> LlamaSource:
     """Open a folder with `params.json` and `consolidated.NN.pth`, memory-mapped; shards are joined when read.
 
-    Raises CheckpointError for a missing or damaged file, a missing shard, unknown, missing or misshapen tensors,
-    and models that are computed differently (grouped-query attention, scaled rotary embedding).
+    Raises CheckpointError for a missing or damaged file, a missing or doubled shard, unknown, missing or misshapen
+    tensors, and models that are computed differently (grouped-query attention, scaled rotary embedding).
     """
     place = Path(folder)
     params = _read_params(place / "params.json")
@@ -44,8 +46,8 @@ def open_meta(folder: str | os.PathLike[str]) -> LlamaSource:
     shards = [_read_shard(path) for path in files]
     for path, shard in zip(files[1:], shards[1:], strict=True):
         check_names(list(shard), list(shards[0]), what=f"`{path}`, beside `{files[0].name}`,", meaning=_MEANING)
-    dim, num_layers = int(params["dim"]), int(params["n_layers"])
-    _check_layers(shards[0], num_layers=num_layers, place=place)
+    dim, num_layers = params["dim"], params["n_layers"]
+    check_layers(list(shards[0]), num_layers, config=place / "params.json")
     _check_shard_count(shards, dim=dim, place=place)
     tensors = {name: _join(name, [shard[name] for shard in shards], place=place) for name in shards[0]}
     wanted = llama_shapes(
@@ -57,15 +59,16 @@ def open_meta(folder: str | os.PathLike[str]) -> LlamaSource:
     check_names(list(tensors), list(wanted), what=f"LLaMA in `{place}`", meaning=_MEANING)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     check_shapes(shapes, wanted, what=f"LLaMA in `{place}` does not fit its params.json", meaning=_MEANING)
+    _check_no_copies(files, tensors["layers.0.attention.wq.weight"])
     return LlamaSource(
         name=str(place),
         vocab_size=wanted["output.weight"][0],
         dim=dim,
         num_layers=num_layers,
-        num_heads=int(params["n_heads"]),
+        num_heads=params["n_heads"],
         ffn_dim=wanted["layers.0.feed_forward.w1.weight"][0],
         norm_eps=float(params["norm_eps"]),
-        rope_theta=float(params.get("rope_theta", 10000.0)),
+        rope_theta=float(params["rope_theta"]),
         half_split=False,
         tensors=tensors,
         files=tuple(str(path) for path in files),
@@ -73,13 +76,9 @@ def open_meta(folder: str | os.PathLike[str]) -> LlamaSource:
 
 
 def _read_params(path: Path) -> dict[str, Any]:
-    params = read_json(path)
-    missing = [name for name in _USED if not _is_number(params.get(name))]
-    if missing:
-        raise CheckpointError(
-            f"`{path}` has no number for {list_keys(missing)}",
-            hint="take the params.json that came with the weights",
-        )
+    params = {"rope_theta": 10000.0, **{name: value for name, value in read_json(path).items() if value is not None}}
+    hint = "take the params.json that came with the weights"
+    require_numbers(params, path=path, whole=_SIZES, real=_FACTORS, hint=hint)
     heads, kv_heads = params["n_heads"], params.get("n_kv_heads")
     if kv_heads is not None and kv_heads != heads:
         raise CheckpointError(
@@ -87,18 +86,14 @@ def _read_params(path: Path) -> dict[str, Any]:
             "only models with as many key heads as query heads are supported",
             hint="LLaMA 7B, 13B, 30B and 65B and LLaMA-2 7B and 13B are of that kind; LLaMA-2 70B and LLaMA 3 are not",
         )
-    known = {*_USED, *_HARMLESS, "n_kv_heads", "rope_theta"}
-    foreign = [name for name, value in params.items() if name not in known and value not in (None, False)]
+    known = {*_SIZES, *_FACTORS, *_HARMLESS, "n_kv_heads"}
+    foreign = [name for name, value in params.items() if name not in known and value is not False]
     if foreign:
         raise CheckpointError(
             f"`{path}` has entries that may change how the model computes and are not supported: {list_keys(foreign)}",
             hint="LLaMA's own params.json has dim, multiple_of, n_heads, n_layers, norm_eps and vocab_size",
         )
     return params
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 def _shard_files(place: Path) -> list[Path]:
@@ -123,25 +118,18 @@ def _shard_files(place: Path) -> list[Path]:
 
 def _read_shard(path: Path) -> dict[str, Tensor]:
     content = read_torch_file(path)
+    if isinstance(content.get("model"), dict):  # as trainers save it
+        content = content["model"]
     if "tok_embeddings.weight" not in content:
-        keys = list(content["model"]) if isinstance(content.get("model"), dict) else list(content)
-        kind = what_is([str(key) for key in keys])
+        kind = what_is([str(key) for key in content])
         raise CheckpointError(
             f"`{path}` is no LLaMA in Meta's form" + (f": it is {kind}" if kind else ""),
             hint="it should hold `tok_embeddings.weight` and `layers.N.attention.wq.weight`; were two files swapped?",
         )
     tensors = only_tensors(content, path=path)
     tensors.pop("rope.freqs", None)  # the rotary table; computed from rope_theta instead
+    check_dense(tensors, path=path)
     return tensors
-
-
-def _check_layers(shard: Mapping[str, Tensor], *, num_layers: int, place: Path) -> None:
-    found = num_layers_of(list(shard))
-    if found != num_layers:
-        raise CheckpointError(
-            f"The params.json of `{place}` speaks of {num_layers} layers, its weights have {found}",
-            hint="params.json and weights come from LLaMAs of different size; 7B has 32 layers, 13B has 40",
-        )
 
 
 def _check_shard_count(shards: list[dict[str, Tensor]], *, dim: int, place: Path) -> None:
@@ -168,6 +156,16 @@ def _check_shard_count(shards: list[dict[str, Tensor]], *, dim: int, place: Path
         )
 
 
+def _check_no_copies(files: list[Path], split: SplitTensor) -> None:
+    """The same shard twice has all the right names and shapes; one matrix in parts is enough to see it."""
+    for (one, part), (other, its) in itertools.combinations(zip(files, split.parts, strict=True), 2):
+        if torch.equal(part, its):
+            raise CheckpointError(
+                f"`{other}` holds the same part of the model as `{one.name}`",
+                hint="one was copied over the other; fetch both again",
+            )
+
+
 def _join(name: str, parts: list[Tensor], *, place: Path) -> SplitTensor:
     match = re.fullmatch(r"(?:layers\.\d+\.)?(.+)\.weight", name)
     axis = _AXES.get(match[1]) if match else None
@@ -180,6 +178,6 @@ def _join(name: str, parts: list[Tensor], *, place: Path) -> SplitTensor:
 
 
 def _size(tensors: Mapping[str, SplitTensor], name: str, place: Path) -> int:
-    if name not in tensors or not tensors[name].shape:
-        raise CheckpointError(f"LLaMA in `{place}` lacks `{name}`", hint=_MEANING)
+    if name not in tensors or len(tensors[name].shape) != 2:
+        raise CheckpointError(f"LLaMA in `{place}` lacks the matrix `{name}`", hint=_MEANING)
     return tensors[name].shape[0]

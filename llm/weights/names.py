@@ -5,6 +5,7 @@ Names only: the tensors are read in `meta`, `huggingface` and `adapter`, and put
 
 import re
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from torch import Tensor
 
@@ -98,10 +99,21 @@ def what_is(keys: Collection[str]) -> str | None:
     return None
 
 
+def check_layers(found: Collection[str], num_layers: int, *, config: Path) -> None:
+    """Raise CheckpointError unless the names found are of so many layers, as `config` says."""
+    layers = num_layers_of(found)
+    if layers != num_layers:
+        raise CheckpointError(
+            f"`{config}` speaks of {num_layers} layers, the weights beside it have {layers}",
+            hint="they come from LLaMAs of different size, or a file is missing; 7B has 32 layers, 13B has 40",
+        )
+
+
 def check_names(found: Collection[str], wanted: Collection[str], *, what: str, meaning: str) -> None:
     """Raise CheckpointError unless the names found are exactly the wanted ones; `meaning` explains a difference."""
-    missing = [name for name in wanted if name not in set(found)]
-    unknown = [name for name in found if name not in set(wanted)]
+    known, present = set(wanted), set(found)
+    missing = [name for name in wanted if name not in present]
+    unknown = [name for name in found if name not in known]
     if not missing and not unknown:
         return
     parts = []

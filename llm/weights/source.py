@@ -19,6 +19,8 @@ class SplitTensor:
     @property
     def shape(self) -> Shape:
         """Shape of the joined tensor."""
+        if len(self.parts) == 1:
+            return tuple(self.parts[0].shape)
         shape = list(self.parts[0].shape)
         shape[self.axis] = sum(part.shape[self.axis] for part in self.parts)
         return tuple(shape)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from app.bundle import add_known_answer, convert, load_bundle, model_digest, read_manifest, save_bundle
+import app.bundle
+from app.bundle import add_known_answer, convert, expected_shapes, load_bundle, model_digest, read_manifest, save_bundle
 from app.checkpoints import LoadedModel, ModelSources, assemble_sources
 from llm.errors import CheckpointError
 
@@ -147,6 +149,64 @@ def test_a_folder_that_is_no_bundle_is_never_replaced(tmp_path: Path, model: Loa
     assert (tmp_path / "holiday" / "beach.jpg").read_bytes() == b"precious"
 
 
+def test_what_a_user_laid_beside_a_bundle_is_never_deleted(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (bundle / "NOTES.txt").write_text("mine")
+    monkeypatch.setattr(app.bundle, "stream_sources", lambda *_, **__: pytest.fail("converted before it looked"))
+    with pytest.raises(CheckpointError, match=r"holds `NOTES\.txt` beside its bundle, so it is not replaced"):
+        convert(SOURCES, bundle, overwrite=True)
+    assert (bundle / "NOTES.txt").read_text() == "mine"
+
+
+def test_a_link_and_the_current_folder_are_bundles_as_any_other(
+    bundle: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = bundle.parent / "link"
+    link.symlink_to(bundle)
+    save_bundle(link, model=dataclasses.replace(model, name="by link"), overwrite=True)
+    assert link.is_symlink()
+    assert load_bundle(bundle).name == "by link"
+    monkeypatch.chdir(bundle)
+    save_bundle(".", model=dataclasses.replace(model, name="from inside"), overwrite=True)
+    assert load_bundle(bundle).name == "from inside"
+    assert sorted(path.name for path in bundle.parent.iterdir()) == ["bundle", "link"]
+
+
+@pytest.mark.parametrize("fails_at", [1, 2])
+def test_a_bundle_that_cannot_be_replaced_stays(
+    bundle: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    moves = []
+
+    def replace(source: Path, target: Path) -> None:
+        if Path(source).is_dir():
+            moves.append(target)
+            if len(moves) == fails_at:
+                raise OSError("busy")
+        real(source, target)
+
+    real = os.replace
+    monkeypatch.setattr("app.bundle.os.replace", replace)
+    with pytest.raises(OSError, match="busy"):
+        save_bundle(bundle, model=dataclasses.replace(model, name="second"), overwrite=True)
+    assert load_bundle(bundle).name == model.name
+    assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
+
+
+def test_shapes_are_known_without_making_room_for_the_context(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def rotary_table(head_dim: int, *, num_positions: int, theta: float) -> tuple[Tensor, Tensor]:
+        made.append(num_positions)
+        return torch.zeros(1, head_dim), torch.zeros(1, head_dim)
+
+    monkeypatch.setattr("llm.model.llama.rotary_table", rotary_table)
+    endless = dataclasses.replace(model.decoder_config, context=10**9)
+    assert expected_shapes(endless) == {key: tuple(tensor.shape) for key, tensor in model.decoder_state.items()}
+    assert made == [1]
+
+
 def test_a_failure_while_writing_leaves_nothing_behind(tmp_path: Path, model: LoadedModel) -> None:
     with pytest.raises(FileNotFoundError):
         save_bundle(
@@ -171,6 +231,17 @@ def edit_manifest(**entries: Any) -> Callable[[Path], object]:
     return edit
 
 
+def edit_config(half: str, **entries: Any) -> Callable[[Path], object]:
+    """Change sizes in the manifest; `clip` and `query` are the two parts of the vision half."""
+
+    def edit(place: Path) -> None:
+        manifest = json.loads((place / "manifest.json").read_text())
+        (manifest["llm"] if half == "llm" else manifest["vision"][half]).update(entries)
+        (place / "manifest.json").write_text(json.dumps(manifest))
+
+    return edit
+
+
 def edit_tensors(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], object]:
     """Change the decoder's tensors and let the manifest follow, so that only their content is wrong."""
 
@@ -180,6 +251,15 @@ def edit_tensors(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Pat
         save_file(tensors, place / "llm.safetensors")
         manifest = json.loads((place / "manifest.json").read_text())
         manifest["files"]["llm.safetensors"]["bytes"] = (place / "llm.safetensors").stat().st_size
+        (place / "manifest.json").write_text(json.dumps(manifest))
+
+    return edit
+
+
+def name_a_file(name: str) -> Callable[[Path], object]:
+    def edit(place: Path) -> None:
+        manifest = json.loads((place / "manifest.json").read_text())
+        manifest["files"][name] = {"bytes": 1, "sha256": ""}
         (place / "manifest.json").write_text(json.dumps(manifest))
 
     return edit
@@ -198,13 +278,37 @@ def break_header(place: Path) -> None:
         (lambda place: (place / "manifest.json").write_text("{"), "is no JSON"),
         (lambda place: (place / "llm.safetensors").unlink(), r"lacks `llm\.safetensors`"),
         (lambda place: (place / "tokenizer.model").write_bytes(b"x"), r"has 1 bytes, where 7,636 are wanted"),
-        (break_header, r"vision\.safetensors` cannot be opened"),
+        (lambda place: (place / "manifest.json").write_text("[" * 200_000), "is no JSON"),
+        (lambda place: (place / "manifest.json").write_text("9" * 5000), "is no JSON"),
+        (break_header, r"vision\.safetensors` .* cannot be opened"),
+        (edit_manifest(sources=["x"]), "incomplete or wrong in `sources`"),
+        (edit_manifest(sources=[None]), "incomplete or wrong in `sources`"),
+        (edit_manifest(sources=[{"role": 1, "path": []}]), "incomplete or wrong in `sources`"),
+        (edit_manifest(merged=[{}]), "incomplete or wrong in `merged`"),
+        (name_a_file("../../etc/passwd"), r"incomplete or wrong in `\.\./\.\./etc/passwd`"),
+        (name_a_file("/etc/passwd"), "incomplete or wrong in `/etc/passwd`"),
+        (edit_config("llm", num_heads=0), "num_heads must be at least 1"),
+        (edit_config("llm", dim="96"), "dim must be of type int, got '96'"),
+        (edit_config("llm", context=2.5), "context must be of type int, got 2.5"),
+        (edit_config("llm", context=True), "context must be of type int, got True"),
+        (edit_config("llm", rope_theta="x"), "rope_theta must be of type float, got 'x'"),
+        (edit_config("llm", rope_theta=0), "rope_theta must be above 0"),
+        (edit_config("llm", norm_eps=None), "norm_eps must be of type float, got None"),
+        (edit_config("llm", norm_eps=float("nan")), "norm_eps must be above 0 and finite"),
+        (edit_config("llm", separate_adapter_kv="no"), "separate_adapter_kv must be of type bool, got 'no'"),
+        (edit_config("llm", num_adapter_layers=-1), "num_adapter_layers must be at least 0"),
+        (edit_config("clip", width=2**80), "larger than any memory"),
+        (edit_config("clip", width=2**30), "larger than any memory"),
+        (edit_config("clip", patch_size=0), "patch_size must be a whole number, at least 1"),
+        (edit_config("clip", width=-192), "width must be a whole number, at least 1"),
+        (edit_config("query", num_heads=0), "num_heads must be a whole number, at least 1"),
+        (edit_config("query", depth=-1), "depth must be a whole number, at least 0"),
         (edit_manifest(format="zip"), "is the manifest of something else"),
         (edit_manifest(version=2), "has the version 2, and this program reads 1"),
         (edit_manifest(dtype="int3"), "incomplete or wrong in `dtype`"),
         (edit_manifest(files={}), r"incomplete or wrong in `vision\.safetensors`, `llm\.safetensors`"),
         (edit_manifest(digest=None), "incomplete or wrong in `digest`"),
-        (edit_manifest(llm={"dim": 64}), "a configuration that is unknown here"),
+        (edit_manifest(llm={"dim": 64}), "a configuration that is of no use here"),
         (edit_manifest(dtype="float16"), r"as float32 \[.*\], where float16 \[.*\] is wanted"),
         (edit_tensors(lambda t: t.pop("norm.weight")), r"lacks `norm\.weight`"),
         (edit_tensors(lambda t: t.update(more=torch.ones(1))), "holds `more`, unknown to its configuration"),

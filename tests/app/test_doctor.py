@@ -1,8 +1,10 @@
 """The doctor says what is wrong, all of it, and finds nothing wrong with what is right."""
 
 import dataclasses
+import hashlib
 import importlib.util
 import json
+import os
 import shutil
 from argparse import Namespace
 from importlib.machinery import ModuleSpec
@@ -102,7 +104,7 @@ def test_a_llama_of_another_size_is_told(llama: Path) -> None:
     (llama / "TINY" / "params.json").write_text(json.dumps(params | {"n_layers": 40}))
     (llama / "TINY" / "checklist.chk").unlink()
     [finding] = errors(changed(llama_dir=llama))
-    assert "speaks of 40 layers, its weights have 4" in finding.sentence
+    assert "speaks of 40 layers, the weights beside it have 4" in finding.sentence
 
 
 def test_unknown_heads_are_asked_for() -> None:
@@ -140,6 +142,15 @@ def test_numbers_that_are_none_are_told_with_their_tensor(tmp_path: Path) -> Non
     assert "has numbers that are infinite or none at all, in `clip_proj.bias`" in finding.sentence
 
 
+def test_tensors_without_numbers_in_a_trainers_clip_are_told(tmp_path: Path) -> None:
+    with torch.serialization.safe_globals([Namespace]):
+        content = torch.load(GOLDEN / "adapters" / "training-checkpoint-0.pth", weights_only=True)
+    content["model"]["clip.visual.proj"] = content["model"]["clip.visual.proj"].to("meta")
+    torch.save(content, tmp_path / "edited.pth")
+    [finding, *_] = errors(changed(adapter=tmp_path / "edited.pth"))
+    assert "has `visual.proj` as a tensor of another kind (strided, float16 on meta)" in finding.sentence
+
+
 def test_an_untrained_adapter_is_warned_of(tmp_path: Path) -> None:
     zeros = {f"llama__layers__{layer}__attention__gate": torch.zeros(1, 4, 1, 1) for layer in range(4)}
     findings = diagnose(changed(adapter=edited_adapter(tmp_path, **zeros)))
@@ -158,6 +169,38 @@ def test_the_known_answer_is_replayed(bundle: Path) -> None:
     add_known_answer(bundle, known_answer={**known, "text": "something else"}, picture=picture)
     [finding] = errors(bundle)
     assert finding.sentence.endswith("and should answer 'something else'")
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"max_new_tokens": "x"}, "cannot be replayed"),
+        ({"max_new_tokens": -1}, "cannot be replayed"),
+        ({"input": 5}, "cannot be replayed"),
+        ({"prompt": "word " * 4000}, "cannot be replayed: The prompt has"),
+        ({"prompt": "\ud800"}, "cannot be replayed: The text cannot be encoded"),
+        ({"picture": "../shapes.jpg"}, "a picture of this folder"),
+    ],
+)
+def test_an_impossible_known_answer_is_a_finding(bundle: Path, entries: dict[str, Any], message: str) -> None:
+    add_known_answer(bundle, known_answer={"prompt": "?", "text": "!"}, picture=GOLDEN / "images" / "tiny_10x10.png")
+    data = json.dumps(json.loads((bundle / "known_answer.json").read_text()) | entries).encode()
+    (bundle / "known_answer.json").write_bytes(data)
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    manifest["files"]["known_answer.json"] = entry
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    [finding] = errors(bundle)
+    assert finding.what == "known answer"
+    assert message in finding.sentence
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_pipes_in_the_place_of_a_bundles_files_are_told_and_not_waited_for(bundle: Path) -> None:
+    for name in ("vision.safetensors", "llm.safetensors", "tokenizer.model"):
+        (bundle / name).unlink()
+        os.mkfifo(bundle / name)
+    assert len([finding for finding in errors(bundle) if "no regular file" in finding.sentence]) == 3
 
 
 def test_all_damaged_files_of_a_bundle_are_told(bundle: Path) -> None:

@@ -271,6 +271,20 @@ def test_a_misshapen_tensor_in_the_adapter_is_told_with_both_shapes(tmp_path: Pa
         build(adapter)
 
 
+def test_numbers_in_the_place_of_low_rank_factors_are_told(tmp_path: Path) -> None:
+    def flatten(tensors: dict[str, Tensor]) -> None:
+        tensors |= {key: torch.zeros(()) for key in tensors if key.endswith("_l1.weight")}
+
+    with pytest.raises(CheckpointError, match=r"_l1\.weight` has the shape \[\]"):
+        build(edited(tmp_path, "LORA-BIAS-TINY", flatten))
+
+
+@pytest.mark.parametrize("key", ["llama.layers.1.attention.wq.bias", "clip_proj.bias", "adapter_query.weight"])
+def test_tensors_of_another_kind_are_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(CheckpointError, match=f"`{key}` as a tensor of another kind".replace(".", r"\.")):
+        edited(tmp_path, "BIAS-TINY", lambda tensors: tensors.update({key: tensors[key].to("meta")}))
+
+
 def test_queries_that_do_not_divide_are_told(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="has 31 adapter queries, which is no multiple of its 10"):
         edited(tmp_path, "BIAS-TINY", lambda t: t.update({"adapter_query.weight": torch.ones(31, DIM)}))

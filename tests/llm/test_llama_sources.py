@@ -1,7 +1,10 @@
 """LLaMA folders as users have them: all forms of one model are one model, and what is wrong with a folder is told."""
 
 import json
+import os
+import pickle
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from torch import Tensor
 
 from llm.errors import CheckpointError
 from llm.weights.build import build_decoder
+from llm.weights.files import read_torch_file
 from llm.weights.huggingface import open_huggingface
 from llm.weights.meta import open_meta
 from llm.weights.names import half_split
@@ -213,6 +217,77 @@ def test_shards_of_two_models_are_seen_from_their_copies(two_shards: Path) -> No
         open_meta(two_shards)
 
 
+def test_a_shard_copied_over_another_is_seen(two_shards: Path) -> None:
+    shutil.copy(two_shards / SHARD, two_shards / "consolidated.01.pth")
+    with pytest.raises(CheckpointError, match=r"01\.pth` holds the same part of the model as `consolidated\.00\.pth`"):
+        open_meta(two_shards)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (Tensor.to_sparse, "sparse_coo, float16 on cpu"),
+        (lambda tensor: tensor.to("meta"), "strided, float16 on meta"),
+        (lambda tensor: tensor.to(torch.complex64), "strided, complex64 on cpu"),
+        (lambda tensor: tensor.long(), "strided, int64 on cpu"),
+        (lambda tensor: tensor > 0, "strided, bool on cpu"),
+        (lambda tensor: torch.quantize_per_tensor(tensor.float(), 0.1, 0, torch.qint8), "strided, qint8 on cpu"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # torch announces changes of its quantised and sparse tensors
+def test_tensors_of_another_kind_are_refused(
+    meta: Path, tmp_path: Path, change: Callable[[Tensor], Tensor], kind: str
+) -> None:
+    def edit(tensors: dict[str, Any]) -> None:
+        tensors["layers.1.ffn_norm.weight"] = change(tensors["layers.1.ffn_norm.weight"].half())
+
+    edit_tensors(meta / SHARD, edit)
+    with pytest.raises(CheckpointError, match=rf"`layers\.1\.ffn_norm\.weight` as a tensor of another kind \({kind}\)"):
+        open_meta(meta)
+
+
+def test_integers_in_huggingface_files_are_refused(tmp_path: Path) -> None:
+    tensors = huggingface_tensors()
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int8)
+    folder = write_huggingface(tmp_path / "hf", kind="safetensors", tensors=tensors)
+    with pytest.raises(CheckpointError, match=r"`model\.norm\.weight` as a tensor of another kind"):
+        open_huggingface(folder)
+
+
+@pytest.mark.parametrize("key", ["layers.0.feed_forward.w1.weight", "output.weight", "layers.0.attention.wq.weight"])
+def test_a_number_in_the_place_of_a_matrix_is_told(meta: Path, key: str) -> None:
+    edit_tensors(meta / SHARD, lambda tensors: tensors.update({key: torch.zeros(())}))
+    with pytest.raises(CheckpointError, match=key.replace(".", r"\.")):
+        open_meta(meta)
+
+
+def test_heads_that_do_not_divide_the_width_are_told(meta: Path) -> None:
+    edit_json(meta / "params.json", n_heads=3)
+    with pytest.raises(CheckpointError, match="are impossible: dim 64 must be num_heads 3 times an even number"):
+        state_of(open_meta(meta))
+
+
+def test_llama_wrapped_by_a_trainer_is_the_same_model(meta: Path) -> None:
+    torch.save({"model": torch.load(meta / SHARD, weights_only=True), "epoch": 3}, meta / SHARD)
+    assert_equal(state_of(open_meta(meta)), state_of(open_meta(ONE_SHARD)))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_pipes_and_devices_are_refused_before_they_are_read(meta: Path) -> None:
+    (meta / SHARD).unlink()
+    os.mkfifo(meta / SHARD)
+    with pytest.raises(CheckpointError, match="is no regular file, where a file is wanted"):
+        open_meta(meta)
+    with pytest.raises(CheckpointError, match="`/dev/zero` is no regular file"):
+        read_torch_file(Path("/dev/zero"))
+
+
+def test_a_path_that_torch_cannot_open_is_not_called_damage(meta: Path) -> None:
+    odd = meta.rename(meta.with_name(os.fsdecode(b"caf\xe9")))
+    with pytest.raises(CheckpointError, match=r"caf\\udce9/params\.json' is not UTF-8"):
+        open_meta(odd)
+
+
 def test_a_missing_huggingface_shard_is_named(huggingface: Path) -> None:
     (huggingface / "model-00001-of-00002.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"lacks `model-00001-of-00002\.safetensors`, named in"):
@@ -222,12 +297,16 @@ def test_a_missing_huggingface_shard_is_named(huggingface: Path) -> None:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({"n_layers": 40}, "speaks of 40 layers, its weights have 4"),
+        ({"n_layers": 40}, "speaks of 40 layers, the weights beside it have 4"),
         ({"dim": 5120}, "speaks of width 5120, its weights have width 64"),
         ({"n_kv_heads": 2}, "shares keys among heads"),
         ({"num_experts": 8}, "entries that may change how the model computes and are not supported: `num_experts`"),
         ({"use_scaled_rope": True}, "are not supported: `use_scaled_rope`"),
-        ({"n_heads": None}, "no number for `n_heads`"),
+        ({"n_heads": None}, "no number, or an impossible one, for `n_heads`"),
+        ({"n_layers": 2.7, "dim": float("inf")}, "an impossible one, for `dim`, `n_layers`"),
+        ({"norm_eps": float("nan")}, "an impossible one, for `norm_eps`"),
+        ({"rope_theta": "x"}, "an impossible one, for `rope_theta`"),
+        ({"rope_theta": 0}, "an impossible one, for `rope_theta`"),
     ],
 )
 def test_params_of_another_model_are_refused(meta: Path, entries: dict[str, object], message: str) -> None:
@@ -238,6 +317,7 @@ def test_params_of_another_model_are_refused(meta: Path, entries: dict[str, obje
 
 def test_harmless_params_are_tolerated(meta: Path) -> None:
     edit_json(meta / "params.json", n_kv_heads=4, ffn_dim_multiplier=1.3, max_seq_len=2048, use_scaled_rope=False)
+    edit_json(meta / "params.json", rope_theta=None)
     assert_equal(state_of(open_meta(meta)), state_of(open_meta(ONE_SHARD)))
 
 
@@ -251,7 +331,10 @@ def test_harmless_params_are_tolerated(meta: Path) -> None:
         ({"attention_bias": True}, "its config.json sets `attention_bias`"),
         ({"quantization_config": {"bits": 4}}, "its config.json sets `quantization_config`"),
         ({"hidden_act": "gelu"}, "its config.json sets `hidden_act`"),
-        ({"num_hidden_layers": 5}, "lacks 9 tensors"),
+        ({"rope_theta": 0}, "an impossible one, for `rope_theta`"),
+        ({"rope_parameters": "x"}, "rope_parameters that are no table"),
+        ({"num_attention_heads": 0, "num_key_value_heads": 0}, "an impossible one, for `num_attention_heads`"),
+        ({"num_hidden_layers": 10**9}, "speaks of 1000000000 layers, the weights beside it have 4"),
         ({"hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 8}, "does not fit its config.json"),
     ],
 )
@@ -274,17 +357,34 @@ def test_a_file_cut_short_is_told_in_a_sentence(meta: Path, huggingface: Path, k
 
 
 class RunsCode:
-    """A pickle that would call something when loaded."""
+    """A pickle that would call `function` when loaded."""
+
+    def __init__(self, function: Callable[[str], object]) -> None:
+        self.function = function
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (print, ("code from the file ran",))
+        return (self.function, ("echo code from the file ran",))
 
 
-def test_code_in_a_file_is_not_run(meta: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torch.save({"tok_embeddings.weight": RunsCode()}, meta / SHARD)
-    with pytest.raises(CheckpointError, match="Python objects beside its tensors"):
+@pytest.mark.parametrize(("function", "name"), [(print, "print"), (os.system, f"{os.name}.system")])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_code_in_a_file_is_not_run(
+    meta: Path, capfd: pytest.CaptureFixture[str], function: Callable[[str], object], name: str, zipped: bool
+) -> None:
+    content = {"tok_embeddings.weight": RunsCode(function)}
+    torch.save(content, meta / SHARD, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(CheckpointError, match=rf"Python objects beside its tensors \(`\w*{name}`\)"):
         open_meta(meta)
-    assert "ran" not in capsys.readouterr().out
+    assert "ran" not in capfd.readouterr().out
+
+
+def test_a_foreign_pickle_is_told_without_torchs_warnings(meta: Path) -> None:
+    (meta / SHARD).write_bytes(pickle.dumps({"x": 1}, protocol=4))
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        with pytest.raises(CheckpointError, match="or no tensor file"):
+            open_meta(meta)
+    assert [str(warning.message) for warning in heard] == []
 
 
 @pytest.mark.parametrize(

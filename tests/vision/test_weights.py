@@ -1,7 +1,10 @@
 """CLIP in all its forms and the visual part of adapters: one model whatever the form, and what is wrong is told."""
 
 import json
+import os
+import pickle
 import shutil
+import warnings
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -203,12 +206,20 @@ def test_a_missing_clip_is_told() -> None:
         open_clip("absent.pt")
 
 
+def test_a_config_that_is_none_is_left_aside(tmp_path: Path, openai: dict[str, Tensor]) -> None:
+    save_file(to_huggingface(openai), tmp_path / "model.safetensors")
+    for text in ("no JSON", "[" * 200_000, "[]"):
+        (tmp_path / "config.json").write_text(text)
+        assert_same(open_clip(tmp_path), CLIP)
+
+
 def test_clips_that_compute_differently_are_refused(tmp_path: Path, openai: dict[str, Tensor]) -> None:
     save_file(to_huggingface(openai), tmp_path / "model.safetensors")
     for config, message in (
         ({"hidden_act": "gelu"}, "computes with gelu"),
         ({"layer_norm_eps": 1e-6}, "eps 1e-06"),
         ({"hidden_size": 1280, "num_attention_heads": 16}, "has 16 heads at width 1280"),
+        ({"hidden_act": "gelu", "hidden_size": {}, "num_attention_heads": {}}, "computes with gelu"),
     ):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "clip", "vision_config": config}))
         with pytest.raises(VisionCheckpointError, match=message):
@@ -252,14 +263,85 @@ def test_a_clip_cut_short_is_told_in_a_sentence(
 
 
 class RunsCode:
-    """A pickle that would call something when loaded."""
+    """A pickle that would call `function` when loaded."""
+
+    def __init__(self, function: Callable[[str], object]) -> None:
+        self.function = function
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (print, ("code from the file ran",))
+        return (self.function, ("echo code from the file ran",))
 
 
-def test_code_in_a_file_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torch.save({"visual.proj": RunsCode()}, tmp_path / "clip.pt")
-    with pytest.raises(VisionCheckpointError, match="Python objects beside its tensors"):
+@pytest.mark.parametrize(("function", "name"), [(print, "print"), (os.system, f"{os.name}.system")])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_code_in_a_file_is_not_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], function: Callable[[str], object], name: str, zipped: bool
+) -> None:
+    content = {"visual.proj": RunsCode(function)}
+    torch.save(content, tmp_path / "clip.pt", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(VisionCheckpointError, match=rf"Python objects beside its tensors \(`\w*{name}`\)"):
         open_clip(tmp_path / "clip.pt")
-    assert "ran" not in capsys.readouterr().out
+    assert "ran" not in capfd.readouterr().out
+
+
+def test_a_foreign_pickle_is_told_without_torchs_warnings(tmp_path: Path) -> None:
+    (tmp_path / "clip.pt").write_bytes(pickle.dumps({"x": 1}, protocol=4))
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        with pytest.raises(VisionCheckpointError, match="or no tensor file"):
+            open_clip(tmp_path / "clip.pt")
+    assert [str(warning.message) for warning in heard] == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_pipes_and_devices_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "clip.pt")
+    for path in (tmp_path / "clip.pt", Path("/dev/zero")):
+        with pytest.raises(VisionCheckpointError, match="is no regular file, where a CLIP is wanted"):
+            open_clip(path)
+
+
+def test_a_path_that_torch_cannot_open_is_not_called_damage(tmp_path: Path) -> None:
+    odd = Path(shutil.copy(ARCHIVE, tmp_path / os.fsdecode(b"caf\xe9.pt")))
+    with pytest.raises(VisionCheckpointError, match=r"caf\\udce9\.pt' is not UTF-8"):
+        open_clip(odd)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (Tensor.to_sparse, "sparse_coo, float32 on cpu"),
+        (lambda tensor: tensor.to("meta"), "strided, float32 on meta"),
+        (lambda tensor: tensor.to(torch.complex64), "strided, complex64 on cpu"),
+        (lambda tensor: tensor.long(), "strided, int64 on cpu"),
+    ],
+)
+def test_tensors_of_another_kind_are_refused(
+    openai: dict[str, Tensor], change: Callable[[Tensor], Tensor], kind: str
+) -> None:
+    message = rf"as a tensor of another kind \({kind}\)"
+    with pytest.raises(VisionCheckpointError, match=r"has `visual\.ln_pre\.bias` " + message):
+        read_clip(openai | {"visual.ln_pre.bias": change(openai["visual.ln_pre.bias"].float())}, name="clip")
+    visual = visual_of("BIAS-TINY")
+    visual["clip_proj.bias"] = change(visual["clip_proj.bias"].float())
+    with pytest.raises(VisionCheckpointError, match=r"has `clip_proj\.bias` " + message):
+        build_vision(visual, name="BIAS-TINY", clip=CLIP, visual_heads=4)
+
+
+@pytest.mark.parametrize("key", ["visual_blocks.0.mlp.fc1.bias", "visual_proj.weight", "clip_proj.bias"])
+def test_a_number_in_the_place_of_a_vector_is_told(key: str) -> None:
+    visual = visual_of("BIAS-TINY") | {key: torch.zeros(())}
+    with pytest.raises(VisionCheckpointError, match="shape"):
+        build_vision(visual, name="BIAS-TINY", clip=CLIP, visual_heads=4)
+
+
+def test_numbers_in_the_place_of_packed_vectors_are_told(openai: dict[str, Tensor]) -> None:
+    tensors = to_huggingface(openai)
+    tensors |= {f"vision_model.encoder.layers.0.self_attn.{n}_proj.bias": torch.zeros(()) for n in "qkv"}
+    with pytest.raises(VisionCheckpointError, match=r"qkv\.bias` has the shape \[3\]"):
+        build_vision(visual_of("BIAS-TINY"), name="BIAS-TINY", clip=read_clip(tensors, name="hf"), visual_heads=4)
+
+
+def test_a_clip_without_width_is_told(openai: dict[str, Tensor]) -> None:
+    with pytest.raises(VisionCheckpointError, match="sizes of CLIP in `clip` are impossible: image_size must be"):
+        read_clip(openai | {"visual.conv1.weight": torch.zeros(0, 3, 0, 0)}, name="clip")
