@@ -226,12 +226,12 @@ class _Scribe:
 
     def _write_to_file(self, record: Record) -> None:
         assert self._file is not None
+        if self._manifest is not None:
+            self._manifest.count(record)
         if record["error"] is not None and self._failed[record["id"]]:
             self._failed[record["id"]] -= 1  # tried again, failed again: one record is enough
             return
         self._file.write(record)
-        if self._manifest is not None:
-            self._manifest.count(record)
 
 
 class _Interruption:

@@ -27,6 +27,7 @@ from app.checkpoints import (
     ModelSources,
     SourceFile,
     check_halves,
+    claimed_digest,
     file_digest,
     stream_sources,
 )
@@ -71,13 +72,14 @@ def convert(
     """
     check_target(directory, overwrite=overwrite)
     model, decoder_tensors = stream_sources(sources, dtype=dtype)
-    model = dataclasses.replace(
-        model,
-        name=name or model.name,
-        prompt=prompt,
-        card=card,
-        sources=tuple(dataclasses.replace(file, sha256=file_digest(file.path)) for file in model.sources),
-    )
+    sources_read = tuple(dataclasses.replace(file, sha256=file_digest(file.path)) for file in model.sources)
+    for file in sources_read:
+        if claimed_digest(file.path) not in (None, file.sha256):
+            raise CheckpointError(
+                f"`{file.path}` has the SHA-256 {file.sha256}, and its name promises another one",
+                hint="the download is damaged or was changed: get it again, or take the digest out of its name",
+            )
+    model = dataclasses.replace(model, name=name or model.name, prompt=prompt, card=card, sources=sources_read)
     return save_bundle(
         directory,
         model=model,

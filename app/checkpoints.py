@@ -168,10 +168,10 @@ def find_llama(llama_dir: str | os.PathLike[str], *, llama_type: str | None = No
     if llama_type:
         folder = root / llama_type
         if not folder.is_dir():
-            raise CheckpointError(
-                f"`{root}` has no sub-folder `{llama_type}`",
-                hint=f"as --llama-type there {_enumerate(models)}" if models else "see --llama-dir and --llama-type",
-            )
+            hint = f"as --llama-type there {_enumerate(models)}" if models else "see --llama-dir and --llama-type"
+            if _form_of(root) is not None:
+                hint = "that folder is a model itself: leave out --llama-type"
+            raise CheckpointError(f"`{root}` has no sub-folder `{llama_type}`", hint=hint)
     elif _form_of(root) is None and len(models) == 1:
         folder = root / models[0]
     else:

@@ -177,7 +177,9 @@ def _add_answering(parser: Parser) -> None:
         "--format", choices=("text", "jsonl"), help="on stdout (default: text on a terminal, jsonl in a pipe)"
     )
     output.add_argument("--profile", action="store_true", help="print stage times on stderr; waits for the device")
-    output.add_argument("--quiet", action="store_true", help="no progress and no notes on stderr")
+    output.add_argument(
+        "--quiet", action="store_true", help="no progress and no notes on stderr; errors that no record holds are told"
+    )
 
 
 def _default(text: str = "") -> str:

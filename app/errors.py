@@ -77,6 +77,11 @@ RULES: Mapping[str, Rule] = {
     "builtins.OSError": Rule(
         exit_code=Exit.FAILED, http_status=500, hint="check the path, its permissions and the disk"
     ),
+    "builtins.ModuleNotFoundError": Rule(
+        exit_code=Exit.FAILED,
+        http_status=500,
+        hint="the packages are in the project's environment: run `make demo` once, then `source .venv/bin/activate`",
+    ),
     # The reader of a pipe (`head`) has what it wanted.
     "builtins.BrokenPipeError": Rule(exit_code=Exit.OK, http_status=500),
     "builtins.KeyboardInterrupt": Rule(exit_code=Exit.INTERRUPTED, http_status=503),

@@ -326,3 +326,18 @@ def test_a_place_without_a_bundle_is_told(tmp_path: Path) -> None:
         load_bundle(tmp_path / "absent")
     with pytest.raises(CheckpointError, match="is no model bundle: it is a file"):
         load_bundle(PICTURE)
+
+
+def test_a_source_whose_name_promises_another_digest_is_not_converted(tmp_path: Path) -> None:
+    adapter = tmp_path / f"{'0' * 64}_BIAS-7B.pth"
+    adapter.write_bytes((GOLDEN / "adapters/BIAS-TINY.pth").read_bytes())
+    sources = ModelSources(
+        llama_dir=GOLDEN / "LLaMA",
+        llama_type="TINY",
+        adapter=adapter,
+        clip=GOLDEN / "CLIP/tiny-vit-torchscript.pt",
+        visual_heads=4,
+    )
+    with pytest.raises(CheckpointError, match="its name promises another one"):
+        convert(sources, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()

@@ -160,3 +160,10 @@ def test_an_adapter_put_together_from_two_is_told(tmp_path: Path) -> None:
         CheckpointError, match="makes 10 visual queries of width 32, and its LLaMA part reads 10 of width 64"
     ):
         assemble_sources(sources(adapter=edited_adapter(tmp_path, narrow)))
+
+
+@pytest.mark.parametrize("folder", ["LLaMA/TINY", "LLaMA-HF/TINY"])
+def test_a_model_folder_with_a_type_besides_is_told_to_leave_the_type_out(folder: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        find_llama(GOLDEN / folder, llama_type="7B")
+    assert "leave out --llama-type" in caught.value.hint
