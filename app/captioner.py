@@ -243,11 +243,11 @@ class Captioner:
         """
         if self._is_running:
             raise RuntimeError("This Captioner is still answering another call: read its stream to the end or close it")
-        self._is_running = True
-        clock = clock or StageClock()
         choices = _as_choices(choices)
-        self._engine.timer = clock
         source = iter(items)
+        clock = clock or StageClock()
+        self._engine.timer = clock
+        self._is_running = True
         in_flight: dict[int, _Conversation] = {}
         exhausted = False
         try:

@@ -14,6 +14,7 @@ from PIL import Image
 from app import Answer, Captioner, RawPrompt, TextDelta
 from app.captioner import work_items
 from app.clock import STAGES
+from llm.engine.sampling_params import SamplingParams
 from llm.errors import DeviceError, PromptTooLongError
 from llm.prompt import format_prompt
 from tests.app.golden import GOLDEN, model_options
@@ -200,6 +201,8 @@ def test_a_second_call_is_refused_while_a_stream_is_open_and_the_stream_goes_on(
     assert isinstance(events[-1], Answer)
     assert events[-1].token_ids == whole.token_ids
     captioner.stream(PICTURES[:1])  # never begun: it is in nobody's way
+    with pytest.raises(ValueError, match="two different"):
+        list(captioner.run([], sampling=SamplingParams(), choices=["one"]))  # nor is one that could not begin
     assert captioner.generate(PICTURES[:1], max_new_tokens=8)[0].token_ids == whole.token_ids
 
 
