@@ -96,7 +96,18 @@ class LlamaFolder:
 
     folder: Path
     form: Literal["meta", "huggingface"]
-    tokenizer: Path
+    tokenizer: Path | None  # None where there is none in it or beside it
+
+    def require_tokenizer(self) -> Path:
+        """The tokenizer's file; raises CheckpointError where there is none."""
+        if self.tokenizer is not None:
+            return self.tokenizer
+        only_fast = (self.folder / "tokenizer.json").is_file()
+        raise CheckpointError(
+            f"There is no tokenizer.model in `{self.folder}` or in the folder above it"
+            + (", only a tokenizer.json" if only_fast else ""),
+            hint="copy the `tokenizer.model` that came with the LLaMA weights there",
+        )
 
 
 def assemble_sources(sources: ModelSources, *, dtype: torch.dtype = torch.float32) -> LoadedModel:
@@ -115,7 +126,8 @@ def stream_sources(sources: ModelSources, *, dtype: torch.dtype) -> tuple[Loaded
     All checks are made before the first tensor.
     """
     place = find_llama(sources.llama_dir, llama_type=sources.llama_type)
-    tokenizer = Tokenizer.load(place.tokenizer)
+    tokenizer_file = place.require_tokenizer()
+    tokenizer = Tokenizer.load(tokenizer_file)
     adapter = open_adapter(sources.adapter)
     clip = find_clip(sources.clip, adapter)
     llama = open_llama(place)
@@ -133,7 +145,7 @@ def stream_sources(sources: ModelSources, *, dtype: torch.dtype) -> tuple[Loaded
     check_halves(vision_config, decoder_config, adapter=adapter.name)
     files = [
         *(SourceFile(role="llama", path=path) for path in llama.files),
-        SourceFile(role="tokenizer", path=str(place.tokenizer)),
+        SourceFile(role="tokenizer", path=str(tokenizer_file)),
         SourceFile(role="adapter", path=adapter.name, sha256=adapter_digest),
     ]
     if clip is not None and not adapter.clip:
@@ -156,7 +168,7 @@ def stream_sources(sources: ModelSources, *, dtype: torch.dtype) -> tuple[Loaded
 def find_llama(llama_dir: str | os.PathLike[str], *, llama_type: str | None = None) -> LlamaFolder:
     """Find the LLaMA folder and its tokenizer: `llama_dir` itself, its sub-folder `llama_type`, or its only model.
 
-    Raises CheckpointError if there is no such folder, or no tokenizer in it or beside it.
+    Raises CheckpointError if there is no such folder.
     """
     root = Path(llama_dir)
     if not root.is_dir():
@@ -185,14 +197,9 @@ def find_llama(llama_dir: str | os.PathLike[str], *, llama_type: str | None = No
             hint = "it has the weights, but their params.json is missing; copy it too"
         raise CheckpointError(f"`{folder}` is no LLaMA folder", hint=hint)
     beside = folder if folder == root else root
-    for candidate in (folder / "tokenizer.model", beside / "tokenizer.model", folder.parent / "tokenizer.model"):
-        if candidate.is_file():
-            return LlamaFolder(folder=folder, form=form, tokenizer=candidate)
-    only_fast = (folder / "tokenizer.json").is_file()
-    raise CheckpointError(
-        f"There is no tokenizer.model in `{folder}` or beside it" + (", only a tokenizer.json" if only_fast else ""),
-        hint="copy the `tokenizer.model` that came with the LLaMA weights there",
-    )
+    candidates = (place / "tokenizer.model" for place in (folder, beside, folder.parent))
+    tokenizer = next((candidate for candidate in candidates if candidate.is_file()), None)
+    return LlamaFolder(folder=folder, form=form, tokenizer=tokenizer)
 
 
 def open_llama(place: LlamaFolder) -> LlamaSource:

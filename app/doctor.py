@@ -97,7 +97,7 @@ def _diagnose_sources(sources: "ModelSources") -> Iterator[Finding]:
     place = report.attempt("llama", lambda: find_llama(sources.llama_dir, llama_type=sources.llama_type))
     tokenizer = llama = None
     if place is not None:
-        tokenizer = report.attempt("tokenizer", lambda: Tokenizer.load(place.tokenizer))
+        tokenizer = report.attempt("tokenizer", lambda: Tokenizer.load(place.require_tokenizer()))
         llama = report.attempt("llama", lambda: open_llama(place))
     adapter = report.attempt("adapter", lambda: open_adapter(sources.adapter))
     clip: ClipSource | None = None
@@ -269,7 +269,10 @@ def _check_claimed_digest(adapter: "AdapterFile") -> Iterator[Finding]:
 def _check_listed_digests(place: "LlamaFolder") -> Iterator[Finding]:
     """Meta ships MD5 sums beside its weights."""
     listed: list[tuple[Path, str]] = []
-    for checklist in (place.folder / "checklist.chk", place.tokenizer.parent / "tokenizer_checklist.chk"):
+    checklists = [place.folder / "checklist.chk"]
+    if place.tokenizer is not None:
+        checklists.append(place.tokenizer.parent / "tokenizer_checklist.chk")
+    for checklist in checklists:
         if checklist.is_file():
             for line in checklist.read_text(encoding="utf-8", errors="replace").splitlines():
                 digest, _, name = line.strip().partition(" ")

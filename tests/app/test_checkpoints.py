@@ -130,11 +130,11 @@ def test_what_is_wrong_with_the_places_is_told(changes: dict[str, Any], message:
 
 def test_a_llama_without_tokenizer_is_told(tmp_path: Path) -> None:
     shutil.copytree(LLAMA / "TINY", tmp_path / "deep" / "TINY")
-    with pytest.raises(CheckpointError, match=r"There is no tokenizer\.model in .* or beside it$"):
-        find_llama(tmp_path / "deep", llama_type="TINY")
+    with pytest.raises(CheckpointError, match=r"There is no tokenizer\.model in .* or in the folder above it$"):
+        find_llama(tmp_path / "deep", llama_type="TINY").require_tokenizer()
     (tmp_path / "deep" / "TINY" / "tokenizer.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"only a tokenizer\.json"):
-        find_llama(tmp_path / "deep", llama_type="TINY")
+        find_llama(tmp_path / "deep", llama_type="TINY").require_tokenizer()
 
 
 def test_weights_without_params_are_told(tmp_path: Path) -> None:

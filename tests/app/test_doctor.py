@@ -244,3 +244,20 @@ def test_a_second_package_named_llm_is_warned_of(monkeypatch: pytest.MonkeyPatch
 def test_a_place_without_a_model_is_told(tmp_path: Path) -> None:
     [finding] = errors(tmp_path / "absent")
     assert "is no model bundle: it does not exist" in finding.sentence
+
+
+def test_a_missing_tokenizer_does_not_keep_the_tensors_from_being_checked(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "LLaMA/TINY", tmp_path / "LLaMA/TINY")
+    sources = ModelSources(
+        llama_dir=tmp_path / "LLaMA",
+        llama_type="TINY",
+        adapter=GOLDEN / "adapters/BIAS-TINY.pth",
+        clip=GOLDEN / "CLIP/tiny-vit-torchscript.pt",
+        visual_heads=4,
+    )
+    findings = diagnose(sources)
+    (error,) = (finding for finding in findings if finding.level == "error")
+    assert error.what == "tokenizer"
+    assert "no tokenizer.model" in error.sentence
+    assert any("none missing or unknown" in finding.sentence for finding in findings)
+    assert any("fit this LLaMA" in finding.sentence for finding in findings)
