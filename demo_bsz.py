@@ -94,7 +94,7 @@ def main() -> int:
         raise UsageError(f"INFER_LOOP must be at least 1, got {options.infer_loop}")
     sampling = settings(SamplingParams, {"max_new_tokens": options.max_new_tokens})
 
-    from app.answering import one_line
+    from app.answering import EMBEDDED_NOTE, is_sample, one_line
     from app.captioner import Captioner
     from app.inputs import expand_inputs
 
@@ -118,6 +118,8 @@ def main() -> int:
         raise UsageError(f"IMG_SIZE must be {captioner.image_size}, the size the model takes, got {options.img_size}")
     inputs = list(expand_inputs([options.pic_file_path]))
     pictures = [picture.source_path for picture in inputs]
+    if spec.is_embedded and not all(map(is_sample, pictures)):
+        print(EMBEDDED_NOTE, file=sys.stderr)
     asked = {
         "prompts": options.prompt if options.question is None else options.question,
         "choices": options.choices,

@@ -34,7 +34,7 @@ from app.resources import sample_pictures
 from app.spec import CaptionerSpec
 from llm.engine.sampling_params import SamplingParams
 
-_EMBEDDED_NOTE = (
+EMBEDDED_NOTE = (
     "note: the embedded model knows drawn shapes and nothing else; for photographs pass --model, "
     "or --llama-dir, --adapter and --clip"
 )
@@ -102,15 +102,15 @@ def run_job(job: Job) -> int:
         interruption = stack.enter_context(_Interruption())
 
         def items() -> Iterator[WorkItem]:
-            is_noted = job.spec.model is not None or job.spec.llama_dir is not None
+            is_noted = not job.spec.is_embedded
             inputs = expand_inputs(job.pictures, recursive=job.recursive)
             for index, picture in enumerate(inputs):
                 if interruption.requested:
                     return
                 if scribe.has_answer(picture):
                     continue
-                if not is_noted and not _is_sample(picture.source_path):
-                    scribe.say(_EMBEDDED_NOTE)
+                if not is_noted and not is_sample(picture.source_path):
+                    scribe.say(EMBEDDED_NOTE)
                     is_noted = True
                 yield WorkItem(index=index, picture=picture.source_path, label=picture.label, prompt=prompt)
 
@@ -354,7 +354,8 @@ def _file_digest(path: str) -> str | None:
         return None
 
 
-def _is_sample(path: str) -> bool:
+def is_sample(path: str) -> bool:
+    """Whether a picture is one of those that the embedded model comes with."""
     try:
         return Path(path).resolve().is_relative_to(sample_pictures().resolve())
     except (OSError, ValueError):

@@ -140,6 +140,8 @@ class Captioner:
         self._vision, self._engine = vision, engine
         self._request_ids = itertools.count()
         self._is_running = False
+        # Who trained on OpenCV's order of colours read with OpenCV, which gives plain colours before any resizing.
+        self._convert: Literal["last", "first"] = "first" if spec.channel_order == "bgr" else "last"
         self._encoded_prompts: dict[tuple[Prompt, tuple[str, ...] | None], _EncodedPrompt] = {}
 
     @classmethod
@@ -292,7 +294,7 @@ class Captioner:
             try:
                 loaded = load_picture(item.picture, orientation=self.spec.exif)
                 conversation.digest = loaded.digest
-                pixels.append(preprocess(loaded.image, size=self.image_size))
+                pixels.append(preprocess(loaded.image, size=self.image_size, convert=self._convert))
             except PictureError as error:
                 conversation.digest = conversation.digest or error.digest
                 errors.append(_failed(conversation, AnswerError(code=error.code, message=error.message)))

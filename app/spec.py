@@ -25,6 +25,11 @@ class CaptionerSpec:
     exif: Orientation = "upright"
     batch_size: int = DEFAULT_BATCH_SIZE
 
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the embedded model is meant."""
+        return self.model is None and self.llama_dir is None
+
     def __post_init__(self) -> None:
         for name in ("model", "llama_dir", "llama_type", "adapter", "clip"):
             if getattr(self, name) == "":

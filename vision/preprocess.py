@@ -1,6 +1,6 @@
 """A decoded picture -> 224 x 224 RGB bytes. The only place with pixel arithmetic on the host."""
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ MAX_ASPECT_RESIZED_WHOLE: Final = 64
 _EVERYDAY_MODE: Final = {"La": "LA", "PA": "RGBA", "RGBa": "RGBA"}
 
 
-def preprocess(image: Image.Image, *, size: int = 224) -> NDArray[np.uint8]:
+def preprocess(image: Image.Image, *, size: int = 224, convert: Literal["last", "first"] = "last") -> NDArray[np.uint8]:
     """CLIP's transform up to the tensor: resize the shorter side to `size`, crop the centre, convert to RGB.
 
     Returns (size, size, 3) uint8, contiguous, R G B in 0..255; division and normalisation belong to the encoder.
@@ -24,7 +24,12 @@ def preprocess(image: Image.Image, *, size: int = 224) -> NDArray[np.uint8]:
     Equal to CLIP's own transform with the installed Pillow (bicubic, antialiased, resized and cropped in the picture's
     own mode, converted last): alpha weighs in the resampling and is then dropped, palette and 1-bit pictures are
     resampled with nearest neighbour. Pillow 13 changed the order of the two passes for some tall pictures, so another
-    Pillow may give other last bits. Two departures, where CLIP's transform fails its user:
+    Pillow may give other last bits.
+
+    `convert="first"` goes to RGB before resizing, as programs do that read with OpenCV: the released adapters were
+    trained so. It differs for transparent, palette and 1-bit pictures: alpha is dropped at once and does not weigh in.
+
+    Two departures, where CLIP's transform fails its user:
 
     - more than 8 bits per value are scaled, where Pillow clips at 255: 16 bits keep their high byte, as Pillow does
       for 16-bit RGB. 32-bit integers count as 8 bits if they fit, else as 16; floats as 0..1 if they fit, else 0..255
@@ -39,7 +44,8 @@ def preprocess(image: Image.Image, *, size: int = 224) -> NDArray[np.uint8]:
     except Exception as error:
         raise PictureError("truncated", f"Wanted a decoded picture, but decoding fails: {error}") from error
     try:
-        cropped = _resized_and_cropped(_with_everyday_mode(image), size=size)
+        everyday = _with_everyday_mode(image)
+        cropped = _resized_and_cropped(everyday.convert("RGB") if convert == "first" else everyday, size=size)
         return np.array(cropped.convert("RGB"), dtype=np.uint8, order="C")
     except PictureError:
         raise

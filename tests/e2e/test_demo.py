@@ -190,3 +190,14 @@ def test_without_any_variable_the_embedded_model_captions_the_sample_pictures() 
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("[result]: ") >= 25
     assert "error" not in ran.stdout
+
+
+def test_the_embedded_model_says_what_it_knows_when_it_is_shown_other_pictures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for place, is_told in ((picture(), True), (str(ROOT / "assets/pictures/12-red-star.jpg"), False)):
+        monkeypatch.setattr(sys, "argv", ["demo_bsz.py", "--pic-file-path", place, "--infer-loop", "1"])
+        assert run_guarded(demo_bsz.main) == 0
+        assert ("knows drawn shapes and nothing else" in capsys.readouterr().err) is is_told

@@ -34,6 +34,7 @@ def rows() -> Iterator[tuple[str, str]]:
             f"visual query, {adapter}",
             f"{max_difference(ours, golden_tensors(f'vision_{adapter}')['visual_query']):.1e}",
         )
+    yield "visual query, BIAS-TINY, read as by OpenCV (bgr), 9 pictures", f"{opencv_difference():.1e}"
     for kind in ("bias", "lora", "caption", "trainckpt"):
         pairs = [pair for name in WITH_STEPS if name.startswith(kind) for pair in logits_along(GENERATE[name])]
         worst = max(max_difference(ours, theirs) for ours, theirs in pairs)
@@ -56,6 +57,13 @@ def pixel_difference() -> int:
         ours = preprocess(load_picture(GOLDEN / "images" / picture, orientation="ignore").image)
         differences.append(np.abs(ours.astype(int) - pixels([picture])[0].numpy().astype(int)).max())
     return int(max(differences))
+
+
+def opencv_difference() -> float:
+    encoder = model("BIAS-TINY", channel_order="bgr").encoder
+    read = [load_picture(GOLDEN / "images" / picture, orientation="upright").image for picture in PICTURES]
+    ours = encoder(torch.from_numpy(np.stack([preprocess(image, convert="first") for image in read])))
+    return max_difference(ours, golden_tensors("vision_BIAS-TINY")["visual_query_opencv_style"])
 
 
 def corner_difference() -> float:

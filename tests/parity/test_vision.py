@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from tests.parity.golden import ADAPTERS, PICTURES, max_difference, model, pixels, tensors
+from tests.parity.golden import ADAPTERS, GOLDEN, PICTURES, max_difference, model, pixels, tensors
+from vision.image import load_picture
+from vision.preprocess import preprocess
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
@@ -43,14 +45,14 @@ def test_every_stage_inside_the_encoder_equals_the_reference() -> None:
         assert max_difference(seen[name][: len(expected)], expected) < 2e-5, name
 
 
-def test_bgr_order_equals_the_reference_fed_as_by_opencv() -> None:
-    # The OpenCV rows were made from upright pictures: leave out the one with an EXIF orientation.
+@pytest.mark.parametrize("picture", PICTURES)
+def test_bgr_order_equals_the_reference_fed_as_by_opencv(picture: str) -> None:
+    """Upright, converted to RGB before resizing, channels reversed: as the released adapters were trained."""
     encoder = model("BIAS-TINY", channel_order="bgr").encoder
-    golden = tensors("vision_BIAS-TINY")["visual_query_opencv_style"]
-    # Palette, alpha and grey sources were converted before resizing there; the plain RGB ones can be compared.
-    for picture in ("exact_224x224.jpg", "gradient_640x360.png", "noise_128x96.png", "shapes_200x300.jpg"):
-        ours = encoder(pixels([picture]))[0]
-        assert max_difference(ours, golden[PICTURES.index(picture)]) < 2e-5, picture
+    image = load_picture(GOLDEN / "images" / picture, orientation="upright").image
+    ours = encoder(torch.from_numpy(preprocess(image, convert="first"))[None])[0]
+    golden = tensors("vision_BIAS-TINY")["visual_query_opencv_style"][PICTURES.index(picture)]
+    assert max_difference(ours, golden) < 2e-5
 
 
 def test_pixels_may_come_as_bytes_or_as_floats() -> None:
