@@ -267,10 +267,10 @@ class RunManifest:
     versions: dict[str, str]  # python, torch, ...: given by the caller, so that this module imports none of them
     started_at: str = field(default_factory=_now)
     ended_at: str | None = None  # None: still running, or it was killed
-    counts: dict[str, int] = field(default_factory=dict)  # records by finish
+    counts: dict[str, int] = field(default_factory=dict)  # answers of this run by finish
 
     def count(self, record: Record) -> None:
-        """Take one written record into the counts."""
+        """Take one answer into the counts, also one that the file holds already (a failure that came again)."""
         self.counts[record["finish"]] = self.counts.get(record["finish"], 0) + 1
 
     def end(self) -> None:
