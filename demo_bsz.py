@@ -4,18 +4,24 @@ Every variable can be set in the environment or as a flag; without any, the embe
 pictures. The guide's demo generates one token, for a yes/no question: `--question "..." --choices Yes,No` asks that.
 """
 
+import argparse
 import dataclasses
 import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from app.cli import Parser, parse_choices, parse_text, settings
 from app.errors import Exit, UsageError, run_guarded
 from app.report import Tally, make_report
 from app.resources import sample_pictures
 from app.spec import CaptionerSpec
+from app.startup import defer_device_extensions
 from llm.engine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from app.captioner import Captioner
 
 # Fields of the spec that are variables here.
 VARIABLES = {"batch_size": "BATCH_SIZE", "llama_dir": "LLAMA_DIR", "clip": "CLIP_DIR", "adapter": "BIAS_DIR"}
@@ -35,7 +41,9 @@ def parser() -> Parser:
     variable("BATCH_SIZE", 5, "pictures computed together (default: 5)")
     variable("INFER_LOOP", 5, "timed trials over all pictures (default: 5)")
     variable("LLAMA_DIR", None, "folder with tokenizer.model and a sub-folder of LLaMA weights")
-    variable("CLIP_DIR", None, "CLIP weights (ViT-L-14.pt), or a folder that holds exactly one such file")
+    variable(
+        "CLIP_DIR", None, "exported encoder (.om, .onnx) or CLIP weights (ViT-L-14.pt), or a folder with exactly one"
+    )
     variable("BIAS_DIR", None, "adapter (BIAS-7B.pth), or a folder that holds exactly one")
     variable("PIC_FILE_PATH", os.path.relpath(sample_pictures()), "picture, or folder of pictures of any name")
     parser.add_argument("--llama-type", help="sub-folder of LLAMA_DIR (default: the only one with weights, or 7B)")
@@ -50,6 +58,11 @@ def parser() -> Parser:
     parser.add_argument(
         "--channel-order", choices=("auto", "rgb", "bgr"), default="auto", help="trained order of colours"
     )
+    parser.add_argument("--vision", choices=("torch", "onnx", "om"), help="what runs the encoder (default: by CLIP_DIR)")
+    parser.add_argument("--encoder", help="exported encoder, if CLIP_DIR names CLIP weights or nothing")
+    parser.add_argument("--encoder-process", action="store_true", help="run an exported encoder in its own process")
+    parser.add_argument("--mode", default=CaptionerSpec().mode, help="eager, or a graph mode (default: %(default)s)")
+    parser.add_argument("--operators", choices=("auto", "aten"), default="auto", help="(default: %(default)s)")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
@@ -65,6 +78,13 @@ def only_file(place: str | None, suffixes: tuple[str, ...], *, name: str) -> str
             f"{name} must hold exactly one {' or '.join(suffixes)} file, `{place}` has {found}", hint="name the file"
         )
     return files[0]
+
+
+def clip_or_encoder(place: str | None) -> dict[str, str | None]:
+    """The guide's CLIP_DIR is an OM file; CLIP's weights, which other demos want there, are understood too."""
+    file = only_file(place, (".om", ".onnx", ".pt", ".safetensors"), name="CLIP_DIR")
+    is_encoder = file is not None and file.endswith((".om", ".onnx"))
+    return {"encoder" if is_encoder else "clip": file}
 
 
 def llama_type(llama_dir: str | None) -> str | None:
@@ -88,37 +108,53 @@ def numbered_device(number: int) -> str:
 
 
 def main() -> int:
-    """Load, warm up, run the trials, print results and times."""
+    """Read the variables, load the model, run the trials."""
+    defer_device_extensions()
     options = parser().parse_args()
     if options.infer_loop < 1:
         raise UsageError(f"INFER_LOOP must be at least 1, got {options.infer_loop}")
     sampling = settings(SamplingParams, {"max_new_tokens": options.max_new_tokens})
 
-    from app.answering import EMBEDDED_NOTE, is_sample, one_line
     from app.captioner import Captioner
-    from app.inputs import expand_inputs
 
+    picture_half = clip_or_encoder(options.clip_dir)
+    if options.encoder is not None:
+        if picture_half.get("encoder") is not None:
+            raise UsageError(f"CLIP_DIR names an encoder, `{picture_half['encoder']}`, and so does --encoder")
+        picture_half["encoder"] = options.encoder
     spec = settings(
         CaptionerSpec,
         {
             "llama_dir": options.llama_dir,
             "llama_type": llama_type(options.llama_dir) if options.llama_type is None else options.llama_type,
-            "clip": only_file(options.clip_dir, (".pt", ".safetensors"), name="CLIP_DIR"),
+            **picture_half,
+            "vision": options.vision,
+            "encoder_process": options.encoder_process,
             "adapter": only_file(options.bias_dir, (".pth",), name="BIAS_DIR"),
             "visual_heads": options.visual_heads,
             "channel_order": options.channel_order,
             "device": numbered_device(options.device_id) if options.device is None else options.device,
             "dtype": options.dtype,
+            "mode": options.mode,
+            "operators": options.operators,
             "batch_size": options.batch_size,
         },
         shown=VARIABLES,
     )
-    captioner = Captioner.load(**dataclasses.asdict(spec))
+    with Captioner.load(**dataclasses.asdict(spec)) as captioner:
+        return run_trials(captioner, options, sampling)
+
+
+def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: SamplingParams) -> int:
+    """Warm up, run the trials, print results and times; returns the exit code."""
+    from app.answering import EMBEDDED_NOTE, is_sample, one_line
+    from app.inputs import expand_inputs
+
     if options.img_size != captioner.image_size:
         raise UsageError(f"IMG_SIZE must be {captioner.image_size}, the size the model takes, got {options.img_size}")
     inputs = list(expand_inputs([options.pic_file_path]))
     pictures = [picture.source_path for picture in inputs]
-    if spec.is_embedded and not all(map(is_sample, pictures)):
+    if captioner.spec.is_embedded and not all(map(is_sample, pictures)):
         print(EMBEDDED_NOTE, file=sys.stderr)
     asked = {
         "prompts": options.prompt if options.question is None else options.question,
@@ -142,6 +178,7 @@ def main() -> int:
     report = make_report(
         tally,
         stages_s=clock.seconds,
+        device_stages_s=clock.device_seconds,
         wall_s=total_s,
         model=captioner.info,
         batch_size=options.batch_size,

@@ -92,7 +92,7 @@ def run_job(job: Job) -> int:
     with ExitStack() as stack:
         # Before the model is loaded, which may take minutes: a place that cannot be written shows at once.
         record_file = stack.enter_context(RecordWriter(job.out)) if job.out is not None else None
-        captioner = Captioner.load(**dataclasses.asdict(job.spec))
+        captioner = stack.enter_context(Captioner.load(**dataclasses.asdict(job.spec)))
         question = job.question
         prompt = question.prompt(captioner.info.default_prompt)
         captioner.check_prompt(prompt, question.choices)
@@ -124,6 +124,7 @@ def run_job(job: Job) -> int:
         report = make_report(
             scribe.tally,
             stages_s=clock.seconds,
+            device_stages_s=clock.device_seconds,
             wall_s=wall_s,
             model=captioner.info,
             batch_size=captioner.spec.batch_size,
@@ -319,6 +320,7 @@ def one_line(text: str) -> str:
 
 def _settings(job: Job, captioner: Captioner) -> dict[str, Any]:
     """What an answer depends on beside picture, prompt and model."""
+    is_exported = captioner.spec.vision != "torch"  # in its own precision, so that answers may differ
     return {
         **dataclasses.asdict(job.sampling),
         "choices": None if job.question.choices is None else list(job.question.choices),
@@ -328,6 +330,7 @@ def _settings(job: Job, captioner: Captioner) -> dict[str, Any]:
         "dtype": captioner.info.dtype,
         "context": captioner.info.context,
         "channel_order": captioner.spec.channel_order,
+        **({"vision": captioner.spec.vision} if is_exported else {}),
     }
 
 
@@ -339,6 +342,7 @@ def _resolved(captioner: Captioner) -> dict[str, Any]:
         "name": info.name,
         "device": info.device,
         "dtype": info.dtype,
+        "operators": info.operators,
         "context": info.context,
     }
 

@@ -1,34 +1,68 @@
 """The composition root: from a spec to a captioner. Whatever is `auto` or left open is settled here, once."""
 
 import dataclasses
+from contextlib import ExitStack, closing
 
 from app.bundle import load_bundle
 from app.captioner import Captioner, ModelInfo
 from app.checkpoints import LoadedModel, ModelSources, assemble_sources
+from app.encoders import check_card, check_sizes, encoder_spec, om_card
 from app.resources import embedded_model
 from app.spec import CaptionerSpec
 from llm.engine.engine import Engine
 from llm.load import open_executor
-from llm.runtime.backend import Backend, open_backend, resolve_dtype
+from llm.runtime.backend import Backend, open_backend, resolve_dtype, resolve_mode
+from vision.backends.base import VisionBackend
+from vision.backends.open import open_encoder
 from vision.backends.torch import TorchVisionBackend
+from vision.card import EncoderCard
 from vision.encoder import encoder_from_state
 
 
 def assemble(spec: CaptionerSpec) -> Captioner:
     """Load the model of `spec` onto its device.
 
-    Raises DeviceError, CheckpointError and VisionCheckpointError; the errors say what to do.
+    Raises DeviceError, CheckpointError, VisionCheckpointError and EncoderError; the errors say what to do.
     """
     backend = open_backend(spec.device)
-    model = load_model(spec, backend=backend)
+    mode = resolve_mode(spec.mode, backend=backend)
+    with ExitStack() as stack:
+        vision: VisionBackend | None = None
+        card: EncoderCard | None = None
+        if spec.vision_kind == "onnx":
+            vision = onnx = stack.enter_context(closing(open_encoder(encoder_spec(spec, device_id=0))))
+            card = onnx.card
+        elif spec.vision_kind == "om":
+            card = om_card(spec)
+        model = load_model(spec, backend=backend, encoder=card)
+        if card is not None:
+            check_card(card, model, spec=spec)
+        executor = open_executor(
+            model.decoder_config,
+            model.decoder_state,
+            backend=backend,
+            num_slots=spec.batch_size,
+            mode=mode,
+            operators=spec.operators,
+        )
+        if spec.vision_kind == "torch":
+            vision = TorchVisionBackend(
+                encoder_from_state(model.vision_config, model.vision_state), device=backend.device
+            )
+        elif vision is None:
+            # Last of all: the decoder's device and streams have to be there before the OM's own context.
+            device_id = backend.device.index or 0
+            vision = stack.enter_context(closing(open_encoder(encoder_spec(spec, device_id=device_id))))
+        check_sizes(vision, model, spec=spec)
+        stack.pop_all()
     spec = dataclasses.replace(
         spec,
+        vision=spec.vision_kind,
         device=str(backend.device),
+        mode=mode,
         context=model.decoder_config.context,
         channel_order=model.vision_config.channel_order,
     )
-    encoder = encoder_from_state(model.vision_config, model.vision_state)
-    executor = open_executor(model.decoder_config, model.decoder_state, backend=backend, num_slots=spec.batch_size)
     return Captioner(
         spec=spec,
         info=ModelInfo(
@@ -36,18 +70,22 @@ def assemble(spec: CaptionerSpec) -> Captioner:
             digest=model.digest,
             device=backend.name,
             dtype=spec.dtype,
+            vision=vision.name,
+            mode=mode,
+            operators=executor.operators.name,
             context=model.decoder_config.context,
             default_prompt=model.prompt,
         ),
-        vision=TorchVisionBackend(encoder, device=backend.device),
+        vision=vision,
         engine=Engine(executor, eos_id=model.tokenizer.eos_id),
         tokenizer=model.tokenizer,
         synchronise=backend.synchronise,
+        mark=backend.mark,
     )
 
 
-def load_model(spec: CaptionerSpec, *, backend: Backend) -> LoadedModel:
-    """The weights of `spec` on the CPU, in its dtype."""
+def load_model(spec: CaptionerSpec, *, backend: Backend, encoder: EncoderCard | None = None) -> LoadedModel:
+    """The weights of `spec` on the CPU, in its dtype; with an exported `encoder`, the picture half may be absent."""
     dtype = resolve_dtype(spec.dtype, backend=backend)
     if spec.llama_dir is None:
         return load_bundle(
@@ -55,6 +93,7 @@ def load_model(spec: CaptionerSpec, *, backend: Backend) -> LoadedModel:
             dtype=dtype,
             context=spec.context,
             channel_order=None if spec.channel_order == "auto" else spec.channel_order,
+            cast_vision=spec.vision_kind == "torch",
         )
     assert spec.adapter is not None, "the spec checks that an adapter goes with llama_dir"
     sources = ModelSources(
@@ -66,4 +105,4 @@ def load_model(spec: CaptionerSpec, *, backend: Backend) -> LoadedModel:
         channel_order=spec.channel_order,
         context=spec.context,
     )
-    return assemble_sources(sources, dtype=dtype)
+    return assemble_sources(sources, dtype=dtype, encoder=encoder)

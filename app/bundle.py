@@ -173,11 +173,13 @@ def load_bundle(
     dtype: torch.dtype | None = None,
     context: int | None = None,
     channel_order: ChannelOrder | None = None,
+    cast_vision: bool = True,
 ) -> LoadedModel:
     """Load a bundle as memory-mapped tensors; without `dtype` in its own precision, else cast where they differ.
 
-    `context` and `channel_order` replace the bundle's own. Sizes of files, names, shapes and types of tensors are
-    checked, digests are not (see `app.doctor`). Raises CheckpointError if the bundle is missing or damaged.
+    Without `cast_vision` the picture half stays as it is stored: for use beside an exported encoder. `context` and
+    `channel_order` replace the bundle's own. Sizes of files, names, shapes and types of tensors are checked, digests
+    are not (see `app.doctor`). Raises CheckpointError if the bundle is missing or damaged.
     """
     place = Path(directory)
     manifest = read_manifest(place)
@@ -187,7 +189,7 @@ def load_bundle(
     states = {}
     for file, wanted in ((VISION, expected_shapes(vision)), (LLM, expected_shapes(decoder))):
         states[file] = read_state(place / file, wanted=wanted, stored=stored)
-        if dtype is not None and dtype != stored:
+        if dtype not in (None, stored) and (cast_vision or file != VISION):
             states[file] = {key: tensor.to(dtype) for key, tensor in states[file].items()}
     tokenizer = Tokenizer.load(place / TOKENIZER)
     if tokenizer.vocab_size != decoder.vocab_size:

@@ -7,11 +7,11 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
-from app.clock import StageClock
+from app.clock import Mark, StageClock
 from app.spec import CaptionerSpec
 from llm.engine.engine import Engine
 from llm.engine.sampling_params import SamplingParams
@@ -45,6 +45,9 @@ class ModelInfo:
     digest: str
     device: str
     dtype: str
+    vision: str  # what runs the encoder
+    mode: str  # how the decoder's steps are run
+    operators: str  # what they compute by
     context: int
     default_prompt: str
 
@@ -134,9 +137,10 @@ class Captioner:
         engine: Engine,
         tokenizer: Tokenizer,
         synchronise: Callable[[], None],
+        mark: Callable[[], Mark | None],
     ) -> None:
         self.spec, self.info, self.tokenizer = spec, info, tokenizer
-        self._synchronise = synchronise
+        self._synchronise, self._mark = synchronise, mark
         self._vision, self._engine = vision, engine
         self._request_ids = itertools.count()
         self._is_running = False
@@ -149,8 +153,9 @@ class Captioner:
         """Load a bundle (default: the embedded model) or, with `llama_dir`, checkpoints as users have them.
 
         `options` are the fields of `CaptionerSpec`: llama_dir, llama_type, adapter, clip, visual_heads,
-        channel_order, context, device, dtype, exif, batch_size; None leaves a default. Raises ValueError for
-        options that exclude each other, and the errors listed in app/errors.py for files and devices.
+        channel_order, context, vision, encoder, encoder_process, device, dtype, mode, operators, exif, batch_size;
+        None leaves a default. Raises ValueError for options that exclude each other, and the errors listed in
+        app/errors.py for files and devices.
         """
         from app.assemble import assemble
 
@@ -167,7 +172,17 @@ class Captioner:
 
     def profile_clock(self) -> StageClock:
         """A clock that waits for the device at every boundary; pass it as `clock`."""
-        return StageClock(synchronise=self._synchronise)
+        return StageClock(synchronise=self._synchronise, mark=self._mark)
+
+    def close(self) -> None:
+        """Give back what an exported encoder holds: its device, thread or process. Harmless when repeated."""
+        self._vision.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def generate(
         self,

@@ -24,8 +24,9 @@ from llm.weights.build import decoder_tensors, plan_decoder
 from llm.weights.huggingface import open_huggingface
 from llm.weights.meta import open_meta
 from llm.weights.source import LlamaSource
+from vision.card import EncoderCard
 from vision.config import ChannelOrder, VisionConfig
-from vision.weights import ClipSource, build_vision, open_clip, read_clip
+from vision.weights import ClipSource, build_vision, open_clip, read_clip, read_query
 
 DEFAULT_CONTEXT = 512
 DEFAULT_PROMPT = "Generate caption of this image"  # the instruction of the adapters' caption pre-training
@@ -110,17 +111,23 @@ class LlamaFolder:
         )
 
 
-def assemble_sources(sources: ModelSources, *, dtype: torch.dtype = torch.float32) -> LoadedModel:
+def assemble_sources(
+    sources: ModelSources, *, dtype: torch.dtype = torch.float32, encoder: EncoderCard | None = None
+) -> LoadedModel:
     """Read all parts, merge and fold, and return the state dicts in `dtype` on the CPU.
+
+    With the card of an exported `encoder`, which takes CLIP's place, CLIP may be missing.
 
     Raises `llm.errors.CheckpointError` or `vision.weights.VisionCheckpointError`, in one sentence with a hint, if a
     part is missing, damaged, incomplete, of another kind, or does not fit the others.
     """
-    model, tensors = stream_sources(sources, dtype=dtype)
+    model, tensors = stream_sources(sources, dtype=dtype, encoder=encoder)
     return dataclasses.replace(model, decoder_state=dict(tensors))
 
 
-def stream_sources(sources: ModelSources, *, dtype: torch.dtype) -> tuple[LoadedModel, Iterator[tuple[str, Tensor]]]:
+def stream_sources(
+    sources: ModelSources, *, dtype: torch.dtype, encoder: EncoderCard | None = None
+) -> tuple[LoadedModel, Iterator[tuple[str, Tensor]]]:
     """As `assemble_sources`, with an empty `decoder_state`: its tensors come one by one, for models larger than memory.
 
     All checks are made before the first tensor.
@@ -132,14 +139,17 @@ def stream_sources(sources: ModelSources, *, dtype: torch.dtype) -> tuple[Loaded
     clip = find_clip(sources.clip, adapter)
     llama = open_llama(place)
     channel_order, adapter_digest = resolve_channel_order(sources.channel_order, adapter)
-    vision_config, vision_state = build_vision(
-        adapter.visual,
-        name=adapter.name,
-        clip=clip,
-        visual_heads=sources.visual_heads,
-        channel_order=channel_order,
-        dtype=dtype,
-    )
+    if clip is None and encoder is not None:
+        vision_config, vision_state = _query_alone(adapter, encoder, channel_order=channel_order)
+    else:
+        vision_config, vision_state = build_vision(
+            adapter.visual,
+            name=adapter.name,
+            clip=clip,
+            visual_heads=encoder.vision.query.num_heads if encoder is not None else sources.visual_heads,
+            channel_order=channel_order,
+            dtype=dtype,
+        )
     context = DEFAULT_CONTEXT if sources.context is None else sources.context
     decoder_config = plan_decoder(llama, adapter, vocab_size=tokenizer.vocab_size, context=context)
     check_halves(vision_config, decoder_config, adapter=adapter.name)
@@ -163,6 +173,15 @@ def stream_sources(sources: ModelSources, *, dtype: torch.dtype) -> tuple[Loaded
         merged=("gates", "lora") if adapter.has_lora else ("gates",),
     )
     return model, decoder_tensors(decoder_config, source=llama, adapter=adapter, dtype=dtype)
+
+
+def _query_alone(
+    adapter: AdapterFile, encoder: EncoderCard, *, channel_order: ChannelOrder
+) -> tuple[VisionConfig, dict[str, Tensor]]:
+    """What the adapter's file tells of the picture half: the visual blocks. The rest is known to the encoder."""
+    query, state = read_query(adapter.visual, name=adapter.name, visual_heads=encoder.vision.query.num_heads)
+    config = VisionConfig(clip=encoder.vision.clip, query=query, channel_order=channel_order)
+    return config, {f"query.{name}": tensor for name, tensor in state.items()}
 
 
 def find_llama(llama_dir: str | os.PathLike[str], *, llama_type: str | None = None) -> LlamaFolder:

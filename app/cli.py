@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from app.errors import Exit, UsageError, run_guarded
 from app.spec import CaptionerSpec
+from app.startup import defer_device_extensions
 from llm.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from app.checkpoints import ModelSources
-    from app.doctor import Finding
 
 T = TypeVar("T")
 
@@ -44,8 +44,9 @@ Read LLaMA, adapter and CLIP as they were downloaded, check that they fit togeth
 loads fast: `--model BUNDLE` in the other commands.
 """
 _DOCTOR = """\
-Check this installation and a model, tensor by tensor, and say what is wrong with it. Without model flags the embedded
-model is checked. Exit code 0 when nothing is wrong, else 1.
+Check this installation part by part and a model tensor by tensor, and say what is wrong and what to do. Without model
+flags the embedded model is checked. What the intended use does not need may be absent. Exit code 0 when nothing is
+wrong, else 1.
 """
 
 
@@ -61,6 +62,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. Errors are told on stderr, see app/errors.py."""
+    defer_device_extensions()
     arguments = sys.argv[1:] if arguments is None else arguments
     return run_guarded(lambda: _dispatch(arguments), debug="--debug" in arguments)
 
@@ -105,8 +107,12 @@ def build_parser() -> Parser:
     )
     convert.add_argument("--force", action="store_true", help="replace a bundle that is there already")
 
-    doctor = _command(commands, "doctor", _run_doctor, help="check a model", description=_DOCTOR)
+    doctor = _command(commands, "doctor", _run_doctor, help="check the installation and a model", description=_DOCTOR)
     _add_model(doctor)
+    use = doctor.add_argument_group("intended use", "what is missing for it is an error; without, only for the CPU")
+    use.add_argument("--device", metavar="D", default=SPEC.device, help=_default("cpu, cuda or npu"))
+    use.add_argument("--vision", choices=("torch", "onnx", "om"), default="torch", help=_default("encoder"))
+    doctor.add_argument("--environment", action="store_true", help="only the installation, no model")
     return parser
 
 
@@ -162,9 +168,26 @@ def _add_answering(parser: Parser) -> None:
     answer.add_argument("--seed", metavar="S", type=int, help="makes sampled answers repeatable")
     compute = parser.add_argument_group("computation")
     compute.add_argument("--batch-size", metavar="N", type=int, default=SPEC.batch_size, help=_default())
-    compute.add_argument("--device", metavar="D", default=SPEC.device, help=_default("cpu, cuda, cuda:1, ... or auto"))
+    compute.add_argument(
+        "--device", metavar="D", default=SPEC.device, help=_default("cpu, cuda, cuda:1, npu:0, ... or auto")
+    )
     compute.add_argument(
         "--dtype", metavar="T", default=SPEC.dtype, help=_default("float32, bfloat16 or float16, as the device allows")
+    )
+    compute.add_argument(
+        "--vision",
+        choices=("torch", "onnx", "om"),
+        help="what runs the picture encoder (default: torch, or what --encoder is a file of)",
+    )
+    compute.add_argument("--encoder", metavar="FILE", help="exported encoder: an .onnx, an .om, or a folder of .om")
+    compute.add_argument(
+        "--encoder-process", action="store_true", help="run an exported encoder in a process of its own"
+    )
+    compute.add_argument(
+        "--mode", metavar="M", default=SPEC.mode, help=_default("eager, graph, or a graph mode of the device by name")
+    )
+    compute.add_argument(
+        "--operators", choices=("auto", "aten"), default=SPEC.operators, help=_default("aten avoids fused operators")
     )
     compute.add_argument(
         "--exif", choices=("upright", "ignore"), default=SPEC.exif, help=_default("orientation that cameras store")
@@ -284,31 +307,18 @@ def _sources(options: argparse.Namespace) -> "ModelSources":
 
 
 def _run_doctor(options: argparse.Namespace) -> int:
-    spec = spec_from(options)  # what `caption` would refuse
-    from app.doctor import diagnose
+    values = vars(options)
+    # What `caption` would refuse; an encoder may be asked about before one is exported.
+    spec = settings(CaptionerSpec, {name: value for name, value in values.items() if name != "vision"})
+    from app.checkup import run_checkup
+    from app.environment import uses_of
     from app.resources import embedded_model
 
-    bundle = embedded_model() if spec.model is None else spec.model
-    findings = diagnose(bundle if spec.llama_dir is None else _sources(options))
-    if not any(finding.level == "error" and finding.what == "packages" for finding in findings):
-        findings = [_look_at_environment(), *findings]
-    for finding in findings:
-        print(f"{finding.level:<8} {finding.what}: {finding.sentence}")
-        if finding.hint:
-            print(f"{'':<8} hint: {finding.hint}")
-    num_errors = sum(finding.level == "error" for finding in findings)
-    print(f"\n{num_errors or 'no'} error{'' if num_errors == 1 else 's'} in {len(findings)} checks")
-    return Exit.FAILED if num_errors else Exit.OK
-
-
-def _look_at_environment() -> "Finding":
-    from app.doctor import Finding
-    from app.report import versions
-    from llm.runtime.backend import open_backend
-
-    said = ", ".join(f"{name} {version}" for name, version in versions().items())
-    best = open_backend("auto").name
-    return Finding(level="ok", what="environment", sentence=f"{said}; `--device auto` is {best}")
+    uses = uses_of(device=options.device, vision=options.vision)
+    if options.environment:
+        return run_checkup(None, uses=uses)
+    bundle = str(embedded_model()) if spec.model is None else spec.model
+    return run_checkup(bundle if spec.llama_dir is None else _sources(options), uses=uses)
 
 
 class _Version(argparse.Action):

@@ -2,21 +2,37 @@
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Protocol
 
 # The path of a picture; clip to decode are the names of the reference demo, read and write are ours.
 STAGES = ("read", "clip", "pre", "forward", "post", "decode", "write")
+
+
+_MAX_MARKS = 512
+
+
+class Mark(Protocol):
+    """A moment in a device's queue, see `llm.runtime.backend`."""
+
+    def ms_since(self, earlier: Any) -> float: ...
 
 
 class StageClock:
     """Gives every moment between the first `enter` and `stop` to exactly one stage, so that the stages add up.
 
     With `synchronise` (profile mode) the device is waited for at each boundary; without it, a stage's time is the
-    host's alone.
+    host's alone. `mark` notes a moment of the device without waiting: it gives the device's own time by stage.
     """
 
-    def __init__(self, *, synchronise: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, *, synchronise: Callable[[], None] | None = None, mark: Callable[[], Mark | None] | None = None
+    ) -> None:
         self.seconds = dict.fromkeys(STAGES, 0.0)
-        self._synchronise = synchronise
+        self._synchronise, self._mark = synchronise, mark
+        self._device_seconds = dict.fromkeys(STAGES, 0.0)
+        self._marks: list[tuple[str | None, Mark]] = []  # each with the stage that begins there
+        self._has_marks = False
         self._stage: str | None = None
         self._since = 0.0
 
@@ -28,11 +44,19 @@ class StageClock:
             raise KeyError(f"no stage named {stage!r}; there are {', '.join(self.seconds)}")
         self._since = self._settle()
         self._stage = stage
+        self._note(stage)
 
     def stop(self) -> None:
         """Time belongs to no stage until the next `enter`."""
         self._settle()
         self._stage = None
+        self._note(None)
+
+    @property
+    def device_seconds(self) -> dict[str, float] | None:
+        """Seconds between the device's own marks, by stage; None where it gives none. Waits for the last mark."""
+        self._read_marks()
+        return dict(self._device_seconds) if self._has_marks else None
 
     @property
     def total(self) -> float:
@@ -46,3 +70,18 @@ class StageClock:
         if self._stage is not None:
             self.seconds[self._stage] += now - self._since
         return now
+
+    def _note(self, stage: str | None) -> None:
+        mark = None if self._mark is None else self._mark()
+        if mark is None:
+            return
+        self._has_marks = True
+        self._marks.append((stage, mark))
+        if len(self._marks) > _MAX_MARKS:
+            self._read_marks()
+
+    def _read_marks(self) -> None:
+        for (stage, begin), (_, end) in pairwise(self._marks):
+            if stage is not None:
+                self._device_seconds[stage] += end.ms_since(begin) / 1e3
+        del self._marks[:-1]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llm.weights.source import LlamaSource
     from vision.weights import ClipSource
 
-Level = Literal["ok", "warning", "error"]
+Level = Literal["ok", "not tried", "warning", "error"]
 T = TypeVar("T")
 _DISTRIBUTION = "llama-adapter"
 
@@ -385,7 +385,8 @@ def _check_known_answer(place: Path) -> Iterator[Finding]:
     from llm.weights.files import read_json
 
     if not (place / KNOWN_ANSWER).is_file():
-        yield _ok("known answer", "The bundle carries no known answer, so the model itself was not tried")
+        sentence = "The bundle carries no known answer, so its files were checked and the model was not run"
+        yield Finding(level="not tried", what="known answer", sentence=sentence)
         return
     report = _Report()
     known = report.attempt("known answer", lambda: read_json(place / KNOWN_ANSWER))

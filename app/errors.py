@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 
+from app.startup import explain_torch_import
+
 
 class Exit(IntEnum):
     """Exit codes of every command."""
@@ -52,6 +54,7 @@ class Problem:
 
 
 _OUT_OF_MEMORY = Rule(exit_code=Exit.FAILED, http_status=503, hint="try a smaller --batch-size")
+_NO_TORCH = Rule(exit_code=Exit.FAILED, http_status=500)
 _UNEXPECTED = Rule(
     exit_code=Exit.FAILED, http_status=500, hint="this is a fault of the program; --debug shows where it happened"
 )
@@ -63,6 +66,7 @@ RULES: Mapping[str, Rule] = {
     "vision.weights.VisionCheckpointError": Rule(
         exit_code=Exit.FAILED, http_status=500, hint="`llama-adapter doctor` with the same model flags says more"
     ),
+    "vision.errors.EncoderError": Rule(exit_code=Exit.FAILED, http_status=500),
     "llm.errors.LlmError": Rule(exit_code=Exit.FAILED, http_status=500),
     "llm.errors.CheckpointError": Rule(
         exit_code=Exit.FAILED, http_status=500, hint="`llama-adapter doctor` with the same model flags says more"
@@ -92,6 +96,8 @@ def rule_for(error: BaseException) -> Rule:
     """The rule of the error's class, or of the nearest base class in the table."""
     if _is_failed_allocation(error):
         return _OUT_OF_MEMORY
+    if explain_torch_import(error) is not None:
+        return _NO_TORCH
     for base in type(error).__mro__:
         rule = RULES.get(f"{base.__module__}.{base.__qualname__}")
         if rule is not None:
@@ -108,6 +114,7 @@ def describe(error: BaseException) -> Problem:
     elif rule is _UNEXPECTED:
         sentence = f"Unexpected {type(error).__name__}: {sentence}"
     hint = str(getattr(error, "hint", "")) or rule.hint
+    sentence, hint = explain_torch_import(error) or (sentence, hint)
     return Problem(exit_code=rule.exit_code, http_status=rule.http_status, sentence=sentence, hint=hint)
 
 

@@ -32,6 +32,10 @@ class ModelLike(Protocol):
     def device(self) -> str: ...
     @property
     def dtype(self) -> str: ...
+    @property
+    def vision(self) -> str: ...
+    @property
+    def mode(self) -> str: ...
 
 
 @dataclass(kw_only=True, slots=True)
@@ -68,9 +72,12 @@ class Report:
     model_digest: str
     device: str
     dtype: str
+    vision: str  # what runs the encoder
+    mode: str  # how the decoder's steps are run
     batch_size: int
     num_warm_up_pictures: int
     synchronised: bool  # profile mode: the device was waited for at each boundary
+    device_stages_s: dict[str, float] | None  # the device's own time by stage, where it tells
     versions: dict[str, str]
     commit: str | None
 
@@ -113,11 +120,15 @@ class Report:
         """The report for a person."""
         total = sum(self.stages_s.values())
         rows = [*self.stages_s.items(), ("total", total)]
+        on_device = dict(self.device_stages_s or {})
+        on_device["total"] = sum(on_device.values())
         lines = [f"{'stage':<8} {'seconds':>9} {'share':>7} {'ms/picture':>11}"]
+        lines[0] += f" {'on device':>10}" if self.device_stages_s else ""
         for name, seconds in rows:
             share = f"{seconds / total:.1%}" if total else "-"
             per_picture = f"{seconds * 1e3 / self.num_pictures:.2f}" if self.num_pictures else "-"
-            lines.append(f"{name:<8} {seconds:>9.3f} {share:>7} {per_picture:>11}")
+            device = f" {on_device[name]:>10.3f}" if self.device_stages_s else ""
+            lines.append(f"{name:<8} {seconds:>9.3f} {share:>7} {per_picture:>11}{device}")
         failed = f" ({self.num_failed} more failed)" if self.num_failed else ""
         lines += [
             "",
@@ -131,8 +142,8 @@ class Report:
             lines.append(f"bound by: {longest} ({part:.0%} of the time)")
         clock = "device waited for at each stage" if self.synchronised else "the host's times, device not waited for"
         lines += [
-            f"{self.device}, {self.dtype}, batch size {self.batch_size}, warm-up {self.num_warm_up_pictures} pictures, "
-            f"{clock}",
+            f"{self.device}, {self.dtype}, {self.mode}, encoder by {self.vision}, batch size {self.batch_size}, "
+            f"warm-up {self.num_warm_up_pictures} pictures, {clock}",
             f"model {self.model} {self.model_digest[:12]}, "
             + ", ".join(f"{name} {version}" for name, version in self.versions.items())
             + (f", commit {self.commit}" if self.commit else ""),
@@ -149,8 +160,9 @@ def make_report(
     batch_size: int,
     synchronised: bool,
     num_warm_up_pictures: int = 0,
+    device_stages_s: Mapping[str, float] | None = None,
 ) -> Report:
-    """The report of a run; `stages_s` is `StageClock.seconds`."""
+    """The report of a run; `stages_s` is `StageClock.seconds`, `device_stages_s` its `device_seconds`."""
     latencies = sorted(tally.latencies_ms)
     return Report(
         stages_s=dict(stages_s),
@@ -164,9 +176,12 @@ def make_report(
         model_digest=model.digest,
         device=model.device,
         dtype=model.dtype,
+        vision=model.vision,
+        mode=model.mode,
         batch_size=batch_size,
         num_warm_up_pictures=num_warm_up_pictures,
         synchronised=synchronised,
+        device_stages_s=None if device_stages_s is None else dict(device_stages_s),
         versions=versions(),
         commit=commit(),
     )

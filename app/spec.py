@@ -1,9 +1,10 @@
 """What a captioner is made of, as plain values: frozen, picklable, the one place of the defaults."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Orientation = Literal["upright", "ignore"]
+VisionKind = Literal["torch", "onnx", "om"]
 
 DEFAULT_BATCH_SIZE = 8
 
@@ -20,8 +21,13 @@ class CaptionerSpec:
     visual_heads: int | None = None
     channel_order: Literal["auto", "rgb", "bgr"] = "auto"
     context: int | None = None  # None: the bundle's own, else 512
+    vision: VisionKind | None = None  # what runs the encoder; None: torch, or what `encoder` is a file of
+    encoder: str | None = None  # exported, for onnx and om
+    encoder_process: bool = False  # an exported encoder in its own process
     device: str = "cpu"
     dtype: str = "float32"
+    mode: str = "eager"  # or a graph mode of the device
+    operators: Literal["auto", "aten"] = "auto"
     exif: Orientation = "upright"
     batch_size: int = DEFAULT_BATCH_SIZE
 
@@ -30,8 +36,17 @@ class CaptionerSpec:
         """Whether the embedded model is meant."""
         return self.model is None and self.llama_dir is None
 
+    @property
+    def vision_kind(self) -> VisionKind:
+        """What runs the encoder, as given or by the encoder's file name."""
+        if self.vision is not None:
+            return self.vision
+        if self.encoder is None:
+            return "torch"
+        return "onnx" if self.encoder.endswith(".onnx") else "om"
+
     def __post_init__(self) -> None:
-        for name in ("model", "llama_dir", "llama_type", "adapter", "clip"):
+        for name in ("model", "llama_dir", "llama_type", "adapter", "clip", "encoder"):
             if getattr(self, name) == "":
                 raise ValueError(f"{name} is empty: name a path, or leave it out")
         for name in ("batch_size", "context", "visual_heads"):
@@ -40,6 +55,17 @@ class CaptionerSpec:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         if self.exif not in ("upright", "ignore"):
             raise ValueError(f"exif must be upright or ignore, got {self.exif!r}")
+        if self.vision not in (None, *get_args(VisionKind)):
+            raise ValueError(f"vision must be torch, onnx or om, got {self.vision!r}")
+        if self.operators not in ("auto", "aten"):
+            raise ValueError(f"operators must be auto or aten, got {self.operators!r}")
+        if self.vision_kind != "torch" and self.encoder is None:
+            raise ValueError(
+                f"vision {self.vision_kind} needs an exported encoder: make one with `llama-adapter export "
+                f"{self.vision_kind}` and name its file as encoder"
+            )
+        if self.vision_kind == "torch" and (self.encoder is not None or self.encoder_process):
+            raise ValueError("encoder and encoder_process go with vision onnx or om")
         if self.model is not None and self.llama_dir is not None:
             raise ValueError("model and llama_dir exclude each other: give a bundle, or the checkpoints it is made of")
         if self.llama_dir is None and any((self.llama_type, self.adapter, self.clip, self.visual_heads)):

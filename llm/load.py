@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from llm.config import DecoderConfig
-from llm.errors import DeviceError
-from llm.model.llama import LlamaAdapterDecoder
-from llm.runtime.backend import Backend
+from llm.engine.engine import MAX_PREFILL_TOKENS
+from llm.model.llama import LlamaAdapterDecoder, use_operators
+from llm.runtime.backend import EAGER, Backend, OperatorChoice
 from llm.runtime.executor import EagerExecutor, Executor
+from llm.runtime.plan import check_memory, plan_memory
+from llm.runtime.shapes import BucketedShapes, ExactShapes
 
 
 def decoder_from_state(config: DecoderConfig, state: Mapping[str, Tensor]) -> LlamaAdapterDecoder:
@@ -23,24 +25,37 @@ def decoder_from_state(config: DecoderConfig, state: Mapping[str, Tensor]) -> Ll
     return decoder.eval().requires_grad_(False)
 
 
-def slot_bytes(config: DecoderConfig, *, dtype: torch.dtype) -> int:
-    """Memory of one slot: keys and values of every position, and those of the picture."""
-    cached = config.num_layers * config.context + config.num_adapter_layers * config.num_queries
-    return 2 * cached * config.dim * dtype.itemsize
-
-
-def open_executor(config: DecoderConfig, state: Mapping[str, Tensor], *, backend: Backend, num_slots: int) -> Executor:
+def open_executor(
+    config: DecoderConfig,
+    state: Mapping[str, Tensor],
+    *,
+    backend: Backend,
+    num_slots: int,
+    mode: str = EAGER,
+    operators: OperatorChoice = "auto",
+) -> Executor:
     """Executor with `num_slots` rows around the tensors of `state`, moved to the backend's device.
 
-    Raises DeviceError, before anything large is made, when the slots would not fit into the device's memory.
+    `mode` is as `resolve_mode` gives it. Raises DeviceError, before anything large is made, when weights and slots
+    would not fit into the device's memory.
     """
-    wanted = num_slots * slot_bytes(config, dtype=state["embedding.weight"].dtype)
-    free = backend.free_bytes()
-    if free is not None and wanted > free:
-        raise DeviceError(
-            f"{num_slots} slots with a context of {config.context} need {wanted / 1e9:.1f} GB for keys and values, and "
-            f"{free / 1e9:.1f} GB are free on {backend.name}",
-            hint="try a smaller --batch-size or --context",
-        )
+    tensors = [tensor for tensor in state.values() if tensor.device != backend.device]
+    dtype = state["embedding.weight"].dtype
+    plan = plan_memory(
+        config,
+        dtype=dtype,
+        num_slots=num_slots,
+        weights=sum(tensor.numel() * tensor.itemsize for tensor in tensors),
+        max_prefill_tokens=MAX_PREFILL_TOKENS,
+    )
+    check_memory(plan, config, num_slots=num_slots, free=backend.free_bytes(), device=backend.name)
     decoder = decoder_from_state(config, state).to(backend.device)
-    return EagerExecutor(decoder, backend=backend, num_slots=num_slots)
+    backend.prepare(decoder)
+    chosen = backend.choose_operators(config, dtype=dtype, wanted=operators)
+    use_operators(decoder, chosen)
+    if mode != EAGER:
+        from llm.runtime.graph import GraphExecutor
+
+        return GraphExecutor(decoder, backend=backend, num_slots=num_slots, mode=mode, operators=chosen)
+    shapes = BucketedShapes() if backend.capabilities.static_shapes else ExactShapes()
+    return EagerExecutor(decoder, backend=backend, num_slots=num_slots, shapes=shapes, operators=chosen)

@@ -23,8 +23,9 @@ FORBIDDEN = [
 ]
 DEVICE_NAMES = ("cuda", "npu", "torch_npu", "onnxruntime", "acl", "ais_bench")
 DEVICE_WORD = re.compile(rf"\b({'|'.join(DEVICE_NAMES)})\b", re.IGNORECASE)
-DEVICE_HOMES = ("llm/runtime/", "vision/backends/")
-HELP_TEXTS = "app/cli.py"  # may name devices to people, not use them
+DEVICE_HOMES = ("llm/runtime/", "vision/backends/", "vision/export/")
+# May name devices and their software to people, or look for it in other processes; they use none of it themselves.
+TELLERS = ("app/cli.py", "app/environment.py")
 VENDOR_PACKAGES = ("torch_npu", "torchair", "acl", "ais_bench", "onnxruntime", "onnx", "triton")
 
 
@@ -79,7 +80,7 @@ def device_names(source: str, *, file: str) -> list[str]:
                 names = [*name.split("."), other]
             case ast.ImportFrom(module=str(name)):
                 names = [*name.split(".")]
-            case ast.Constant(value=str(text)) if id(node) not in docstrings and file != HELP_TEXTS:
+            case ast.Constant(value=str(text)) if id(node) not in docstrings and file not in TELLERS:
                 names = DEVICE_WORD.findall(text)
         found += [
             f"line {getattr(node, 'lineno', '?')}: {name}" for name in names if name and DEVICE_WORD.fullmatch(name)
@@ -184,9 +185,10 @@ def test_words_about_devices_are_fine(source: str) -> None:
     assert device_names(source, file="llm/engine/engine.py") == []
 
 
-def test_help_may_name_devices_and_code_beside_it_may_not() -> None:
-    assert device_names("help='cpu or cuda'", file=HELP_TEXTS) == []
-    assert device_names("torch.cuda", file=HELP_TEXTS)
+@pytest.mark.parametrize("file", TELLERS)
+def test_texts_for_people_may_name_devices_and_code_beside_them_may_not(file: str) -> None:
+    assert device_names("help='cpu or cuda'", file=file) == []
+    assert device_names("torch.cuda", file=file)
 
 
 @pytest.mark.parametrize(

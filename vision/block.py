@@ -44,6 +44,12 @@ def random_parameter(*shape: int, std: float) -> nn.Parameter:
     return nn.Parameter(values if values.is_meta else values.normal_(std=std))
 
 
+def prepend(tokens_1SW: Tensor, x_BTW: Tensor) -> Tensor:
+    """[tokens ; x] for every picture, (B, S + T, W)."""
+    # The batch comes by broadcasting instead of by its number, so that exported graphs compute no shapes.
+    return torch.cat([x_BTW[:, :1] * 0 + tokens_1SW, x_BTW], dim=1)
+
+
 class SelfAttention(nn.Module):
     """Multi-head attention without a mask; the packed projection is ordered q, k, v."""
 
@@ -55,11 +61,12 @@ class SelfAttention(nn.Module):
         self.attend: AttentionFunction = fused_attention
 
     def forward(self, x_BTW: Tensor) -> Tensor:
-        batch, num_tokens, width = x_BTW.shape
-        qkv = self.qkv(x_BTW).view(batch, num_tokens, 3, self.num_heads, width // self.num_heads)
-        q_BNTH, k_BNTH, v_BNTH = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        q_BNTH, k_BNTH, v_BNTH = (
+            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for part in self.qkv(x_BTW).split([x_BTW.shape[2]] * 3, dim=2)
+        )
         heads_BNTH = self.attend(q_BNTH, k_BNTH, v_BNTH)
-        out: Tensor = self.out(heads_BNTH.transpose(1, 2).reshape(batch, num_tokens, width))
+        out: Tensor = self.out(heads_BNTH.transpose(1, 2).flatten(2))
         return out
 
 

@@ -2,10 +2,9 @@
 
 # B pictures, T tokens (class token first, then patches row by row), W width
 
-import torch
 from torch import Tensor, nn
 
-from vision.block import LAYER_NORM_EPS, Block, quick_gelu, random_parameter
+from vision.block import LAYER_NORM_EPS, Block, prepend, quick_gelu, random_parameter
 from vision.config import ClipConfig
 
 
@@ -29,8 +28,7 @@ class ClipVisionTower(nn.Module):
     def forward(self, pixels_BCHW: Tensor) -> Tensor:
         """Normalised pixels (B, 3, S, S) -> features (B, 1 + patches, output_dim)."""
         patches_BTW = self.patch_embedding(pixels_BCHW).flatten(2).transpose(1, 2)
-        class_B1W = self.class_embedding.expand(len(patches_BTW), 1, -1)
-        x_BTW = torch.cat([class_B1W, patches_BTW], dim=1) + self.position_embedding
+        x_BTW = prepend(self.class_embedding[None, None], patches_BTW) + self.position_embedding
         x_BTW = self.pre_norm(x_BTW)
         for block in self.blocks:
             x_BTW = block(x_BTW)

@@ -1,4 +1,4 @@
-"""The one error a picture can cause. Anything wrong with a model or a device is not found here."""
+"""Errors of `vision`: what a picture can cause, and what an exported encoder can. Checkpoints have their own."""
 
 from typing import Literal, get_args
 
@@ -30,3 +30,19 @@ class PictureError(Exception):
 
     def __str__(self) -> str:
         return self.message
+
+
+class EncoderError(Exception):
+    """An exported encoder, or what runs or makes it, that is of no use here; `hint` says what to do, or is empty."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __reduce__(self) -> "tuple[object, tuple[str, str]]":
+        return _encoder_error, (self.message, self.hint)  # a keyword would get lost between processes
+
+
+def _encoder_error(message: str, hint: str) -> EncoderError:
+    return EncoderError(message, hint=hint)

@@ -2,10 +2,9 @@
 
 # B pictures, T picture tokens, Q queries, W width, D width of the language model
 
-import torch
 from torch import Tensor, nn
 
-from vision.block import LAYER_NORM_EPS, Block, exact_gelu, random_parameter
+from vision.block import LAYER_NORM_EPS, Block, exact_gelu, prepend, random_parameter
 from vision.config import QueryConfig
 
 
@@ -28,7 +27,7 @@ class VisualQueryBlocks(nn.Module):
     def forward(self, features_BTC: Tensor) -> Tensor:
         """Features (B, T, C) -> visual query (B, Q, D)."""
         x_BTW = self.input_norm(self.input_projection(features_BTC))
-        x_BTW = torch.cat([self.queries.expand(len(x_BTW), -1, -1), x_BTW], dim=1)
+        x_BTW = prepend(self.queries[None], x_BTW)
         for block in self.blocks:
             x_BTW = block(x_BTW)
         visual_query_BQD: Tensor = self.output_norm(self.output_projection(x_BTW[:, : self.num_queries]))

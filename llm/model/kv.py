@@ -5,12 +5,22 @@ A view is handed to the decoder, which calls `update` once per layer and attends
 
 # L layers, B rows, N heads, S step tokens, P positions, H head size
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from llm.config import DecoderConfig
+
+
+StoreFunction = Callable[[Tensor, Tensor, Tensor], None]
+
+
+def store(cache_BNPH: Tensor, positions_B: Tensor, new_BN1H: Tensor) -> None:
+    """Write one token of each row into the cache, in place, at the row's own position (int64)."""
+    rows_B = torch.arange(len(positions_B), device=positions_B.device)
+    cache_BNPH[rows_B, :, positions_B] = new_BN1H[:, :, 0]
 
 
 class KVView(Protocol):
@@ -44,13 +54,15 @@ class PrefillView:
 class DecodeView:
     """Running rows, one token each at its own position; they attend to positions 0..length-1."""
 
-    def __init__(self, k_LBNPH: Tensor, v_LBNPH: Tensor, *, positions_B: Tensor, length: int) -> None:
+    def __init__(
+        self, k_LBNPH: Tensor, v_LBNPH: Tensor, *, positions_B: Tensor, length: int, store: StoreFunction = store
+    ) -> None:
         self._k, self._v, self._positions, self._length = k_LBNPH, v_LBNPH, positions_B, length
-        self._rows = torch.arange(len(positions_B), device=positions_B.device)
+        self._store = store
 
     def update(self, layer: int, k_BNSH: Tensor, v_BNSH: Tensor) -> tuple[Tensor, Tensor]:
-        self._k[layer, self._rows, :, self._positions] = k_BNSH[:, :, 0]
-        self._v[layer, self._rows, :, self._positions] = v_BNSH[:, :, 0]
+        self._store(self._k[layer], self._positions, k_BNSH)
+        self._store(self._v[layer], self._positions, v_BNSH)
         return self._k[layer, :, :, : self._length], self._v[layer, :, :, : self._length]
 
 
@@ -74,10 +86,10 @@ class KVCache:
         rows = slice(first, first + num_rows)
         return PrefillView(self.k[:, rows], self.v[:, rows])
 
-    def decode_view(self, positions_B: Tensor, *, length: int) -> DecodeView:
+    def decode_view(self, positions_B: Tensor, *, length: int, store: StoreFunction = store) -> DecodeView:
         """Slots 0..B-1, each to receive one token at `positions_B` (int64), attending to `length` positions."""
-        num_rows = len(positions_B)
-        return DecodeView(self.k[:, :num_rows], self.v[:, :num_rows], positions_B=positions_B, length=length)
+        rows = slice(0, len(positions_B))
+        return DecodeView(self.k[:, rows], self.v[:, rows], positions_B=positions_B, length=length, store=store)
 
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
         """Copy the first `num_tokens` positions of slot `source` over slot `target`."""

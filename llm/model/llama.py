@@ -4,12 +4,24 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from llm.config import DecoderConfig
 from llm.model.adapter import Adapter, Prefix
 from llm.model.kv import KVView, NoCache
-from llm.model.ops import RmsNorm, adapter_attention, causal_attention, random_parameter, rotary_table, rotate
+from llm.model.ops import ATEN, Operators, random_parameter, rotary_table
+
+
+class RmsNorm(nn.Module):
+    """Root mean square norm with a learned scale (Zhang & Sennrich, 2019)."""
+
+    def __init__(self, dim: int, *, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.operators = ATEN
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.operators.rms_norm(x, self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -24,6 +36,7 @@ class Attention(nn.Module):
         self.num_heads = config.num_heads
         self.qkv = nn.Linear(config.dim, 3 * config.dim)
         self.out = nn.Linear(config.dim, config.dim)
+        self.operators = ATEN
 
     def forward(
         self,
@@ -35,12 +48,13 @@ class Attention(nn.Module):
         prefix: tuple[Tensor, Tensor] | None,
         cache: KVView,
     ) -> Tensor:
-        q_BNSH, k_BNSH, v_BNSH = self.qkv(x_BSD).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        q_BNSH, k_BNSH = rotate(q_BNSH, *rotary), rotate(k_BNSH, *rotary)
-        k_BNPH, v_BNPH = cache.update(layer, k_BNSH, v_BNSH)
-        heads_BNSH = causal_attention(q_BNSH, k_BNPH, v_BNPH, mask_B1SP)
+        q_BSNH, k_BSNH, v_BSNH = self.qkv(x_BSD).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
+        q_BSNH, k_BSNH = self.operators.rotate(q_BSNH, k_BSNH, *rotary)
+        q_BNSH = q_BSNH.transpose(1, 2)
+        k_BNPH, v_BNPH = cache.update(layer, k_BSNH.transpose(1, 2), v_BSNH.transpose(1, 2))
+        heads_BNSH = self.operators.causal_attention(q_BNSH, k_BNPH, v_BNPH, mask_B1SP)
         if prefix is not None:
-            heads_BNSH = heads_BNSH + adapter_attention(q_BNSH, *prefix)
+            heads_BNSH = heads_BNSH + self.operators.adapter_attention(q_BNSH, *prefix)
         out: Tensor = self.out(heads_BNSH.transpose(1, 2).flatten(2))
         return out
 
@@ -52,10 +66,10 @@ class FeedForward(nn.Module):
         super().__init__()
         self.gate_up = nn.Linear(config.dim, 2 * config.ffn_dim)
         self.down = nn.Linear(config.ffn_dim, config.dim)
+        self.operators = ATEN
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        gate, up = self.gate_up(x_BSD).chunk(2, dim=-1)
-        out: Tensor = self.down(F.silu(gate) * up)
+        out: Tensor = self.down(self.operators.swiglu(self.gate_up(x_BSD)))
         return out
 
 
@@ -134,7 +148,7 @@ class LlamaAdapterDecoder(nn.Module):
         """
         cache = NoCache() if cache is None else cache
         first_adapter_layer = self.config.first_adapter_layer
-        rotary = (self.rotary_cos[positions_BS].unsqueeze(1), self.rotary_sin[positions_BS].unsqueeze(1))
+        rotary = (self.rotary_cos[positions_BS].unsqueeze(2), self.rotary_sin[positions_BS].unsqueeze(2))
         x_BSD = self.embedding(tokens_BS)
         for index, layer in enumerate(self.layers):
             j = index - first_adapter_layer
@@ -153,3 +167,10 @@ class LlamaAdapterDecoder(nn.Module):
         """Hidden states (..., D) -> float32 logits (..., V)."""
         logits: Tensor = self.head(hidden)
         return logits.float()
+
+
+def use_operators(decoder: LlamaAdapterDecoder, operators: Operators) -> None:
+    """Let every module of `decoder` compute by `operators`."""
+    for module in decoder.modules():
+        if isinstance(module, RmsNorm | Attention | FeedForward):
+            module.operators = operators

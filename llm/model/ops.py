@@ -1,26 +1,15 @@
-"""Operators of the decoder in plain torch: rotary embedding and the two attentions. No devices, no state."""
+"""Operators of the decoder in plain torch, and the table through which a device may bring its own. No state."""
 
-# B rows, S step tokens, P positions attended to, Q adapter queries, N heads, H head size
+# B rows, S step tokens, P positions attended to, Q adapter queries, N heads, H head size, F feed-forward width
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-
-class RmsNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) times the weight, in float32, then cast back (Zhang & Sennrich, 2019).
-
-    The reference casts before it multiplies; one rounding less costs nothing and keeps half precision closer.
-    """
-
-    def __init__(self, dim: int, *, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x_float = x.float()
-        normalised = x_float * torch.rsqrt(x_float.square().mean(-1, keepdim=True) + self.eps)
-        return (normalised * self.weight.float()).to(x.dtype)
+from llm.model.kv import StoreFunction, store
 
 
 def random_parameter(*shape: int, std: float) -> nn.Parameter:
@@ -39,12 +28,35 @@ def rotary_table(head_dim: int, *, num_positions: int, theta: float) -> tuple[Te
     return angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
 
 
-def rotate(x_BNSH: Tensor, cos_B1SH: Tensor, sin_B1SH: Tensor) -> Tensor:
-    """Rotary embedding (Su et al., 2021) on half-split pairs (i, i + H/2), computed in float32."""
-    x_float = x_BNSH.float()
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) times the weight, in float32, then cast back (Zhang & Sennrich, 2019).
+
+    The reference casts before it multiplies; one rounding less costs nothing and keeps half precision closer.
+    """
+    x_float = x.float()
+    normalised = x_float * torch.rsqrt(x_float.square().mean(-1, keepdim=True) + eps)
+    return (normalised * weight.float()).to(x.dtype)
+
+
+def rotate(q_BSNH: Tensor, k_BSNH: Tensor, cos_BS1H: Tensor, sin_BS1H: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotary embedding (Su et al., 2021) on half-split pairs (i, i + H/2), computed in float32.
+
+    The table's B may be 1 where that of q and k is larger.
+    """
+    return _rotate(q_BSNH, cos_BS1H, sin_BS1H), _rotate(k_BSNH, cos_BS1H, sin_BS1H)
+
+
+def _rotate(x_BSNH: Tensor, cos_BS1H: Tensor, sin_BS1H: Tensor) -> Tensor:
+    x_float = x_BSNH.float()
     first, second = x_float.chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)
-    return (x_float * cos_B1SH + turned * sin_B1SH).to(x_BNSH.dtype)
+    return (x_float * cos_BS1H + turned * sin_BS1H).to(x_BSNH.dtype)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """(..., 2 F) -> (..., F): silu of the first half times the second (Shazeer, 2020)."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
 
 
 def causal_attention(q_BNSH: Tensor, k_BNPH: Tensor, v_BNPH: Tensor, mask_B1SP: Tensor) -> Tensor:
@@ -60,3 +72,27 @@ def adapter_attention(q_BNSH: Tensor, k_BNQH: Tensor, gated_v_BNQH: Tensor) -> T
     scores_BNSQ = (q_BNSH @ k_BNQH.transpose(-1, -2)).float() * q_BNSH.shape[-1] ** -0.5
     heads_BNSH: Tensor = scores_BNSQ.softmax(dim=-1).to(gated_v_BNQH.dtype) @ gated_v_BNQH
     return heads_BNSH
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operators:
+    """How the decoder computes; what each operator promises is written at the plain one of its name."""
+
+    name: str  # for reports
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    rotate: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    swiglu: Callable[[Tensor], Tensor]
+    causal_attention: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    adapter_attention: Callable[[Tensor, Tensor, Tensor], Tensor]
+    store: StoreFunction
+
+
+ATEN = Operators(
+    name="aten",
+    rms_norm=rms_norm,
+    rotate=rotate,
+    swiglu=swiglu,
+    causal_attention=causal_attention,
+    adapter_attention=adapter_attention,
+    store=store,
+)

@@ -1,14 +1,24 @@
 """Devices: which there are, what each can do, and how to wait for it."""
 
+import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
+from llm.config import DecoderConfig
 from llm.errors import DeviceError
+from llm.model.llama import LlamaAdapterDecoder
+from llm.model.ops import ATEN, Operators
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+EAGER = "eager"
+GRAPH_ALIASES = {"acl_graph": "npugraph_ex"}  # an older name of the same thing
+
+OperatorChoice = Literal["auto", "aten"]  # a device's fused operators where it has them, or plain torch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,6 +26,17 @@ class Capabilities:
     """What a device can do, as data: the engine asks for these, never for a device's name."""
 
     dtypes: tuple[str, ...]
+    static_shapes: bool = False  # every new shape costs a compilation, so shapes are rounded up to few
+    graph_modes: tuple[str, ...] = ()  # what `compile` takes
+    collective: str = "gloo"  # torch.distributed's backend between devices of this kind
+
+
+class Mark(Protocol):
+    """A moment of the device, noted without waiting for it."""
+
+    def ms_since(self, earlier: Any) -> float:
+        """Milliseconds from an earlier mark of the same device; waits for this one."""
+        ...
 
 
 class Backend(Protocol):
@@ -38,12 +59,44 @@ class Backend(Protocol):
         """Return when all work handed to the device is done."""
         ...
 
+    def mark(self) -> Mark | None:
+        """The point that the device's queue has come to; None where the host does the work itself."""
+        ...
+
     def free_bytes(self) -> int | None:
         """Memory that can still be taken, in bytes; None where the system does not tell."""
         ...
 
+    def choose_operators(self, config: DecoderConfig, *, dtype: torch.dtype, wanted: OperatorChoice) -> Operators:
+        """The operators that suit this device and model; with `aten`, plain torch."""
+        ...
 
-class CpuBackend:
+    def prepare(self, decoder: LlamaAdapterDecoder) -> None:
+        """Bring the weights of a decoder on this device into the layout that it computes best in."""
+        ...
+
+    def compile(self, program: Callable[..., torch.Tensor], *, mode: str) -> Callable[..., torch.Tensor]:
+        """A program of fixed shapes as one graph; raises DeviceError unless `mode` is among the graph modes."""
+        ...
+
+
+class PlainBackend:
+    """What holds for devices that torch serves without help: its own operators and layout, and no graphs yet."""
+
+    name: str
+    capabilities: Capabilities
+
+    def choose_operators(self, config: DecoderConfig, *, dtype: torch.dtype, wanted: OperatorChoice) -> Operators:
+        return ATEN
+
+    def prepare(self, decoder: LlamaAdapterDecoder) -> None:
+        return
+
+    def compile(self, program: Callable[..., torch.Tensor], *, mode: str) -> Callable[..., torch.Tensor]:
+        raise no_graph_mode(mode, backend=self.name, modes=self.capabilities.graph_modes)
+
+
+class CpuBackend(PlainBackend):
     """The host's own cores; every operation is synchronous."""
 
     name = "cpu"
@@ -52,6 +105,9 @@ class CpuBackend:
 
     def synchronise(self) -> None:
         return
+
+    def mark(self) -> None:
+        return None
 
     def free_bytes(self) -> int | None:
         try:
@@ -62,7 +118,7 @@ class CpuBackend:
         return int(kibibytes[0]) * 1024 if kibibytes else None
 
 
-class CudaBackend:
+class CudaBackend(PlainBackend):
     """One NVIDIA GPU."""
 
     def __init__(self, index: int) -> None:
@@ -73,29 +129,50 @@ class CudaBackend:
         half = ("bfloat16", "float16") if has_bfloat16 else ("float16",)
         # float32 means float32: by default cuDNN would round the patch convolution's inputs to 10 bits.
         torch.backends.cudnn.allow_tf32 = False
-        self.capabilities = Capabilities(dtypes=("float32", *half))
+        self.capabilities = Capabilities(dtypes=("float32", *half), collective="nccl")
 
     def synchronise(self) -> None:
         torch.cuda.synchronize(self.device)
+
+    def mark(self) -> "EventMark":
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+        return EventMark(event)
 
     def free_bytes(self) -> int | None:
         return torch.cuda.mem_get_info(self.device)[0]
 
 
+@dataclass(frozen=True, slots=True)
+class EventMark:
+    """A mark made of a device's event, as `torch.cuda.Event` and its like are."""
+
+    event: Any
+
+    def ms_since(self, earlier: "EventMark") -> float:
+        self.event.synchronize()
+        return float(earlier.event.elapsed_time(self.event))
+
+
 def open_backend(name: str) -> Backend:
-    """Backend for `cpu`, `cuda`, `cuda:N` or `auto` (the first GPU, else the CPU).
+    """Backend for `cpu`, `cuda`, `cuda:N`, `npu`, `npu:N` or `auto` (the first GPU, else the first NPU, else the CPU).
 
     Raises DeviceError when the name is unknown or that device is not present.
     """
-    available = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
     if name == "auto":
-        name = available[1] if len(available) > 1 else "cpu"
+        return _first_accelerator() or CpuBackend()
+    kind, _, number = name.partition(":")
+    if kind == "npu" and (number.isdecimal() or name == "npu"):
+        from llm.runtime.npu import open_npu
+
+        return open_npu(int(number or 0))
+    available = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
     if name == "cuda":
         name = "cuda:0"
     if name not in available:
         raise DeviceError(
             f"No device named `{name}`; available: {', '.join(available)}",
-            hint="pass one of these as --device, or `--device auto`",
+            hint="pass one of these as --device, `npu:0` on an Ascend machine, or `--device auto`",
         )
     return CpuBackend() if name == "cpu" else CudaBackend(int(name.removeprefix("cuda:")))
 
@@ -111,3 +188,37 @@ def resolve_dtype(name: str, *, backend: Backend) -> torch.dtype:
             hint=f"pass one of {', '.join(backend.capabilities.dtypes)} as --dtype",
         )
     return DTYPES[name]
+
+
+def resolve_mode(name: str, *, backend: Backend) -> str:
+    """How `backend` is to run the decoder's steps: `eager`, or one of its graph modes; `graph` is the first of them.
+
+    Raises DeviceError when the device does not have it.
+    """
+    modes = backend.capabilities.graph_modes
+    name = GRAPH_ALIASES.get(name, name)
+    if name == "graph" and modes:
+        return modes[0]
+    if name not in (EAGER, *modes):
+        raise no_graph_mode(name, backend=backend.name, modes=modes)
+    return name
+
+
+def no_graph_mode(mode: str, *, backend: str, modes: tuple[str, ...]) -> DeviceError:
+    """The error for a mode that a device does not have."""
+    return DeviceError(
+        f"{backend} has no mode `{mode}`", hint=f"pass one of {', '.join(('eager', *modes))} as --mode"
+    )
+
+
+def _first_accelerator() -> Backend | None:
+    if torch.cuda.device_count():
+        return CudaBackend(0)
+    if importlib.util.find_spec("torch_npu") is None:
+        return None
+    from llm.runtime.npu import open_npu
+
+    try:
+        return open_npu(0)
+    except DeviceError:  # installed and of no use here; `doctor` says why
+        return None

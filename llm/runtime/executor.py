@@ -5,7 +5,7 @@ The engine hands over plain ids and positions and gets logits; how the program i
 
 # A adapter layers, R rows, S tokens, Q queries, N heads, H head size, V vocabulary
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +16,9 @@ from llm.config import DecoderConfig
 from llm.model.adapter import Prefix
 from llm.model.kv import KVCache
 from llm.model.llama import LlamaAdapterDecoder
+from llm.model.ops import ATEN, Operators
 from llm.runtime.backend import Backend
+from llm.runtime.shapes import ExactShapes, Shapes
 
 PADDING_ID = 0  # stands behind a row's own tokens, where no token of the row attends to it
 
@@ -38,6 +40,11 @@ class Executor(Protocol):
 
     @property
     def num_slots(self) -> int: ...
+
+    @property
+    def operators(self) -> Operators:
+        """What the decoder computes by."""
+        ...
 
     def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
         """Visual query (B, Q, D) -> one prefix (A, 1, N, Q, H) per picture."""
@@ -64,14 +71,31 @@ class Executor(Protocol):
         ...
 
 
-class EagerExecutor:
-    """Runs the module as it is, operator by operator."""
+DecodeProgram = Callable[[Tensor, Tensor], Tensor]  # tokens (R, 1), positions (R,) -> float32 logits (R, V)
 
-    def __init__(self, decoder: LlamaAdapterDecoder, *, backend: Backend, num_slots: int) -> None:
+
+class EagerExecutor:
+    """Runs the module as it is, operator by operator.
+
+    Where `shapes` ask for more rows than are needed, the free slots behind the running ones are computed along: a token
+    of padding at position 0, which a later prefill of that slot writes over.
+    """
+
+    def __init__(
+        self,
+        decoder: LlamaAdapterDecoder,
+        *,
+        backend: Backend,
+        num_slots: int,
+        shapes: Shapes | None = None,
+        operators: Operators = ATEN,
+    ) -> None:
         self.config = decoder.config
         self.num_slots = num_slots
         self._decoder = decoder
         self._device = backend.device
+        self._shapes = ExactShapes() if shapes is None else shapes
+        self.operators = operators
         dtype = decoder.embedding.weight.dtype
         self._cache = KVCache(self.config, num_slots=num_slots, dtype=dtype, device=self._device)
         shape = (
@@ -87,65 +111,76 @@ class EagerExecutor:
 
     @torch.inference_mode()
     def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
-        prefix = self._decoder.project_prefix(visual_query_BQD.to(self._cache.k.dtype))
+        prefix = self._decoder.project_prefix(visual_query_BQD.to(self._device, self._cache.k.dtype))
         return [
             Prefix(k, v) for k, v in zip(torch.split(prefix.k, 1, dim=1), torch.split(prefix.v, 1, dim=1), strict=True)
         ]
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> Tensor:
-        slots = slice(first_slot, first_slot + len(prompts))
-        torch.cat([prefix.k for prefix in prefixes], dim=1, out=self._prefix.k[:, slots])
-        torch.cat([prefix.v for prefix in prefixes], dim=1, out=self._prefix.v[:, slots])
-        tokens_RS = self._padded(prompts)
-        length = tokens_RS.shape[1]
+        num_prompts = len(prompts)
+        self._prefix.k[:, first_slot : first_slot + num_prompts] = torch.cat([prefix.k for prefix in prefixes], dim=1)
+        self._prefix.v[:, first_slot : first_slot + num_prompts] = torch.cat([prefix.v for prefix in prefixes], dim=1)
+        num_rows = self._shapes.rows(num_prompts, limit=self.num_slots - first_slot)
+        length = self._shapes.prompt(max(map(len, prompts)), limit=self.config.context)
         positions_1S = torch.arange(length, device=self._device)[None]
         causal_11SS = torch.ones(length, length, dtype=torch.bool, device=self._device).tril()[None, None]
+        slots = slice(first_slot, first_slot + num_rows)
         hidden_RSD = self._decoder(
-            tokens_RS,
+            self._padded(prompts, num_rows=num_rows, width=length),
             positions_1S,
             causal_11SS,
             Prefix(self._prefix.k[:, slots], self._prefix.v[:, slots]),
-            self._cache.prefill_view(first_slot, len(prompts)),
+            self._cache.prefill_view(first_slot, num_rows),
         )
-        last_R = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self._device)
-        rows_R = torch.arange(len(prompts), device=self._device)
+        last_R = self._column([len(prompt) - 1 for prompt in prompts], num_rows=num_rows)
+        rows_R = torch.arange(num_rows, device=self._device)
         logits_RV: Tensor = self._decoder.logits(hidden_RSD[rows_R, last_R])
-        return logits_RV
+        return logits_RV[:num_prompts]
 
     @torch.inference_mode()
     def decode(self, token_ids: Sequence[int], positions: Sequence[int]) -> Tensor:
-        num_rows, length = len(token_ids), max(positions) + 1
-        tokens_R1 = torch.tensor(token_ids, device=self._device)[:, None]
-        positions_R = torch.tensor(positions, device=self._device)
-        mask_R11P = (torch.arange(length, device=self._device) <= positions_R[:, None])[:, None, None]
-        hidden_R1D = self._decoder(
-            tokens_R1,
-            positions_R[:, None],
-            mask_R11P,
-            Prefix(self._prefix.k[:, :num_rows], self._prefix.v[:, :num_rows]),
-            self._cache.decode_view(positions_R, length=length),
-        )
-        logits_RV: Tensor = self._decoder.logits(hidden_R1D[:, 0])
-        return logits_RV
+        num_rows = self._shapes.rows(len(token_ids), limit=self.num_slots)
+        length = self._shapes.length(max(positions) + 1, limit=self.config.context)
+        program = self._decode_program(num_rows, length)
+        tokens_R1 = self._column(token_ids, num_rows=num_rows)[:, None]
+        return program(tokens_R1, self._column(positions, num_rows=num_rows))[: len(token_ids)]
+
+    def _decode_program(self, num_rows: int, length: int) -> DecodeProgram:
+        """One step of slots 0..num_rows-1 that attends to positions 0..length-1; all of its shapes are fixed."""
+        decoder, cache, store = self._decoder, self._cache, self.operators.store
+        prefix = Prefix(self._prefix.k[:, :num_rows], self._prefix.v[:, :num_rows])
+
+        def program(tokens_R1: Tensor, positions_R: Tensor) -> Tensor:
+            mask_R11P = (torch.arange(length, device=positions_R.device) <= positions_R[:, None])[:, None, None]
+            view = cache.decode_view(positions_R, length=length, store=store)
+            hidden_R1D = decoder(tokens_R1, positions_R[:, None], mask_R11P, prefix, view)
+            logits_RV: Tensor = decoder.logits(hidden_R1D[:, 0])
+            return logits_RV
+
+        return program
 
     @torch.inference_mode()
     def score(self, rows: Sequence[ScoreRow]) -> list[list[float]]:
         layouts = [_ScoreLayout(row) for row in rows]
-        tokens_RS = self._padded([layout.token_ids for layout in layouts])
-        num_tokens = tokens_RS.shape[1]
-        positions_RS = self._padded([layout.positions for layout in layouts])
-        mask_R1SS = torch.stack([layout.mask(num_tokens) for layout in layouts])[:, None].to(self._device)
+        num_rows = self._shapes.rows(len(rows), limit=max(self.num_slots, len(rows)))
+        widest = max(len(layout.token_ids) for layout in layouts)
+        width = self._shapes.prompt(widest, limit=max(self.config.context, widest))
+        tokens_RS = self._padded([layout.token_ids for layout in layouts], num_rows=num_rows, width=width)
+        positions_RS = self._padded([layout.positions for layout in layouts], num_rows=num_rows, width=width)
+        copies = [*rows, *[rows[-1]] * (num_rows - len(rows))]
+        masks = [layout.mask(width) for layout in layouts]
+        mask_R1SS = torch.stack([*masks, *[masks[-1]] * (num_rows - len(rows))])[:, None].to(self._device)
         prefix = Prefix(
-            torch.cat([row.prefix.k for row in rows], dim=1), torch.cat([row.prefix.v for row in rows], dim=1)
+            torch.cat([row.prefix.k for row in copies], dim=1), torch.cat([row.prefix.v for row in copies], dim=1)
         )
         hidden_RSD = self._decoder(tokens_RS, positions_RS, mask_R1SS, prefix)
         scores: list[list[float]] = []
-        for layout, hidden_SD in zip(layouts, hidden_RSD, strict=True):
+        for layout, hidden_SD in zip(layouts, hidden_RSD, strict=False):
             predictors = torch.tensor([place for places in layout.predictors for place in places], device=self._device)
             targets = torch.tensor([token for choice in layout.choices for token in choice], device=self._device)
             logprobs = self._decoder.logits(hidden_SD[predictors]).log_softmax(-1)
-            per_token = logprobs.gather(-1, targets[:, None])[:, 0]
+            per_token = logprobs.gather(-1, targets[:, None])[:, 0].cpu()
             lengths = [len(choice) for choice in layout.choices]
             scores.append([float(part.sum()) for part in torch.split(per_token, lengths)])
         return scores
@@ -158,12 +193,16 @@ class EagerExecutor:
 
     @torch.inference_mode()
     def clear(self, slot: int) -> None:
-        self._cache.k[:, slot] = 0
-        self._cache.v[:, slot] = 0
+        for cache in (self._cache.k, self._cache.v, self._prefix.k, self._prefix.v):
+            cache[:, slot] = 0
 
-    def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        width = max(len(row) for row in rows)
-        return torch.tensor([[*row, *[PADDING_ID] * (width - len(row))] for row in rows], device=self._device)
+    def _padded(self, rows: Sequence[Sequence[int]], *, num_rows: int, width: int) -> Tensor:
+        filled = [[*row, *[PADDING_ID] * (width - len(row))] for row in rows]
+        filled += [[PADDING_ID] * width] * (num_rows - len(rows))
+        return torch.tensor(filled, device=self._device)
+
+    def _column(self, values: Sequence[int], *, num_rows: int) -> Tensor:
+        return torch.tensor([*values, *[0] * (num_rows - len(values))], device=self._device)
 
 
 class _ScoreLayout:

@@ -35,6 +35,8 @@ class FakeModel:
     digest: str = "d" * 64
     device: str = "cpu"
     dtype: str = "float32"
+    vision: str = "torch"
+    mode: str = "eager"
 
 
 def tally_of(*answers: FakeAnswer) -> Tally:
@@ -97,7 +99,7 @@ def test_json_and_table_state_the_circumstances() -> None:
     assert values["bound_by"] == {"stage": "read", "share": 1.0}
     assert {"python", "torch"} <= values["versions"].keys()
     table = report.format_table()
-    for fact in ("cpu, float32, batch size 4", "warm-up 0 pictures", "model toy dddddddddddd", "python 3.", "torch 2."):
+    for fact in ("cpu, float32, eager, encoder by torch, batch size 4", "warm-up 0 pictures", "model toy dddddddddddd", "python 3.", "torch 2."):
         assert fact in table
 
 

@@ -34,15 +34,16 @@ def test_attention_with_prefix_equals_a_naive_float64_loop() -> None:
 
 def test_rotary_turns_each_pair_by_position_times_frequency() -> None:
     cos, sin = rotary_table(8, num_positions=50, theta=10000.0)
-    x = torch.randn(1, 1, 50, 8, generator=torch.Generator().manual_seed(0))
-    turned = rotate(x, cos[None, None], sin[None, None])
+    x = torch.randn(1, 50, 1, 8, generator=torch.Generator().manual_seed(0))
+    turned, negated = rotate(x, -x, cos[None, :, None], sin[None, :, None])
+    assert torch.equal(negated, -turned)
     for position in (0, 1, 17, 49):
         for pair in range(4):
             angle = position * 10000.0 ** (-2 * pair / 8)
-            first, second = float(x[0, 0, position, pair]), float(x[0, 0, position, pair + 4])
+            first, second = float(x[0, position, 0, pair]), float(x[0, position, 0, pair + 4])
             expected = complex(first, second) * complex(math.cos(angle), math.sin(angle))
-            assert float(turned[0, 0, position, pair]) == pytest.approx(expected.real, abs=1e-5)
-            assert float(turned[0, 0, position, pair + 4]) == pytest.approx(expected.imag, abs=1e-5)
+            assert float(turned[0, position, 0, pair]) == pytest.approx(expected.real, abs=1e-5)
+            assert float(turned[0, position, 0, pair + 4]) == pytest.approx(expected.imag, abs=1e-5)
 
 
 def full_forward(ids: Tensor, prefix: Prefix) -> Tensor:

@@ -7,7 +7,12 @@ from torch import Tensor
 
 
 class VisionBackend(Protocol):
-    """Turns preprocessed pictures into visual queries."""
+    """Turns preprocessed pictures into visual queries. Any number of pictures; one call at a time."""
+
+    @property
+    def name(self) -> str:
+        """As a report prints it, for example `torch` or `onnxruntime (CPUExecutionProvider)`."""
+        ...
 
     @property
     def image_size(self) -> int:
@@ -15,5 +20,12 @@ class VisionBackend(Protocol):
         ...
 
     def encode(self, pixels_BHWC: np.ndarray) -> Tensor:
-        """Pixels uint8 (B, S, S, 3) RGB -> visual query (B, Q, D) on the decoder's device."""
+        """Pixels uint8 (B, S, S, 3) RGB -> visual query (B, Q, D), on the backend's device, in the encoder's type.
+
+        Raises EncoderError when an exported encoder, or what runs it, fails.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back device, thread and process; a closed backend encodes nothing more. Harmless when repeated."""
         ...

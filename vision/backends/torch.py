@@ -15,6 +15,10 @@ class TorchVisionBackend:
         self._device = device
 
     @property
+    def name(self) -> str:
+        return "torch"
+
+    @property
     def image_size(self) -> int:
         return self._encoder.config.clip.image_size
 
@@ -23,3 +27,6 @@ class TorchVisionBackend:
         """Pixels uint8 (B, S, S, 3) RGB -> visual query (B, Q, D)."""
         visual_query_BQD: Tensor = self._encoder(torch.from_numpy(pixels_BHWC).to(self._device))
         return visual_query_BQD
+
+    def close(self) -> None:
+        return

@@ -1,0 +1,50 @@
+"""What is settled before torch is imported, and what it means when torch cannot be. Nothing here imports torch."""
+
+import os
+import re
+
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+
+# Texts of torch: `_import_device_backends` in torch/__init__.py, and the dispatcher at a second attempt.
+_FAILED_EXTENSION = re.compile(r"Failed to load the backend extension: (\S+)\. ")
+_SECOND_IMPORT = "Only a single TORCH_LIBRARY can be used to register the namespace"
+
+
+def defer_device_extensions() -> None:
+    """Keep `import torch` from importing the device extensions that are installed beside it.
+
+    One of them that lacks its vendor's libraries would make torch unusable for the CPU too. A device that is asked for
+    imports its extension itself. Call this before anything imports torch; a user's own setting of the variable stands.
+    """
+    os.environ.setdefault(AUTOLOAD, "0")
+
+
+def explain_torch_import(error: BaseException) -> tuple[str, str] | None:
+    """Sentence and hint for an `import torch` that failed on a device extension; None for every other error."""
+    if not isinstance(error, RuntimeError):
+        return None
+    if (failed := _FAILED_EXTENSION.match(str(error))) is not None:
+        name = failed[1]
+        reason = "" if error.__cause__ is None else f": {type(error.__cause__).__name__}: {_one_line(error.__cause__)}"
+        return (
+            f"torch cannot be imported, because its extension `{name}` fails{reason}",
+            f"for that device, source the `set_env.sh` of its toolkit (CANN); to do without it, set {AUTOLOAD}=0; or "
+            f"`pip uninstall {name}`; then start again, in a new process",
+        )
+    if _SECOND_IMPORT in str(error):
+        return (
+            "torch cannot be imported a second time in one process, after its first import failed",
+            f"the first error says why; start again, in a new process, with {AUTOLOAD}=0 set if it was an extension",
+        )
+    return None
+
+
+def note_torch_import(error: BaseException) -> None:
+    """Add the explanation to the traceback of a failed `import torch`, for those who use this project as a library."""
+    explained = explain_torch_import(error)
+    if explained is not None:
+        error.add_note("{}\n\nhint: {}".format(*explained))
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,61 @@
+"""Finds CANN, the toolkit of Ascend devices, by its files and variables alone: nothing of it is loaded or run here.
+
+Layouts and variables are those of the CANN installation guides up to 8.3 (`ascend-toolkit/latest`) and since 8.5
+(`cann`); the checks of ASCEND_HOME_PATH and ASCEND_OPP_PATH are those that torch_npu 2.13 makes when it is imported.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+HOME_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
+# Where its installers propose to put it, with the script that sets a shell up.
+ROOTS = ("/usr/local/Ascend", "~/Ascend")
+SCRIPTS = ("cann/set_env.sh", "cann-*/set_env.sh", "ascend-toolkit/set_env.sh", "nnrt/set_env.sh")
+LIBRARY = "libascendcl.so"
+
+
+def home_variable(environ: Mapping[str, str]) -> str | None:
+    """The variable that says where CANN is; it is set by `set_env.sh`."""
+    return next((name for name in HOME_VARIABLES if environ.get(name)), None)
+
+
+def library_folder(environ: Mapping[str, str]) -> Path | None:
+    """The folder of LD_LIBRARY_PATH that has CANN's runtime library."""
+    folders = [Path(folder) for folder in environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
+    return next((folder for folder in folders if (folder / LIBRARY).exists()), None)
+
+
+def setup_scripts(environ: Mapping[str, str]) -> list[Path]:
+    """The `set_env.sh` of all installations in the usual folders, newest form first."""
+    bases = [Path(root.replace("~", environ.get("HOME", "~"), 1)) for root in ROOTS]
+    return [file for base in bases for script in SCRIPTS for file in sorted(base.glob(script), reverse=True)]
+
+
+def setup_fault(environ: Mapping[str, str], *, works: bool = False) -> str:
+    """What is wrong with the variables of this shell, empty when nothing is; `works`: the libraries were loaded."""
+    variable = home_variable(environ)
+    if variable is None:
+        return ""
+    home, operators = Path(environ[variable]), environ.get("ASCEND_OPP_PATH")
+    if not home.is_dir():
+        return f"{variable} is {home}, which does not exist"
+    if operators is None:
+        return f"{variable} is {home}, and ASCEND_OPP_PATH is not set"
+    if not Path(operators).is_dir():
+        return f"ASCEND_OPP_PATH is {operators}, which does not exist"
+    if not works and library_folder(environ) is None:
+        return f"{variable} is {home}, and no folder of LD_LIBRARY_PATH has {LIBRARY}"
+    return ""
+
+
+def package_versions(home: Path) -> list[str]:
+    """Names and versions of what is installed there, the toolkit first: `toolkit 8.5.0`, `ops 8.5.0`, ..."""
+    files = sorted(home.glob("*-linux/ascend_*_install.info"), key=lambda file: "toolkit" not in file.name)
+    found = []
+    for file in files:
+        version = re.search(r"^version=(\S+)", file.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+        name = file.name.removeprefix("ascend_").removesuffix("_install.info")
+        found.append(f"{name} {version[1] if version else 'of unknown version'}")
+    return found

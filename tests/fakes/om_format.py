@@ -1,0 +1,22 @@
+"""The OM files of the tests: a line of JSON, then the bytes of the ONNX graph that the fake runtime computes with."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def write_fake_om(path: Path, *, header: dict[str, Any], onnx: bytes) -> None:
+    """Write a file; `header` holds batch_sizes, has_gears, soc_version, and what the ONNX graph takes and gives.
+
+    Those are "input" and "output", each {"name", "dtype", "shape"} with -1 for a batch in gears.
+    """
+    path.write_bytes(json.dumps({"fake_om": 1, **header}).encode() + b"\n" + onnx)
+
+
+def read_fake_om(path: Path) -> tuple[dict[str, Any], bytes]:
+    """Header and ONNX bytes; raises ValueError for other files."""
+    line, separator, onnx = path.read_bytes().partition(b"\n")
+    header: dict[str, Any] = json.loads(line) if separator else {}
+    if header.get("fake_om") != 1:
+        raise ValueError(f"{path} is no fake OM")
+    return header, onnx

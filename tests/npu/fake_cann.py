@@ -1,0 +1,73 @@
+"""Builds the libraries of CANN that torch_npu's own libraries ask for, from the names they leave undefined.
+
+Our C gives bodies to memory, copies, events and devices; everything else becomes a stub that returns 0. Nothing
+computes, and nothing of Huawei's is used but the wheel that is tested.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+SOURCE = Path(__file__).with_suffix(".c")
+MAIN = "libascendcl.so"
+# Asked for by torch_npu 2.13 (readelf -d); empty, and they lead to the main one, where dlsym then finds everything.
+OTHERS = ("libhccl.so", "libacl_op_compiler.so", "libge_runner.so", "libgraph.so", "libacl_tdt_channel.so")
+# The kernels (aclnn...) are no part of it: torch_npu looks for them only when it would compute.
+OURS = re.compile(r"(?:acl(?!nn)|Hccl|hccl|Msprof|rt[A-Z])\w+")
+DEFINED = re.compile(r"^(?:int|size_t|const char \*)\s*(\w+)\(", re.MULTILINE)
+FLAGS = ("-shared", "-fPIC", "-O1", "-w")
+
+
+def build(wheel: Path, *, cache: Path) -> Path:
+    """Folder with the six libraries for the torch_npu unpacked in `wheel`, made anew when anything of it changed.
+
+    Raises RuntimeError when gcc or nm is missing or fails.
+    """
+    libraries = sorted((wheel / "torch_npu").glob("_C*.so")) + sorted((wheel / "torch_npu" / "lib").glob("lib*.so"))
+    key = hashlib.sha256(SOURCE.read_bytes() + Path(__file__).read_bytes())
+    for library in libraries:
+        key.update(f"{library.name} {library.stat().st_size}".encode())
+    folder = cache / f"fake-cann-{key.hexdigest()[:16]}"
+    if not folder.exists():
+        started = cache / f"{folder.name}.{os.getpid()}"
+        shutil.rmtree(started, ignore_errors=True)
+        started.mkdir(parents=True)
+        _compile(started, names=wanted_names(libraries))
+        try:
+            started.rename(folder)
+        except OSError:  # somebody else was first
+            shutil.rmtree(started)
+    return folder
+
+
+def wanted_names(libraries: list[Path]) -> set[str]:
+    """C functions of CANN that the libraries link against, or name in order to look them up while running."""
+    linked = _output("nm", "-D", "--undefined-only", "--format=just-symbols", *map(str, libraries))
+    names = {name.partition("@")[0] for name in linked.split()}
+    for library in libraries:
+        names.update(text.decode() for text in re.findall(rb"(?<=\0)(?:acl|Hccl)\w+(?=\0)", library.read_bytes()))
+    return {name for name in names if OURS.fullmatch(name)}
+
+
+def _compile(folder: Path, *, names: set[str]) -> None:
+    stubs = sorted(names - set(DEFINED.findall(SOURCE.read_text(encoding="ascii"))))
+    generated = folder / "stubs.c"
+    generated.write_text("".join(f"long {name}(void) {{ return 0; }}\n" for name in stubs), encoding="ascii")
+    _output("gcc", *FLAGS, f"-Wl,-soname,{MAIN}", "-o", str(folder / MAIN), str(SOURCE), str(generated))
+    empty = folder / "empty.c"
+    empty.write_text("")
+    for name in OTHERS:
+        link = ("-Wl,--no-as-needed", f"-L{folder}", f"-l:{MAIN}", f"-Wl,-soname,{name}")
+        _output("gcc", *FLAGS, "-o", str(folder / name), str(empty), *link)
+
+
+def _output(*command: str) -> str:
+    if shutil.which(command[0]) is None:
+        raise RuntimeError(f"{command[0]} is not installed")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed: {done.stderr[-500:]}")
+    return done.stdout

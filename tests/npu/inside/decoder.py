@@ -1,0 +1,96 @@
+"""Toy decoders on the fake NPU and on the CPU, through `open_executor` and the engine; prints what came as JSON."""
+
+import dataclasses
+import json
+from typing import Any
+
+import torch
+
+from llm.config import DecoderConfig
+from llm.engine.engine import Engine
+from llm.engine.sampling_params import SamplingParams
+from llm.engine.sequence import Request
+from llm.load import open_executor
+from llm.runtime.backend import Backend, CpuBackend, open_backend
+from tests.llm.toys import answers, drain, toy_decoder, toy_prompts, toy_visual_queries
+from tests.npu.inside.host_ops import HostOps, MixedDevicesError
+
+# Heads of 64, as the fused rotation wants them; and of 16, which it refuses.
+FUSED = DecoderConfig(
+    vocab_size=300,
+    dim=128,
+    num_layers=3,
+    num_heads=2,
+    ffn_dim=80,
+    norm_eps=1e-6,
+    context=96,
+    num_adapter_layers=2,
+    num_queries=5,
+)
+SMALL = dataclasses.replace(FUSED, num_heads=8)
+NUM_REQUESTS = 5  # on 3 slots: ragged lengths, freed slots, moved rows
+
+
+def ids_of(config: DecoderConfig, backend: Backend, *, dtype: torch.dtype, wanted: str = "auto") -> dict[int, Any]:
+    state = {name: tensor.to(dtype) for name, tensor in toy_decoder(config).state_dict().items()}
+    executor = open_executor(config, state, backend=backend, num_slots=3, operators=wanted)
+    engine = Engine(executor, eos_id=2)
+    prompts = toy_prompts(NUM_REQUESTS)
+    prefixes = engine.project_prefix(toy_visual_queries(NUM_REQUESTS, config=config))
+    for index, (prompt, prefix) in enumerate(zip(prompts, prefixes, strict=True)):
+        sampling = SamplingParams(max_new_tokens=6 + index)
+        engine.submit(Request(id=index, prompt_ids=prompt, prefix=prefix, sampling=sampling))
+    choices = ((5, 6), (7,), (8, 9, 10))
+    engine.submit(
+        Request(id=90, prompt_ids=prompts[1], prefix=prefixes[1], sampling=SamplingParams(), choices=choices)
+    )
+    outputs = drain(engine)
+    scores = [output.choice_logprobs for output in outputs if output.choice_logprobs]
+    given = answers(outputs)
+    return {"ids": [given[index][0] for index in range(NUM_REQUESTS)], "scores": scores[0]}
+
+
+def main() -> None:
+    report: dict[str, Any] = {"runs": []}
+    backend = open_backend("npu:0")
+    for label, config in (("fused", FUSED), ("small", SMALL)):
+        for name in backend.capabilities.dtypes:
+            for wanted in ("auto", "aten"):
+                dtype = getattr(torch, name)
+                expected = ids_of(config, CpuBackend(), dtype=dtype)
+                mode = HostOps()
+                with mode:
+                    given = ids_of(config, backend, dtype=dtype, wanted=wanted)
+                report["runs"].append(
+                    {
+                        "config": label,
+                        "dtype": name,
+                        "wanted": wanted,
+                        "expected": expected,
+                        "given": given,
+                        "calls": mode.calls,
+                        "choices": [dataclasses.asdict(choice) for choice in backend.choices],
+                    }
+                )
+    report["mixed"] = mixing()
+    report["capabilities"] = dataclasses.asdict(backend.capabilities)
+    report["name"] = backend.name
+    print(json.dumps(report))
+
+
+def mixing() -> list[str]:
+    """What became of operators that were given tensors of both sides."""
+    here, there = torch.ones(3), torch.ones(3, device="npu:0")
+    outcomes = []
+    with HostOps():
+        for attempt in (lambda: here + there, lambda: there.mul_(here), lambda: torch.cat([there, here])):
+            try:
+                attempt()
+                outcomes.append("computed")
+            except MixedDevicesError:
+                outcomes.append("refused")
+    return outcomes
+
+
+if __name__ == "__main__":
+    main()

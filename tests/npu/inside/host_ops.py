@@ -1,0 +1,131 @@
+"""Runs every operator of the fake NPU on the host: its memory is the host's, so kernels are all that is missing.
+
+Views and allocations stay torch_npu's own, and so does its routing of attention. Mixing devices is refused.
+"""
+
+import ctypes
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from llm.runtime.chips import family_of
+from tests.npu.inside.references import CHECKS, REFERENCES
+
+DEVICE_KEY = torch._C.DispatchKey.PrivateUse1
+MAY_MIX = ("aten::_to_copy", "aten::copy_")
+# Shapes and addresses only: torch_npu does these itself.
+NATIVE = (
+    "aten::empty",
+    "aten::empty_strided",
+    "aten::empty_like",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+    "aten::_unsafe_view",
+    "aten::_reshape_alias",
+    "aten::set_",
+    "aten::resize_",
+    "aten::lift_fresh",
+)
+# torch_npu decides in these what to call; the mode sees what that is.
+ROUTED = ("aten::scaled_dot_product_attention",)
+
+
+class MixedDevicesError(AssertionError):
+    """An operator was given tensors of the host and of the device."""
+
+
+class HostOps(TorchDispatchMode):
+    """`calls` counts the operators that would have been kernels, `sequence` has them in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sequence: list[str] = []
+        self.family = family_of(torch.npu.get_soc_version()).name
+
+    @property
+    def calls(self) -> Counter[str]:
+        return Counter(self.sequence)
+
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        wanted_device = kwargs.get("device")
+        on_device = any(tensor.device.type == "npu" for tensor in tensors)
+        if not on_device and (wanted_device is None or torch.device(wanted_device).type != "npu"):
+            return func(*args, **kwargs)
+        if on_device and name not in MAY_MIX:
+            _refuse_mixing(name, tensors)
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+            if name in ROUTED:
+                with self:
+                    return func._op_dk(DEVICE_KEY, *args, **kwargs)
+            if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), DEVICE_KEY.name):
+                with self:
+                    return func.decompose(*args, **kwargs)
+        if func.is_view or name in NATIVE:
+            return func(*args, **kwargs)
+        self.sequence.append(name)
+        return self._compute(func, name, args, kwargs)
+
+    def _compute(self, func: OpOverload, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        target = torch.device(kwargs.get("device") or "npu")
+        originals: dict[int, Tensor] = {}
+
+        def to_host(leaf: Any) -> Any:
+            if isinstance(leaf, Tensor) and leaf.device.type == "npu":
+                seen = host_view(leaf)
+                originals[id(seen)] = leaf
+                return seen
+            return leaf
+
+        host_args, host_kwargs = pytree.tree_map(to_host, (args, kwargs))
+        if "device" in host_kwargs:
+            host_kwargs["device"] = torch.device("cpu")
+        short = name.partition("::")[2]
+        if short in REFERENCES:
+            CHECKS[short](self.family, *args, **kwargs)
+            result = REFERENCES[short](*host_args, **host_kwargs)
+        else:
+            assert not name.startswith("npu::"), f"{name} has no reference on the host"
+            result = func(*host_args, **host_kwargs)
+
+        def to_device(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor) or target.type != "npu":
+                return leaf
+            return originals[id(leaf)] if id(leaf) in originals else place(leaf)
+
+        return pytree.tree_map(to_device, result)
+
+
+def _refuse_mixing(name: str, tensors: list[Tensor]) -> None:
+    # Numbers travel as tensors without dimensions.
+    hosts = [tensor for tensor in tensors if tensor.device.type != "npu" and tensor.dim() > 0]
+    if hosts:
+        raise MixedDevicesError(f"{name} was given tensors of the host and of the device")
+
+
+def host_view(tensor: Tensor) -> Tensor:
+    """The device's memory under `tensor`, as a tensor of the host: what is written to one is in the other."""
+    storage = tensor.untyped_storage()
+    if storage.nbytes() == 0:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    memory = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
+    flat = torch.frombuffer(memory, dtype=torch.uint8)
+    view = torch.empty(0, dtype=tensor.dtype)
+    view.set_(flat.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+    return view
+
+
+def place(tensor: Tensor) -> Tensor:
+    """A copy on the device, with the same strides."""
+    tensor = tensor.contiguous() if 0 in tensor.stride() else tensor
+    placed = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="npu")
+    if tensor.numel():
+        host_view(placed).copy_(tensor)
+    return placed

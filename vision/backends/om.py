@@ -1,0 +1,146 @@
+"""The encoder as OM files, run through ais_bench in a thread of its own."""
+
+import os
+import threading
+import weakref
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from vision.backends.exported import to_tensor
+from vision.backends.ladder import run_ladder
+from vision.backends.om_session import OmSession
+from vision.backends.worker import Worker
+from vision.card import EncoderCard
+from vision.errors import EncoderError
+
+
+class OmVisionBackend:
+    """Runs one OM, with a fixed batch size or with gears, or a folder of OMs of several batch sizes.
+
+    ais_bench makes an ACL context of its own current in the thread that calls it and never restores the one before, on
+    which torch_npu's streams depend. Contexts belong to threads, so the sessions live in one thread that nobody else
+    uses. Where a decoder runs on the same device, bring that device up first. Not tried on hardware so far.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, device_id: int = 0) -> None:
+        """Raises EncoderError for files, installations and devices that are of no use."""
+        self._file = str(path)
+        self._name = f"ais_bench (device {device_id})"
+        self.device_ms: float | None = None  # of the last `encode`, as ais_bench measured it; None where it did not
+        files = _om_files(Path(path))
+        self._worker = Worker(name=self._name)
+        self._sessions: list[OmSession] = []
+        # Also when nobody calls close: at the end of the program, or of the object.
+        self._finalizer = weakref.finalize(self, _shut_down, self._worker, self._sessions)
+        try:
+            for file in files:
+                self._sessions.append(self._worker.call(lambda file=file: OmSession(file, device_id=device_id)))  # type: ignore[misc]
+            self._by_size = _by_size(self._sessions, path=self._file)
+        except BaseException:
+            self.close()
+            raise
+        self._signature = self._sessions[0].signature
+        self.card: EncoderCard | None = self._sessions[0].card
+
+    @property
+    def name(self) -> str:
+        """What runs it, and where."""
+        return self._name
+
+    @property
+    def image_size(self) -> int:
+        return self._signature.image_size
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...] | None:
+        """Ascending: gears, or the batch sizes of the files."""
+        return tuple(self._by_size)
+
+    def encode(self, pixels_BHWC: np.ndarray) -> Tensor:
+        """Pixels uint8 (B, S, S, 3) RGB -> visual query (B, Q, D) on the CPU, in the graph's type.
+
+        Raises EncoderError for other pixels, and when the device fails.
+        """
+        if not self._finalizer.alive:
+            raise EncoderError(f"`{self._file}` was closed and encodes nothing more")
+        self._signature.check_pixels(pixels_BHWC)
+        return to_tensor(self._worker.call(lambda: self._encode(pixels_BHWC)))
+
+    def close(self) -> None:
+        """Unload the files and end the thread."""
+        if self._finalizer.detach():
+            _end(self._worker, self._sessions, wait=True)
+
+    def _encode(self, pixels_BHWC: np.ndarray) -> np.ndarray:
+        """In the sessions' thread."""
+        times: list[float | None] = []
+
+        def run(batch_BHWC: np.ndarray) -> np.ndarray:
+            session = self._by_size[len(batch_BHWC)]
+            output = session.run(batch_BHWC)
+            times.append(session.device_ms)
+            return output
+
+        result = run_ladder(pixels_BHWC, self.batch_sizes, run)
+        known = [time for time in times if time is not None]
+        self.device_ms = sum(known) if len(known) == len(times) else None
+        return result
+
+
+def _om_files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = sorted(path.glob("*.om"))
+    if not files:
+        raise EncoderError(
+            f"The folder `{path}` holds no .om file", hint="`llama-adapter export om --out FOLDER/NAME` makes some"
+        )
+    return files
+
+
+def _by_size(sessions: list[OmSession], *, path: str) -> dict[int, OmSession]:
+    """Which session runs which batch size, ascending; raises EncoderError when they are not of one encoder."""
+    found: dict[int, OmSession] = {}
+    first = sessions[0]
+    for session in sessions:
+        same = all(
+            getattr(session.signature, field) == getattr(first.signature, field)
+            for field in ("image_size", "output_dtype", "output_shape")
+        )
+        if not same or _weights(session) != _weights(first):
+            raise EncoderError(
+                f"The OM files of `{path}` are not of one encoder: `{session.signature.file}` differs from "
+                f"`{first.signature.file}`",
+                hint="keep one encoder's files in a folder, each with its side-car",
+            )
+        for size in session.batch_sizes:
+            if size in found:
+                raise EncoderError(
+                    f"The folder `{path}` has two files for a batch of {size}: `{found[size].signature.file}` and "
+                    f"`{session.signature.file}`",
+                    hint="keep one of them",
+                )
+            found[size] = session
+    return dict(sorted(found.items()))
+
+
+def _weights(session: OmSession) -> dict[str, str] | None:
+    return None if session.card is None else dict(session.card.fingerprint)
+
+
+def _shut_down(worker: Worker, sessions: list[OmSession]) -> None:
+    """For a backend that nobody closed: waits at the end of the program only.
+
+    An object may be collected in any thread, also in one that the sessions' thread waits for.
+    """
+    _end(worker, sessions, wait=threading.current_thread() is threading.main_thread())
+
+
+def _end(worker: Worker, sessions: list[OmSession], *, wait: bool) -> None:
+    def free() -> None:
+        while sessions:
+            sessions.pop().free()
+
+    worker.end(free, wait=wait)

@@ -1,0 +1,180 @@
+"""One OM file loaded by ais_bench: checked before it is loaded, and every call checked before it is made.
+
+Which thread this happens in is decided in `vision.backends.om`.
+"""
+
+import importlib
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vision.backends.exported import Port, Signature, read_signature
+from vision.backends.om_failures import import_failed, opening_failed, running_failed
+from vision.backends.stdout import root_logger_kept, stdout_caught
+from vision.card import EncoderCard
+from vision.errors import EncoderError
+from vision.sidecar import OmSidecar, check_om_file, file_sha256, read_sidecar, sidecar_path
+
+_HINT = "make the OM with `llama-adapter export om` from an ONNX of `llama-adapter export onnx`"
+_DTYPES = {"double": "float64"}  # all other names are numpy's
+
+
+class OmSession:
+    """An `InferSession` (ais_bench, 2023 or later), its signature and its batch sizes.
+
+    To be made, used and freed in one thread: it puts an ACL context of its own into the thread that calls it and leaves
+    it there. ais_bench compares numbers of bytes only, so shapes and types are checked here.
+    """
+
+    def __init__(self, path: Path, *, device_id: int) -> None:
+        """Raises EncoderError for everything that is in the way."""
+        self._file, self._device_id = os.path.abspath(path), device_id
+        check_om_file(self._file)
+        self._sidecar = _valid_sidecar(self._file)
+        self._session = self._open(_infer_session_class())
+        try:
+            self._port, self.signature = self._describe()
+            self.batch_sizes = self._find_batch_sizes()
+        except BaseException:
+            self.free()
+            raise
+        self.device_ms: float | None = None  # of the last call
+
+    @property
+    def card(self) -> EncoderCard | None:
+        """From the side-car; None without one."""
+        return None if self._sidecar is None else self._sidecar.card
+
+    def run(self, batch_BHWC: np.ndarray) -> np.ndarray:
+        """Pixels uint8 (B, S, S, 3), B one of the batch sizes -> visual query (B, Q, D)."""
+        # Kept alive to the end of the call, which reads its memory.
+        pixels = self.signature.to_input(batch_BHWC)
+        wanted = self._bytes_wanted(len(pixels))
+        if len(pixels) not in self.batch_sizes or pixels.nbytes != wanted:
+            raise AssertionError(f"{pixels.shape} is none of the batch sizes {self.batch_sizes}")
+        mode = "dymbatch" if self._has_gears else "static"
+        try:
+            with stdout_caught() as caught:
+                outputs = self._session.infer([pixels], mode=mode)
+                self.device_ms = self._read_device_ms()
+        except Exception as error:
+            raise running_failed(
+                error,
+                said=caught.complaints(),
+                file=self._file,
+                soc=self._soc,
+                device=self._device_id,
+                wanted=f"{self._port} of batch {_list(self.batch_sizes)}",
+                given=f"{pixels.dtype} {pixels.shape} of {pixels.nbytes:,} bytes",
+            ) from error
+        output = outputs[0]
+        self.signature.check_output(output, batch=len(pixels))
+        result: np.ndarray = output
+        return result
+
+    def free(self) -> None:
+        """Unload. Never calls `finalize`, which resets the device for everything in the process."""
+        # The last reference goes here too, since the destructor talks to the device.
+        session, self._session = self._session, None
+        with suppress(Exception), stdout_caught():  # nobody can do anything about it
+            if hasattr(session, "free_resource"):
+                session.free_resource()
+            del session
+
+    @property
+    def _soc(self) -> str:
+        return "" if self._sidecar is None else self._sidecar.soc_version
+
+    @property
+    def _has_gears(self) -> bool:
+        return self.signature.batch is None
+
+    def _open(self, infer_session: Any) -> Any:
+        try:
+            with stdout_caught() as caught:
+                return infer_session(self._device_id, self._file)
+        except Exception as error:
+            raise opening_failed(
+                error, said=caught.complaints(), file=self._file, soc=self._soc, device=self._device_id
+            ) from error
+
+    def _describe(self) -> tuple[Port, Signature]:
+        with stdout_caught():
+            descriptions = list(self._session.get_inputs()), list(self._session.get_outputs())
+            self._size = [int(description.size) for description in descriptions[0]]
+        inputs, outputs = ([_port(description) for description in group] for group in descriptions)
+        return inputs[0], read_signature(inputs, outputs, file=self._file, card=self.card, hint=_HINT)
+
+    def _find_batch_sizes(self) -> tuple[int, ...]:
+        """From the side-car or, for a fixed OM without one, from the file."""
+        fixed, sidecar = self.signature.batch, self._sidecar
+        if fixed is None and sidecar is None:
+            raise EncoderError(
+                f"`{self._file}` takes several batch sizes (gears), and without its side-car "
+                f"`{sidecar_path(self._file).name}` nobody can tell which",
+                hint=f"put the side-car beside it, or {_HINT}",
+            )
+        sizes = sidecar.batch_sizes if sidecar is not None else (fixed or 0,)
+        matches = sidecar is None or (sidecar.has_gears if fixed is None else sidecar.batch_sizes == (fixed,))
+        if not matches or self._size != [self._bytes_of(max(sizes))]:
+            raise EncoderError(
+                f"`{self._file}` takes {self._port} of {self._size[0]:,} bytes, which is not the batch {_list(sizes)} "
+                "that was to be expected",
+                hint=f"its side-car is that of another file: {_HINT}" if sidecar is not None else _HINT,
+            )
+        return sizes
+
+    def _bytes_of(self, batch: int) -> int:
+        return batch * self.signature.image_size**2 * 3 * self.signature.dtype.itemsize
+
+    def _bytes_wanted(self, batch: int) -> int:
+        """What ais_bench will demand."""
+        return self._size[0] * batch // max(self.batch_sizes)
+
+    def _read_device_ms(self) -> float | None:
+        """Milliseconds of the last execution; they are counted in C's float from the loading on, so coarse hours later.
+
+        A pair of start and end since autumn 2023, the time itself before; missing it is no reason to fail.
+        """
+        try:
+            last = self._session.summary().exec_time_list[-1]
+            milliseconds = float(last[1] - last[0]) if hasattr(last, "__len__") else float(last)
+            self._session.reset_summaryinfo()  # or it grows with every call
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+            return None
+        return milliseconds
+
+
+def _infer_session_class() -> Any:
+    """ais_bench's InferSession; imported only here, in the thread that uses it."""
+    try:
+        with root_logger_kept(), stdout_caught():
+            return importlib.import_module("ais_bench.infer.interface").InferSession
+    except Exception as error:
+        raise import_failed(error) from error
+
+
+def _valid_sidecar(file: str) -> OmSidecar | None:
+    sidecar = read_sidecar(file)
+    if sidecar is not None and file_sha256(file) != sidecar.sha256:
+        raise EncoderError(
+            f"The side-car `{sidecar_path(file).name}` is that of another file than `{file}`: the digests differ",
+            hint=f"both are written together: {_HINT}, or delete the side-car of an OM with a fixed batch size",
+        )
+    return sidecar
+
+
+def _port(description: Any) -> Port:
+    name = description.datatype.name
+    return Port(
+        name=description.name,
+        dtype=_DTYPES.get(name, name),
+        shape=tuple(int(size) for size in description.shape),
+    )
+
+
+def _list(sizes: tuple[int, ...]) -> str:
+    return ", ".join(str(size) for size in sizes)

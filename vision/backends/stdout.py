@@ -1,0 +1,94 @@
+"""Keeps what native libraries print away from stdout, where our data goes, and catches it for the error messages."""
+
+import ctypes
+import logging
+import os
+import re
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+_LOG = logging.getLogger(__name__)
+_LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.DEBUG, "WARN": logging.WARNING, "ERROR": logging.WARNING}
+_LINE = re.compile(r"\[(?:ACL )?(DEBUG|INFO|WARN|ERROR)(?:ING)?\] ")
+_LOCK = threading.Lock()  # the descriptor belongs to the whole process
+
+
+class Caught:
+    """What was printed, filled when the window closes."""
+
+    text = ""
+
+    def complaints(self, *, most: int = 6) -> str:
+        """The last lines that are no news of success, in one line."""
+        lines = (line.strip() for line in self.text.splitlines())
+        kept = [line for line in lines if line and not line.startswith(("[INFO]", "[DEBUG]"))]
+        return " | ".join(kept[-most:])
+
+
+@contextmanager
+def stdout_caught() -> Iterator[Caught]:
+    """While inside, what is written to file descriptor 1 is caught instead.
+
+    aclruntime writes its news and the only useful words of its errors there with C's `fprintf(stdout)`, on every call
+    for an OM with gears. Behind a pipe C keeps them in its buffer and they would come out among our data much later,
+    so C's buffers are emptied at both ends. The window is as long as one call of the library, during which it holds
+    Python's lock and its caller waits, so that hardly anything else can print meanwhile. What does is not lost: after a
+    success, lines that do not look like the library's own are passed on to stderr.
+
+    Pointing descriptor 1 at stderr for good would take the stream from a host program that only uses us as a library.
+    """
+    caught = Caught()
+    with _LOCK:
+        _flush()
+        try:
+            stdout = os.dup(1)
+        except OSError:  # closed: nothing can get among data
+            yield caught
+            return
+        with tempfile.TemporaryFile() as file:
+            os.dup2(file.fileno(), 1)
+            try:
+                yield caught
+            finally:
+                _flush()
+                os.dup2(stdout, 1)
+                os.close(stdout)
+                file.seek(0)
+                caught.text = file.read().decode(errors="replace")
+    _pass_on(caught.text)
+
+
+@contextmanager
+def root_logger_kept() -> Iterator[None]:
+    """Undo a `logging.basicConfig(stream=sys.stdout)`, as ais_bench's modules call it when imported.
+
+    Else every library's INFO messages would go to stdout from then on.
+    """
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        yield
+    finally:
+        for handler in list(root.handlers):
+            if handler not in handlers:
+                root.removeHandler(handler)
+        root.setLevel(level)
+
+
+def _flush() -> None:
+    """Python's own buffer and C's."""
+    with suppress(AttributeError, OSError, ValueError):  # absent, gone away, closed: not ours to complain about
+        sys.stdout.flush()
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).fflush(None)
+
+
+def _pass_on(text: str) -> None:
+    for line in text.splitlines():
+        if match := _LINE.match(line):
+            _LOG.log(_LEVELS[match[1]], "%s", line)
+        elif line.strip():
+            print(line, file=sys.stderr)

@@ -1,0 +1,164 @@
+"""OM files as others find them: the JSON side-car that tells what is inside, and what a runtime demands of the file.
+
+Making an OM is done in `vision.export`, running one in `vision.backends`.
+"""
+
+import hashlib
+import json
+import os
+import re
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from vision.card import EncoderCard
+from vision.errors import EncoderError
+
+FORMAT_VERSION: Final = 1
+MAX_OM_BYTES: Final = 10 * 1024**3
+_LEGAL_PATH: Final = re.compile(r"[A-Za-z0-9_./-]+")
+_MAX_PATH, _MAX_COMPONENT = 4096, 255
+_AGAIN = "make the OM again with `llama-adapter export om`"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OmSidecar:
+    """What an OM file cannot be asked for: its encoder, its batch sizes and where it came from."""
+
+    card: EncoderCard
+    batch_sizes: tuple[int, ...]  # ascending
+    has_gears: bool  # one OM for all of them, made with --dynamic_batch_size; else there is one, and it is fixed
+    soc_version: str
+    precision_mode: str
+    sha256: str  # of the .om
+    onnx_sha256: str
+
+    def __post_init__(self) -> None:
+        sizes = self.batch_sizes
+        if not sizes or any(type(size) is not int or size < 1 for size in sizes) or list(sizes) != sorted(set(sizes)):
+            raise ValueError(f"batch_sizes must be whole numbers of at least 1, ascending, got {sizes!r}")
+        if not self.has_gears and len(sizes) != 1:
+            raise ValueError(f"an OM without gears has one batch size, got {sizes!r}")
+
+    def to_json(self) -> str:
+        """As stored beside the OM."""
+        values = {
+            "version": FORMAT_VERSION,
+            "card": json.loads(self.card.to_json()),
+            "batch_sizes": list(self.batch_sizes),
+            "has_gears": self.has_gears,
+            "soc_version": self.soc_version,
+            "precision_mode": self.precision_mode,
+            "sha256": self.sha256,
+            "onnx_sha256": self.onnx_sha256,
+        }
+        return json.dumps(values, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, *, file: str) -> "OmSidecar":
+        """Inverse of `to_json`; raises EncoderError naming `file` for damage and for other versions."""
+        try:
+            values: dict[str, Any] = json.loads(text)
+            version = values.pop("version")
+            if version == FORMAT_VERSION:
+                card = EncoderCard.from_json(json.dumps(values.pop("card")), file=file)
+                has_gears, batch_sizes = values.pop("has_gears"), tuple(values.pop("batch_sizes"))
+                if type(has_gears) is not bool or not all(type(value) is str for value in values.values()):
+                    raise ValueError("a value is of the wrong type")
+                return cls(card=card, batch_sizes=batch_sizes, has_gears=has_gears, **values)
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+            raise EncoderError(f"The side-car `{file}` cannot be read: {error}", hint=_AGAIN) from None
+        raise EncoderError(
+            f"The side-car `{file}` is of version {version!r}, and this program reads {FORMAT_VERSION}", hint=_AGAIN
+        )
+
+
+def sidecar_path(om_path: str | os.PathLike[str]) -> Path:
+    """`clip.om` -> `clip.om.json`."""
+    path = Path(om_path)
+    return path.with_name(path.name + ".json")
+
+
+def write_sidecar(om_path: str | os.PathLike[str], sidecar: OmSidecar) -> Path:
+    """Write the side-car of an OM, complete or not at all; returns its path."""
+    target = sidecar_path(om_path)
+    with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False, encoding="utf-8") as file:
+        file.write(sidecar.to_json())
+    os.chmod(file.name, 0o640)
+    os.replace(file.name, target)
+    return target
+
+
+def read_sidecar(om_path: str | os.PathLike[str]) -> OmSidecar | None:
+    """The side-car of an OM, None where there is none; raises EncoderError when it is damaged or cannot be read."""
+    path = sidecar_path(om_path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise EncoderError(f"The side-car `{path}` cannot be read: {error}", hint=_AGAIN) from None
+    return OmSidecar.from_json(text, file=str(path))
+
+
+def file_sha256(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file in hexadecimal, read in pieces."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_om_file(path: str | os.PathLike[str]) -> None:
+    """Raise EncoderError for a file that ais_bench's InferSession (since 2024-06) would refuse, and say why.
+
+    InferSession itself only says that the path is illegal. Older releases take more; what passes here suits all.
+    """
+    absolute = os.path.abspath(path)
+    _check_path(absolute)
+    try:
+        status = os.lstat(absolute)
+        if stat.S_ISLNK(status.st_mode):
+            raise EncoderError(
+                f"The OM `{absolute}` is a symbolic link, which InferSession refuses",
+                hint=f"pass the file itself, or copy it: cp --dereference {absolute} ./",
+            )
+    except OSError as error:
+        reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        raise EncoderError(
+            f"The OM `{absolute}` {reason}", hint="`llama-adapter export om` makes one from an ONNX file"
+        ) from None
+    if not stat.S_ISREG(status.st_mode):
+        raise EncoderError(f"`{absolute}` is no regular file, where an OM is wanted")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise EncoderError(
+            f"The OM `{absolute}` can be written by others (mode {stat.S_IMODE(status.st_mode):o}), "
+            "which InferSession refuses",
+            hint=f"chmod 640 {absolute}",
+        )
+    if status.st_uid != os.geteuid() and os.geteuid() != 0 and status.st_gid not in (os.getegid(), *os.getgroups()):
+        raise EncoderError(
+            f"The OM `{absolute}` belongs to a stranger (user {status.st_uid}, group {status.st_gid}), "
+            "which InferSession refuses",
+            hint="copy it, so that it is yours",
+        )
+    if not os.access(absolute, os.R_OK):
+        raise EncoderError(f"The OM `{absolute}` may not be read by this user", hint=f"chmod 640 {absolute}")
+    if not status.st_size:
+        raise EncoderError(f"The OM `{absolute}` is empty", hint=_AGAIN)
+    if status.st_size > MAX_OM_BYTES:
+        raise EncoderError(f"The OM `{absolute}` has {status.st_size:,} bytes, and InferSession takes {MAX_OM_BYTES:,}")
+
+
+def _check_path(absolute: str) -> None:
+    """What can be said from the name alone."""
+    if not absolute.endswith(".om"):
+        raise EncoderError(f"`{absolute}` does not end in .om, as InferSession demands", hint="rename the file")
+    if not _LEGAL_PATH.fullmatch(absolute):
+        illegal = "".join(sorted(set(_LEGAL_PATH.sub("", absolute))))
+        raise EncoderError(
+            f"The path `{absolute}` has characters that InferSession refuses: {illegal!a}",
+            hint="move the file to a path of letters, digits and _ . / - only",
+        )
+    if len(absolute) > _MAX_PATH or any(len(part) > _MAX_COMPONENT for part in absolute.split("/")):
+        raise EncoderError("The path of the OM is too long for InferSession", hint="move the file to a shorter path")
