@@ -245,7 +245,7 @@ def settings(kind: Callable[..., T], values: Mapping[str, Any], *, shown: Mappin
     try:
         return kind(**{name: values[name] for name in fields if name in values})
     except ValueError as error:
-        told = re.sub(rf"\b({'|'.join(fields)})\b", lambda match: words[match[0]], str(error))
+        told = re.sub(rf"(?<![\w-])({'|'.join(fields)})\b", lambda match: words[match[0]], str(error))
         raise UsageError(told) from error
 
 

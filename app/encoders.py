@@ -66,7 +66,7 @@ def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) ->
 
 
 def check_sizes(encoder: VisionBackend, model: LoadedModel, *, spec: CaptionerSpec) -> None:
-    """Raise EncoderError where an encoder takes pictures of another size than the model's; one may come without card."""
+    """Raise EncoderError where an encoder, which may have come without a card, takes pictures of another size."""
     if encoder.image_size != model.vision_config.clip.image_size:
         raise EncoderError(
             f"The encoder `{spec.encoder}` takes pictures of {encoder.image_size} pixels, and the model {model.name} "

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from app import toolkit
@@ -168,29 +169,30 @@ def look_at_aclruntime() -> dict[str, Any]:
     """The half of ais_bench that is compiled against CANN."""
     if importlib.util.find_spec("aclruntime") is None:
         return absent()
-    importlib.import_module("aclruntime")
-    return ok(_version_of("aclruntime"))
+    return _import_for_om("aclruntime")[0]
 
 
 def look_at_ais_bench() -> dict[str, Any]:
-    """The Python half: ours or the package that shares its name, and of which generation."""
+    """The Python half, and of which generation; not the package that shares its name."""
     if importlib.util.find_spec("ais_bench") is None:
         return absent()
+    said, interface = _import_for_om("ais_bench.infer.interface")
+    if interface is not None:
+        is_newer = hasattr(interface.InferSession, "set_context")
+        is_newer = is_newer or importlib.util.find_spec("ais_bench.infer.interface_check") is not None
+        said["found"] = ", ".join(filter(None, [said["found"], "of 2024 or newer" if is_newer else "as of 2023"]))
+    return said
+
+
+def _import_for_om(module_name: str) -> tuple[dict[str, Any], ModuleType | None]:
+    from vision.backends.om_failures import import_failed
+
     try:
-        is_meant = importlib.util.find_spec("ais_bench.infer.interface") is not None
-    except ModuleNotFoundError:
-        is_meant = False
-    if not is_meant:
-        names = importlib.metadata.packages_distributions().get("ais_bench", [])
-        return broken(
-            f"`ais_bench` is another package here ({', '.join(sorted(set(names))) or 'not installed by pip'})",
-            hint="`pip uninstall ais-bench-benchmark`, or take another virtual environment; then install it from "
-            "source: docs/ascend.md",
-        )
-    interface = importlib.import_module("ais_bench.infer.interface")
-    is_newer = hasattr(interface.InferSession, "set_context")
-    is_newer = is_newer or importlib.util.find_spec("ais_bench.infer.interface_check") is not None
-    return ok(", ".join(filter(None, [_version_of("ais_bench"), "of 2024 or newer" if is_newer else "as of 2023"])))
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        failure = import_failed(error)
+        return broken(failure.message, hint=failure.hint), None
+    return ok(_version_of(module_name.partition(".")[0])), module
 
 
 def look_at_package(name: str) -> dict[str, Any]:

@@ -60,10 +60,8 @@ class CaptionerSpec:
         if self.operators not in ("auto", "aten"):
             raise ValueError(f"operators must be auto or aten, got {self.operators!r}")
         if self.vision_kind != "torch" and self.encoder is None:
-            raise ValueError(
-                f"vision {self.vision_kind} needs an exported encoder: make one with `llama-adapter export "
-                f"{self.vision_kind}` and name its file as encoder"
-            )
+            kind = self.vision_kind
+            raise ValueError(f"vision {kind} needs encoder, the file that `llama-adapter export {kind}` writes")
         if self.vision_kind == "torch" and (self.encoder is not None or self.encoder_process):
             raise ValueError("encoder and encoder_process go with vision onnx or om")
         if self.model is not None and self.llama_dir is not None:

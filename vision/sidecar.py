@@ -115,7 +115,7 @@ def check_om_file(path: str | os.PathLike[str]) -> None:
     InferSession itself only says that the path is illegal. Older releases take more; what passes here suits all.
     """
     absolute = os.path.abspath(path)
-    _check_path(absolute)
+    check_om_path(absolute)
     try:
         status = os.lstat(absolute)
         if stat.S_ISLNK(status.st_mode):
@@ -150,8 +150,9 @@ def check_om_file(path: str | os.PathLike[str]) -> None:
         raise EncoderError(f"The OM `{absolute}` has {status.st_size:,} bytes, and InferSession takes {MAX_OM_BYTES:,}")
 
 
-def _check_path(absolute: str) -> None:
-    """What can be said from the name alone."""
+def check_om_path(path: str | os.PathLike[str]) -> None:
+    """What of `check_om_file` can be said from the name alone, before there is a file; raises EncoderError."""
+    absolute = os.path.abspath(path)
     if not absolute.endswith(".om"):
         raise EncoderError(f"`{absolute}` does not end in .om, as InferSession demands", hint="rename the file")
     if not _LEGAL_PATH.fullmatch(absolute):

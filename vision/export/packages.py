@@ -4,6 +4,7 @@ from importlib.util import find_spec
 
 from vision.errors import EncoderError
 
+EXPORT_PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # all that the extra brings
 INSTALL = "pip install 'llama-adapter[onnx]'"
 
 

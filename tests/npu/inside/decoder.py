@@ -1,7 +1,7 @@
-"""Toy decoders on the fake NPU and on the CPU, through `open_executor` and the engine; prints what came as JSON."""
+"""Toy decoders on the fake NPU and on the CPU, through `open_executor` and the engine."""
 
 import dataclasses
-import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ SMALL = dataclasses.replace(FUSED, num_heads=8)
 NUM_REQUESTS = 5  # on 3 slots: ragged lengths, freed slots, moved rows
 
 
-def ids_of(config: DecoderConfig, backend: Backend, *, dtype: torch.dtype, wanted: str = "auto") -> dict[int, Any]:
+def results(config: DecoderConfig, backend: Backend, *, dtype: torch.dtype, wanted: str = "auto") -> dict[str, Any]:
     state = {name: tensor.to(dtype) for name, tensor in toy_decoder(config).state_dict().items()}
     executor = open_executor(config, state, backend=backend, num_slots=3, operators=wanted)
     engine = Engine(executor, eos_id=2)
@@ -50,47 +50,46 @@ def ids_of(config: DecoderConfig, backend: Backend, *, dtype: torch.dtype, wante
     return {"ids": [given[index][0] for index in range(NUM_REQUESTS)], "scores": scores[0]}
 
 
-def main() -> None:
-    report: dict[str, Any] = {"runs": []}
-    backend = open_backend("npu:0")
-    for label, config in (("fused", FUSED), ("small", SMALL)):
-        for name in backend.capabilities.dtypes:
-            for wanted in ("auto", "aten"):
-                dtype = getattr(torch, name)
-                expected = ids_of(config, CpuBackend(), dtype=dtype)
-                mode = HostOps()
-                with mode:
-                    given = ids_of(config, backend, dtype=dtype, wanted=wanted)
-                report["runs"].append(
-                    {
-                        "config": label,
-                        "dtype": name,
-                        "wanted": wanted,
-                        "expected": expected,
-                        "given": given,
-                        "calls": mode.calls,
-                        "choices": [dataclasses.asdict(choice) for choice in backend.choices],
-                    }
-                )
-    report["mixed"] = mixing()
-    report["capabilities"] = dataclasses.asdict(backend.capabilities)
-    report["name"] = backend.name
-    print(json.dumps(report))
+def runs(backend: Backend) -> list[dict[str, Any]]:
+    """Both configurations in every dtype of the chip, with its own operators and with plain ones."""
+    return [
+        one_run(label, config, name, wanted, backend)
+        for label, config in (("fused", FUSED), ("small", SMALL))
+        for name in backend.capabilities.dtypes
+        for wanted in ("auto", "aten")
+    ]
 
 
-def mixing() -> list[str]:
+def one_run(label: str, config: DecoderConfig, name: str, wanted: str, backend: Any) -> dict[str, Any]:
+    expected = results(config, CpuBackend(), dtype=getattr(torch, name))
+    mode = HostOps()
+    with mode:
+        given = results(config, backend, dtype=getattr(torch, name), wanted=wanted)
+    return {
+        "label": f"{label} {name} {wanted}",
+        "expected": expected,
+        "given": given,
+        "calls": mode.calls,
+        "choices": {choice.operator: [choice.implementation, choice.reason] for choice in backend.choices},
+    }
+
+
+def planted_mixes() -> dict[str, str]:
     """What became of operators that were given tensors of both sides."""
     here, there = torch.ones(3), torch.ones(3, device="npu:0")
-    outcomes = []
+    attempts: dict[str, Callable[[], Any]] = {
+        "add": lambda: here + there,
+        "in place": lambda: there.mul_(here),
+        "cat": lambda: torch.cat([there, here]),
+        "index": lambda: there[torch.tensor([0, 1])],
+        "matmul": lambda: there @ here,
+    }
+    outcomes = {}
     with HostOps():
-        for attempt in (lambda: here + there, lambda: there.mul_(here), lambda: torch.cat([there, here])):
+        for name, attempt in attempts.items():
             try:
                 attempt()
-                outcomes.append("computed")
+                outcomes[name] = "computed"
             except MixedDevicesError:
-                outcomes.append("refused")
+                outcomes[name] = "refused"
     return outcomes
-
-
-if __name__ == "__main__":
-    main()

@@ -30,9 +30,11 @@ NATIVE = (
     "aten::set_",
     "aten::resize_",
     "aten::lift_fresh",
+    "aten::detach_",
 )
 # torch_npu decides in these what to call; the mode sees what that is.
 ROUTED = ("aten::scaled_dot_product_attention",)
+MAY_COPY = ("aten::contiguous",)  # looks like a view
 
 
 class MixedDevicesError(AssertionError):
@@ -68,7 +70,7 @@ class HostOps(TorchDispatchMode):
             if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), DEVICE_KEY.name):
                 with self:
                     return func.decompose(*args, **kwargs)
-        if func.is_view or name in NATIVE:
+        if (func.is_view and name not in MAY_COPY) or name in NATIVE:
             return func(*args, **kwargs)
         self.sequence.append(name)
         return self._compute(func, name, args, kwargs)

@@ -1,0 +1,98 @@
+"""The embedded model's encoder in every form that tests want it in: torch, ONNX, OM; made once a test run."""
+
+import functools
+import hashlib
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from app.bundle import load_bundle
+from tests.fakes.om_format import write_fake_om
+from vision.backends.exported import ExportedBackend
+from vision.backends.onnx import OnnxVisionBackend
+from vision.card import EncoderDtype
+from vision.encoder import PictureEncoder, encoder_from_state
+from vision.export.onnx import export_onnx
+from vision.image import load_picture
+from vision.preprocess import preprocess
+from vision.sidecar import OmSidecar, file_sha256, write_sidecar
+
+ROOT = Path(__file__).resolve().parents[2]
+SOC = "Ascend310P3"
+_FOLDER = tempfile.TemporaryDirectory(prefix="exported-")
+
+
+@functools.cache
+def embedded_encoder() -> PictureEncoder:
+    """In float32."""
+    model = load_bundle(ROOT / "assets" / "embedded", dtype=torch.float32)
+    return encoder_from_state(model.vision_config, model.vision_state)
+
+
+@functools.cache
+def embedded_onnx(dtype: EncoderDtype = "float32") -> Path:
+    """Not to be changed by a test."""
+    encoder, path = embedded_encoder(), Path(_FOLDER.name) / f"embedded-{dtype}.onnx"
+    export_onnx(encoder.config, encoder.state_dict(), path, name="embedded", dtype=dtype)
+    return path
+
+
+@functools.cache
+def sample_pixels() -> np.ndarray:
+    """All sample pictures as the encoder takes them, uint8 (28, 224, 224, 3)."""
+    files = sorted(file for file in (ROOT / "assets" / "pictures").iterdir() if file.suffix in (".png", ".jpg"))
+    return np.stack([preprocess(load_picture(file).image) for file in files])
+
+
+@functools.cache
+def sample_queries() -> torch.Tensor:
+    """What torch makes of `sample_pixels`, float32 (28, Q, D)."""
+    with torch.inference_mode():
+        return embedded_encoder()(torch.from_numpy(sample_pixels())).clone()
+
+
+def make_om(
+    path: Path,
+    batch_sizes: Sequence[int],
+    *,
+    dtype: EncoderDtype = "float16",
+    sidecar: bool = True,
+    soc: str = SOC,
+    **changes: Any,
+) -> Path:
+    """A fake OM of the embedded encoder, with gears where there are several batch sizes.
+
+    `changes` replace "input" or "output" of its header by values for `shape` or `dtype`, as a foreign OM has them.
+    """
+    onnx, has_gears = embedded_onnx(dtype), len(batch_sizes) > 1
+    backend: ExportedBackend = OnnxVisionBackend(onnx, threads=1)
+    card = backend.card
+    assert card is not None
+    batch = -1 if has_gears else batch_sizes[0]
+    header = {
+        "batch_sizes": list(batch_sizes),
+        "has_gears": has_gears,
+        "soc_version": soc,
+        "input": {"name": "input", "dtype": dtype, "shape": [batch, *card.input_shape], **changes.get("input", {})},
+        "output": {"name": "output", "dtype": dtype, "shape": [batch, *card.output_shape], **changes.get("output", {})},
+    }
+    write_fake_om(path, header=header, onnx=onnx.read_bytes())
+    path.chmod(0o640)
+    if sidecar:
+        write_sidecar(
+            path,
+            OmSidecar(
+                card=card,
+                batch_sizes=tuple(batch_sizes),
+                has_gears=has_gears,
+                soc_version=soc,
+                precision_mode="mixed_float16",
+                sha256=file_sha256(path),
+                onnx_sha256=hashlib.sha256(onnx.read_bytes()).hexdigest(),
+            ),
+        )
+    return path

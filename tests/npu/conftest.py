@@ -1,0 +1,13 @@
+"""The fixture that gives torch_npu on the fake CANN, or skips with the reason."""
+
+import pytest
+
+from tests.npu import wheel
+
+
+@pytest.fixture(scope="session")
+def npu() -> wheel.FakeNpu:
+    try:
+        return wheel.fake_npu()
+    except wheel.UnavailableError as error:
+        pytest.skip(str(error))

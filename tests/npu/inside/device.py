@@ -1,0 +1,43 @@
+"""The fake NPU as a backend: what it says of itself, memory, marks, and an index too many."""
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from llm.errors import DeviceError
+from llm.runtime.backend import Backend, open_backend
+
+
+def facts(backend: Backend) -> dict[str, Any]:
+    before = backend.free_bytes()
+    block = torch.empty(32 << 20, dtype=torch.uint8, device=backend.device)
+    after = backend.free_bytes()
+    first = backend.mark()
+    block.cpu()
+    second = backend.mark()
+    backend.synchronise()
+    assert first is not None
+    assert second is not None
+    return {
+        "name": backend.name,
+        "family": backend.family.name,  # type: ignore[attr-defined]
+        "capabilities": dataclasses.asdict(backend.capabilities),
+        "taken": None if before is None or after is None else before - after,
+        "elapsed_ms": second.ms_since(first),
+        "backwards_ms": first.ms_since(second),
+        "too_many": _error(lambda: open_backend("npu:7")),
+        "no_graph": _error(lambda: backend.compile(lambda: block, mode="reduce-overhead")),
+        "out_of_memory": _error(lambda: torch.empty(64 << 30, dtype=torch.uint8, device=backend.device)),
+        "bfloat16": torch.npu.is_bf16_supported(),
+    }
+
+
+def _error(attempt: Any) -> list[str]:
+    try:
+        attempt()
+    except DeviceError as error:
+        return [type(error).__name__, error.message, error.hint]
+    except Exception as error:
+        return [type(error).__name__, str(error), ""]
+    return ["", "", ""]

@@ -1,0 +1,132 @@
+"""The real torch_npu, unpacked in a folder of its own, and a way to run a program on it with the fake CANN.
+
+It must never be on the path of the tests' own process: beside it, `import torch` fails wherever CANN is missing.
+"""
+
+import functools
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.npu import fake_cann
+
+ROOT = Path(__file__).resolve().parents[2]
+VERSION = "2.13.0"
+FOLDER = ROOT / ".venv" / f"torch-npu-{VERSION}"
+CACHE = ROOT / ".pytest_cache" / "npu"
+GIVEN = "LLAMA_ADAPTER_TORCH_NPU"  # a folder where the wheel is unpacked already
+DOWNLOAD_S = 240
+RUN_S = 120
+
+
+class UnavailableError(Exception):
+    """Why torch_npu cannot be tried on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a program ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    def report(self) -> Any:
+        """The JSON in the last line of what was printed."""
+        assert self.code == 0, self.stderr[-3000:]
+        return json.loads(self.stdout.strip().splitlines()[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class FakeNpu:
+    """torch_npu and the libraries that stand in for CANN."""
+
+    wheel: Path
+    libraries: Path
+
+    def run(
+        self, *arguments: str, soc: str | None = None, with_cann: bool = True, **environment: str | None
+    ) -> Outcome:
+        """Run `python <arguments>` with torch_npu; without `soc` there is no device, without CANN no library.
+
+        `environment` adds to the variables, and None takes one away.
+        """
+        variables: dict[str, str | None] = {
+            **os.environ,
+            "PYTHONPATH": f"{self.wheel}{os.pathsep}{ROOT}",
+            "LD_LIBRARY_PATH": str(self.libraries) if with_cann else None,
+            "FAKE_SOC": soc,
+            "ASCEND_HOME_PATH": None,
+            "TASK_QUEUE_ENABLE": "0",  # kernels are run on the host, between those that torch_npu would queue
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # as the command line sets it
+            "OMP_NUM_THREADS": "1",
+            **environment,
+        }
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            env={name: value for name, value in variables.items() if value is not None},
+            capture_output=True,
+            text=True,
+            timeout=RUN_S,
+            check=False,
+        )
+        return Outcome(done.returncode, done.stdout, done.stderr)
+
+    @functools.cache  # noqa: B019 - there is one for the whole session
+    def report(self, module: str, *, soc: str | None = None) -> Any:
+        """What a program of tests/npu/inside prints; each is run once per chip."""
+        return self.run("-m", f"tests.npu.inside.{module}", soc=soc).report()
+
+
+@functools.cache
+def fake_npu() -> FakeNpu:
+    """torch_npu on the fake CANN, fetched and built where that has not happened yet.
+
+    Raises UnavailableError with the reason when that is impossible here.
+    """
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+        raise UnavailableError(f"torch_npu has no wheel for {sys.platform} on {platform.machine()}")
+    if torch.__version__.split(".")[:2] != VERSION.split(".")[:2]:
+        raise UnavailableError(f"torch_npu {VERSION} does not go with torch {torch.__version__}")
+    wheel = _wheel()
+    if not list((wheel / "torch_npu").glob(f"_C.cpython-3{sys.version_info.minor}-*.so")):
+        raise UnavailableError(f"the torch_npu in {wheel} is for another Python")
+    try:
+        return FakeNpu(wheel, fake_cann.build(wheel, cache=CACHE))
+    except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
+        raise UnavailableError(f"the fake CANN cannot be built: {error}") from error
+
+
+def _wheel() -> Path:
+    if given := os.environ.get(GIVEN):
+        if not (Path(given) / "torch_npu").is_dir():
+            raise UnavailableError(f"{GIVEN} is {given}, and there is no torch_npu in it")
+        return Path(given)
+    if not FOLDER.is_dir():
+        _download()
+    return FOLDER
+
+
+def _download() -> None:
+    started = FOLDER.with_name(f"{FOLDER.name}.{os.getpid()}")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--retries", "1"]
+    command += ["--disable-pip-version-check", "--target", str(started), f"torch-npu=={VERSION}"]
+    try:
+        subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_S, check=True)
+        started.rename(FOLDER)
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.strip() or "pip said nothing").splitlines()[-1]
+        raise UnavailableError(f"torch-npu {VERSION} cannot be fetched: {last}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UnavailableError(f"torch-npu {VERSION} cannot be fetched: {error}") from error
+    finally:
+        shutil.rmtree(started, ignore_errors=True)

@@ -1,0 +1,46 @@
+"""The fake ais_bench, in either generation, in the place of the real one."""
+
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FAKES = Path(__file__).resolve().parents[2] / "fakes" / "ais_bench"
+MODULES = ("ais_bench", "aclruntime")
+
+
+def forget() -> None:
+    for name in [name for name in sys.modules if name.startswith(MODULES)]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Puts folders of the fakes on the path, in place of whatever was there before."""
+
+    def put(*folders: str) -> None:
+        forget()
+        for folder in folders:
+            monkeypatch.syspath_prepend(str(FAKES / folder))
+
+    level, handlers = logging.root.level, list(logging.root.handlers)
+    yield put
+    forget()
+    # Where a test imported the fake itself, its `basicConfig` is still there.
+    logging.root.setLevel(level)
+    logging.root.handlers[:] = handlers
+
+
+@pytest.fixture(params=["2024", "2023"])
+def acl(request: pytest.FixtureRequest, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The fake `aclruntime` module of a generation; ais_bench can be imported."""
+    for name in [name for name in os.environ if name.startswith("FAKE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("FAKE_AIS_BENCH", request.param)
+    install(request.param, "aclruntime")
+    return importlib.import_module("aclruntime")

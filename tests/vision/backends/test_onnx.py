@@ -1,0 +1,187 @@
+"""The exported encoder in onnxruntime: the numbers of torch, any number of pictures, and refusals that say why."""
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.fakes.exported import embedded_encoder, embedded_onnx, sample_pixels, sample_queries
+from tests.fakes.foreign_onnx import foreign_onnx
+from vision.backends.onnx import OnnxVisionBackend
+from vision.card import METADATA_KEY, EncoderCard
+from vision.errors import EncoderError
+
+# float16: weights and every layer's results have 11 bits, and the output is a layer norm's, of size 1.
+LIMITS = {"float32": 2e-4, "float16": 0.03}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_all_sample_pictures_get_the_visual_query_of_torch(dtype: Any) -> None:
+    backend = OnnxVisionBackend(embedded_onnx(dtype))
+
+    queries = backend.encode(sample_pixels())
+
+    assert queries.dtype == getattr(torch, dtype)
+    assert queries.shape == sample_queries().shape
+    assert float((queries.float() - sample_queries()).abs().max()) < LIMITS[dtype]
+    assert backend.card is not None
+    assert (backend.card.name, backend.card.dtype, backend.card.vision) == ("embedded", dtype, embedded_encoder().config)
+
+
+@pytest.mark.parametrize("num_pictures", [1, 3])
+def test_a_picture_is_encoded_alike_alone_and_among_others(num_pictures: int) -> None:
+    backend = OnnxVisionBackend(embedded_onnx(), threads=1)
+    together = backend.encode(sample_pixels()[:6])
+    apart = [backend.encode(sample_pixels()[i : i + num_pictures]) for i in range(0, 6, num_pictures)]
+    assert float((torch.cat(apart) - together).abs().max()) < 1e-5
+
+
+def test_the_report_can_tell_what_runs_it() -> None:
+    backend = OnnxVisionBackend(embedded_onnx())
+    assert (backend.name, backend.image_size, backend.batch_sizes) == ("onnxruntime (CPUExecutionProvider)", 224, None)
+
+
+def test_pixels_of_a_reversed_view_are_read_in_their_own_order() -> None:
+    backend, pixels = OnnxVisionBackend(embedded_onnx()), sample_pixels()[:2]
+    mirrored = pixels[:, :, ::-1]
+    assert not mirrored.flags.c_contiguous
+    assert torch.equal(backend.encode(mirrored), backend.encode(np.ascontiguousarray(mirrored)))
+
+
+def test_a_foreign_file_with_a_fixed_batch_runs_any_number_of_pictures(tmp_path: Path) -> None:
+    backend = OnnxVisionBackend(foreign_onnx(tmp_path / "a.onnx", (4, 2, 2, 3), output_shape=(4, 2, 3)))
+    pixels = np.arange(7 * 12, dtype=np.uint8).reshape(7, 2, 2, 3)
+
+    queries = backend.encode(pixels)
+
+    expected = pixels.reshape(7, -1).mean(axis=1)[:, None] * np.arange(1, 7)
+    assert np.allclose(queries.numpy().reshape(7, 6), expected)
+    assert (backend.card, backend.batch_sizes, backend.image_size) == (None, (4,), 2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_foreign_file_for_any_batch_is_accepted(dtype: str, tmp_path: Path) -> None:
+    backend = OnnxVisionBackend(foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3), dtype=dtype))
+    assert backend.batch_sizes is None
+    assert backend.encode(np.full((3, 2, 2, 3), 255, dtype=np.uint8))[:, 0, 0].tolist() == [255.0, 255.0, 255.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"shape": ("n", 3, 2, 2)}, r"takes float32 \(any, 3, 2, 2\).*\(B, S, S, 3\).*NCHW.*wrong order"),
+        ({"shape": ("n", "h", "w", 3)}, r"takes float32 \(any, any, any, 3\)"),
+        ({"shape": ("n", 2, 4, 3)}, r"takes float32 \(any, 2, 4, 3\)"),
+        ({"shape": ("n", 12)}, r"takes float32 \(any, 12\)"),
+        ({"shape": ("n", 2, 2, 3), "dtype": "uint8"}, r"takes pixels of uint8.*float32 or float16"),
+        ({"shape": ("n", 2, 2, 3), "outputs": 2}, r"has 2 outputs, and one is wanted: query0 .*query1"),
+        ({"shape": ("n", 2, 2, 3), "output_shape": ("n", 6)}, r"gives float32 \(any, 6\).*\(B, Q, D\) is wanted"),
+    ],
+)
+def test_a_file_that_is_no_picture_encoder_is_refused_by_what_it_is(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    file = foreign_onnx(tmp_path / "foreign.onnx", **changes)
+    with pytest.raises(EncoderError, match=words) as caught:
+        OnnxVisionBackend(file)
+    assert str(file) in caught.value.message
+    assert "llama-adapter export onnx" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("pixels", "words"),
+    [
+        (np.zeros((1, 3, 224, 224), dtype=np.uint8), r"uint8 \(B, 224, 224, 3\).*given uint8 \(1, 3, 224, 224\)"),
+        (np.zeros((1, 224, 224, 3), dtype=np.float32), r"given float32 \(1, 224, 224, 3\)"),
+        (np.zeros((224, 224, 3), dtype=np.uint8), r"given uint8 \(224, 224, 3\)"),
+        (np.zeros((1, 336, 336, 3), dtype=np.uint8), r"given uint8 \(1, 336, 336, 3\)"),
+        (np.zeros((0, 224, 224, 3), dtype=np.uint8), r"B at least 1.*given uint8 \(0, 224, 224, 3\)"),
+    ],
+)
+def test_pixels_of_another_form_are_refused_before_they_are_run(pixels: np.ndarray, words: str) -> None:
+    backend = OnnxVisionBackend(embedded_onnx())
+    with pytest.raises(EncoderError, match=words):
+        backend.encode(pixels)
+
+
+def test_a_missing_file_a_folder_and_noise_are_told_apart(tmp_path: Path) -> None:
+    noise = tmp_path / "noise.onnx"
+    noise.write_bytes(b"no graph at all" * 100)
+    cut = tmp_path / "cut.onnx"
+    cut.write_bytes(embedded_onnx().read_bytes()[:100_000])
+    for path, words in (
+        (tmp_path / "none.onnx", "does not exist"),
+        (tmp_path, "is not a file"),
+        (noise, "cannot open"),
+        (cut, "cannot open"),
+    ):
+        with pytest.raises(EncoderError, match=words) as caught:
+            OnnxVisionBackend(path)
+        assert "export" in caught.value.hint
+
+
+def test_a_card_of_another_graph_is_not_believed(tmp_path: Path) -> None:
+    card = OnnxVisionBackend(embedded_onnx()).card
+    assert card is not None
+    file = foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3), metadata={METADATA_KEY: card.to_json()})
+    with pytest.raises(EncoderError, match=r"says that it makes \(10, 192\) of pictures of 224 pixels"):
+        OnnxVisionBackend(file)
+
+
+def test_a_card_that_cannot_be_read_is_an_error_of_its_own(tmp_path: Path) -> None:
+    file = foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3), metadata={METADATA_KEY: "{}"})
+    with pytest.raises(EncoderError, match="says of itself cannot be read"):
+        OnnxVisionBackend(file)
+
+
+def test_a_failure_of_the_runtime_names_the_model_and_what_it_was_given(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # The graph promises (B, 2, 3) of any picture, and reshapes 2 x 2 x 3 numbers only.
+    file = foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3), output_shape=(5, 2, 3))
+    backend = OnnxVisionBackend(file)
+    with pytest.raises(EncoderError, match=r"promises float32 \(2, 7, 7\)|failed|promises") as caught:
+        backend._run(np.zeros((2, 2, 4, 3), dtype=np.uint8))
+    assert str(file) in caught.value.message
+    assert capfd.readouterr() == ("", "")
+
+
+def test_without_the_package_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3))
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find(name))
+    with pytest.raises(EncoderError, match="onnxruntime, which is not installed") as caught:
+        OnnxVisionBackend(file)
+    assert caught.value.hint == "pip install 'llama-adapter[onnx]'"
+
+
+def test_a_package_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(name: str) -> Any:
+        raise ImportError("numpy.core.multiarray failed to import")
+
+    monkeypatch.setattr("importlib.import_module", fail)
+    with pytest.raises(EncoderError, match=r"cannot be imported: numpy\.core\.multiarray failed"):
+        OnnxVisionBackend(foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3)))
+
+
+def test_a_closed_backend_says_so_and_may_be_closed_again() -> None:
+    backend = OnnxVisionBackend(embedded_onnx())
+    for _ in range(2):
+        backend.close()
+    with pytest.raises(EncoderError, match="was closed"):
+        backend.encode(sample_pixels()[:1])
+
+
+@pytest.mark.parametrize("module", ["vision.backends.open", "vision.backends.process"])
+def test_importing_the_backends_imports_no_runtime(module: str) -> None:
+    code = f"import sys, {module}; print([n for n in ('onnxruntime', 'onnx', 'ais_bench', 'aclruntime') if n in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
