@@ -17,7 +17,7 @@ from app.errors import Exit, UsageError, run_guarded
 from app.report import Tally, make_report
 from app.resources import sample_pictures
 from app.spec import CaptionerSpec
-from app.startup import defer_device_extensions
+from app.startup import decline_telemetry, defer_device_extensions
 from llm.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -58,7 +58,9 @@ def parser() -> Parser:
     parser.add_argument(
         "--channel-order", choices=("auto", "rgb", "bgr"), default="auto", help="trained order of colours"
     )
-    parser.add_argument("--vision", choices=("torch", "onnx", "om"), help="what runs the encoder (default: by CLIP_DIR)")
+    parser.add_argument(
+        "--vision", choices=("torch", "onnx", "om"), help="what runs the encoder (default: by CLIP_DIR)"
+    )
     parser.add_argument("--encoder", help="exported encoder, if CLIP_DIR names CLIP weights or nothing")
     parser.add_argument("--encoder-process", action="store_true", help="run an exported encoder in its own process")
     parser.add_argument("--mode", default=CaptionerSpec().mode, help="eager, or a graph mode (default: %(default)s)")
@@ -110,6 +112,7 @@ def numbered_device(number: int) -> str:
 def main() -> int:
     """Read the variables, load the model, run the trials."""
     defer_device_extensions()
+    decline_telemetry()
     options = parser().parse_args()
     if options.infer_loop < 1:
         raise UsageError(f"INFER_LOOP must be at least 1, got {options.infer_loop}")

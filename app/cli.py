@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from app.errors import Exit, UsageError, run_guarded
 from app.spec import CaptionerSpec
-from app.startup import defer_device_extensions
+from app.startup import decline_telemetry, defer_device_extensions
 from llm.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -43,6 +43,21 @@ _CONVERT = """\
 Read LLaMA, adapter and CLIP as they were downloaded, check that they fit together, and write them as one bundle that
 loads fast: `--model BUNDLE` in the other commands.
 """
+_EXPORT = """\
+Write the picture encoder as a file for other runtimes: as ONNX, and an ONNX file as OM for Ascend chips.
+
+  llama-adapter export onnx --adapter BIAS-7B.pth --clip ViT-L-14.pt --out clip.onnx
+  llama-adapter export om clip.onnx --soc-version Ascend310P3
+"""
+_EXPORT_ONNX = """\
+Write the encoder as ONNX, with normalisation inside: `input` (B, S, S, 3), RGB pixels in 0..255, to `output` (B, Q, D).
+The file is compared with the encoder on pictures, and with what Ascend's ATC takes, before it is put in place. With
+--adapter no LLaMA is needed; without --clip, ViT-L-14.pt is looked for beside the adapter, here and in ~/.cache/clip.
+"""
+_EXPORT_OM = """\
+Convert an ONNX file to OM by Ascend's ATC, which has to be installed here: an OM for each batch size, or one with gears
+for all of them. --print-command needs no ATC. Beside each OM a side-car FILE.om.json says what is in it.
+"""
 _DOCTOR = """\
 Check this installation part by part and a model tensor by tensor, and say what is wrong and what to do. Without model
 flags the embedded model is checked. What the intended use does not need may be absent. Exit code 0 when nothing is
@@ -63,6 +78,7 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. Errors are told on stderr, see app/errors.py."""
     defer_device_extensions()
+    decline_telemetry()
     arguments = sys.argv[1:] if arguments is None else arguments
     return run_guarded(lambda: _dispatch(arguments), debug="--debug" in arguments)
 
@@ -106,6 +122,8 @@ def build_parser() -> Parser:
         "--dtype", metavar="T", default=CONVERT_DTYPE, help="precision to store (default: %(default)s)"
     )
     convert.add_argument("--force", action="store_true", help="replace a bundle that is there already")
+
+    _add_export(commands)
 
     doctor = _command(commands, "doctor", _run_doctor, help="check the installation and a model", description=_DOCTOR)
     _add_model(doctor)
@@ -205,6 +223,41 @@ def _add_answering(parser: Parser) -> None:
     )
 
 
+def _add_export(commands: Any) -> None:
+    export = commands.add_parser("export", help="write the encoder for other runtimes", description=_EXPORT)
+    kinds = export.add_subparsers(metavar="KIND", required=True)
+
+    onnx = _command(kinds, "onnx", _run_export_onnx, help="the encoder as ONNX", description=_EXPORT_ONNX)
+    _add_model(onnx)
+    onnx.add_argument("--out", metavar="FILE.onnx", required=True, help="file to write")
+    onnx.add_argument("--dtype", choices=("float32", "float16"), default="float32", help=_default())
+    onnx.add_argument("--opset", type=int, choices=(17, 18), default=18, help=_default())
+    onnx.add_argument(
+        "--pictures", metavar="PICTURE", nargs="+", default=(), help="to compare with (default: sample pictures)"
+    )
+    onnx.add_argument("--force", action="store_true", help="replace the file when it is there already")
+
+    om = _command(kinds, "om", _run_export_om, help="an ONNX file as OM for Ascend chips", description=_EXPORT_OM)
+    om.add_argument("onnx", metavar="FILE.onnx", help="written by `export onnx`; others are tried too")
+    om.add_argument("--out", metavar="NAME", help="OM to write, NAME_bsN.om without gears (default: as the ONNX file)")
+    om.add_argument(
+        "--batch-sizes", metavar="N,...", type=parse_batch_sizes, default="1,2,4,8", help=_default("to compile for")
+    )
+    om.add_argument("--gears", action="store_true", help="one OM that takes any of the batch sizes")
+    om.add_argument(
+        "--soc-version", metavar="CHIP", help="such as Ascend310P3 or Ascend910B3 (default: as npu-smi says)"
+    )
+    om.add_argument(
+        "--precision-mode", metavar="MODE", default="mixed_float16", help=_default("fp16, origin, mixed_float16, ...")
+    )
+    om.add_argument("--log-level", metavar="LEVEL", default="error", help=_default("of ATC: info, error, ..."))
+    om.add_argument(
+        "--atc-flag", metavar="FLAG", dest="atc_flags", action="append", default=[], help="further, as --atc-flag=--x=y"
+    )
+    om.add_argument("--print-command", action="store_true", help="print what to run, and convert nothing")
+    om.add_argument("--force", action="store_true", help="replace files, and convert what the lint refuses")
+
+
 def _default(text: str = "") -> str:
     return f"{text} (default: %(default)s)".lstrip()
 
@@ -228,6 +281,17 @@ def parse_choices(text: str) -> tuple[str, ...]:
     if len(choices) < 2 or not all(choices) or len(set(choices)) < len(choices):
         raise argparse.ArgumentTypeError(f"wanted at least two different answers with commas between, got {text!r}")
     return choices
+
+
+def parse_batch_sizes(text: str) -> tuple[int, ...]:
+    """`1,2,4` -> (1, 2, 4); raises ArgumentTypeError for anything else than whole numbers above 0."""
+    try:
+        sizes = tuple(int(size) for size in text.split(","))
+    except ValueError:
+        sizes = (0,)
+    if min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"wanted whole numbers of at least 1 with commas between, got {text!r}")
+    return sizes
 
 
 def spec_from(options: argparse.Namespace) -> CaptionerSpec:
@@ -297,6 +361,23 @@ def _run_convert(options: argparse.Namespace) -> int:
     bundle = convert(_sources(options), options.out, dtype=DTYPES[options.dtype], overwrite=options.force)
     num_bytes = sum(file.stat().st_size for file in Path(bundle).iterdir())
     print(f"wrote `{bundle}`, {num_bytes / 1e6:,.1f} MB in {options.dtype}", file=sys.stderr)
+    return Exit.OK
+
+
+def _run_export_onnx(options: argparse.Namespace) -> int:
+    if options.llama_dir is not None and options.adapter is None:
+        raise UsageError("--llama-dir holds no encoder: it is in --adapter, which is missing")
+    from app.exporting import EncoderSources, OnnxJob, run_export_onnx
+
+    values = {**vars(options), "pictures": tuple(options.pictures), "sources": settings(EncoderSources, vars(options))}
+    run_export_onnx(settings(OnnxJob, values))
+    return Exit.OK
+
+
+def _run_export_om(options: argparse.Namespace) -> int:
+    from app.exporting import OmJob, run_export_om
+
+    run_export_om(settings(OmJob, {**vars(options), "atc_flags": tuple(options.atc_flags)}))
     return Exit.OK
 
 

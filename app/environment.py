@@ -20,9 +20,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from app import toolkit
+from app import cann
 from app.child import State, absent, ask_child, broken, last_line, ok, one_line, run_program
-from app.startup import AUTOLOAD
+from app.startup import AUTOLOAD, NO_TELEMETRY
+from vision.errors import EncoderError
+from vision.export.toolkit import find_atc
 
 PROJECT_PACKAGES = ("numpy", "pillow", "safetensors", "sentencepiece")
 EXPORT_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
@@ -87,8 +89,9 @@ def look_at_environment() -> list[Probe]:
 
     Never raises for what is wrong with the environment.
     """
+    quiet = {**os.environ, NO_TELEMETRY: "1"}
     extensions = [entry.name for entry in importlib.metadata.entry_points(group="torch.backends")]
-    deferred, plain = {**os.environ, AUTOLOAD: "0"}, {**os.environ, AUTOLOAD: "1"}
+    deferred, plain = quiet | {AUTOLOAD: "0"}, quiet | {AUTOLOAD: "1"}
     with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
 
         def ask(name: str, *arguments: str, environ: Mapping[str, str] = deferred, seconds: float = OTHERS_S) -> Any:
@@ -228,8 +231,9 @@ def _list_devices() -> dict[str, Any]:
 
 
 def _look_at_atc() -> dict[str, Any]:
-    tool = shutil.which("atc")
-    if tool is None:
+    try:
+        tool = str(find_atc())
+    except EncoderError:
         return absent()
     ran = run_program([tool, "--help"], environ=os.environ, seconds=OTHERS_S)
     if isinstance(ran, str):
@@ -270,13 +274,13 @@ def _gpus(torch: Mapping[str, Any]) -> Probe:
 
 def _toolkit(*, works: bool) -> Probe:
     """`works`: torch_npu found all libraries that it needs."""
-    scripts, variable = toolkit.setup_scripts(os.environ), toolkit.home_variable(os.environ)
-    libraries = toolkit.library_folder(os.environ)
+    scripts, variable = cann.setup_scripts(os.environ), cann.home_variable(os.environ)
+    libraries = cann.library_folder(os.environ)
     advice = f"source {scripts[0]}" if scripts else "source the `set_env.sh` of an installed CANN"
-    if fault := toolkit.setup_fault(os.environ, works=works):
+    if fault := cann.setup_fault(os.environ, works=works):
         return Probe(name="CANN", state="broken", found=fault, hint=f"{advice}, in a fresh shell")
     if variable is not None:
-        versions = toolkit.package_versions(Path(os.environ[variable]))
+        versions = cann.package_versions(Path(os.environ[variable]))
         return Probe(name="CANN", state="ok", found=", ".join([*versions, os.environ[variable]]))
     if works or libraries is not None:
         return Probe(name="CANN", state="ok", found=f"libraries in {libraries or 'the system'}, version unknown")
@@ -297,8 +301,8 @@ def _accelerators(driver: Mapping[str, Any], torch_npu: Mapping[str, Any]) -> Pr
     if driver["state"] == "ok" and "no_device" in torch_npu:
         found = f"{listed}, but {torch_npu['no_device']}"
         return Probe(name=name, state="broken", found=found, hint=torch_npu["no_device_hint"])
-    hint = "" if driver["state"] == "ok" else ADVICE[name]
-    return Probe(name=name, state=driver["state"], found=listed, hint=hint)
+    hint = "" if driver["state"] == "ok" else torch_npu.get("no_device_hint", ADVICE[name])
+    return Probe(name=name, state=driver["state"], found=listed or driver["found"], hint=hint)
 
 
 def _grouped(names: list[str]) -> str:

@@ -4,6 +4,7 @@ import os
 import re
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"
 
 # Texts of torch: `_import_device_backends` in torch/__init__.py, and the dispatcher at a second attempt.
 _FAILED_EXTENSION = re.compile(r"Failed to load the backend extension: (\S+)\. ")
@@ -17,6 +18,11 @@ def defer_device_extensions() -> None:
     imports its extension itself. Call this before anything imports torch; a user's own setting of the variable stands.
     """
     os.environ.setdefault(AUTOLOAD, "0")
+
+
+def decline_telemetry() -> None:
+    """Keep onnxruntime (since 1.31 on Linux) from keeping a diary of its use in the home folder."""
+    os.environ.setdefault(NO_TELEMETRY, "1")
 
 
 def explain_torch_import(error: BaseException) -> tuple[str, str] | None:

@@ -23,9 +23,9 @@ FORBIDDEN = [
 ]
 DEVICE_NAMES = ("cuda", "npu", "torch_npu", "onnxruntime", "acl", "ais_bench")
 DEVICE_WORD = re.compile(rf"\b({'|'.join(DEVICE_NAMES)})\b", re.IGNORECASE)
-DEVICE_HOMES = ("llm/runtime/", "vision/backends/", "vision/export/")
-# May name devices and their software to people, or look for it in other processes; they use none of it themselves.
-TELLERS = ("app/cli.py", "app/environment.py")
+# The last looks for what is installed, in processes of its own.
+DEVICE_HOMES = ("llm/runtime/", "vision/backends/", "vision/export/", "app/environment.py")
+TELLERS = ("app/cli.py",)  # may name devices to people, not use them
 VENDOR_PACKAGES = ("torch_npu", "torchair", "acl", "ais_bench", "onnxruntime", "onnx", "triton")
 
 

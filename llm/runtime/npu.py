@@ -161,8 +161,8 @@ class NpuBackend:
             collective="hccl",
         )
         self.choices: tuple[Choice, ...] = ()  # the last answer of `choose_operators`, with reasons
-        # Ready-made kernels: the default of 910 and 310P would compile every operator for every new shape.
-        torch_npu.npu.set_compile_mode(jit_compile=False)
+        if self.family.may_compile_operators:
+            torch_npu.npu.set_compile_mode(jit_compile=False)
 
     def synchronise(self) -> None:
         self._torch_npu.npu.synchronize(self.device)
@@ -192,7 +192,13 @@ class NpuBackend:
     def compile(self, program: Callable[..., Tensor], *, mode: str) -> Callable[..., Tensor]:
         if mode not in self.capabilities.graph_modes:
             raise no_graph_mode(mode, backend=self.name, modes=self.capabilities.graph_modes)
-        return GRAPH_COMPILERS[mode](program)
+        try:
+            return GRAPH_COMPILERS[mode](program)
+        except Exception as error:  # torchair lies in torch_npu, and wants more packages and libraries than that
+            raise DeviceError(
+                f"{self.name} cannot compile for `{mode}` ({type(error).__name__}: {_first_line(error)})",
+                hint="install the packages of the extra `npu` and all of CANN; or pass `--mode eager`",
+            ) from error
 
 
 def _npugraph_ex(program: Callable[..., Tensor]) -> Callable[..., Tensor]:

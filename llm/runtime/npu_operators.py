@@ -5,6 +5,7 @@ What is not allowed here is computed by plain torch, which every chip can.
 
 # B rows, S step tokens, P positions attended to, Q adapter queries, N heads, H head size, F feed-forward width
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -66,8 +67,10 @@ def choose(
             chosen[fused.operator] = fused.build(torch_npu)
             reason = f"documented for {family.name} in {_name(dtype)}"
             choices.append(Choice(operator=fused.operator, implementation=fused.implementation, reason=reason))
-    plain = {name: getattr(ATEN, name) for name in Operators.__dataclass_fields__}
-    return Operators(**(plain | chosen)), tuple(choices)
+    if not chosen:
+        return ATEN, tuple(choices)
+    name = f"{family.name}: {', '.join(chosen)}"  # the others are plain
+    return dataclasses.replace(ATEN, name=name, **chosen), tuple(choices)
 
 
 def _objection(

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from app import toolkit
+from app import cann
 from app.checkup import environment_table, run_checkup, weigh
 from app.child import ask_child, broken, ok
 from app.doctor import Finding
 from app.environment import ADVICE, NEEDED, Probe, is_needed, look_at_torch_npu, uses_of
 from app.startup import AUTOLOAD, defer_device_extensions, explain_torch_import
 from tests.app.golden import ROOT
+from tests.npu import wheel
 
 WITHOUT_CANN = ROOT / "tests" / "fakes" / "torch_npu_without_cann"
 ALWAYS = uses_of()
@@ -117,11 +118,11 @@ def test_warnings_and_what_was_not_tried_are_no_failures(
         ("says", ("x",), ok("x")),
         ("raises", (), broken("OSError: no luck")),
         ("dies", (), broken("its check was ended by signal 11")),
-        ("hangs", (), broken("its check did not end within 2 s")),
+        ("hangs", (), broken("its check did not end within 1 s")),
     ],
 )
 def test_whatever_becomes_of_a_child_is_an_answer(question: str, arguments: tuple[str, ...], wanted: Any) -> None:
-    seconds = 2 if question == "hangs" else 60
+    seconds = 1 if question == "hangs" else 60
     said = ask_child(f"tests.app.child_questions:{question}", *arguments, environ=os.environ, seconds=seconds)
 
     assert said == wanted
@@ -140,6 +141,16 @@ def test_a_users_own_choice_about_extensions_stands(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(AUTOLOAD, "1")
     defer_device_extensions()
     assert os.environ[AUTOLOAD] == "1"
+
+
+def test_nothing_of_this_project_leaves_a_diary_in_the_home_folder(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    program = "from app.startup import decline_telemetry; decline_telemetry(); import onnxruntime"
+    environ = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    environ |= {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environ, cwd=ROOT)
+
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_other_errors_are_not_taken_for_failed_extensions() -> None:
@@ -231,15 +242,47 @@ def test_the_device_that_cannot_be_had_is_an_error_in_a_sentence(failure: str, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("failure", ["libraries", "device"])
-def test_doctor_prints_the_failure_and_fails_only_where_the_device_is_wanted(failure: str) -> None:
+def test_doctor_prints_the_failure_and_fails_only_where_the_device_is_wanted(failure: str, tmp_path: Path) -> None:
     for device, code in (("cpu", 0), ("npu:0", 1)):
         arguments = ["doctor", "--environment", "--device", device]
-        ran = python(MAIN.format(arguments), FAKE_TORCH_NPU=failure, HOME="/nowhere", PATH="/nowhere")
+        ran = python(MAIN.format(arguments), FAKE_TORCH_NPU=failure, HOME=str(tmp_path), PATH=str(tmp_path))
         assert ran.returncode == code, ran.stdout
         assert ran.stderr == ""
         if failure == "libraries":
             assert "the libraries of CANN are not found" in in_words(ran.stdout)
             assert "a plain `import torch` fails" in in_words(ran.stdout)
+
+
+# The same on the real torch_npu, with a stand-in for CANN.
+
+
+@pytest.fixture(scope="module")
+def npu() -> wheel.FakeNpu:
+    try:
+        return wheel.fake_npu()
+    except wheel.UnavailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.slow
+@pytest.mark.npu_contract
+@pytest.mark.parametrize(
+    ("soc", "more", "code", "told"),
+    [
+        ("Ascend310P3", {}, 0, "1 x Ascend310P3 (family 310P)"),
+        ("Ascend910B3", {"FAKE_DEVICES": "8"}, 0, "8 x Ascend910B3 (family A2)"),
+        (None, {}, 1, "`npu-smi info` must list one"),
+        ("Ascend310P3", {"ASCEND_HOME_PATH": "/no/where"}, 1, "ASCEND_HOME_PATH is /no/where, which does not exist"),
+    ],
+)
+def test_the_real_torch_npu_is_seen_with_its_devices(
+    npu: wheel.FakeNpu, soc: str | None, more: dict[str, str], code: int, told: str
+) -> None:
+    ran = npu.run("-m", "app", "doctor", "--environment", "--device", "npu:0", soc=soc, **more)
+
+    assert ran.code == code, ran.stdout
+    assert told in in_words(ran.stdout)
+    assert ran.stderr == ""
 
 
 # CANN, by its files.
@@ -265,8 +308,8 @@ def install_toolkit(home: Path, **versions: str) -> dict[str, str]:
 def test_a_toolkit_that_is_set_up_is_found_with_its_packages(tmp_path: Path) -> None:
     environ = install_toolkit(tmp_path / "cann", toolkit="8.5.0", ops="8.5.1")
 
-    assert toolkit.setup_fault(environ) == ""
-    assert toolkit.package_versions(tmp_path / "cann") == ["toolkit 8.5.0", "ops 8.5.1"]
+    assert cann.setup_fault(environ) == ""
+    assert cann.package_versions(tmp_path / "cann") == ["toolkit 8.5.0", "ops 8.5.1"]
 
 
 @pytest.mark.parametrize("layout", ["cann", "cann-8.5.0", "ascend-toolkit", "nnrt"])
@@ -275,14 +318,14 @@ def test_a_toolkit_that_was_not_set_up_is_found_by_its_script(layout: str, tmp_p
     script.parent.mkdir(parents=True)
     script.touch()
 
-    assert script in toolkit.setup_scripts({"HOME": str(tmp_path)})
+    assert script in cann.setup_scripts({"HOME": str(tmp_path)})
 
 
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ({"ASCEND_HOME_PATH": "/nowhere"}, "ASCEND_HOME_PATH is /nowhere, which does not exist"),
-        ({"ASCEND_OPP_PATH": "/nowhere"}, "ASCEND_OPP_PATH is /nowhere, which does not exist"),
+        ({"ASCEND_HOME_PATH": "/no/where"}, "ASCEND_HOME_PATH is /no/where, which does not exist"),
+        ({"ASCEND_OPP_PATH": "/no/where"}, "ASCEND_OPP_PATH is /no/where, which does not exist"),
         ({"ASCEND_OPP_PATH": None}, "and ASCEND_OPP_PATH is not set"),
         ({"LD_LIBRARY_PATH": ""}, "no folder of LD_LIBRARY_PATH has libascendcl.so"),
     ],
@@ -292,7 +335,7 @@ def test_what_is_wrong_with_the_variables_of_a_toolkit_is_told(
 ) -> None:
     environ: dict[str, str | None] = {**install_toolkit(tmp_path / "cann"), **changes}
 
-    assert fault in toolkit.setup_fault({name: value for name, value in environ.items() if value is not None})
+    assert fault in cann.setup_fault({name: value for name, value in environ.items() if value is not None})
 
 
 @pytest.fixture
@@ -303,7 +346,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(toolkit, "ROOTS", ("~/Ascend",))
+    monkeypatch.setattr(cann, "ROOTS", ("~/Ascend",))
     monkeypatch.setattr("app.environment.DEVICE_FILES", (tmp_path, "davinci[0-9]*"))
     return tmp_path / "bin"
 
@@ -399,9 +442,10 @@ def test_a_machine_without_devices_lacks_them(bare: Path) -> None:
     assert devices({"state": "absent"}).state == "absent"
 
 
-def test_an_atc_without_its_libraries_is_told(bare: Path) -> None:
+def test_an_atc_without_its_libraries_is_told(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from app.environment import _look_at_atc
 
+    monkeypatch.setattr("vision.export.toolkit._INSTALL_FOLDERS", ())
     assert _look_at_atc()["state"] == "absent"
     text = "atc: error while loading shared libraries: libge_compiler.so: cannot open shared object file"
     program(bare, "atc", f"echo '{text}' >&2; exit 127")

@@ -19,12 +19,13 @@ def foreign_onnx(
     dtype: str = "float32",
     output_shape: Sequence[int | str] = ("batch", QUERIES, WIDTH),
     outputs: int = 1,
+    only_batch: int = -1,
     metadata: dict[str, str] | None = None,
 ) -> Path:
-    """A graph of two inputs' worth of arithmetic: mean over everything but the batch, times 1, 2, ... (2, 3)."""
+    """A graph that gives the mean of a picture, times 1 to 6; it fails for batches but `only_batch`."""
     weights = np.arange(1, QUERIES * WIDTH + 1, dtype=np.float32).reshape(1, QUERIES * WIDTH)
-    rank = len([size for size in output_shape])
-    target = np.array([-1, *([QUERIES, WIDTH] if rank == 3 else [QUERIES * WIDTH])], dtype=np.int64)
+    sizes = [QUERIES, WIDTH] if len(output_shape) == 3 else [QUERIES * WIDTH]
+    target = np.array([only_batch, *sizes], dtype=np.int64)
     nodes = [
         helper.make_node("Cast", ["pixels"], ["floats"], to=TensorProto.FLOAT),
         helper.make_node("Flatten", ["floats"], ["flat"], axis=1),

@@ -14,19 +14,28 @@ from pathlib import Path
 SOURCE = Path(__file__).with_suffix(".c")
 MAIN = "libascendcl.so"
 # Asked for by torch_npu 2.13 (readelf -d); empty, and they lead to the main one, where dlsym then finds everything.
-OTHERS = ("libhccl.so", "libacl_op_compiler.so", "libge_runner.so", "libgraph.so", "libacl_tdt_channel.so")
+OTHERS = (
+    "libhccl.so",
+    "libacl_op_compiler.so",
+    "libge_runner.so",
+    "libgraph.so",
+    "libacl_tdt_channel.so",
+    "libfmk_parser.so",  # this one and the next by torchair
+    "libascend_protobuf.so",
+)
 # The kernels (aclnn...) are no part of it: torch_npu looks for them only when it would compute.
-OURS = re.compile(r"(?:acl(?!nn)|Hccl|hccl|Msprof|rt[A-Z])\w+")
+OURS = re.compile(r"(?:acl(?!nn)|Hccl|hccl|Msprof|rt[A-Z]|_ZNK?2ge|_ZNK?4gert)\w+|[a-z]+_s")
 DEFINED = re.compile(r"^(?:int|size_t|const char \*)\s*(\w+)\(", re.MULTILINE)
 FLAGS = ("-shared", "-fPIC", "-O1", "-w")
 
 
 def build(wheel: Path, *, cache: Path) -> Path:
-    """Folder with the six libraries for the torch_npu unpacked in `wheel`, made anew when anything of it changed.
+    """Folder with the libraries for the torch_npu unpacked in `wheel`, made anew when anything of it changed.
 
     Raises RuntimeError when gcc or nm is missing or fails.
     """
-    libraries = sorted((wheel / "torch_npu").glob("_C*.so")) + sorted((wheel / "torch_npu" / "lib").glob("lib*.so"))
+    folders = [wheel / "torch_npu" / name for name in (".", "lib", "dynamo/torchair/core")]
+    libraries = [library for folder in folders for library in sorted(folder.glob("*.so"))]
     key = hashlib.sha256(SOURCE.read_bytes() + Path(__file__).read_bytes())
     for library in libraries:
         key.update(f"{library.name} {library.stat().st_size}".encode())
@@ -46,7 +55,8 @@ def build(wheel: Path, *, cache: Path) -> Path:
 def wanted_names(libraries: list[Path]) -> set[str]:
     """C functions of CANN that the libraries link against, or name in order to look them up while running."""
     linked = _output("nm", "-D", "--undefined-only", "--format=just-symbols", *map(str, libraries))
-    names = {name.partition("@")[0] for name in linked.split()}
+    defined = _output("nm", "-D", "--defined-only", "--format=just-symbols", *map(str, libraries))
+    names = {name.partition("@")[0] for name in linked.split()} - set(defined.split())
     for library in libraries:
         names.update(text.decode() for text in re.findall(rb"(?<=\0)(?:acl|Hccl)\w+(?=\0)", library.read_bytes()))
     return {name for name in names if OURS.fullmatch(name)}

@@ -1,5 +1,6 @@
 """The encoder as OM files, run through ais_bench in a thread of its own."""
 
+import atexit
 import os
 import threading
 import weakref
@@ -32,8 +33,11 @@ class OmVisionBackend:
         files = _om_files(Path(path))
         self._worker = Worker(name=self._name)
         self._sessions: list[OmSession] = []
-        # Also when nobody calls close: at the end of the program, or of the object.
+        # Also when nobody calls close: at the end of the object, or of the program. There it must come before what
+        # was registered earlier, such as torch_npu's own end, so weakref's place among the exit functions will not do.
         self._finalizer = weakref.finalize(self, _shut_down, self._worker, self._sessions)
+        self._finalizer.atexit = False
+        atexit.register(self._finalizer)
         try:
             for file in files:
                 self._sessions.append(self._worker.call(lambda file=file: OmSession(file, device_id=device_id)))  # type: ignore[misc]
@@ -70,6 +74,7 @@ class OmVisionBackend:
 
     def close(self) -> None:
         """Unload the files and end the thread."""
+        atexit.unregister(self._finalizer)
         if self._finalizer.detach():
             _end(self._worker, self._sessions, wait=True)
 

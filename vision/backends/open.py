@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import torch
+
 from vision.backends.exported import ExportedBackend
 from vision.backends.om import OmVisionBackend
 from vision.backends.onnx import OnnxVisionBackend
@@ -46,6 +48,7 @@ _OPENERS: Mapping[str, Callable[[EncoderSpec], ExportedBackend]] = {
 def open_encoder(spec: EncoderSpec) -> ExportedBackend:
     """The backend of `spec`, loaded and checked, not warmed up. Raises EncoderError when it cannot be had."""
     if spec.own_process:
-        here = dataclasses.replace(spec, own_process=False)
+        # A fresh process would take another number of threads than this one was told to.
+        here = dataclasses.replace(spec, own_process=False, threads=spec.threads or torch.get_num_threads())
         return ProcessVisionBackend(functools.partial(open_encoder, here), file=spec.path)
     return _OPENERS[spec.kind](spec)

@@ -5,14 +5,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from vision.card import METADATA_KEY, EncoderCard
 from vision.errors import EncoderError
 from vision.export.packages import require
-
-if TYPE_CHECKING:
-    import onnx
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
 
@@ -97,7 +94,10 @@ def _no_onnx(place: Path) -> EncoderError:
     return EncoderError(f"`{place}` is no ONNX file, or a damaged one", hint="`llama-adapter export onnx` writes one")
 
 
-def _nodes(graph: "onnx.GraphProto") -> Iterator[Node]:
+# onnx's own classes are Any below: no vendor package is imported when this module is.
+
+
+def _nodes(graph: Any) -> Iterator[Node]:
     for node in graph.node:
         yield Node(
             domain="" if node.domain in DEFAULT_DOMAINS else node.domain,
@@ -110,7 +110,7 @@ def _nodes(graph: "onnx.GraphProto") -> Iterator[Node]:
                 yield from _nodes(inner)
 
 
-def _port(value: "onnx.ValueInfoProto") -> Port:
+def _port(value: Any) -> Port:
     from onnx import helper
 
     tensor = value.type.tensor_type
@@ -122,7 +122,7 @@ def _port(value: "onnx.ValueInfoProto") -> Port:
     return Port(name=value.name, dtype=dtype, shape=shape)
 
 
-def _external_files(model: "onnx.ModelProto", place: Path) -> set[Path]:
+def _external_files(model: Any, place: Path) -> set[Path]:
     names = {
         entry.value for tensor in model.graph.initializer for entry in tensor.external_data if entry.key == "location"
     }

@@ -22,7 +22,8 @@ class Bound:
     cosine: float
 
 
-# float32: other orders of summation. float16: docs/export.md has what is measured, a fifth of this at full size.
+# float32: other orders of summation. float16: 0.003 is measured at full size (docs/export.md) with random weights, and
+# trained ones have larger activations on their way.
 BOUNDS: Final[Mapping[str, Bound]] = {
     "float32": Bound(max_abs=2e-4, cosine=0.999999),
     "float16": Bound(max_abs=2e-2, cosine=0.9999),

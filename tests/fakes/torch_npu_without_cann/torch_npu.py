@@ -1,4 +1,4 @@
-"""Plays torch_npu 2.13.0 on a machine where it cannot work; no device is ever there. On PYTHONPATH, `import torch` finds it.
+"""Plays torch_npu 2.13.0 on a machine where it cannot work. On PYTHONPATH, `import torch` finds it.
 
 FAKE_TORCH_NPU says what is wrong: `libraries` (default: CANN is absent, or its set_env.sh was not sourced), `home`
 (ASCEND_HOME_PATH leads nowhere), `cuda` (torch is a build for CUDA), `version` (built for another torch), `device`
@@ -15,7 +15,7 @@ __version__ = "2.13.0"
 _STAMP = "[ERROR] 2026-01-01-00:00:00 (PID:1, Device:-1, RankID:-1)"
 
 
-def _no_device() -> None:
+def _no_device() -> types.ModuleType:
     torch.utils.rename_privateuse1_backend("npu")
     module = types.ModuleType("torch.npu")
     module.is_available = lambda: False
@@ -23,6 +23,7 @@ def _no_device() -> None:
     module.is_initialized = lambda: False
     module._is_in_bad_fork = lambda: False
     torch._register_device_module("npu", module)
+    return module
 
 
 match os.environ.get("FAKE_TORCH_NPU", "libraries"):
@@ -35,14 +36,14 @@ match os.environ.get("FAKE_TORCH_NPU", "libraries"):
         )
     case "cuda":
         raise RuntimeError(
-            "Two accelerators cannot be used at the same time in PyTorch: npu and cuda. You can install the cpu version "
-            "of PyTorch to use your npu device, or use the cuda device with 'export "
+            "Two accelerators cannot be used at the same time in PyTorch: npu and cuda. You can install the cpu "
+            "version of PyTorch to use your npu device, or use the cuda device with 'export "
             f"TORCH_DEVICE_BACKEND_AUTOLOAD=0'.\n{_STAMP} ERR00007 PTA feature not supported"
         )
     case "version":
         raise ImportError("libtorch_npu.so: undefined symbol: _ZN3c1021SomethingOfAnotherTorchE")
     case "device":
-        _no_device()
+        npu = _no_device()
     case other:
         raise AssertionError(f"FAKE_TORCH_NPU={other}")
 

@@ -11,7 +11,7 @@ from llm.engine.engine import Engine
 from llm.engine.sampling_params import SamplingParams
 from llm.engine.sequence import Request
 from llm.load import open_executor
-from llm.runtime.backend import Backend, CpuBackend, open_backend
+from llm.runtime.backend import Backend, CpuBackend
 from tests.llm.toys import answers, drain, toy_decoder, toy_prompts, toy_visual_queries
 from tests.npu.inside.host_ops import HostOps, MixedDevicesError
 
@@ -41,9 +41,7 @@ def results(config: DecoderConfig, backend: Backend, *, dtype: torch.dtype, want
         sampling = SamplingParams(max_new_tokens=6 + index)
         engine.submit(Request(id=index, prompt_ids=prompt, prefix=prefix, sampling=sampling))
     choices = ((5, 6), (7,), (8, 9, 10))
-    engine.submit(
-        Request(id=90, prompt_ids=prompts[1], prefix=prefixes[1], sampling=SamplingParams(), choices=choices)
-    )
+    engine.submit(Request(id=90, prompt_ids=prompts[1], prefix=prefixes[1], sampling=SamplingParams(), choices=choices))
     outputs = drain(engine)
     scores = [output.choice_logprobs for output in outputs if output.choice_logprobs]
     given = answers(outputs)
@@ -76,7 +74,7 @@ def one_run(label: str, config: DecoderConfig, name: str, wanted: str, backend: 
 
 def planted_mixes() -> dict[str, str]:
     """What became of operators that were given tensors of both sides."""
-    here, there = torch.ones(3), torch.ones(3, device="npu:0")
+    here, there = torch.ones(3), torch.ones(3).to("npu:0")
     attempts: dict[str, Callable[[], Any]] = {
         "add": lambda: here + there,
         "in place": lambda: there.mul_(here),

@@ -30,7 +30,24 @@ def facts(backend: Backend) -> dict[str, Any]:
         "no_graph": _error(lambda: backend.compile(lambda: block, mode="reduce-overhead")),
         "out_of_memory": _error(lambda: torch.empty(64 << 30, dtype=torch.uint8, device=backend.device)),
         "bfloat16": torch.npu.is_bf16_supported(),
+        "attention": attention_route(),
     }
+
+
+def attention_route() -> str:
+    """What scaled_dot_product_attention with a bool mask becomes; its largest part, where there are several."""
+    from tests.npu.inside.host_ops import HostOps
+
+    query = torch.zeros(1, 2, 4, 64, dtype=torch.float16).to("npu:0")
+    mask = torch.ones(1, 1, 4, 4, dtype=torch.bool).to("npu:0")
+    mode = HostOps()
+    try:
+        with torch.inference_mode(), mode:
+            torch.nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=mask)
+    except AssertionError:  # a fused attention that we have no reference for
+        pass
+    fused = [name for name in mode.sequence if "attention" in name]
+    return fused[0] if fused else " + ".join(name for name in mode.sequence if "matmul" in name or "softmax" in name)
 
 
 def _error(attempt: Any) -> list[str]:

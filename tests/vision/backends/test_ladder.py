@@ -23,7 +23,11 @@ def test_every_picture_is_in_one_call_and_only_the_last_call_is_padded(num_pictu
 
 
 @settings(deadline=None)
-@given(num_pictures=st.integers(1, 9), sizes=st.lists(st.integers(1, 5), min_size=1, max_size=3), quarters=st.integers(0, 12))
+@given(
+    num_pictures=st.integers(1, 9),
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    quarters=st.integers(0, 12),
+)
 def test_no_other_choice_of_calls_is_cheaper(num_pictures: int, sizes: list[int], quarters: int) -> None:
     overhead = quarters / 4
     cheapest = min(

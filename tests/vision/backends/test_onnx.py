@@ -3,7 +3,6 @@
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ import torch
 from tests.fakes.exported import embedded_encoder, embedded_onnx, sample_pixels, sample_queries
 from tests.fakes.foreign_onnx import foreign_onnx
 from vision.backends.onnx import OnnxVisionBackend
-from vision.card import METADATA_KEY, EncoderCard
+from vision.card import METADATA_KEY
 from vision.errors import EncoderError
 
-# float16: weights and every layer's results have 11 bits, and the output is a layer norm's, of size 1.
-LIMITS = {"float32": 2e-4, "float16": 0.03}
+# Of a visual query of size 1: its last layer is a layer norm. Half precision has 11 bits, in every layer between.
+LIMITS = {"float32": 2e-5, "float16": 6e-3}  # measured: 2.1e-6 and 2.3e-3
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -31,7 +30,8 @@ def test_all_sample_pictures_get_the_visual_query_of_torch(dtype: Any) -> None:
     assert queries.shape == sample_queries().shape
     assert float((queries.float() - sample_queries()).abs().max()) < LIMITS[dtype]
     assert backend.card is not None
-    assert (backend.card.name, backend.card.dtype, backend.card.vision) == ("embedded", dtype, embedded_encoder().config)
+    assert (backend.card.name, backend.card.dtype) == ("embedded", dtype)
+    assert backend.card.vision == embedded_encoder().config
 
 
 @pytest.mark.parametrize("num_pictures", [1, 3])
@@ -143,13 +143,19 @@ def test_a_card_that_cannot_be_read_is_an_error_of_its_own(tmp_path: Path) -> No
 def test_a_failure_of_the_runtime_names_the_model_and_what_it_was_given(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    # The graph promises (B, 2, 3) of any picture, and reshapes 2 x 2 x 3 numbers only.
-    file = foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3), output_shape=(5, 2, 3))
-    backend = OnnxVisionBackend(file)
-    with pytest.raises(EncoderError, match=r"promises float32 \(2, 7, 7\)|failed|promises") as caught:
-        backend._run(np.zeros((2, 2, 4, 3), dtype=np.uint8))
-    assert str(file) in caught.value.message
+    file = foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3), only_batch=4)
+    with pytest.raises(EncoderError, match=r"onnxruntime failed on .*a\.onnx` with float32 \(3, 2, 2, 3\): .*Reshape"):
+        OnnxVisionBackend(file).encode(np.zeros((3, 2, 2, 3), dtype=np.uint8))
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("output", [np.zeros((1, 9, 192)), np.zeros((2, 10, 192)), np.zeros((10, 192))])
+def test_a_result_of_another_size_than_promised_is_refused(output: np.ndarray) -> None:
+    signature = OnnxVisionBackend(embedded_onnx())._signature
+    with pytest.raises(EncoderError, match=r"promises float32 \(1, 10, 192\) for 1 pictures, and gave float32"):
+        signature.check_output(output.astype(np.float32), batch=1)
+    with pytest.raises(EncoderError, match="and gave float64"):
+        signature.check_output(np.zeros((1, 10, 192)), batch=1)
 
 
 def test_without_the_package_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -178,10 +184,8 @@ def test_a_closed_backend_says_so_and_may_be_closed_again() -> None:
         backend.encode(sample_pixels()[:1])
 
 
-@pytest.mark.parametrize("module", ["vision.backends.open", "vision.backends.process"])
-def test_importing_the_backends_imports_no_runtime(module: str) -> None:
-    code = f"import sys, {module}; print([n for n in ('onnxruntime', 'onnx', 'ais_bench', 'aclruntime') if n in sys.modules])"
+def test_importing_the_backends_imports_no_runtime() -> None:
+    names = ["onnxruntime", "onnx", "ais_bench", "aclruntime"]
+    code = f"import sys, vision.backends.open; print([name for name in {names} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
-
-

@@ -96,7 +96,7 @@ class Summary:
         self.exec_time_list = times
 
 
-class session_options:  # noqa: N801 - the real one's name
+class session_options:
     def __init__(self) -> None:
         self.acl_json_path, self.log_level, self.loop = "", 2, 1
 

@@ -11,7 +11,7 @@ import numpy as np
 # The real modules do this when imported, to the root logger of whoever imports them.
 logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="[%(levelname)s] %(message)s")
 
-_TENSORS = [f"torch.{name}Tensor" for name in "Float Double Half BFloat16 Byte Char Short Long Bool Int".split()]
+_DTYPES = ("Float", "Double", "Half", "BFloat16", "Byte", "Char", "Short", "Long", "Bool", "Int")
 MODES = ("static", "dymbatch", "dymhw", "dymdims", "dymshape")
 
 
@@ -80,6 +80,6 @@ class Session:
 def _array(feed: Any) -> np.ndarray:
     if type(feed) is np.ndarray or isinstance(feed, np.generic):
         return np.ascontiguousarray(feed)
-    if hasattr(feed, "type") and feed.type() in _TENSORS:
+    if hasattr(feed, "type") and feed.type() in [f"torch.{name}Tensor" for name in _DTYPES]:
         return np.ascontiguousarray(feed.numpy())
     raise RuntimeError(f"type:{type(feed)} invalid")

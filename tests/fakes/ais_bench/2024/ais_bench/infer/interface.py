@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from ais_bench.infer.interface_check import check_device_range_valid, check_feeds, check_model_path_legality
 from ais_bench_session import MODES, Session
+
+from ais_bench.infer.interface_check import check_device_range_valid, check_feeds, check_model_path_legality
 
 
 class InferSession(Session):

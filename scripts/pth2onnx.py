@@ -1,0 +1,75 @@
+"""An adapter file -> the picture encoder as ONNX. No LLaMA is needed: `python scripts/pth2onnx.py BIAS-7B.pth`.
+
+The same as `llama-adapter export onnx --adapter FILE`, under the name and with the file name that Ascend users know.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file, from anywhere
+
+from app.errors import Exit, run_guarded
+
+DEFAULT_OUT = "clip.onnx"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Export, and return the exit code; errors are told on stderr as by every command."""
+    options = build_parser().parse_args(arguments)
+    return run_guarded(lambda: _export(options), debug=options.debug)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All flags."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
+    parser.add_argument("adapter", metavar="ADAPTER", help="adapter, for example BIAS-7B.pth")
+    parser.add_argument(
+        "--clip",
+        metavar="FILE",
+        help="CLIP (default: inside the adapter's file, else ViT-L-14.pt beside it, here or in ~/.cache/clip)",
+    )
+    parser.add_argument("--out", metavar="FILE.onnx", default=DEFAULT_OUT, help="file to write (default: %(default)s)")
+    parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help="(default: %(default)s)")
+    parser.add_argument("--opset", type=int, choices=(17, 18), default=18, help="(default: %(default)s)")
+    parser.add_argument("--visual-heads", metavar="N", type=int, help="heads of the visual blocks (default: 16)")
+    parser.add_argument(
+        "--channel-order",
+        choices=("auto", "rgb", "bgr"),
+        default="auto",
+        help="colours' order in training (default: bgr for released adapters, else rgb)",
+    )
+    parser.add_argument(
+        "--pictures", metavar="PICTURE", nargs="+", default=(), help="to compare graph and encoder with"
+    )
+    parser.add_argument("--force", action="store_true", help="replace the file when it is there already")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def _export(options: argparse.Namespace) -> int:
+    from app.exporting import EncoderSources, OnnxJob, run_export_onnx
+
+    sources = EncoderSources(
+        adapter=options.adapter,
+        clip=options.clip,
+        visual_heads=options.visual_heads,
+        channel_order=options.channel_order,
+    )
+    run_export_onnx(
+        OnnxJob(
+            sources=sources,
+            out=options.out,
+            dtype=options.dtype,
+            opset=options.opset,
+            pictures=tuple(options.pictures),
+            force=options.force,
+        )
+    )
+    return Exit.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

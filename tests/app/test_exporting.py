@@ -1,0 +1,260 @@
+"""`export onnx` and `export om`: from an adapter to files that other runtimes take, and nothing half-done."""
+
+import dataclasses
+import io
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from app import exporting
+from app.cli import main
+from app.errors import Exit
+from app.exporting import EncoderSources, OnnxJob, load_encoder
+from tests.app.golden import GOLDEN, ROOT, picture
+from vision.export.graph import read_graph
+from vision.sidecar import read_sidecar
+from vision.weights import VisionCheckpointError
+
+ADAPTER = GOLDEN / "adapters" / "BIAS-TINY.pth"
+CLIP = GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"
+MODEL = ["--adapter", str(ADAPTER), "--clip", str(CLIP), "--visual-heads", "4", "--channel-order", "bgr"]
+
+
+class Run(NamedTuple):
+    path: Path
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The golden encoder, exported by the command once."""
+    out = tmp_path_factory.mktemp("export") / "made" / "clip.onnx"
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with redirect_stdout(stdout), redirect_stderr(stderr):
+        code = main(["export", "onnx", *MODEL, "--dtype", "float16", "--pictures", picture(), "--out", str(out)])
+    assert code == Exit.OK
+    return Run(out, stdout.getvalue(), stderr.getvalue())
+
+
+@pytest.fixture
+def exported(run: Run) -> Path:
+    return run.path
+
+
+@pytest.fixture
+def with_atc(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = (str(ROOT / "tests" / "fakes"), str(Path(sys.executable).parent), os.environ["PATH"])
+    monkeypatch.setenv("PATH", os.pathsep.join(places))
+
+
+@pytest.fixture
+def without_atc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_an_adapter_becomes_onnx_without_any_llama(exported: Path) -> None:
+    graph = read_graph(exported)
+
+    assert [path.name for path in exported.parent.iterdir()] == ["clip.onnx"]
+    assert graph.card is not None
+    assert (graph.card.name, graph.card.dtype, graph.card.opset) == ("BIAS-TINY", "float16", 18)
+    assert graph.card.vision.channel_order == "bgr"
+
+
+def test_the_report_is_talk_and_the_path_is_data(run: Run) -> None:
+    assert run.stdout == f"{run.path}\n"
+    for said in ("opset 18", "LayerNormalization", "no complaints", "over 1 pictures"):
+        assert said in run.stderr
+
+
+def test_a_file_that_is_there_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "clip.onnx"
+    out.write_text("mine")
+
+    assert main(["export", "onnx", *MODEL, "--out", str(out)]) == Exit.USAGE
+    assert "--force" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+
+
+@pytest.mark.slow
+def test_a_file_is_replaced_by_force_and_an_export_is_repeatable(exported: Path, tmp_path: Path) -> None:
+    out = tmp_path / "clip.onnx"
+    out.write_text("mine")
+
+    assert main(["export", "onnx", *MODEL, "--out", str(out), "--force", "--dtype", "float16"]) == Exit.OK
+    assert out.read_bytes() == exported.read_bytes()
+
+
+def test_a_graph_that_computes_something_else_is_not_put_in_place(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(exporting, "export_onnx", lambda config, state, path, **_: shutil.copy(exported, path))
+    wrong = [*MODEL[:-1], "rgb"]  # and the copy is of bgr
+
+    code = main(["export", "onnx", *wrong, "--dtype", "float16", "--out", str(tmp_path / "clip.onnx")])
+
+    assert code == Exit.FAILED
+    assert "does not compute what the encoder does" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["beside", "here", "cache"])
+def test_clip_is_found_where_it_usually_lies(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = {"beside": tmp_path / "adapters", "here": tmp_path / "here", "cache": tmp_path / ".cache" / "clip"}
+    for folder in folders.values():
+        folder.mkdir(parents=True)
+    adapter = shutil.copy(ADAPTER, folders["beside"])
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(folders["here"])
+    sources = EncoderSources(adapter=str(adapter), visual_heads=4)
+    with pytest.raises(VisionCheckpointError) as caught:
+        load_encoder(sources)
+    assert "ViT-L-14.pt" in caught.value.hint
+
+    shutil.copy(CLIP, folders[place] / "ViT-L-14.pt")
+
+    assert load_encoder(sources).config == load_encoder(dataclasses.replace(sources, clip=str(CLIP))).config
+
+
+def test_the_embedded_model_has_an_encoder_and_a_bundle_may_be_named() -> None:
+    embedded = load_encoder(EncoderSources())
+    named = load_encoder(EncoderSources(model=str(ROOT / "assets" / "embedded"), channel_order="bgr"))
+
+    assert embedded.config.channel_order == "rgb"
+    assert named.config == dataclasses.replace(embedded.config, channel_order="bgr")
+    assert {str(tensor.dtype) for tensor in embedded.state.values()} == {"torch.float32"}
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--clip", str(CLIP)],
+        ["--visual-heads", "4"],
+        ["--model", "bundle", "--adapter", str(ADAPTER)],
+        ["--model", ""],
+        ["--llama-dir", "LLaMA"],
+        ["--opset", "20"],
+        ["--dtype", "bfloat16"],
+        ["--out", "clip.pt"],
+    ],
+)
+def test_flags_that_cannot_be_meant_are_usage_errors(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    out = [] if "--out" in flags else ["--out", "clip.onnx"]
+
+    assert main(["export", "onnx", *flags, *out]) == Exit.USAGE
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.usefixtures("without_atc")
+def test_the_command_is_printed_where_there_is_no_atc(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["export", "om", str(exported), "--print-command", "--soc-version", "Ascend910B3", "--out", "my clips/clip"]
+    code = main([*asked, "--batch-sizes", "1,8", "--atc-flag=--op_precision_mode=mode.ini"])
+
+    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    assert code == Exit.OK
+    assert [line[0] for line in lines] == ["atc", "atc"]
+    assert [next(flag for flag in line if "input_shape" in flag) for line in lines] == [
+        "--input_shape=input:1,224,224,3",
+        "--input_shape=input:8,224,224,3",
+    ]
+    assert lines[1][1:4] == ["--framework=5", f"--model={exported}", "--output=my clips/clip_bs8"]
+    assert lines[1][-1] == "--op_precision_mode=mode.ini"
+
+
+@pytest.mark.usefixtures("without_atc")
+@pytest.mark.parametrize(("flags", "said"), [([], "npu-smi"), (["--soc-version", "Ascend310P3"], "no `atc`")])
+def test_what_is_missing_is_told(
+    exported: Path, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", "om", str(exported), *flags]) == Exit.FAILED
+    assert said in capsys.readouterr().err
+    assert [path.name for path in exported.parent.iterdir()] == ["clip.onnx"]
+
+
+@pytest.mark.usefixtures("with_atc")
+@pytest.mark.parametrize(("flags", "names"), [([], ["clip_bs1.om", "clip_bs4.om"]), (["--gears"], ["clip.om"])])
+def test_an_onnx_becomes_om(
+    exported: Path, flags: list[str], names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["export", "om", str(exported), "--out", str(tmp_path / "clip"), "--batch-sizes", "4,1", *flags]
+
+    code = main([*asked, "--soc-version", "Ascend310P3"])
+
+    assert code == Exit.OK
+    assert capsys.readouterr().out.splitlines() == [str(tmp_path / name) for name in names]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names, *(f"{name}.json" for name in names)])
+    sidecars = [read_sidecar(tmp_path / name) for name in names]
+    assert [sidecar.batch_sizes for sidecar in sidecars if sidecar] == ([(1, 4)] if flags else [(1,), (4,)])
+    assert all(sidecar and sidecar.card == read_graph(exported).card for sidecar in sidecars)
+
+    assert main([*asked, "--soc-version", "Ascend310P3"]) == Exit.USAGE  # there already
+    assert main([*asked, "--soc-version", "Ascend310P3", "--force"]) == Exit.OK
+
+
+@pytest.mark.usefixtures("with_atc")
+def test_what_the_lint_refuses_is_converted_only_by_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ("batch", 4)) for name in ("input", "output")]
+    graph = helper.make_graph([helper.make_node("Gelu", ["input"], ["output"])], "test", ports[:1], ports[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), tmp_path / "gelu.onnx")
+    asked = ["export", "om", str(tmp_path / "gelu.onnx"), "--soc-version", "Ascend310P3"]
+
+    assert main(asked) == Exit.FAILED
+    assert "ATC will refuse" in capsys.readouterr().err
+
+    assert main([*asked, "--force"]) == Exit.FAILED
+    assert "E16002" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["gelu.onnx"]
+
+
+@pytest.mark.parametrize("sizes", ["", "1,", "0", "-1,2", "one", "1;2"])
+def test_batch_sizes_are_whole_numbers(exported: Path, sizes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "om", str(exported), f"--batch-sizes={sizes}"]) == Exit.USAGE
+    assert "whole numbers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--gears", "--batch-sizes", "4"], ["--precision-mode", "best"]])
+def test_what_atc_would_refuse_is_a_usage_error(
+    exported: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", "om", str(exported), "--soc-version", "Ascend310P3", *flags]) == Exit.USAGE
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_the_defaults_of_flags_and_jobs_agree() -> None:
+    from app.cli import build_parser
+
+    om = build_parser().parse_args(["export", "om", "clip.onnx"])
+    job = exporting.OmJob(onnx="clip.onnx")
+    values: dict[str, Any] = {field.name: getattr(job, field.name) for field in dataclasses.fields(job)}
+    assert {**values, "atc_flags": []} == {name: getattr(om, name) for name in values}
+
+    made = build_parser().parse_args(["export", "onnx", "--out", "clip.onnx"])
+    onnx_job = OnnxJob(sources=EncoderSources(), out="clip.onnx")
+    for name in ("dtype", "opset", "pictures", "force"):
+        assert getattr(made, name) == getattr(onnx_job, name)
+
+
+@pytest.mark.slow
+def test_the_script_of_the_ascend_guide_writes_the_same_file(exported: Path, tmp_path: Path) -> None:
+    asked = [sys.executable, str(ROOT / "scripts" / "pth2onnx.py"), str(ADAPTER), "--dtype", "float16", *MODEL[2:]]
+    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    assert done.stdout == "clip.onnx\n"
+    assert (tmp_path / "clip.onnx").read_bytes() == exported.read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("opset", ["17", "18"])
+def test_the_embedded_model_can_be_exported(dtype: str, opset: str, tmp_path: Path) -> None:
+    assert main(["export", "onnx", "--out", str(tmp_path / "x.onnx"), "--dtype", dtype, "--opset", opset]) == Exit.OK

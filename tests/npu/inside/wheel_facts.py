@@ -1,0 +1,148 @@
+"""What the wheel says of everything that we call, and whether Huawei's meta kernels agree with our references; JSON."""
+
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llm.runtime.npu import load_torch_npu, open_npu
+from tests.npu import symbols
+from tests.npu.inside.references import REFERENCES
+
+UNDECLARED = ("npu_apply_rotary_pos_emb",)  # written in place without saying so
+
+
+def resolve(path: str) -> Any:
+    """The object at a dotted path whose first part is a module."""
+    import torch_npu
+    import torchair
+    from torchair.configs import compiler_config  # noqa: F401 - so that the lazy module finds it
+
+    name, *rest = path.split(".")
+    found: Any = {"torch_npu": torch_npu, "torchair": torchair}[name]
+    for part in rest:
+        found = getattr(found, part)
+    return found
+
+
+def signature(function: Any) -> str:
+    bare = inspect.signature(function)
+    parameters = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in bare.parameters.values()]
+    return str(bare.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+
+
+def schema(path: str) -> str:
+    assert callable(resolve(path))
+    return str(getattr(torch.ops.npu, path.removeprefix("torch_npu.")).default._schema)
+
+
+def call_problems() -> list[str]:
+    """Calls of ours that a signature or schema would not take."""
+    problems = []
+    for use in sorted(symbols.all_uses()):
+        if not use.is_called:
+            continue
+        if use.path in symbols.OPERATORS:
+            arguments = getattr(torch.ops.npu, use.path.removeprefix("torch_npu.")).default._schema.arguments
+            positional = [argument for argument in arguments if not argument.kwarg_only]
+            if use.num_positional > len(positional) or set(use.keywords) - {argument.name for argument in arguments}:
+                problems.append(f"{use}")
+        else:
+            try:
+                inspect.signature(resolve(use.path)).bind(*[None] * use.num_positional, **dict.fromkeys(use.keywords))
+            except TypeError as error:
+                problems.append(f"{use}: {error}")
+    return problems
+
+
+def sample_arguments(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
+    x = torch.randn(2, 3, 64).to(dtype)
+    query, key, cos, sin = (torch.randn(2, 3, heads, 64).to(dtype) for heads in (4, 4, 1, 1))
+    cache, new = torch.randn(2, 4, 8, 64).to(dtype), torch.randn(2, 4, 1, 64).to(dtype)
+    return {
+        "npu_rms_norm": (x, torch.randn(64).to(dtype), 1e-6),
+        "npu_apply_rotary_pos_emb": (query, key, cos, sin),
+        "npu_swiglu": (x,),
+        "scatter_update_": (cache, torch.tensor([3, 7]), new, -2),
+    }
+
+
+def as_declared(name: str) -> Callable[..., Any]:
+    """Our reference, except that the rotation leaves its arguments alone, as its schema would have it."""
+    reference = REFERENCES[name]
+    if name in UNDECLARED:
+        return lambda *arguments: reference(*[argument.clone() for argument in arguments])
+    return reference
+
+
+def compare_references() -> dict[str, str]:
+    """Our references, registered for the CPU, against the schemas and the meta kernels of the wheel."""
+    library = torch.library.Library("npu", "IMPL")
+    outcomes = {}
+    for name, arguments in sample_arguments(torch.float16).items():
+        operator = getattr(torch.ops.npu, name).default
+        library.impl(name, as_declared(name), "CPU")
+        torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
+        for dtype in (torch.float16, torch.float32):
+            _compare(operator, REFERENCES[name], sample_arguments(dtype)[name])
+        outcomes[name] = "agrees with the schema and, in shape and dtype, with the meta kernel (float16, float32)"
+        if name in UNDECLARED:
+            outcomes[name] += "; it writes over its arguments, which the schema does not say"
+    return outcomes
+
+
+def _compare(operator: Any, reference: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    meta = operator(*[value.to("meta") if isinstance(value, Tensor) else value for value in arguments])
+    real = reference(*[value.clone() if isinstance(value, Tensor) else value for value in arguments])
+    for theirs, ours in zip(_tuple(meta), _tuple(real), strict=True):
+        assert (theirs.shape, theirs.dtype) == (ours.shape, ours.dtype), (str(operator), theirs, ours)
+
+
+def _tuple(value: Any) -> tuple[Tensor, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+def attention_shapes() -> dict[str, Any]:
+    """npu_fusion_attention_v3, whose meta kernel wants a device: shapes and dtypes of both."""
+    query = torch.randn(2, 4, 3, 64, dtype=torch.float16)
+    mask = torch.zeros(2, 1, 3, 3, dtype=torch.bool)
+    given = (4, "BNSD", None, None)
+    meta = torch.ops.npu.npu_fusion_attention_v3(*[query.to("meta")] * 3, *given, mask.to("meta"), 0.125)
+    real = REFERENCES["npu_fusion_attention_v3"](query, query, query, *given, mask, 0.125)
+    return {"meta": _described(meta), "ours": _described(real)}
+
+
+def _described(outputs: tuple[Tensor, ...]) -> list[Any]:
+    """Output, largest scores and sums; what follows is for a backward pass."""
+    return [[[*value.shape], str(value.dtype)] for value in outputs[:3]]
+
+
+def main() -> None:
+    torch_npu = load_torch_npu()
+    open_npu(0)
+
+    report = {
+        "version": torch_npu.__version__.partition("+")[0],
+        "operators": {path: schema(path) for path in symbols.OPERATORS},
+        "functions": {path: signature(resolve(path)) for path in symbols.FUNCTIONS},
+        "methods": [name for name in symbols.METHODS if callable(resolve(name))],
+        "problems": call_problems(),
+        "references": compare_references(),
+        "attention": attention_shapes(),
+        "backends": torch._dynamo.list_backends(exclude_tags=()),
+        "options": graph_options(),
+    }
+    print(json.dumps(report))
+
+
+def graph_options() -> list[str]:
+    from torchair.configs.npugraphex_config import _NpuGraphExConfig
+
+    return sorted(_NpuGraphExConfig.ALLOWED_OPTIONS)
+
+
+if __name__ == "__main__":
+    main()

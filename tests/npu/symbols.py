@@ -1,0 +1,165 @@
+"""The one table of what we call of torch_npu, with how it is called, and the page docs/npu-symbols.md made from it.
+
+`python -m tests.npu.symbols` writes the page, from what the wheel itself says.
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llm.runtime.npu_operators import FUSED
+from tests.npu.wheel import CHIPS, FakeNpu, fake_npu
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "npu-symbols.md"
+SOURCES = sorted((ROOT / "llm" / "runtime").glob("npu*.py"))
+MODULES = {"torch_npu": "torch_npu", "torchair": "torchair", "configs": "torchair.configs.compiler_config"}
+COMPILER = ("torch.compile", "backend")
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Use:
+    """A function or attribute, and the arguments that it is called with."""
+
+    path: str
+    is_called: bool = False
+    num_positional: int = 0
+    keywords: tuple[str, ...] = ()
+
+
+# Schemas of operators as `torch.ops.npu` shows them in torch_npu 2.13.0.
+OPERATORS = {
+    "torch_npu.npu_rms_norm": "npu::npu_rms_norm(Tensor input, Tensor gamma, float epsilon=9.9999999999999995e-07) "
+    "-> (Tensor, Tensor)",
+    "torch_npu.npu_apply_rotary_pos_emb": "npu::npu_apply_rotary_pos_emb(Tensor query, Tensor key, Tensor cos, "
+    'Tensor sin, str layout="BSND", str rotary_mode="half") -> (Tensor, Tensor)',
+    "torch_npu.npu_swiglu": "npu::npu_swiglu(Tensor input, int dim=-1) -> Tensor",
+    "torch_npu.scatter_update_": "npu::scatter_update_(Tensor(a!) input, Tensor indices, Tensor updates, int axis) "
+    "-> Tensor(a!)",
+    "torch_npu.npu_format_cast": "npu::npu_format_cast(Tensor input, int acl_format, *, int? customize_dtype=None, "
+    "int? input_dtype=None) -> Tensor",
+}
+
+# Signatures of functions, as `inspect.signature` shows them, without annotations.
+FUNCTIONS = {
+    "torch_npu.npu.is_available": "()",
+    "torch_npu.npu.device_count": "()",
+    "torch_npu.npu.set_device": "(device)",
+    "torch_npu.npu.get_device_name": "(device_name=None)",
+    "torch_npu.npu.get_soc_version": "()",
+    "torch_npu.npu.set_compile_mode": "(jit_compile=False)",
+    "torch_npu.npu.synchronize": "(device=None)",
+    "torch_npu.npu.current_stream": "(device=None)",
+    "torch_npu.npu.mem_get_info": "(device=None)",
+    "torch_npu.npu.Event": "(enable_timing=False, blocking=False, interprocess=False)",
+    "torchair.get_npu_backend": "(*, compiler_config=None, custom_decompositions={})",
+    "torchair.configs.compiler_config.CompilerConfig": "()",
+}
+
+# Set, never read: reading raises AttributeError.
+SETTINGS = ("torch_npu.npu.config.allow_internal_format",)
+# Called on an event, here and in llm/runtime/backend.py.
+METHODS = ("torch_npu.npu.Event.record", "torch_npu.npu.Event.synchronize", "torch_npu.npu.Event.elapsed_time")
+BACKENDS = ("npugraph_ex",)
+BACKEND_OPTIONS = ("frozen_parameter",)
+
+
+def uses(source: str) -> Iterator[Use]:
+    """Every chain of names that begins with a module of torch_npu, as it is called or assigned to."""
+    tree = ast.parse(source)
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    for node in ast.walk(tree):
+        path = _path(node)
+        parent = parents.get(node)
+        if path is None or isinstance(parent, ast.Attribute):
+            continue
+        if isinstance(parent, ast.Call) and parent.func is node:
+            keywords = tuple(keyword.arg or "**" for keyword in parent.keywords)
+            yield Use(path, True, len(parent.args), keywords)
+        elif "." in path:
+            yield Use(path)
+
+
+def all_uses() -> set[Use]:
+    """The uses of all sources, and the attributes that the table of operators asks for by name."""
+    found = {use for file in SOURCES for use in uses(file.read_text(encoding="utf-8"))}
+    return found | {Use(f"torch_npu.{fused.needs}") for fused in FUSED if fused.needs}
+
+
+def compile_calls() -> Iterator[dict[str, Any]]:
+    """Literal keyword arguments of every call of torch.compile."""
+    for file in SOURCES:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == COMPILER[0]:
+                yield {
+                    keyword.arg or "**": keyword.value.value
+                    for keyword in node.keywords
+                    if isinstance(keyword.value, ast.Constant)
+                }
+
+
+def _path(node: ast.AST) -> str | None:
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.insert(0, node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return None
+    if node.id == "self" and names[:1] == ["_torch_npu"]:
+        return ".".join(["torch_npu", *names[1:]])
+    if node.id in MODULES:
+        return ".".join([MODULES[node.id], *names])
+    return None
+
+
+def page(report: dict[str, Any], *, routes: dict[str, str]) -> str:
+    """The page, from the report of tests/npu/inside/wheel_facts.py and what attention becomes on each chip."""
+    called = {use.path: use for use in sorted(all_uses()) if use.is_called}
+    lines = [
+        "# What we call of torch_npu",
+        "",
+        f"Generated by `python -m tests.npu.symbols` from the wheel of torch_npu {report['version']}, and compared again",
+        "by a test. Nothing else of torch_npu or torchair is called: a test reads `llm/runtime/npu*.py` for that. None of",
+        "it has run on hardware: schemas, signatures and shapes are the real wheel's, which has no kernels.",
+        "",
+        "## Operators",
+        "",
+    ]
+    for path, schema in sorted(report["operators"].items()):
+        checked = report["references"].get(path.removeprefix("torch_npu."), "no meta kernel to compare with")
+        lines += [f"- `{path}`", f"  - schema: `{schema}`", f"  - our CPU reference: {checked}"]
+    lines += [
+        "- `torch.nn.functional.scaled_dot_product_attention`, which torch_npu routes: "
+        + "; ".join(f"{soc} to `{name}`" for soc, name in sorted(routes.items())),
+        "",
+        "## Functions",
+        "",
+        "| name | signature | called with |",
+        "| --- | --- | --- |",
+    ]
+    for path, signature in sorted(report["functions"].items()):
+        use = called.get(path)
+        given = "" if use is None else ", ".join(["·"] * use.num_positional + [f"{name}=" for name in use.keywords])
+        lines.append(f"| `{path}` | `{signature}` | `({given})` |")
+    lines += ["", "## Settings, methods, compilers", ""]
+    lines += [f"- `{name}` is set" for name in SETTINGS]
+    lines += [f"- `{name}`" for name in METHODS]
+    lines += [f'- `torch.compile(backend="{name}")`, options {", ".join(BACKEND_OPTIONS)}' for name in BACKENDS]
+    return "\n".join(lines) + "\n"
+
+
+def current_page(npu: FakeNpu) -> str:
+    """What the page should say."""
+    routes = {soc: npu.chip(soc)["device"]["attention"] for soc in CHIPS}
+    return page(npu.report("wheel_facts", soc="Ascend910B3"), routes=routes)
+
+
+def main() -> None:
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(current_page(fake_npu()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

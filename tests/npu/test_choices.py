@@ -1,0 +1,108 @@
+"""Which operators are chosen for which chip and model; no torch_npu is needed to ask."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from llm.config import DecoderConfig
+from llm.model.ops import ATEN, Operators
+from llm.runtime.chips import FAMILIES, UNKNOWN, ChipFamily, family_of
+from llm.runtime.npu_operators import FUSED, choose
+
+LLAMA_7B = DecoderConfig(
+    vocab_size=32000, dim=4096, num_layers=32, num_heads=32, ffn_dim=11008, norm_eps=1e-6, context=512
+)
+FULL = SimpleNamespace(**{fused.needs: lambda *_: None for fused in FUSED if fused.needs})
+NAMES = set(Operators.__dataclass_fields__) - {"name"}
+BY_NAME = {family.name: family for family in (*FAMILIES, UNKNOWN)}
+
+
+def implementations(
+    family: ChipFamily, *, config: DecoderConfig = LLAMA_7B, dtype: torch.dtype = torch.float16, **options
+):
+    operators, choices = choose(family, config, dtype, torch_npu=options.pop("torch_npu", FULL), **options)
+    return (
+        operators,
+        {choice.operator: choice.implementation for choice in choices},
+        {c.operator: c.reason for c in choices},
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "fused"),
+    [
+        ("910", {"store"}),
+        ("310P", {"rms_norm", "rotate", "swiglu"}),
+        ("A2", NAMES),
+        ("310B", set()),
+        ("A3", NAMES),
+        ("950", {"rotate", "store"}),
+        ("unknown", set()),
+    ],
+)
+def test_each_family_gets_the_operators_that_are_documented_for_it(family: str, fused: set[str]) -> None:
+    operators, chosen, _ = implementations(BY_NAME[family])
+
+    assert {name for name, implementation in chosen.items() if implementation != "aten"} == fused
+    for name in NAMES:
+        assert (getattr(operators, name) is getattr(ATEN, name)) == (name not in fused), name
+    assert all(name in operators.name for name in fused)
+
+
+@pytest.mark.parametrize("family", BY_NAME)
+def test_plain_torch_is_used_when_asked_for(family: str) -> None:
+    operators, _, reasons = implementations(BY_NAME[family], wanted="aten")
+
+    assert operators == ATEN
+    assert set(reasons.values()) == {"plain torch was asked for"}
+
+
+def test_heads_that_the_fused_rotation_refuses_are_rotated_by_plain_torch() -> None:
+    config = dataclasses.replace(LLAMA_7B, num_heads=128)
+
+    operators, _, reasons = implementations(BY_NAME["A2"], config=config)
+
+    assert operators.rotate is ATEN.rotate
+    assert operators.rms_norm is not ATEN.rms_norm
+    assert reasons["rotate"] == "npu_apply_rotary_pos_emb wants heads of size 64 or 128, and these have 32"
+
+
+def test_a_dtype_that_a_chip_lacks_is_not_given_to_its_operators() -> None:
+    operators, _, reasons = implementations(BY_NAME["310P"], dtype=torch.bfloat16)
+
+    assert operators == ATEN
+    assert reasons["rms_norm"] == "npu_rms_norm does not take bfloat16 on 310P"
+
+
+@pytest.mark.parametrize("missing", [fused for fused in FUSED if fused.needs], ids=lambda fused: fused.needs)
+def test_an_older_torch_npu_without_an_operator_falls_back_to_plain_torch(missing) -> None:
+    older = SimpleNamespace(**{name: value for name, value in vars(FULL).items() if name != missing.needs})
+
+    operators, _, reasons = implementations(BY_NAME["A2"], torch_npu=older)
+
+    assert getattr(operators, missing.operator) is getattr(ATEN, missing.operator)
+    assert reasons[missing.operator] == f"this torch_npu has no {missing.needs}"
+
+
+def test_every_operator_has_a_choice_and_a_reason() -> None:
+    for family in BY_NAME.values():
+        _, _, reasons = implementations(family)
+        assert set(reasons) == NAMES
+        assert all(reasons.values())
+
+
+def test_no_code_of_a_chip_belongs_to_two_families() -> None:
+    codes = [code for family in FAMILIES for code in family.soc_versions]
+
+    assert len(codes) == len(set(codes))
+    assert family_of(202).name == "310P"
+    assert family_of(223).name == "A2"
+    assert family_of(104).name == "910"  # Ascend910B of the first generation, in spite of its name
+
+
+def test_a_chip_of_tomorrow_is_served_by_plain_torch() -> None:
+    assert family_of(999) == UNKNOWN
+    assert family_of(-1) == UNKNOWN
+    assert UNKNOWN.graph_modes == ()

@@ -1,0 +1,89 @@
+"""The whole model on torch_npu's own dispatch, with kernels run on the host: the same ids as on the CPU.
+
+What this cannot show is how exact the real kernels are. Fused operators are compared through references in float32
+that round once; real ones may round elsewhere.
+"""
+
+import pytest
+
+from tests.npu.wheel import WHOLE_MODEL, FakeNpu
+
+# Largest difference of a choice's log-probability, by dtype, when fused operators compute.
+TOLERANCE = {"float32": 1e-4, "float16": 0.03, "bfloat16": 0.15}
+# What the chip's own operators must have been reached by, for heads of 64 in float16.
+KERNELS = {
+    "Ascend310P3": {"npu_rms_norm", "npu_apply_rotary_pos_emb", "npu_swiglu", "npu_format_cast"},
+    "Ascend910B3": {
+        "npu_rms_norm",
+        "npu_apply_rotary_pos_emb",
+        "npu_swiglu",
+        "npu_fusion_attention_v3",
+        "scatter_update_",
+    },
+    "Ascend910A": {"scatter_update_", "npu_format_cast"},
+}
+pytestmark = [pytest.mark.npu_contract, pytest.mark.slow, pytest.mark.parametrize("soc", WHOLE_MODEL)]
+
+
+def runs(npu: FakeNpu, soc: str):
+    return {run["label"]: run for run in npu.chip(soc)["runs"]}
+
+
+def kernels(calls: dict[str, int]) -> set[str]:
+    return {name.removeprefix("npu::") for name in calls if name.startswith("npu::")}
+
+
+def test_pictures_get_the_same_captions_as_on_the_cpu(npu: FakeNpu, soc: str) -> None:
+    captions = npu.chip(soc)["captions"]
+
+    assert captions["given"] == captions["expected"]
+    assert len(captions["given"]) == 7
+    assert captions["calls"]["aten::embedding"] > 0
+
+
+def test_plain_operators_give_exactly_what_the_cpu_gives(npu: FakeNpu, soc: str) -> None:
+    plain = {label: run for label, run in runs(npu, soc).items() if label.endswith("aten")}
+
+    assert len(plain) >= 4
+    for label, run in plain.items():
+        assert run["given"] == run["expected"], label
+        assert kernels(run["calls"]) <= {"npu_format_cast"}, label
+
+
+def test_fused_operators_give_the_same_ids_in_float32(npu: FakeNpu, soc: str) -> None:
+    for label in ("fused float32 auto", "small float32 auto"):
+        run = runs(npu, soc)[label]
+        assert run["given"]["ids"] == run["expected"]["ids"], label
+
+
+def test_fused_operators_score_choices_within_the_tolerance_of_their_dtype(npu: FakeNpu, soc: str) -> None:
+    for label, run in runs(npu, soc).items():
+        tolerance = TOLERANCE[label.split()[1]]
+        assert run["given"]["scores"] == pytest.approx(run["expected"]["scores"], abs=tolerance), label
+
+
+def test_the_chip_runs_its_own_operators(npu: FakeNpu, soc: str) -> None:
+    assert kernels(runs(npu, soc)["fused float16 auto"]["calls"]) == KERNELS[soc]
+
+
+def test_heads_of_another_size_are_rotated_by_plain_torch(npu: FakeNpu, soc: str) -> None:
+    run = runs(npu, soc)["small float16 auto"]
+
+    assert "npu_apply_rotary_pos_emb" not in kernels(run["calls"])
+    assert run["choices"]["rotate"][0] == "aten"
+
+
+def test_only_linear_weights_are_tiled_and_only_in_float16(npu: FakeNpu, soc: str) -> None:
+    report = runs(npu, soc)
+    num_linear = 3 * 4 + 1  # of each layer, and the head
+    expected = 0 if soc == "Ascend910B3" else num_linear
+
+    assert report["fused float16 auto"]["calls"].get("npu::npu_format_cast", 0) == expected
+    assert report["fused float32 auto"]["calls"].get("npu::npu_format_cast", 0) == 0
+
+
+def test_tensors_of_the_host_and_of_the_device_are_never_mixed(npu: FakeNpu, soc: str) -> None:
+    mixes = npu.chip(soc)["mixes"]
+
+    assert set(mixes.values()) == {"refused"}
+    assert len(mixes) == 5

@@ -1,0 +1,71 @@
+"""The real wheel where something is missing: what a user reads instead of torch_npu's own words."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.npu.wheel import FakeNpu
+
+pytestmark = [pytest.mark.npu_contract, pytest.mark.slow]
+OPEN = """
+import json, sys
+from llm.errors import DeviceError
+from llm.runtime.backend import open_backend
+try:
+    open_backend(sys.argv[1])
+except DeviceError as error:
+    print(json.dumps([error.message, error.hint]))
+"""
+
+
+def open_device(npu: FakeNpu, name: str = "npu:0", **options) -> tuple[str, str]:
+    outcome = npu.run("-c", OPEN, name, **options)
+    assert outcome.code == 0, outcome.stderr
+    message, hint = json.loads(outcome.stdout)  # and nothing else was printed there
+    return message, hint
+
+
+def test_cann_that_is_missing_or_was_not_sourced(npu: FakeNpu) -> None:
+    message, hint = open_device(npu, with_cann=False)
+
+    assert "the libraries of CANN are not found (ImportError: libhccl.so: cannot open shared object file" in message
+    assert "set_env.sh" in hint
+
+
+def test_a_home_of_cann_that_does_not_exist(npu: FakeNpu) -> None:
+    message, hint = open_device(npu, soc="Ascend310P3", ASCEND_HOME_PATH="/nowhere/cann")
+
+    assert message.startswith("The environment variables of CANN lead nowhere")
+    assert "ASCEND_HOME_PATH : /nowhere/cann does not exist" in message
+    assert "set_env.sh" in hint
+
+
+def test_a_home_of_cann_without_its_parts(npu: FakeNpu, tmp_path: Path) -> None:
+    message, _ = open_device(npu, soc="Ascend310P3", ASCEND_HOME_PATH=str(tmp_path), ASCEND_OPP_PATH=str(tmp_path))
+
+    assert message.startswith("The environment variables of CANN lead nowhere")
+    assert "runtime" in message
+
+
+def test_a_machine_without_a_device(npu: FakeNpu) -> None:
+    message, hint = open_device(npu)
+
+    assert "no NPU is" in message
+    assert "npu-smi info" in hint
+    assert "--device cpu" in hint
+
+
+def test_auto_takes_the_cpu_where_torch_npu_is_of_no_use(npu: FakeNpu) -> None:
+    source = "from llm.runtime.backend import open_backend; print(open_backend('auto').name)"
+
+    assert npu.run("-c", source, with_cann=False).stdout == "cpu\n"
+    assert npu.run("-c", source, soc="Ascend310P3").stdout == "npu:0 (Ascend310P3)\n"
+
+
+def test_plain_torch_fails_beside_torch_npu_without_cann_unless_loading_is_left_to_us(npu: FakeNpu) -> None:
+    loaded = npu.run("-c", "import torch", with_cann=False, TORCH_DEVICE_BACKEND_AUTOLOAD="1")
+
+    assert loaded.code != 0
+    assert "Failed to load the backend extension: torch_npu" in loaded.stderr
+    assert npu.run("-c", "import torch", with_cann=False).code == 0

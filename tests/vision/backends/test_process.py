@@ -1,0 +1,204 @@
+"""The encoder in a process of its own: the same numbers and errors, and neither side takes the other down."""
+
+import enum
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.fakes.exported import embedded_onnx, make_om, sample_pixels
+from tests.fakes.foreign_onnx import foreign_onnx
+from vision.backends.exported import ExportedBackend
+from vision.backends.onnx import OnnxVisionBackend
+from vision.backends.open import EncoderSpec, open_encoder
+from vision.backends.process import ProcessVisionBackend
+from vision.errors import EncoderError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Odd:
+    """A backend whose habit is the value of the pixels it is given."""
+
+    name, image_size, card, batch_sizes = "odd", 2, None, None
+
+    def encode(self, pixels_BHWC: np.ndarray) -> torch.Tensor:
+        habit = Habit(int(pixels_BHWC.flat[0]))
+        if habit is Habit.PRINT:
+            os.write(1, b"noise from below\n")
+        if habit is Habit.DIE:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if habit is Habit.EXIT:
+            os._exit(7)
+        if habit is Habit.FAIL:
+            raise ZeroDivisionError("a fault of the program")
+        if habit is Habit.SLEEP:
+            time.sleep(0.3)
+        return torch.tensor([habit.value, os.getpid(), os.getsid(0), "torch_npu" in sys.modules])
+
+    def close(self) -> None:
+        return
+
+
+class Habit(enum.IntEnum):
+    NONE = 0
+    PRINT = 1
+    DIE = 2
+    EXIT = 3
+    FAIL = 4
+    SLEEP = 5
+
+
+def refuses() -> ExportedBackend:
+    raise EncoderError("No such encoder", hint="make one")
+
+
+def pictures(habit: Habit = Habit.NONE) -> np.ndarray:
+    return np.full((1, 2, 2, 3), habit, dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def odd() -> Iterator[ProcessVisionBackend]:
+    """One for all tests that leave it alive: a start takes seconds."""
+    with closing(ProcessVisionBackend(Odd, file="odd.onnx")) as backend:
+        yield backend
+
+
+def test_it_gives_what_the_same_backend_gives_here(tmp_path: Path) -> None:
+    here = OnnxVisionBackend(embedded_onnx(), threads=1)
+    spec = EncoderSpec(kind="onnx", path=str(embedded_onnx()), threads=1, own_process=True)
+    apart = open_encoder(spec)
+
+    assert torch.equal(apart.encode(sample_pixels()[:3]), here.encode(sample_pixels()[:3]))
+    assert (apart.card, apart.batch_sizes, apart.image_size) == (here.card, here.batch_sizes, here.image_size)
+    assert apart.name == "onnxruntime (CPUExecutionProvider), own process"
+    with pytest.raises(EncoderError, match=r"encodes pictures of uint8") as caught:
+        apart.encode(pictures())
+    assert "preprocess" in caught.value.hint
+    assert len(apart.encode(sample_pixels()[:1])) == 1
+    apart.close()
+
+
+@pytest.mark.slow
+def test_an_om_runs_there_too_and_its_time_is_known_here(acl: Any, tmp_path: Path) -> None:
+    om = make_om(tmp_path / "clip.om", [1, 4])
+    with closing(open_encoder(EncoderSpec(kind="om", path=str(om), own_process=True))) as apart:
+        assert len(apart.encode(sample_pixels()[:5])) == 5
+        assert isinstance(apart, ProcessVisionBackend)
+        assert apart.device_ms is not None
+    assert acl.RECORD.loaded == 0
+
+
+@pytest.mark.slow
+def test_an_encoder_that_cannot_be_opened_there_is_the_same_error_here() -> None:
+    with pytest.raises(EncoderError, match=r"^No such encoder$") as caught:
+        ProcessVisionBackend(refuses, file="odd.onnx")
+    assert caught.value.hint == "make one"
+
+
+def test_a_killed_process_is_an_error_and_not_a_wait() -> None:
+    with closing(ProcessVisionBackend(Odd, file="odd.onnx")) as backend:
+        for _ in range(2):
+            with pytest.raises(EncoderError, match=r"encoder `odd\.onnx` was ended by SIGKILL") as caught:
+                backend.encode(pictures(Habit.DIE))
+            assert "memory" in caught.value.hint
+
+
+@pytest.mark.slow
+def test_a_process_that_exits_says_its_code() -> None:
+    with (
+        closing(ProcessVisionBackend(Odd, file="odd.onnx")) as backend,
+        pytest.raises(EncoderError, match="was ended with exit code 7"),
+    ):
+        backend.encode(pictures(Habit.EXIT))
+
+
+def test_a_fault_of_the_program_keeps_its_traceback_and_the_process_goes_on(odd: ProcessVisionBackend) -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)odd\.onnx` failed.*Traceback.*ZeroDivisionError: a fault"):
+        odd.encode(pictures(Habit.FAIL))
+    assert len(odd.encode(pictures())) == 4
+
+
+def test_a_reply_to_a_call_that_was_interrupted_is_not_taken_for_the_next(
+    odd: ProcessVisionBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive = odd._receive
+
+    def interrupt(kind: type[Any]) -> Any:
+        monkeypatch.setattr(odd, "_receive", receive)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(odd, "_receive", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        odd.encode(pictures(Habit.SLEEP))
+    assert odd.encode(pictures())[0] == Habit.NONE
+
+
+def test_it_is_out_of_reach_of_the_terminals_signals(odd: ProcessVisionBackend) -> None:
+    _, process, session, _ = odd.encode(pictures()).tolist()
+    assert process == session != os.getsid(0)
+
+
+def test_closing_ends_it_and_leaves_no_zombie(capfd: pytest.CaptureFixture[str]) -> None:
+    backend = ProcessVisionBackend(Odd, file="odd.onnx")
+    backend.encode(pictures(Habit.PRINT))
+    for _ in range(2):
+        backend.close()
+    assert backend._process.returncode == 0
+    assert capfd.readouterr() == ("", "noise from below\n")  # and what it prints does not get among our data
+    with pytest.raises(EncoderError, match="was closed"):
+        backend.encode(pictures())
+
+
+@pytest.mark.slow
+def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    file = foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3))
+    code = f"""
+import os, signal
+from vision.backends.open import EncoderSpec, open_encoder
+backend = open_encoder(EncoderSpec(kind="onnx", path={str(file)!r}, own_process=True))
+print(backend._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    result = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    child = int(result.stdout)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and is_running(child):
+        time.sleep(0.05)
+    assert not is_running(child)
+
+
+def is_running(process: int) -> bool:
+    """False for one that has ended and that nobody has asked about."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+@pytest.mark.slow
+def test_a_script_without_a_main_guard_may_use_it(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    file = foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3))
+    script.write_text(
+        f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import numpy as np
+from vision.backends.open import EncoderSpec, open_encoder
+backend = open_encoder(EncoderSpec(kind="onnx", path={str(file)!r}, own_process=True))
+print(backend.encode(np.full((1, 2, 2, 3), 7, dtype=np.uint8))[0, 0, 0].item())
+"""
+    )
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert (result.stdout, result.stderr) == ("7.0\n", "")
