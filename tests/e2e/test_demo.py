@@ -113,7 +113,7 @@ def test_the_guides_question_is_answered_with_one_of_the_choices(demo: Demo) -> 
         ({"LLAMA_DIR": ""}, 2, "BIAS_DIR, CLIP_DIR and --visual-heads go with LLAMA_DIR, which is missing"),
         ({"BIAS_DIR": ""}, 2, "LLAMA_DIR needs"),
         ({"BIAS_DIR": str(GOLDEN / "adapters")}, 2, "must hold exactly one .pth file"),
-        ({"CLIP_DIR": str(GOLDEN / "images")}, 2, "must hold exactly one .pt or .safetensors file"),
+        ({"CLIP_DIR": str(GOLDEN / "images")}, 2, "must hold exactly one .om or .onnx or .pt or .safetensors file"),
         ({"LLAMA_DIR": "nowhere"}, 1, "`nowhere` does not exist"),
     ],
 )

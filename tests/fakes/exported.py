@@ -12,9 +12,8 @@ import torch
 
 from app.bundle import load_bundle
 from tests.fakes.om_format import write_fake_om
-from vision.backends.exported import ExportedBackend
 from vision.backends.onnx import OnnxVisionBackend
-from vision.card import EncoderDtype
+from vision.card import EncoderCard, EncoderDtype
 from vision.encoder import PictureEncoder, encoder_from_state
 from vision.export.onnx import export_onnx
 from vision.image import load_picture
@@ -46,6 +45,13 @@ def _embedded_onnx(dtype: EncoderDtype) -> Path:
 
 
 @functools.cache
+def _embedded_card(dtype: EncoderDtype) -> EncoderCard:
+    card = OnnxVisionBackend(embedded_onnx(dtype), threads=1).card
+    assert card is not None
+    return card
+
+
+@functools.cache
 def sample_pixels() -> np.ndarray:
     """All sample pictures as the encoder takes them, uint8 (28, 224, 224, 3)."""
     files = sorted(file for file in (ROOT / "assets" / "pictures").iterdir() if file.suffix in (".png", ".jpg"))
@@ -73,9 +79,7 @@ def make_om(
     `changes` replace "input" or "output" of its header by values for `shape` or `dtype`, as a foreign OM has them.
     """
     onnx, has_gears = embedded_onnx(dtype), len(batch_sizes) > 1
-    backend: ExportedBackend = OnnxVisionBackend(onnx, threads=1)
-    card = backend.card
-    assert card is not None
+    card = _embedded_card(dtype)
     batch = -1 if has_gears else batch_sizes[0]
     header = {
         "batch_sizes": list(batch_sizes),

@@ -123,7 +123,6 @@ int aclrtDestroyStreamForce(void *stream) { free(stream); return OK; }
 int aclrtStreamQuery(void *stream, int *status) { (void)stream; *status = 0; return OK; }
 int aclrtStreamGetId(void *stream, int32_t *id) { (void)stream; *id = 0; return OK; }
 int aclrtGetStreamOverflowSwitch(void *stream, uint32_t *flag) { (void)stream; *flag = 0; return OK; }
-int aclmdlRICaptureGetInfo(void *stream, int *status, void **model) { (void)stream; *status = 0; if (model) *model = NULL; return OK; }
 int aclrtCreateEventWithFlag(void **event, uint32_t flag) { (void)flag; return make(event); }
 int aclrtCreateEventExWithFlag(void **event, uint32_t flag) { (void)flag; return make(event); }
 int aclrtDestroyEvent(void *event) { free(event); return OK; }
@@ -135,6 +134,18 @@ int aclrtEventElapsedTime(float *ms, void *start, void *end) {
     return OK;
 }
 int aclrtEventGetTimestamp(void *event, uint64_t *microseconds) { *microseconds = (uint64_t)(*(double *)event * 1e3); return OK; }
+
+/* Graphs: what is captured is done at once, and a replay does nothing, so only the first step of one is right. */
+static _Thread_local int capturing;
+static char graph;
+int aclmdlRICaptureBegin(void *stream, int mode) { (void)stream; (void)mode; capturing = 1; return OK; }
+int aclmdlRICaptureGetInfo(void *stream, int *status, void **model) {
+    (void)stream;
+    *status = capturing;
+    if (model) *model = capturing ? &graph : NULL;
+    return OK;
+}
+int aclmdlRICaptureEnd(void *stream, void **model) { (void)stream; capturing = 0; *model = &graph; return OK; }
 
 /* Settings that torch_npu reads back. */
 size_t aclGetCompileoptSize(int option) { (void)option; return 16; }

@@ -31,9 +31,11 @@ SMALL = dataclasses.replace(FUSED, num_heads=8)
 NUM_REQUESTS = 5  # on 3 slots: ragged lengths, freed slots, moved rows
 
 
-def results(config: DecoderConfig, backend: Backend, *, dtype: torch.dtype, wanted: str = "auto") -> dict[str, Any]:
+def results(
+    config: DecoderConfig, backend: Backend, *, dtype: torch.dtype, wanted: str = "auto", mode: str = "eager"
+) -> dict[str, Any]:
     state = {name: tensor.to(dtype) for name, tensor in toy_decoder(config).state_dict().items()}
-    executor = open_executor(config, state, backend=backend, num_slots=3, operators=wanted)
+    executor = open_executor(config, state, backend=backend, num_slots=3, operators=wanted, mode=mode)
     engine = Engine(executor, eos_id=2)
     prompts = toy_prompts(NUM_REQUESTS)
     prefixes = engine.project_prefix(toy_visual_queries(NUM_REQUESTS, config=config))

@@ -5,6 +5,7 @@ Views and allocations stay torch_npu's own, and so does its routing of attention
 
 import ctypes
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -92,17 +93,24 @@ class HostOps(TorchDispatchMode):
         short = name.partition("::")[2]
         if short in REFERENCES:
             CHECKS[short](self.family, *args, **kwargs)
-            result = REFERENCES[short](*host_args, **host_kwargs)
         else:
             assert not name.startswith("npu::"), f"{name} has no reference on the host"
-            result = func(*host_args, **host_kwargs)
+        compute = REFERENCES.get(short, func)
 
         def to_device(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor) or target.type != "npu":
                 return leaf
             return originals[id(leaf)] if id(leaf) in originals else place(leaf)
 
-        return pytree.tree_map(to_device, result)
+        return self._run(
+            name,
+            lambda: compute(*host_args, **host_kwargs),
+            lambda result: pytree.tree_map(to_device, result),
+        )
+
+    def _run(self, name: str, compute: Callable[[], Any], placed: Callable[[Any], Any]) -> Any:
+        """Compute on the host, and bring the result to the device unless it is there."""
+        return placed(compute())
 
 
 def _refuse_mixing(name: str, tensors: list[Tensor]) -> None:

@@ -148,3 +148,19 @@ def test_missing_packages_are_told_with_the_way_to_get_them(
 def test_what_atc_or_the_runtimes_do_not_take_is_refused(settings: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must be"):
         export_onnx(None, {}, tmp_path / "clip.onnx", name="tiny", **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_weights_that_one_file_cannot_hold_go_beside_it(
+    exported: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = exported("rgb", "float16", 18)
+    monkeypatch.setattr("vision.export.onnx._MAX_PROTOBUF_BYTES", 1_000_000)
+    path = tmp_path / "clip.onnx"
+
+    export_onnx(made.encoder.config, made.encoder.state_dict(), path, name="tiny", dtype="float16")
+
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["clip.onnx", "clip.onnx.data"]
+    assert read_graph(path).num_bytes == sum(file.stat().st_size for file in tmp_path.iterdir()) > 1_000_000
+    assert path.stat().st_size < 200_000
+    assert compare(path, made.encoder, made.pixels[:2]).ok
