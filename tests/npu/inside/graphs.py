@@ -1,10 +1,11 @@
 """Decode steps as graphs of npugraph_ex: torch_npu's own compiler, with capture and replay acted out on the host.
 
-Operators run where torch_npu captures them, and are noted with their addresses; a replay repeats them on whatever then
-stands at those addresses, as the device would. What moved meanwhile is therefore missed here too.
+Operators that torch_npu captures are noted with their addresses; a replay runs them on what then stands there, as the
+device would. What moved after the capture is therefore missed here too.
 """
 
 import contextlib
+import importlib
 import json
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -22,19 +24,48 @@ Tape = list[Callable[[], None]]
 
 
 class GraphOps(HostOps):
-    """Also notes the operators while a graph is captured."""
+    """While a graph is captured, operators are not run but noted, as on the device."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tape: Tape | None = None
         self.num_captures = self.num_replays = 0
+        self._noted: Callable[[], Any] | None = None
 
-    def _run(self, name: str, compute: Callable[[], Any], placed: Callable[[Any], Any]) -> Any:
-        result = placed(compute())
-        if self.tape is not None:
-            assert "_local_scalar_dense" not in name, "the host read a value while a graph was captured"
-            self.tape.append(_repeat(compute, result))
+    def _run(self, func: OpOverload, compute: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+        if self.tape is None:
+            return super()._run(func, compute, args, kwargs)
+        self._noted = compute
+        return _unwritten(func, args, kwargs)
+
+    def _placed(self, result: Any) -> Any:
+        if self._noted is not None and self.tape is not None:
+            self.tape.append(_repeat(self._noted, result))
+            self._noted = None
         return result
+
+
+def _unwritten(func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """Results of the right shape, not computed; where an argument is returned, the argument."""
+    hosts: dict[int, Tensor] = {}
+
+    def to_meta(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return torch.device("meta") if isinstance(leaf, torch.device) else leaf
+        sketch = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
+        hosts[id(sketch)] = leaf
+        return sketch
+
+    result = func(*pytree.tree_map(to_meta, args), **pytree.tree_map(to_meta, kwargs))
+
+    def to_host(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if id(leaf) in hosts:
+            return hosts[id(leaf)]
+        return torch.zeros(leaf.shape, dtype=leaf.dtype).as_strided(leaf.shape, leaf.stride())
+
+    return pytree.tree_map(to_host, result)
 
 
 def _repeat(compute: Callable[[], Any], result: Any) -> Callable[[], None]:
@@ -52,12 +83,11 @@ def _repeat(compute: Callable[[], Any], result: Any) -> Callable[[], None]:
 @contextlib.contextmanager
 def acted_out(mode: GraphOps) -> Iterator[None]:
     """Let torch_npu capture and replay through `mode`, and compile without it: torch.compile bears no such mode."""
-    from npugraph_ex.npu_fx_compiler import _CompiledFxGraph
-
-    import torch_npu
-
-    graph_class: Any = torch_npu.npu.NPUGraph
-    begin, end, call = graph_class.capture_begin, graph_class.capture_end, _CompiledFxGraph.__call__
+    graph_class: Any = importlib.import_module("torch_npu").npu.NPUGraph
+    compiler: Any = importlib.import_module("npugraph_ex").get_npu_backend().func  # it loads lazily
+    kernel: Any = compiler.__globals__["_CompiledFxGraph"]
+    begin, end, plain_replay = graph_class.capture_begin, graph_class.capture_end, graph_class.replay
+    call = kernel.__call__
     tapes: dict[int, Tape] = {}
 
     def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> None:
@@ -78,14 +108,13 @@ def acted_out(mode: GraphOps) -> Iterator[None]:
         with mode:
             return call(compiled, *args, **kwargs)
 
-    plain_replay = graph_class.replay
     graph_class.capture_begin, graph_class.capture_end, graph_class.replay = capture_begin, capture_end, replay
-    _CompiledFxGraph.__call__ = run_kernel
+    kernel.__call__ = run_kernel
     try:
         yield
     finally:
         graph_class.capture_begin, graph_class.capture_end, graph_class.replay = begin, end, plain_replay
-        _CompiledFxGraph.__call__ = call
+        kernel.__call__ = call
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ NATIVE = (
     "aten::resize_",
     "aten::lift_fresh",
     "aten::detach_",
+    "npu::get_npu_format",
 )
 # torch_npu decides in these what to call; the mode sees what that is.
 ROUTED = ("aten::scaled_dot_product_attention",)
@@ -96,21 +97,22 @@ class HostOps(TorchDispatchMode):
         else:
             assert not name.startswith("npu::"), f"{name} has no reference on the host"
         compute = REFERENCES.get(short, func)
+        result = self._run(func, lambda: compute(*host_args, **host_kwargs), host_args, host_kwargs)
 
         def to_device(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor) or target.type != "npu":
                 return leaf
             return originals[id(leaf)] if id(leaf) in originals else place(leaf)
 
-        return self._run(
-            name,
-            lambda: compute(*host_args, **host_kwargs),
-            lambda result: pytree.tree_map(to_device, result),
-        )
+        return self._placed(pytree.tree_map(to_device, result))
 
-    def _run(self, name: str, compute: Callable[[], Any], placed: Callable[[Any], Any]) -> Any:
-        """Compute on the host, and bring the result to the device unless it is there."""
-        return placed(compute())
+    def _run(self, func: OpOverload, compute: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+        """What the operator returns, on the host."""
+        return compute()
+
+    def _placed(self, result: Any) -> Any:
+        """Told of the result on the device."""
+        return result
 
 
 def _refuse_mixing(name: str, tensors: list[Tensor]) -> None:
