@@ -155,7 +155,7 @@ def test_an_empty_and_a_huge_file_are_refused(om: Path, monkeypatch: pytest.Monk
         check_om_file(om)
 
 
-def test_a_strangers_file_is_refused_but_for_root(om: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_strangers_file_is_refused_unless_it_is_of_a_group_of_ours(om: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: om.stat().st_uid + 1)
     monkeypatch.setattr(os, "getegid", lambda: om.stat().st_gid + 1)
     monkeypatch.setattr(os, "getgroups", lambda: [])

@@ -162,7 +162,7 @@ def _valid_sidecar(file: str) -> OmSidecar | None:
     if sidecar is not None and file_sha256(file) != sidecar.sha256:
         raise EncoderError(
             f"The side-car `{sidecar_path(file).name}` is that of another file than `{file}`: the digests differ",
-            hint=f"both are written together: {_HINT}, or delete the side-car of an OM with a fixed batch size",
+            hint=f"copy both again, they are written together; or {_HINT}",
         )
     return sidecar
 

@@ -63,7 +63,7 @@ def _unwritten(func: OpOverload, args: Any, kwargs: Any) -> Any:
             return leaf
         if id(leaf) in hosts:
             return hosts[id(leaf)]
-        return torch.zeros(leaf.shape, dtype=leaf.dtype).as_strided(leaf.shape, leaf.stride())
+        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype)
 
     return pytree.tree_map(to_host, result)
 

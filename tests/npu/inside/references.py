@@ -63,6 +63,11 @@ def scatter_update_(data: Tensor, indices: Tensor, updates: Tensor, axis: int) -
     return data
 
 
+def scatter_update(data: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
+    """What torch.compile makes of `scatter_update_`."""
+    return scatter_update_(data.clone(), indices, updates, axis)
+
+
 def npu_format_cast(x: Tensor, acl_format: int) -> Tensor:
     """The layout of the device's memory is nothing that values show."""
     return x.clone()
@@ -74,6 +79,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "npu_swiglu": npu_swiglu,
     "npu_fusion_attention_v3": npu_fusion_attention_v3,
     "scatter_update_": scatter_update_,
+    "scatter_update": scatter_update,
     "npu_format_cast": npu_format_cast,
 }
 
@@ -154,5 +160,6 @@ CHECKS: dict[str, Callable[..., None]] = {
     "npu_swiglu": check_swiglu,
     "npu_fusion_attention_v3": check_fusion_attention,
     "scatter_update_": check_scatter,
+    "scatter_update": check_scatter,
     "npu_format_cast": check_format_cast,
 }

@@ -1,0 +1,28 @@
+"""Graph modes: torch_npu's own compiler takes our decode step, and what it captures computes what eager mode does.
+
+Capture and replay are acted out on the host (tests/npu/inside/graphs.py). `ge_graph` needs the graph engine of CANN, of
+which nothing can be acted out: only the signatures are checked, in test_wheel.py.
+"""
+
+import pytest
+
+from tests.npu.wheel import FakeNpu
+
+pytestmark = [pytest.mark.npu_contract, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("mode", ["npugraph_ex", "acl_graph"])
+def test_replayed_decode_steps_give_what_eager_ones_give(npu: FakeNpu, mode: str) -> None:
+    report = npu.report("graphs", soc="Ascend910B3")[mode]
+
+    assert report["graph"]["ids"] == report["eager"]["ids"]
+    assert report["graph"]["scores"] == report["eager"]["scores"]
+    assert report["captures"] > 0
+    assert report["replays"] > report["captures"]
+
+
+def test_a_graph_keeps_the_fused_operators(npu: FakeNpu) -> None:
+    calls = npu.report("graphs", soc="Ascend910B3")["npugraph_ex"]["calls"]
+
+    fused = {"npu_rms_norm", "npu_apply_rotary_pos_emb", "npu_swiglu", "npu_fusion_attention_v3"}
+    assert fused <= {name.removeprefix("npu::") for name in calls}
