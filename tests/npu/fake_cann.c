@@ -145,6 +145,7 @@ int aclmdlRICaptureGetInfo(void *stream, int *status, void **model) {
     if (model) *model = capturing ? &graph : NULL;
     return OK;
 }
+int aclmdlRIGetId(void *model, uint32_t *id) { (void)model; *id = 1; return OK; }
 int aclmdlRICaptureEnd(void *stream, void **model) { (void)stream; capturing = 0; *model = &graph; return OK; }
 
 /* Settings that torch_npu reads back. */
