@@ -13,7 +13,6 @@ from torch import Tensor
 
 from llm.config import DecoderConfig
 
-
 StoreFunction = Callable[[Tensor, Tensor, Tensor], None]
 
 

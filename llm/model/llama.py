@@ -121,6 +121,7 @@ class LlamaAdapterDecoder(nn.Module):
         self.norm = RmsNorm(config.dim, eps=config.norm_eps)
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
         self.adapter = Adapter(config)
+        self.operators = ATEN
         with torch.device("cpu"):  # real values also where the weights are only sketched on the meta device
             cos, sin = rotary_table(config.head_dim, num_positions=config.context, theta=config.rope_theta)
         self.register_buffer("rotary_cos", cos, persistent=False)
@@ -148,8 +149,9 @@ class LlamaAdapterDecoder(nn.Module):
         """
         cache = NoCache() if cache is None else cache
         first_adapter_layer = self.config.first_adapter_layer
-        rotary = (self.rotary_cos[positions_BS].unsqueeze(2), self.rotary_sin[positions_BS].unsqueeze(2))
         x_BSD = self.embedding(tokens_BS)
+        cos_BS1H, sin_BS1H = self.rotary_cos[positions_BS].unsqueeze(2), self.rotary_sin[positions_BS].unsqueeze(2)
+        rotary = self.operators.lay_out_rotary(cos_BS1H, sin_BS1H, len(tokens_BS), x_BSD.dtype)
         for index, layer in enumerate(self.layers):
             j = index - first_adapter_layer
             x_BSD = layer(
@@ -172,5 +174,5 @@ class LlamaAdapterDecoder(nn.Module):
 def use_operators(decoder: LlamaAdapterDecoder, operators: Operators) -> None:
     """Let every module of `decoder` compute by `operators`."""
     for module in decoder.modules():
-        if isinstance(module, RmsNorm | Attention | FeedForward):
+        if isinstance(module, LlamaAdapterDecoder | RmsNorm | Attention | FeedForward):
             module.operators = operators

@@ -38,11 +38,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (normalised * weight.float()).to(x.dtype)
 
 
-def rotate(q_BSNH: Tensor, k_BSNH: Tensor, cos_BS1H: Tensor, sin_BS1H: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotary embedding (Su et al., 2021) on half-split pairs (i, i + H/2), computed in float32.
+def lay_out_rotary(cos_BS1H: Tensor, sin_BS1H: Tensor, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The table as `rotate` wants it, for q and k of `num_rows` rows in `dtype`; once for all layers of a pass.
 
-    The table's B may be 1 where that of q and k is larger.
+    It comes in float32, and its B may be 1 where all rows have the same positions.
     """
+    return cos_BS1H, sin_BS1H
+
+
+def rotate(q_BSNH: Tensor, k_BSNH: Tensor, cos_BS1H: Tensor, sin_BS1H: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotary embedding (Su et al., 2021) on half-split pairs (i, i + H/2), computed in float32."""
     return _rotate(q_BSNH, cos_BS1H, sin_BS1H), _rotate(k_BSNH, cos_BS1H, sin_BS1H)
 
 
@@ -80,6 +85,7 @@ class Operators:
 
     name: str  # for reports
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    lay_out_rotary: Callable[[Tensor, Tensor, int, torch.dtype], tuple[Tensor, Tensor]]
     rotate: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     swiglu: Callable[[Tensor], Tensor]
     causal_attention: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -90,6 +96,7 @@ class Operators:
 ATEN = Operators(
     name="aten",
     rms_norm=rms_norm,
+    lay_out_rotary=lay_out_rotary,
     rotate=rotate,
     swiglu=swiglu,
     causal_attention=causal_attention,

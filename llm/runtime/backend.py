@@ -206,9 +206,7 @@ def resolve_mode(name: str, *, backend: Backend) -> str:
 
 def no_graph_mode(mode: str, *, backend: str, modes: tuple[str, ...]) -> DeviceError:
     """The error for a mode that a device does not have."""
-    return DeviceError(
-        f"{backend} has no mode `{mode}`", hint=f"pass one of {', '.join(('eager', *modes))} as --mode"
-    )
+    return DeviceError(f"{backend} has no mode `{mode}`", hint=f"pass one of {', '.join(('eager', *modes))} as --mode")
 
 
 def _first_accelerator() -> Backend | None:

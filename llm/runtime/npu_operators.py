@@ -7,7 +7,7 @@ What is not allowed here is computed by plain torch, which every chip can.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal
 
@@ -43,6 +43,7 @@ class FusedOperator:
     dtypes: Mapping[str, tuple[torch.dtype, ...]]
     fits: Callable[[DecoderConfig, torch.dtype], str]  # what is wrong with a model, or nothing
     build: Callable[[Any], Callable[..., Any]]
+    beside: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # operators that go with it
 
 
 def choose(
@@ -64,12 +65,13 @@ def choose(
         if objection:
             choices.append(Choice(operator=fused.operator, implementation="aten", reason=objection))
         else:
-            chosen[fused.operator] = fused.build(torch_npu)
+            chosen |= {fused.operator: fused.build(torch_npu), **fused.beside}
             reason = f"documented for {family.name} in {_name(dtype)}"
             choices.append(Choice(operator=fused.operator, implementation=fused.implementation, reason=reason))
     if not chosen:
         return ATEN, tuple(choices)
-    name = f"{family.name}: {', '.join(chosen)}"  # the others are plain
+    fused_names = (choice.operator for choice in choices if choice.implementation != "aten")
+    name = f"{family.name}: {', '.join(fused_names)}"  # the others are plain
     return dataclasses.replace(ATEN, name=name, **chosen), tuple(choices)
 
 
@@ -107,12 +109,18 @@ def _rms_norm(torch_npu: Any) -> Callable[..., Tensor]:
     return rms_norm
 
 
+def _lay_out_rotary(cos_BS1H: Tensor, sin_BS1H: Tensor, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The fused rotation wants one dtype for all, and the table's B equal to that of q."""
+
+    def laid_out(table_BS1H: Tensor) -> Tensor:
+        return table_BS1H.to(dtype).expand(num_rows, -1, -1, -1).contiguous()
+
+    return laid_out(cos_BS1H), laid_out(sin_BS1H)
+
+
 def _rotate(torch_npu: Any) -> Callable[..., tuple[Tensor, Tensor]]:
     def rotate(q_BSNH: Tensor, k_BSNH: Tensor, cos_BS1H: Tensor, sin_BS1H: Tensor) -> tuple[Tensor, Tensor]:
-        # The kernel wants one dtype, the table's B equal to q's, and writes its result over q and k: hand it its own.
-        shape = (len(q_BSNH), -1, -1, -1)
-        cos_BS1H = cos_BS1H.to(q_BSNH.dtype).expand(shape).contiguous()
-        sin_BS1H = sin_BS1H.to(q_BSNH.dtype).expand(shape).contiguous()
+        # The kernel writes its result over q and k: hand it its own.
         q_BSNH, k_BSNH = q_BSNH.contiguous(), k_BSNH.contiguous()
         rotated: tuple[Tensor, Tensor] = torch_npu.npu_apply_rotary_pos_emb(q_BSNH, k_BSNH, cos_BS1H, sin_BS1H)
         return rotated
@@ -193,6 +201,7 @@ FUSED = (
         dtypes={"310P": _OLD, "A2": _ALL, "A3": _ALL, "950": _ALL},
         fits=_rotary_fits,
         build=_rotate,
+        beside={"lay_out_rotary": _lay_out_rotary},
     ),
     FusedOperator(
         operator="swiglu",

@@ -135,18 +135,25 @@ int aclrtEventElapsedTime(float *ms, void *start, void *end) {
 }
 int aclrtEventGetTimestamp(void *event, uint64_t *microseconds) { *microseconds = (uint64_t)(*(double *)event * 1e3); return OK; }
 
-/* Graphs: what is captured is done at once, and a replay does nothing, so only the first step of one is right. */
-static _Thread_local int capturing;
-static char graph;
-int aclmdlRICaptureBegin(void *stream, int mode) { (void)stream; (void)mode; capturing = 1; return OK; }
-int aclmdlRICaptureGetInfo(void *stream, int *status, void **model) {
-    (void)stream;
-    *status = capturing;
-    if (model) *model = capturing ? &graph : NULL;
+/* Graphs: capture ends with a handle of its own for each, and nothing is in it. */
+struct graph { uint32_t id; };
+static _Thread_local struct graph *capturing;
+int aclmdlRICaptureBegin(void *stream, int mode) {
+    static atomic_uint last;
+    (void)stream; (void)mode;
+    if (!(capturing = malloc(sizeof *capturing))) return NO_MEMORY;
+    capturing->id = ++last;
     return OK;
 }
-int aclmdlRIGetId(void *model, uint32_t *id) { (void)model; *id = 1; return OK; }
-int aclmdlRICaptureEnd(void *stream, void **model) { (void)stream; capturing = 0; *model = &graph; return OK; }
+int aclmdlRICaptureGetInfo(void *stream, int *status, void **model) {
+    (void)stream;
+    *status = capturing != NULL;
+    if (model) *model = capturing;
+    return OK;
+}
+int aclmdlRIGetId(void *model, uint32_t *id) { *id = ((struct graph *)model)->id; return OK; }
+int aclmdlRICaptureEnd(void *stream, void **model) { (void)stream; *model = capturing; capturing = NULL; return OK; }
+int aclmdlRIDestroy(void *model) { free(model); return OK; }
 
 /* Settings that torch_npu reads back. */
 size_t aclGetCompileoptSize(int option) { (void)option; return 16; }
