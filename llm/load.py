@@ -51,7 +51,7 @@ def open_executor(
     check_memory(plan, config, num_slots=num_slots, free=backend.free_bytes(), device=backend.name)
     decoder = decoder_from_state(config, state).to(backend.device)
     backend.prepare(decoder)
-    chosen = backend.choose_operators(config, dtype=dtype, wanted=operators)
+    chosen = backend.choose_operators(config, dtype=dtype, wanted=operators, mode=mode)
     use_operators(decoder, chosen)
     if mode != EAGER:
         from llm.runtime.graph import GraphExecutor

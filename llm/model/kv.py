@@ -5,7 +5,7 @@ A view is handed to the decoder, which calls `update` once per layer and attends
 
 # L layers, B rows, N heads, S step tokens, P positions, H head size
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -50,19 +50,20 @@ class PrefillView:
         return k_BNSH, v_BNSH
 
 
+LayerViews = Sequence[tuple[Tensor, Tensor]]  # k and v of each layer, (B, N, context, H)
+
+
 class DecodeView:
     """Running rows, one token each at its own position; they attend to positions 0..length-1."""
 
-    def __init__(
-        self, k_LBNPH: Tensor, v_LBNPH: Tensor, *, positions_B: Tensor, length: int, store: StoreFunction = store
-    ) -> None:
-        self._k, self._v, self._positions, self._length = k_LBNPH, v_LBNPH, positions_B, length
-        self._store = store
+    def __init__(self, layers: LayerViews, *, positions_B: Tensor, length: int, store: StoreFunction = store) -> None:
+        self._layers, self._positions, self._length, self._store = layers, positions_B, length, store
 
     def update(self, layer: int, k_BNSH: Tensor, v_BNSH: Tensor) -> tuple[Tensor, Tensor]:
-        self._store(self._k[layer], self._positions, k_BNSH)
-        self._store(self._v[layer], self._positions, v_BNSH)
-        return self._k[layer, :, :, : self._length], self._v[layer, :, :, : self._length]
+        k_BNPH, v_BNPH = self._layers[layer]
+        self._store(k_BNPH, self._positions, k_BNSH)
+        self._store(v_BNPH, self._positions, v_BNSH)
+        return k_BNPH[:, :, : self._length], v_BNPH[:, :, : self._length]
 
 
 class KVCache:
@@ -85,10 +86,12 @@ class KVCache:
         rows = slice(first, first + num_rows)
         return PrefillView(self.k[:, rows], self.v[:, rows])
 
-    def decode_view(self, positions_B: Tensor, *, length: int, store: StoreFunction = store) -> DecodeView:
-        """Slots 0..B-1, each to receive one token at `positions_B` (int64), attending to `length` positions."""
-        rows = slice(0, len(positions_B))
-        return DecodeView(self.k[:, rows], self.v[:, rows], positions_B=positions_B, length=length, store=store)
+    def layers(self, num_rows: int) -> LayerViews:
+        """Slots 0..num_rows-1 of each layer, for decode steps.
+
+        A graph is given these views from outside: of slices that it takes itself, compilers make copies.
+        """
+        return [(k[:num_rows], v[:num_rows]) for k, v in zip(self.k.unbind(), self.v.unbind(), strict=True)]
 
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
         """Copy the first `num_tokens` positions of slot `source` over slot `target`."""

@@ -67,8 +67,10 @@ class Backend(Protocol):
         """Memory that can still be taken, in bytes; None where the system does not tell."""
         ...
 
-    def choose_operators(self, config: DecoderConfig, *, dtype: torch.dtype, wanted: OperatorChoice) -> Operators:
-        """The operators that suit this device and model; with `aten`, plain torch."""
+    def choose_operators(
+        self, config: DecoderConfig, *, dtype: torch.dtype, wanted: OperatorChoice, mode: str
+    ) -> Operators:
+        """The operators that suit this device, model and mode; with `aten`, plain torch."""
         ...
 
     def prepare(self, decoder: LlamaAdapterDecoder) -> None:
@@ -86,7 +88,9 @@ class PlainBackend:
     name: str
     capabilities: Capabilities
 
-    def choose_operators(self, config: DecoderConfig, *, dtype: torch.dtype, wanted: OperatorChoice) -> Operators:
+    def choose_operators(
+        self, config: DecoderConfig, *, dtype: torch.dtype, wanted: OperatorChoice, mode: str
+    ) -> Operators:
         return ATEN
 
     def prepare(self, decoder: LlamaAdapterDecoder) -> None:

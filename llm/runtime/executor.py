@@ -14,7 +14,7 @@ from torch import Tensor
 
 from llm.config import DecoderConfig
 from llm.model.adapter import Prefix
-from llm.model.kv import KVCache
+from llm.model.kv import DecodeView, KVCache
 from llm.model.llama import LlamaAdapterDecoder
 from llm.model.ops import ATEN, Operators
 from llm.runtime.backend import Backend
@@ -148,12 +148,13 @@ class EagerExecutor:
 
     def _decode_program(self, num_rows: int, length: int) -> DecodeProgram:
         """One step of slots 0..num_rows-1 that attends to positions 0..length-1; all of its shapes are fixed."""
-        decoder, cache, store = self._decoder, self._cache, self.operators.store
+        decoder, store = self._decoder, self.operators.store
+        layers = self._cache.layers(num_rows)
         prefix = Prefix(self._prefix.k[:, :num_rows], self._prefix.v[:, :num_rows])
 
         def program(tokens_R1: Tensor, positions_R: Tensor) -> Tensor:
             mask_R11P = (torch.arange(length, device=positions_R.device) <= positions_R[:, None])[:, None, None]
-            view = cache.decode_view(positions_R, length=length, store=store)
+            view = DecodeView(layers, positions_B=positions_R, length=length, store=store)
             hidden_R1D = decoder(tokens_R1, positions_R[:, None], mask_R11P, prefix, view)
             logits_RV: Tensor = decoder.logits(hidden_R1D[:, 0])
             return logits_RV

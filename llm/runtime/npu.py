@@ -17,7 +17,7 @@ from llm.config import DecoderConfig
 from llm.errors import DeviceError
 from llm.model.llama import LlamaAdapterDecoder
 from llm.model.ops import Operators
-from llm.runtime.backend import Capabilities, EventMark, OperatorChoice, no_graph_mode
+from llm.runtime.backend import EAGER, Capabilities, EventMark, OperatorChoice, no_graph_mode
 from llm.runtime.chips import FRACTAL_NZ, family_of
 from llm.runtime.npu_operators import Choice, choose
 
@@ -176,8 +176,12 @@ class NpuBackend:
         free: int = self._torch_npu.npu.mem_get_info(self.device)[0]
         return free
 
-    def choose_operators(self, config: DecoderConfig, *, dtype: torch.dtype, wanted: OperatorChoice) -> Operators:
-        operators, self.choices = choose(self.family, config, dtype, torch_npu=self._torch_npu, wanted=wanted)
+    def choose_operators(
+        self, config: DecoderConfig, *, dtype: torch.dtype, wanted: OperatorChoice, mode: str
+    ) -> Operators:
+        operators, self.choices = choose(
+            self.family, config, dtype, torch_npu=self._torch_npu, wanted=wanted, in_graph=mode != EAGER
+        )
         return operators
 
     def prepare(self, decoder: LlamaAdapterDecoder) -> None:

@@ -44,6 +44,9 @@ class FusedOperator:
     fits: Callable[[DecoderConfig, torch.dtype], str]  # what is wrong with a model, or nothing
     build: Callable[[Any], Callable[..., Any]]
     beside: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # operators that go with it
+    # Whether it may stand in a compiled graph. One that returns its own arguments without its schema saying so may
+    # not: torch.compile takes the result for a tensor of its own.
+    in_graphs: bool = True
 
 
 def choose(
@@ -53,6 +56,7 @@ def choose(
     *,
     torch_npu: ModuleType,
     wanted: Literal["auto", "aten"] = "auto",
+    in_graph: bool = False,
 ) -> tuple[Operators, tuple[Choice, ...]]:
     """Operators for a decoder of `config` in `dtype` on a chip of `family`, with the reason for each.
 
@@ -61,7 +65,7 @@ def choose(
     chosen: dict[str, Callable[..., Any]] = {}
     choices = []
     for fused in FUSED:
-        objection = _objection(fused, family, config, dtype, torch_npu=torch_npu, wanted=wanted)
+        objection = _objection(fused, family, config, dtype, torch_npu=torch_npu, wanted=wanted, in_graph=in_graph)
         if objection:
             choices.append(Choice(operator=fused.operator, implementation="aten", reason=objection))
         else:
@@ -83,9 +87,12 @@ def _objection(
     *,
     torch_npu: ModuleType,
     wanted: str,
+    in_graph: bool,
 ) -> str:
     if wanted == "aten":
         return "plain torch was asked for"
+    if in_graph and not fused.in_graphs:
+        return f"{fused.implementation} writes over its arguments, which graphs do not bear"
     if family.name not in fused.dtypes:
         return f"{fused.implementation} is not documented for {family.name}"
     if dtype not in fused.dtypes[family.name]:
@@ -202,6 +209,7 @@ FUSED = (
         fits=_rotary_fits,
         build=_rotate,
         beside={"lay_out_rotary": _lay_out_rotary},
+        in_graphs=False,
     ),
     FusedOperator(
         operator="swiglu",

@@ -99,7 +99,13 @@ def test_json_and_table_state_the_circumstances() -> None:
     assert values["bound_by"] == {"stage": "read", "share": 1.0}
     assert {"python", "torch"} <= values["versions"].keys()
     table = report.format_table()
-    for fact in ("cpu, float32, eager, encoder by torch, batch size 4", "warm-up 0 pictures", "model toy dddddddddddd", "python 3.", "torch 2."):
+    for fact in (
+        "cpu, float32, eager, encoder by torch, batch size 4",
+        "warm-up 0 pictures",
+        "model toy dddddddddddd",
+        "python 3.",
+        "torch 2.",
+    ):
         assert fact in table
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from llm.model.adapter import Prefix
-from llm.model.kv import KVCache
+from llm.model.kv import DecodeView, KVCache
 from llm.model.ops import adapter_attention, causal_attention, rotary_table, rotate
 from tests.llm.toys import CONFIG, toy_decoder, toy_visual_queries
 
@@ -65,7 +65,7 @@ def test_one_token_steps_equal_the_full_forward() -> None:
     for position in range(12, 20):
         positions = torch.full((2,), position)
         mask = torch.ones(1, 1, 1, position + 1, dtype=torch.bool)
-        view = cache.decode_view(positions, length=position + 1)
+        view = DecodeView(cache.layers(2), positions_B=positions, length=position + 1)
         hidden = decoder(ids[:, position, None], positions[:, None], mask, prefix, view)
         torch.testing.assert_close(decoder.logits(hidden)[:, 0], expected[:, position], atol=1e-5, rtol=0)
 

@@ -94,9 +94,7 @@ def test_rounded_shapes_give_the_same_scores() -> None:
         for index, prefix in enumerate(prefixes):
             choices = ((5, 6, 7), (8,), (9, 10))
             engine.submit(
-                Request(
-                    id=index, prompt_ids=PROMPTS[index], prefix=prefix, sampling=SamplingParams(), choices=choices
-                )
+                Request(id=index, prompt_ids=PROMPTS[index], prefix=prefix, sampling=SamplingParams(), choices=choices)
             )
         results.append(torch.tensor([output.choice_logprobs for output in drain(engine)]))
     torch.testing.assert_close(results[1], results[0], atol=1e-5, rtol=0)
@@ -165,7 +163,9 @@ def test_a_device_may_bring_its_own_operators() -> None:
         ATEN.store(cache_BNPH, positions_B, new_BN1H)
 
     class OwnOperators(CpuBackend):
-        def choose_operators(self, config: object, *, dtype: torch.dtype, wanted: OperatorChoice) -> Operators:
+        def choose_operators(
+            self, config: object, *, dtype: torch.dtype, wanted: OperatorChoice, mode: str
+        ) -> Operators:
             return ATEN if wanted == "aten" else replace(ATEN, rms_norm=counted_norm, store=counted_store)
 
     for wanted, expected in (("auto", {"rms_norm", "store"}), ("aten", set())):
