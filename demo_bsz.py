@@ -98,15 +98,15 @@ def llama_type(llama_dir: str | None) -> str | None:
 
 
 def numbered_device(number: int) -> str:
-    """The accelerator of this number, or the CPU where there is none."""
-    from llm.runtime.backend import open_backend
+    """The accelerator of this number, or the CPU where the installation is made for none."""
+    from llm.runtime.backend import accelerator_kind
 
-    kind = open_backend("auto").device.type
-    if kind != "cpu":
+    kind = accelerator_kind()
+    if kind is not None:
         return f"{kind}:{number}"
     if number != 0:
         print(f"note: DEVICE_ID is {number}, but there is no accelerator here: the CPU computes", file=sys.stderr)
-    return kind
+    return "cpu"
 
 
 def main() -> int:
@@ -144,7 +144,11 @@ def main() -> int:
         },
         shown=VARIABLES,
     )
+    if spec.vision_kind == "om":
+        spec = dataclasses.replace(spec, encoder_device=options.device_id)
     with Captioner.load(**dataclasses.asdict(spec)) as captioner:
+        for note in captioner.info.notes:
+            print(f"note: {note}", file=sys.stderr)
         return run_trials(captioner, options, sampling)
 
 
@@ -181,7 +185,6 @@ def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: Sa
     report = make_report(
         tally,
         stages_s=clock.seconds,
-        device_stages_s=clock.device_seconds,
         wall_s=total_s,
         model=captioner.info,
         batch_size=options.batch_size,

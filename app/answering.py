@@ -80,7 +80,7 @@ class Job:
     sampling: SamplingParams
     out: str | None
     format: Literal["text", "jsonl"] | None
-    profile: bool
+    profile: Literal["wait", "marks"] | None
     quiet: bool
 
 
@@ -98,7 +98,9 @@ def run_job(job: Job) -> int:
         captioner.check_prompt(prompt, question.choices)
         scribe = _Scribe(job, captioner, record_file)
         stack.callback(scribe.close)
-        clock = captioner.profile_clock() if job.profile else StageClock()
+        for note in captioner.info.notes:
+            scribe.say(f"note: {note}")
+        clock = StageClock() if job.profile is None else captioner.profile_clock(waits=job.profile == "wait")
         interruption = stack.enter_context(_Interruption())
 
         def items() -> Iterator[WorkItem]:
@@ -120,15 +122,15 @@ def run_job(job: Job) -> int:
                 scribe.write(event)
         wall_s = time.perf_counter() - started
         scribe.summarise(wall_s)
-    if job.profile:
+    if job.profile is not None:
         report = make_report(
             scribe.tally,
             stages_s=clock.seconds,
-            device_stages_s=clock.device_seconds,
+            device_stages_s=clock.read_device_seconds(),
             wall_s=wall_s,
             model=captioner.info,
             batch_size=captioner.spec.batch_size,
-            synchronised=True,
+            synchronised=job.profile == "wait",
         )
         print(report.format_table(), file=sys.stderr)
     if interruption.requested:
@@ -320,7 +322,7 @@ def one_line(text: str) -> str:
 
 def _settings(job: Job, captioner: Captioner) -> dict[str, Any]:
     """What an answer depends on beside picture, prompt and model."""
-    is_exported = captioner.spec.vision != "torch"  # in its own precision, so that answers may differ
+    encoder = captioner.info.encoder  # in its own precision, so that answers may differ
     return {
         **dataclasses.asdict(job.sampling),
         "choices": None if job.question.choices is None else list(job.question.choices),
@@ -330,7 +332,7 @@ def _settings(job: Job, captioner: Captioner) -> dict[str, Any]:
         "dtype": captioner.info.dtype,
         "context": captioner.info.context,
         "channel_order": captioner.spec.channel_order,
-        **({"vision": captioner.spec.vision} if is_exported else {}),
+        **({} if encoder is None else {"encoder": encoder}),
     }
 
 

@@ -6,12 +6,21 @@ from contextlib import ExitStack, closing
 from app.bundle import load_bundle
 from app.captioner import Captioner, ModelInfo
 from app.checkpoints import LoadedModel, ModelSources, assemble_sources
-from app.encoders import check_card, check_sizes, encoder_spec, om_card
+from app.encoders import (
+    check_card,
+    check_encoder_exists,
+    check_sizes,
+    encoder_bytes,
+    encoder_identity,
+    encoder_spec,
+    om_card,
+)
 from app.resources import embedded_model
 from app.spec import CaptionerSpec
 from llm.engine.engine import Engine
 from llm.load import open_executor
-from llm.runtime.backend import Backend, open_backend, resolve_dtype, resolve_mode
+from llm.runtime.backend import Backend, open_backend, open_best, resolve_dtype, resolve_mode
+from llm.runtime.shapes import powers_of_two
 from vision.backends.base import VisionBackend
 from vision.backends.open import open_encoder
 from vision.backends.torch import TorchVisionBackend
@@ -24,19 +33,23 @@ def assemble(spec: CaptionerSpec) -> Captioner:
 
     Raises DeviceError, CheckpointError, VisionCheckpointError and EncoderError; the errors say what to do.
     """
-    backend = open_backend(spec.device)
+    check_encoder_exists(spec)
+    backend, note = open_best() if spec.device == "auto" else (open_backend(spec.device), "")
     mode = resolve_mode(spec.mode, backend=backend)
     with ExitStack() as stack:
         vision: VisionBackend | None = None
         card: EncoderCard | None = None
         if spec.vision_kind == "onnx":
-            vision = onnx = stack.enter_context(closing(open_encoder(encoder_spec(spec, device_id=0))))
+            vision = onnx = stack.enter_context(closing(open_encoder(encoder_spec(spec, backend=backend, mode=mode))))
             card = onnx.card
         elif spec.vision_kind == "om":
             card = om_card(spec)
         model = load_model(spec, backend=backend, encoder=card)
+        foreign_note = ""
         if card is not None:
             check_card(card, model, spec=spec)
+        elif spec.vision_kind != "torch":
+            foreign_note = f"`{spec.encoder}` does not say of which model it is, so that cannot be checked"
         executor = open_executor(
             model.decoder_config,
             model.decoder_state,
@@ -44,15 +57,15 @@ def assemble(spec: CaptionerSpec) -> Captioner:
             num_slots=spec.batch_size,
             mode=mode,
             operators=spec.operators,
+            reserved=encoder_bytes(spec, model, backend=backend),
         )
         if spec.vision_kind == "torch":
-            vision = TorchVisionBackend(
-                encoder_from_state(model.vision_config, model.vision_state), device=backend.device
-            )
+            encoder = encoder_from_state(model.vision_config, model.vision_state)
+            sizes = powers_of_two(spec.batch_size) if backend.capabilities.static_shapes else None
+            vision = TorchVisionBackend(encoder, device=backend.device, batch_sizes=sizes)
         elif vision is None:
-            # Last of all: the decoder's device and streams have to be there before the OM's own context.
-            device_id = backend.device.index or 0
-            vision = stack.enter_context(closing(open_encoder(encoder_spec(spec, device_id=device_id))))
+            # Last of all: the decoder's device has to be there before the OM's own context.
+            vision = stack.enter_context(closing(open_encoder(encoder_spec(spec, backend=backend, mode=mode))))
         check_sizes(vision, model, spec=spec)
         stack.pop_all()
     spec = dataclasses.replace(
@@ -73,6 +86,8 @@ def assemble(spec: CaptionerSpec) -> Captioner:
             vision=vision.name,
             mode=mode,
             operators=executor.operators.name,
+            encoder=None if spec.vision_kind == "torch" else encoder_identity(spec),
+            notes=tuple(filter(None, (note, foreign_note))),
             context=model.decoder_config.context,
             default_prompt=model.prompt,
         ),

@@ -48,8 +48,10 @@ class ModelInfo:
     vision: str  # what runs the encoder
     mode: str  # how the decoder's steps are run
     operators: str  # what they compute by
+    encoder: str | None  # tells exported encoders apart; None for the model's own weights
     context: int
     default_prompt: str
+    notes: tuple[str, ...] = ()  # for people: what is otherwise than they may think
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,9 +155,9 @@ class Captioner:
         """Load a bundle (default: the embedded model) or, with `llama_dir`, checkpoints as users have them.
 
         `options` are the fields of `CaptionerSpec`: llama_dir, llama_type, adapter, clip, visual_heads,
-        channel_order, context, vision, encoder, encoder_process, device, dtype, mode, operators, exif, batch_size;
-        None leaves a default. Raises ValueError for options that exclude each other, and the errors listed in
-        app/errors.py for files and devices.
+        channel_order, context, vision, encoder, encoder_process, encoder_device, device, dtype, mode, operators,
+        exif, batch_size; None leaves a default. Raises ValueError for options that exclude each other, and the errors
+        listed in app/errors.py for files and devices.
         """
         from app.assemble import assemble
 
@@ -170,9 +172,12 @@ class Captioner:
         """Side of the square that the model sees of a picture, in pixels."""
         return self._vision.image_size
 
-    def profile_clock(self) -> StageClock:
-        """A clock that waits for the device at every boundary; pass it as `clock`."""
-        return StageClock(synchronise=self._synchronise, mark=self._mark)
+    def profile_clock(self, *, waits: bool = True) -> StageClock:
+        """A clock to pass as `clock`: it waits for the device at every boundary, or else leaves marks in its queue.
+
+        With marks, a stage's time on the device goes from the end of what came before to the end of its own work.
+        """
+        return StageClock(synchronise=self._synchronise) if waits else StageClock(mark=self._mark)
 
     def close(self) -> None:
         """Give back what an exported encoder holds: its device, thread or process. Harmless when repeated."""

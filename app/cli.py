@@ -202,6 +202,9 @@ def _add_answering(parser: Parser) -> None:
         "--encoder-process", action="store_true", help="run an exported encoder in a process of its own"
     )
     compute.add_argument(
+        "--encoder-device", metavar="N", type=int, help="device of an OM (default: that of --device npu:N, else 0)"
+    )
+    compute.add_argument(
         "--mode", metavar="M", default=SPEC.mode, help=_default("eager, graph, or a graph mode of the device by name")
     )
     compute.add_argument(
@@ -217,7 +220,20 @@ def _add_answering(parser: Parser) -> None:
     output.add_argument(
         "--format", choices=("text", "jsonl"), help="on stdout (default: text on a terminal, jsonl in a pipe)"
     )
-    output.add_argument("--profile", action="store_true", help="print stage times on stderr; waits for the device")
+    profile = output.add_mutually_exclusive_group()
+    profile.add_argument(
+        "--profile",
+        action="store_const",
+        const="wait",
+        help="print stage times on stderr; waits for the device at each stage",
+    )
+    profile.add_argument(
+        "--profile-marks",
+        action="store_const",
+        const="marks",
+        dest="profile",
+        help="the same without waiting, by marks in the device's queue",
+    )
     output.add_argument(
         "--quiet", action="store_true", help="no progress and no notes on stderr; errors that no record holds are told"
     )

@@ -52,8 +52,7 @@ class StageClock:
         self._stage = None
         self._note(None)
 
-    @property
-    def device_seconds(self) -> dict[str, float] | None:
+    def read_device_seconds(self) -> dict[str, float] | None:
         """Seconds between the device's own marks, by stage; None where it gives none. Waits for the last mark."""
         self._read_marks()
         return dict(self._device_seconds) if self._has_marks else None

@@ -1,11 +1,13 @@
 """Exported encoders beside a model: their cards, and whether what they hold is the model's own picture half."""
 
+import hashlib
 from pathlib import Path
 
 from app.checkpoints import LoadedModel
 from app.spec import CaptionerSpec
+from llm.runtime.backend import EAGER, Backend
 from vision.backends.base import VisionBackend
-from vision.backends.open import EncoderSpec
+from vision.backends.open import EncoderKind, EncoderSpec
 from vision.card import EncoderCard, fingerprint
 from vision.errors import EncoderError
 from vision.sidecar import read_sidecar
@@ -14,15 +16,50 @@ _EXPORT_AGAIN = "export this model's encoder with `llama-adapter export onnx`, a
 _HALVES = {"clip": "CLIP", "query": "visual blocks"}
 
 
-def encoder_spec(spec: CaptionerSpec, *, device_id: int) -> EncoderSpec:
-    """The exported encoder that `spec` names, for the accelerator of that number."""
+def encoder_spec(spec: CaptionerSpec, *, backend: Backend, mode: str) -> EncoderSpec:
+    """The exported encoder that `spec` names, beside a decoder on `backend`."""
     assert spec.encoder is not None, "the spec checks that there is one"
+    kind: EncoderKind = "onnx" if spec.vision_kind == "onnx" else "om"
+    shares_device = backend.capabilities.runs_om and kind == "om"
+    beside_decoder = (backend.device.index or 0) if shares_device else 0
     return EncoderSpec(
-        kind="onnx" if spec.vision_kind == "onnx" else "om",
+        kind=kind,
         path=spec.encoder,
-        device_id=device_id,
-        own_process=spec.encoder_process,
+        device_id=beside_decoder if spec.encoder_device is None else spec.encoder_device,
+        # An OM's session changes how streams made after it compute, and graphs make theirs late.
+        own_process=spec.encoder_process or (shares_device and mode != EAGER),
     )
+
+
+def check_encoder_exists(spec: CaptionerSpec) -> None:
+    """Raise EncoderError before a device is opened or gigabytes are read for an encoder that is not there."""
+    if spec.encoder is not None and not Path(spec.encoder).exists():
+        raise EncoderError(
+            f"The encoder `{spec.encoder}` does not exist",
+            hint=f"`llama-adapter export {spec.vision_kind}` makes one",
+        )
+
+
+def encoder_identity(spec: CaptionerSpec) -> str:
+    """Tells exported encoders apart in records: names stay out of it, any change of a file shows in size or time."""
+    assert spec.encoder is not None
+    place = Path(spec.encoder)
+    files = sorted(place.glob("*.om")) if place.is_dir() else [place]
+    stats = [(stat.st_size, stat.st_mtime_ns) for stat in (file.stat() for file in files)]
+    return hashlib.sha256(repr((spec.vision_kind, stats)).encode()).hexdigest()[:16]
+
+
+def encoder_bytes(spec: CaptionerSpec, model: LoadedModel, *, backend: Backend) -> int:
+    """What the encoder will take of the decoder's device: its weights, or its files."""
+    if spec.vision_kind == "torch":
+        if backend.device.type == "cpu":
+            return 0
+        return sum(tensor.numel() * tensor.itemsize for tensor in model.vision_state.values())
+    assert spec.encoder is not None
+    if not backend.capabilities.runs_om or spec.vision_kind != "om":
+        return 0
+    place = Path(spec.encoder)
+    return sum(file.stat().st_size for file in (place.glob("*.om") if place.is_dir() else [place]))
 
 
 def om_card(spec: CaptionerSpec) -> EncoderCard | None:

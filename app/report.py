@@ -36,6 +36,8 @@ class ModelLike(Protocol):
     def vision(self) -> str: ...
     @property
     def mode(self) -> str: ...
+    @property
+    def operators(self) -> str: ...
 
 
 @dataclass(kw_only=True, slots=True)
@@ -74,6 +76,7 @@ class Report:
     dtype: str
     vision: str  # what runs the encoder
     mode: str  # how the decoder's steps are run
+    operators: str  # what they compute by
     batch_size: int
     num_warm_up_pictures: int
     synchronised: bool  # profile mode: the device was waited for at each boundary
@@ -142,7 +145,8 @@ class Report:
             lines.append(f"bound by: {longest} ({part:.0%} of the time)")
         clock = "device waited for at each stage" if self.synchronised else "the host's times, device not waited for"
         lines += [
-            f"{self.device}, {self.dtype}, {self.mode}, encoder by {self.vision}, batch size {self.batch_size}, "
+            f"{self.device}, {self.dtype}, {self.mode} ({self.operators}), encoder by {self.vision}, "
+            f"batch size {self.batch_size}, "
             f"warm-up {self.num_warm_up_pictures} pictures, {clock}",
             f"model {self.model} {self.model_digest[:12]}, "
             + ", ".join(f"{name} {version}" for name, version in self.versions.items())
@@ -178,6 +182,7 @@ def make_report(
         dtype=model.dtype,
         vision=model.vision,
         mode=model.mode,
+        operators=model.operators,
         batch_size=batch_size,
         num_warm_up_pictures=num_warm_up_pictures,
         synchronised=synchronised,

@@ -24,6 +24,7 @@ class CaptionerSpec:
     vision: VisionKind | None = None  # what runs the encoder; None: torch, or what `encoder` is a file of
     encoder: str | None = None  # exported, for onnx and om
     encoder_process: bool = False  # an exported encoder in its own process
+    encoder_device: int | None = None  # of an OM; None: the decoder's, if that can run one, else the first
     device: str = "cpu"
     dtype: str = "float32"
     mode: str = "eager"  # or a graph mode of the device
@@ -64,6 +65,8 @@ class CaptionerSpec:
             raise ValueError(f"vision {kind} needs encoder, the file that `llama-adapter export {kind}` writes")
         if self.vision_kind == "torch" and (self.encoder is not None or self.encoder_process):
             raise ValueError("encoder and encoder_process go with vision onnx or om")
+        if self.encoder_device is not None and (self.vision_kind != "om" or not 0 <= self.encoder_device <= 255):
+            raise ValueError(f"encoder_device is 0 to 255 and goes with vision om, got {self.encoder_device}")
         if self.model is not None and self.llama_dir is not None:
             raise ValueError("model and llama_dir exclude each other: give a bundle, or the checkpoints it is made of")
         if self.llama_dir is None and any((self.llama_type, self.adapter, self.clip, self.visual_heads)):

@@ -33,29 +33,31 @@ def open_executor(
     num_slots: int,
     mode: str = EAGER,
     operators: OperatorChoice = "auto",
+    reserved: int = 0,
 ) -> Executor:
     """Executor with `num_slots` rows around the tensors of `state`, moved to the backend's device.
 
-    `mode` is as `resolve_mode` gives it. Raises DeviceError, before anything large is made, when weights and slots
-    would not fit into the device's memory.
+    `mode` is as `resolve_mode` gives it; `reserved` bytes of the device are for others. Raises DeviceError, before
+    anything large is made, when weights and slots would not fit into the device's memory.
     """
+    has_static_shapes = backend.capabilities.static_shapes
     tensors = [tensor for tensor in state.values() if tensor.device != backend.device]
     dtype = state["embedding.weight"].dtype
     plan = plan_memory(
         config,
         dtype=dtype,
         num_slots=num_slots,
-        weights=sum(tensor.numel() * tensor.itemsize for tensor in tensors),
-        max_prefill_tokens=MAX_PREFILL_TOKENS,
+        weights=reserved + sum(tensor.numel() * tensor.itemsize for tensor in tensors),
+        max_prefill_tokens=MAX_PREFILL_TOKENS * (2 if has_static_shapes else 1),  # rows are rounded up
     )
     check_memory(plan, config, num_slots=num_slots, free=backend.free_bytes(), device=backend.name)
     decoder = decoder_from_state(config, state).to(backend.device)
-    backend.prepare(decoder)
     chosen = backend.choose_operators(config, dtype=dtype, wanted=operators, mode=mode)
+    backend.prepare(decoder)
     use_operators(decoder, chosen)
     if mode != EAGER:
         from llm.runtime.graph import GraphExecutor
 
         return GraphExecutor(decoder, backend=backend, num_slots=num_slots, mode=mode, operators=chosen)
-    shapes = BucketedShapes() if backend.capabilities.static_shapes else ExactShapes()
+    shapes = BucketedShapes() if has_static_shapes else ExactShapes()
     return EagerExecutor(decoder, backend=backend, num_slots=num_slots, shapes=shapes, operators=chosen)

@@ -67,7 +67,8 @@ def swiglu(gate_up: Tensor) -> Tensor:
 def causal_attention(q_BNSH: Tensor, k_BNPH: Tensor, v_BNPH: Tensor, mask_B1SP: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(H)) v over the places where the mask is True; the softmax is in float32."""
     scores_BNSP = (q_BNSH @ k_BNPH.transpose(-1, -2)).float() * q_BNSH.shape[-1] ** -0.5
-    scores_BNSP = scores_BNSP.masked_fill(~mask_B1SP, float("-inf"))
+    # Finite: chips that saturate know no infinity. The softmax of it is exactly 0 all the same.
+    scores_BNSP = scores_BNSP.masked_fill(~mask_B1SP, torch.finfo(torch.float32).min)
     heads_BNSH: Tensor = scores_BNSP.softmax(dim=-1).to(v_BNPH.dtype) @ v_BNPH
     return heads_BNSH
 

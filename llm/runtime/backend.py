@@ -28,7 +28,8 @@ class Capabilities:
     dtypes: tuple[str, ...]
     static_shapes: bool = False  # every new shape costs a compilation, so shapes are rounded up to few
     graph_modes: tuple[str, ...] = ()  # what `compile` takes
-    collective: str = "gloo"  # torch.distributed's backend between devices of this kind
+    collective: str = "gloo"  # torch.distributed's backend between devices of this kind; nothing is distributed yet
+    runs_om: bool = False  # an exported OM encoder can share this very device
 
 
 class Mark(Protocol):
@@ -164,7 +165,7 @@ def open_backend(name: str) -> Backend:
     Raises DeviceError when the name is unknown or that device is not present.
     """
     if name == "auto":
-        return _first_accelerator() or CpuBackend()
+        return open_best()[0]
     kind, _, number = name.partition(":")
     if kind == "npu" and (number.isdecimal() or name == "npu"):
         from llm.runtime.npu import open_npu
@@ -194,33 +195,38 @@ def resolve_dtype(name: str, *, backend: Backend) -> torch.dtype:
     return DTYPES[name]
 
 
+def open_best() -> tuple[Backend, str]:
+    """What `auto` means here, and a note where an accelerator's software is installed and of no use."""
+    kind = accelerator_kind()
+    if kind is None:
+        return CpuBackend(), ""
+    try:
+        return open_backend(f"{kind}:0"), ""
+    except DeviceError as error:
+        return CpuBackend(), f"{error.message}; the CPU computes"
+
+
+def accelerator_kind() -> str | None:
+    """The kind of accelerator that this installation is made for, `cuda` or `npu`; no device is opened to find out."""
+    if torch.cuda.device_count():
+        return "cuda"
+    return "npu" if importlib.util.find_spec("torch_npu") is not None else None
+
+
 def resolve_mode(name: str, *, backend: Backend) -> str:
     """How `backend` is to run the decoder's steps: `eager`, or one of its graph modes; `graph` is the first of them.
 
     Raises DeviceError when the device does not have it.
     """
     modes = backend.capabilities.graph_modes
-    name = GRAPH_ALIASES.get(name, name)
-    if name == "graph" and modes:
+    mode = GRAPH_ALIASES.get(name, name)
+    if mode == "graph" and modes:
         return modes[0]
-    if name not in (EAGER, *modes):
+    if mode not in (EAGER, *modes):
         raise no_graph_mode(name, backend=backend.name, modes=modes)
-    return name
+    return mode
 
 
 def no_graph_mode(mode: str, *, backend: str, modes: tuple[str, ...]) -> DeviceError:
     """The error for a mode that a device does not have."""
     return DeviceError(f"{backend} has no mode `{mode}`", hint=f"pass one of {', '.join(('eager', *modes))} as --mode")
-
-
-def _first_accelerator() -> Backend | None:
-    if torch.cuda.device_count():
-        return CudaBackend(0)
-    if importlib.util.find_spec("torch_npu") is None:
-        return None
-    from llm.runtime.npu import open_npu
-
-    try:
-        return open_npu(0)
-    except DeviceError:  # installed and of no use here; `doctor` says why
-        return None

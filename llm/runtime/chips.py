@@ -14,7 +14,7 @@ class ChipFamily:
     soc_versions: tuple[int, ...]
     dtypes: tuple[str, ...] = ("float16", "float32")
     graph_modes: tuple[str, ...] = ()
-    # Linear weights in FRACTAL_NZ: pays where the matrix unit would rearrange them at every call.
+    # Linear weights of float16 in FRACTAL_NZ: pays where the matrix unit would rearrange them at every call.
     tiled_weights: bool = False
     # Whether operators can be compiled anew for every shape, and the choice for CANN's ready-made ones must be made. A
     # chip that only has those takes the choice for an error.
@@ -22,7 +22,7 @@ class ChipFamily:
 
 
 _WITH_BFLOAT16 = ("float16", "float32", "bfloat16")
-_GRAPHS = ("npugraph_ex", "acl_graph", "ge_graph")  # torchair's overview lists A2, A3 and 950, one NPU per process
+_GRAPHS = ("npugraph_ex", "ge_graph")  # torchair's overview lists A2, A3 and 950, one NPU per process
 
 FAMILIES = (
     ChipFamily(name="910", soc_versions=(100, 101, 102, 103, 104), tiled_weights=True, may_compile_operators=True),

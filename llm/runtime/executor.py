@@ -5,6 +5,7 @@ The engine hands over plain ids and positions and gets logits; how the program i
 
 # A adapter layers, R rows, S tokens, Q queries, N heads, H head size, V vocabulary
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,7 +21,7 @@ from llm.model.ops import ATEN, Operators
 from llm.runtime.backend import Backend
 from llm.runtime.shapes import ExactShapes, Shapes
 
-PADDING_ID = 0  # stands behind a row's own tokens, where no token of the row attends to it
+_MAX_TARGETS = 1 << 20  # scored tokens of one call; no limit that would ever be met
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +79,8 @@ class EagerExecutor:
     """Runs the module as it is, operator by operator.
 
     Where `shapes` ask for more rows than are needed, the free slots behind the running ones are computed along: a token
-    of padding at position 0, which a later prefill of that slot writes over.
+    at position 0, which a later prefill of that slot writes over. Padding repeats what is there, tokens and rows, so
+    that it is as finite as they are: behind a mask, 0 times NaN would still reach a row.
     """
 
     def __init__(
@@ -111,10 +113,12 @@ class EagerExecutor:
 
     @torch.inference_mode()
     def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
-        prefix = self._decoder.project_prefix(visual_query_BQD.to(self._device, self._cache.k.dtype))
-        return [
-            Prefix(k, v) for k, v in zip(torch.split(prefix.k, 1, dim=1), torch.split(prefix.v, 1, dim=1), strict=True)
-        ]
+        num_pictures = len(visual_query_BQD)
+        num_rows = self._shapes.rows(num_pictures, limit=max(num_pictures, self.num_slots))
+        padding = visual_query_BQD[-1:].expand(num_rows - num_pictures, -1, -1)
+        whole_BQD = torch.cat([visual_query_BQD, padding]).to(self._device, self._cache.k.dtype)
+        prefix = self._decoder.project_prefix(whole_BQD)
+        return [Prefix(prefix.k[:, row : row + 1], prefix.v[:, row : row + 1]) for row in range(num_pictures)]
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> Tensor:
@@ -143,7 +147,7 @@ class EagerExecutor:
         num_rows = self._shapes.rows(len(token_ids), limit=self.num_slots)
         length = self._shapes.length(max(positions) + 1, limit=self.config.context)
         program = self._decode_program(num_rows, length)
-        tokens_R1 = self._column(token_ids, num_rows=num_rows)[:, None]
+        tokens_R1 = self._column(token_ids, num_rows=num_rows, padding=token_ids[-1])[:, None]
         return program(tokens_R1, self._column(positions, num_rows=num_rows))[: len(token_ids)]
 
     def _decode_program(self, num_rows: int, length: int) -> DecodeProgram:
@@ -176,19 +180,19 @@ class EagerExecutor:
             torch.cat([row.prefix.k for row in copies], dim=1), torch.cat([row.prefix.v for row in copies], dim=1)
         )
         hidden_RSD = self._decoder(tokens_RS, positions_RS, mask_R1SS, prefix)
-        scores: list[list[float]] = []
-        for layout, hidden_SD in zip(layouts, hidden_RSD, strict=False):
-            predictors = torch.tensor([place for places in layout.predictors for place in places], device=self._device)
-            targets = torch.tensor([token for choice in layout.choices for token in choice], device=self._device)
-            logprobs = self._decoder.logits(hidden_SD[predictors]).log_softmax(-1)
-            per_token = logprobs.gather(-1, targets[:, None])[:, 0].cpu()
-            lengths = [len(choice) for choice in layout.choices]
-            scores.append([float(part.sum()) for part in torch.split(per_token, lengths)])
-        return scores
+        places = [(row, place) for row, layout in enumerate(layouts) for place in layout.predictors]
+        targets = [token for layout in layouts for choice in layout.choices for token in choice]
+        num_targets = self._shapes.rows(len(targets), limit=_MAX_TARGETS)
+        rows_T, places_T = (self._column(column, num_rows=num_targets) for column in zip(*places, strict=True))
+        logprobs_TV = self._decoder.logits(hidden_RSD[rows_T, places_T]).log_softmax(-1)
+        per_token = logprobs_TV.gather(-1, self._column(targets, num_rows=num_targets)[:, None])[:, 0].cpu()
+        lengths = [len(choice) for layout in layouts for choice in layout.choices]
+        scores = iter([float(part.sum()) for part in torch.split(per_token[: len(targets)], lengths)])
+        return [list(itertools.islice(scores, len(layout.choices))) for layout in layouts]
 
     @torch.inference_mode()
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
-        self._cache.move(source, target, num_tokens=num_tokens)
+        self._cache.move(source, target, num_tokens=self._shapes.length(num_tokens, limit=self.config.context))
         self._prefix.k[:, target] = self._prefix.k[:, source]
         self._prefix.v[:, target] = self._prefix.v[:, source]
 
@@ -198,12 +202,11 @@ class EagerExecutor:
             cache[:, slot] = 0
 
     def _padded(self, rows: Sequence[Sequence[int]], *, num_rows: int, width: int) -> Tensor:
-        filled = [[*row, *[PADDING_ID] * (width - len(row))] for row in rows]
-        filled += [[PADDING_ID] * width] * (num_rows - len(rows))
-        return torch.tensor(filled, device=self._device)
+        filled = [[*row, *[row[-1]] * (width - len(row))] for row in rows]
+        return torch.tensor([*filled, *[filled[-1]] * (num_rows - len(rows))], device=self._device)
 
-    def _column(self, values: Sequence[int], *, num_rows: int) -> Tensor:
-        return torch.tensor([*values, *[0] * (num_rows - len(values))], device=self._device)
+    def _column(self, values: Sequence[int], *, num_rows: int, padding: int = 0) -> Tensor:
+        return torch.tensor([*values, *[padding] * (num_rows - len(values))], device=self._device)
 
 
 class _ScoreLayout:
@@ -217,11 +220,11 @@ class _ScoreLayout:
         self.prompt_length = len(row.prompt_ids)
         self.token_ids = list(row.prompt_ids)
         self.positions = list(range(self.prompt_length))
-        self.predictors: list[list[int]] = []  # per choice: the places whose logits predict its tokens
+        self.predictors: list[int] = []  # of all choices' tokens in turn, the places whose logits predict them
         self._owners = [-1] * self.prompt_length  # the choice each token belongs to, -1 for the prompt
         for index, choice in enumerate(row.choices):
             start, num_fed = len(self.token_ids), len(choice) - 1
-            self.predictors.append([self.prompt_length - 1, *range(start, start + num_fed)])
+            self.predictors += [self.prompt_length - 1, *range(start, start + num_fed)]
             self.token_ids.extend(choice[:-1])
             self.positions.extend(range(self.prompt_length, self.prompt_length + num_fed))
             self._owners.extend([index] * num_fed)

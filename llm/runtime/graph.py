@@ -1,5 +1,8 @@
 """Decode steps as graphs: one compiled program for each number of rows and attended length. Prefill stays eager."""
 
+from torch import Tensor
+
+from llm.errors import DeviceError
 from llm.model.llama import LlamaAdapterDecoder
 from llm.model.ops import ATEN, Operators
 from llm.runtime.backend import Backend
@@ -38,14 +41,32 @@ class GraphExecutor(EagerExecutor):
     def _decode_program(self, num_rows: int, length: int) -> DecodeProgram:
         key = num_rows, length
         if key not in self._programs:
-            _allow_many_programs()
-            self._programs[key] = self._backend.compile(super()._decode_program(num_rows, length), mode=self._mode)
+            compiled = self._backend.compile(super()._decode_program(num_rows, length), mode=self._mode)
+
+            def first_call(tokens_R1: Tensor, positions_R: Tensor) -> Tensor:
+                logits_RV = self._compile_by_running(compiled, tokens_R1, positions_R, length=length)
+                self._programs[key] = compiled
+                return logits_RV
+
+            return first_call
         return self._programs[key]
 
+    def _compile_by_running(
+        self, compiled: DecodeProgram, tokens_R1: Tensor, positions_R: Tensor, *, length: int
+    ) -> Tensor:
+        """Compilers work when a program is first called; what fails then is the mode, not the request."""
+        import torch._dynamo  # late: it costs a second of every start
 
-def _allow_many_programs() -> None:
-    import torch._dynamo  # late: it costs a second of every start
-
-    config = torch._dynamo.config
-    config.recompile_limit = max(config.recompile_limit, _MAX_PROGRAMS)
-    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, _MAX_PROGRAMS)
+        limits = {"recompile_limit": _MAX_PROGRAMS, "accumulated_recompile_limit": _MAX_PROGRAMS}
+        try:
+            with torch._dynamo.config.patch(limits):
+                return compiled(tokens_R1, positions_R)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # compilers raise whatever they like
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise DeviceError(
+                f"{self._backend.name} cannot compile a decode step of {len(tokens_R1)} rows and {length} positions "
+                f"in mode `{self._mode}` ({type(error).__name__}: {reason})",
+                hint="pass `--mode eager`",
+            ) from error

@@ -1,13 +1,7 @@
-"""Ascend NPUs through torch_npu, which is imported here and nowhere else, and only when such a device is asked for."""
+"""One Ascend NPU as a backend, by way of torch_npu, which is loaded (npu_load.py) only when such a device is asked for."""
 
-import contextlib
 import importlib
-import importlib.metadata
-import importlib.util
-import re
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,105 +13,8 @@ from llm.model.llama import LlamaAdapterDecoder
 from llm.model.ops import Operators
 from llm.runtime.backend import EAGER, Capabilities, EventMark, OperatorChoice, no_graph_mode
 from llm.runtime.chips import FRACTAL_NZ, family_of
-from llm.runtime.npu_operators import Choice, choose
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoadFailure:
-    """A way in which `import torch_npu` fails: what its text looks like, and what helps."""
-
-    pattern: str
-    message: str
-    hint: str
-
-
-SOURCE_CANN = "`source <CANN>/set_env.sh` (for example /usr/local/Ascend/cann/set_env.sh) in this shell"
-OTHERWISE = "; or pass `--device cpu`"
-
-# The first that is found in the text counts. Texts of torch_npu 2.13 and of the dynamic linker.
-FAILURES = (
-    LoadFailure(
-        pattern=r"ERR00007|Two accelerators cannot be used",
-        message="torch_npu refuses this torch, which was built for another accelerator",
-        hint="install torch's CPU build of the same version from the PyTorch CPU index, then torch_npu",
-    ),
-    LoadFailure(
-        pattern=r"undefined symbol|version `[^']+' not found",
-        message="torch_npu's libraries fit neither this torch ({torch}) nor this CANN",
-        hint="install the pair of torch_npu and torch that torch_npu's compatibility table gives for your CANN",
-    ),
-    LoadFailure(
-        pattern=r"lib\w+\.so[.\d]*: cannot open shared object file",
-        message="torch_npu is installed, but the libraries of CANN are not found",
-        hint=f"install CANN, or {SOURCE_CANN}",
-    ),
-    LoadFailure(
-        pattern=r"ASCEND_\w+_PATH",
-        message="The environment variables of CANN lead nowhere",
-        hint=f"{SOURCE_CANN} again, from the CANN that is installed",
-    ),
-    LoadFailure(
-        pattern=r"Only a single TORCH_LIBRARY|already (?:been )?registered",
-        message="torch_npu failed to load earlier in this process, and cannot be loaded twice",
-        hint="start again, and look at the first error",
-    ),
-    LoadFailure(
-        pattern=r"No module named",
-        message="torch_npu is installed, but a Python package that it needs is not",
-        hint="install the packages of the extra `npu`",
-    ),
-)
-
-
-def load_torch_npu() -> Any:
-    """The module torch_npu, imported.
-
-    Raises DeviceError with what to do for every way in which that fails. Its message ends with torch_npu's own words.
-    """
-    if importlib.util.find_spec("torch_npu") is None:
-        raise DeviceError(
-            "torch_npu is not installed, and Ascend NPUs need it",
-            hint="on Linux, install torch's CPU build, then the extra `npu`" + OTHERWISE,
-        )
-    _check_versions()
-    try:
-        # It prints warnings to stdout, which is for answers.
-        with contextlib.redirect_stdout(sys.stderr):
-            return importlib.import_module("torch_npu")
-    except Exception as error:  # it raises whatever it likes, plain Exception included
-        raise _explained(error) from error
-
-
-def _check_versions() -> None:
-    """Raise before loading a torch_npu made for another torch, whose libraries might take the process down."""
-    try:
-        wanted = importlib.metadata.version("torch_npu")
-    except importlib.metadata.PackageNotFoundError:
-        return
-    given = torch.__version__
-    if wanted.split(".")[:2] != given.split(".")[:2]:
-        raise DeviceError(
-            f"torch_npu {wanted} is made for torch {'.'.join(wanted.split('.')[:3])}, and torch {given} is installed",
-            hint="install the two in the same version" + OTHERWISE,
-        )
-
-
-def _explained(error: Exception) -> DeviceError:
-    causes = [error, *filter(None, [error.__cause__])]
-    text = " / ".join(f"{type(cause).__name__}: {_first_line(cause)}" for cause in causes)
-    everything = "\n".join(map(str, causes))
-    for failure in FAILURES:
-        if re.search(failure.pattern, everything):
-            message = failure.message.format(torch=torch.__version__)
-            return DeviceError(f"{message} ({text})", hint=failure.hint + OTHERWISE)
-    return DeviceError(
-        f"torch_npu cannot be imported ({text})",
-        hint="`llama-adapter doctor` looks at the parts one by one" + OTHERWISE,
-    )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or "no text").splitlines()[0]
+from llm.runtime.npu_load import OTHERWISE, first_line, load_torch_npu
+from llm.runtime.npu_operators import LAYOUT, TILED, Choice, choose
 
 
 def open_npu(index: int) -> "NpuBackend":
@@ -141,7 +38,7 @@ def open_npu(index: int) -> "NpuBackend":
         return NpuBackend(index, torch_npu=torch_npu)
     except RuntimeError as error:
         raise DeviceError(
-            f"npu:{index} cannot be opened ({_first_line(error)})",
+            f"npu:{index} cannot be opened ({first_line(error)})",
             hint="`npu-smi info` says whether it is healthy and whose processes hold it" + OTHERWISE,
         ) from error
 
@@ -159,10 +56,14 @@ class NpuBackend:
             static_shapes=True,
             graph_modes=self.family.graph_modes,
             collective="hccl",
+            runs_om=True,
         )
         self.choices: tuple[Choice, ...] = ()  # the last answer of `choose_operators`, with reasons
         if self.family.may_compile_operators:
             torch_npu.npu.set_compile_mode(jit_compile=False)
+        # float32 means float32: by default A2 and later round a convolution's inputs to HF32, which has 11 bits.
+        torch_npu.npu.conv.allow_hf32 = False
+        torch_npu.npu.matmul.allow_hf32 = False
 
     def synchronise(self) -> None:
         self._torch_npu.npu.synchronize(self.device)
@@ -185,12 +86,12 @@ class NpuBackend:
         return operators
 
     def prepare(self, decoder: LlamaAdapterDecoder) -> None:
-        """Lay the weights of linear layers out in tiles where the chip gains by it; embeddings stay as they are."""
-        if not self.family.tiled_weights:
+        """Lay the weights of linear layers out in tiles where `choose_operators` chose that; embeddings stay as is."""
+        if not any(choice.operator == LAYOUT and choice.implementation == TILED for choice in self.choices):
             return
         self._torch_npu.npu.config.allow_internal_format = True
         for module in decoder.modules():
-            if isinstance(module, nn.Linear) and module.weight.dtype == torch.float16:
+            if isinstance(module, nn.Linear):
                 module.weight.data = self._torch_npu.npu_format_cast(module.weight.data, FRACTAL_NZ)
 
     def compile(self, program: Callable[..., Tensor], *, mode: str) -> Callable[..., Tensor]:
@@ -200,7 +101,7 @@ class NpuBackend:
             return GRAPH_COMPILERS[mode](program)
         except Exception as error:  # torchair lies in torch_npu, and wants more packages and libraries than that
             raise DeviceError(
-                f"{self.name} cannot compile for `{mode}` ({type(error).__name__}: {_first_line(error)})",
+                f"{self.name} cannot compile for `{mode}` ({type(error).__name__}: {first_line(error)})",
                 hint="install the packages of the extra `npu` and all of CANN; or pass `--mode eager`",
             ) from error
 
@@ -220,6 +121,5 @@ def _ge_graph(program: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 GRAPH_COMPILERS: dict[str, Callable[[Callable[..., Tensor]], Callable[..., Tensor]]] = {
     "npugraph_ex": _npugraph_ex,
-    "acl_graph": _npugraph_ex,  # its older name
     "ge_graph": _ge_graph,
 }

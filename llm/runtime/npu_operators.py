@@ -1,6 +1,7 @@
 """The decoder's operators on Ascend: what fused ones demand, as data, and which of them suit a chip and a model.
 
-What is not allowed here is computed by plain torch, which every chip can.
+What is not allowed here is computed by plain torch, which every chip can. The layout of linear weights is chosen here
+as well, since it decides by which kernel they are multiplied.
 """
 
 # B rows, S step tokens, P positions attended to, Q adapter queries, N heads, H head size, F feed-forward width
@@ -18,6 +19,11 @@ from torch.nn import functional as F
 from llm.config import DecoderConfig
 from llm.model.ops import ATEN, Operators
 from llm.runtime.chips import ChipFamily
+
+
+LAYOUT = "linear layout"  # the operator's name in the choice of how linear weights lie in memory
+TILED, PLAIN = "FRACTAL_NZ", "ND"
+PLAIN_WANTED = "plain torch was asked for"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +64,7 @@ def choose(
     wanted: Literal["auto", "aten"] = "auto",
     in_graph: bool = False,
 ) -> tuple[Operators, tuple[Choice, ...]]:
-    """Operators for a decoder of `config` in `dtype` on a chip of `family`, with the reason for each.
+    """Operators for a decoder of `config` in `dtype` on a chip of `family`, with the reason for each; LAYOUT is last.
 
     Never raises: what cannot be fused stays plain torch. An older torch_npu that lacks an operator counts as that.
     """
@@ -72,9 +78,10 @@ def choose(
             chosen |= {fused.operator: fused.build(torch_npu), **fused.beside}
             reason = f"documented for {family.name} in {_name(dtype)}"
             choices.append(Choice(operator=fused.operator, implementation=fused.implementation, reason=reason))
+    fused_names = [choice.operator for choice in choices if choice.implementation != "aten"]
+    choices.append(_layout(family, dtype, wanted=wanted))
     if not chosen:
         return ATEN, tuple(choices)
-    fused_names = (choice.operator for choice in choices if choice.implementation != "aten")
     name = f"{family.name}: {', '.join(fused_names)}"  # the others are plain
     return dataclasses.replace(ATEN, name=name, **chosen), tuple(choices)
 
@@ -90,7 +97,7 @@ def _objection(
     in_graph: bool,
 ) -> str:
     if wanted == "aten":
-        return "plain torch was asked for"
+        return PLAIN_WANTED
     if in_graph and not fused.in_graphs:
         return f"{fused.implementation} writes over its arguments, which graphs do not bear"
     if family.name not in fused.dtypes:
@@ -102,6 +109,18 @@ def _objection(
     if fused.needs and not hasattr(torch_npu, fused.needs):
         return f"this torch_npu has no {fused.needs}"
     return ""
+
+
+def _layout(family: ChipFamily, dtype: torch.dtype, *, wanted: str) -> Choice:
+    if wanted == "aten":
+        implementation, reason = PLAIN, PLAIN_WANTED
+    elif not family.tiled_weights:
+        implementation, reason = PLAIN, f"{family.name} multiplies by plain weights as they are"
+    elif dtype != torch.float16:
+        implementation, reason = PLAIN, f"tiles are for float16, and these weights are {_name(dtype)}"
+    else:
+        implementation, reason = TILED, f"{family.name} would rearrange plain weights at every call"
+    return Choice(operator=LAYOUT, implementation=implementation, reason=reason)
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -127,7 +146,8 @@ def _lay_out_rotary(cos_BS1H: Tensor, sin_BS1H: Tensor, num_rows: int, dtype: to
 
 def _rotate(torch_npu: Any) -> Callable[..., tuple[Tensor, Tensor]]:
     def rotate(q_BSNH: Tensor, k_BSNH: Tensor, cos_BS1H: Tensor, sin_BS1H: Tensor) -> tuple[Tensor, Tensor]:
-        # The kernel writes its result over q and k: hand it its own.
+        # The kernel writes its result over q and k. Mostly those are copies made here; of a single row and token they
+        # are parts of the packed projection itself, whose q, k and v share nothing and are not read again.
         q_BSNH, k_BSNH = q_BSNH.contiguous(), k_BSNH.contiguous()
         rotated: tuple[Tensor, Tensor] = torch_npu.npu_apply_rotary_pos_emb(q_BSNH, k_BSNH, cos_BS1H, sin_BS1H)
         return rotated

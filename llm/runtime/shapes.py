@@ -47,5 +47,10 @@ class BucketedShapes:
         return min(max(_next_power_of_two(needed), LEAST_LENGTH), limit)
 
 
+def powers_of_two(limit: int) -> tuple[int, ...]:
+    """1, 2, 4, ... and `limit` itself."""
+    return tuple(sorted({*(1 << exponent for exponent in range(limit.bit_length())), limit}))
+
+
 def _next_power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()

@@ -445,7 +445,7 @@ def test_a_machine_without_devices_lacks_them(bare: Path) -> None:
 def test_an_atc_without_its_libraries_is_told(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from app.environment import _look_at_atc
 
-    monkeypatch.setattr("vision.export.toolkit._INSTALL_FOLDERS", ())
+    monkeypatch.setattr("vision.export.toolkit.INSTALL_FOLDERS", ())
     assert _look_at_atc()["state"] == "absent"
     text = "atc: error while loading shared libraries: libge_compiler.so: cannot open shared object file"
     program(bare, "atc", f"echo '{text}' >&2; exit 127")

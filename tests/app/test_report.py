@@ -37,6 +37,7 @@ class FakeModel:
     dtype: str = "float32"
     vision: str = "torch"
     mode: str = "eager"
+    operators: str = "aten"
 
 
 def tally_of(*answers: FakeAnswer) -> Tally:
@@ -100,7 +101,7 @@ def test_json_and_table_state_the_circumstances() -> None:
     assert {"python", "torch"} <= values["versions"].keys()
     table = report.format_table()
     for fact in (
-        "cpu, float32, eager, encoder by torch, batch size 4",
+        "cpu, float32, eager (aten), encoder by torch, batch size 4",
         "warm-up 0 pictures",
         "model toy dddddddddddd",
         "python 3.",

@@ -144,11 +144,30 @@ def test_the_mode_decides_the_executor_and_an_unknown_one_is_told() -> None:
 
     assert type(eager) is EagerExecutor
     assert type(graph) is GraphExecutor
-    with pytest.raises(DeviceError, match="cpu has no mode `npugraph_ex`") as caught:
+    with pytest.raises(DeviceError, match="cpu has no mode `acl_graph`") as caught:
         resolve_mode("acl_graph", backend=backend)
     assert caught.value.hint == "pass one of eager, traced as --mode"
     with pytest.raises(DeviceError, match="cpu has no mode `graph`"):
         resolve_mode("graph", backend=CpuBackend())
+
+
+def test_what_a_compiler_stumbles_over_is_told_as_the_modes_fault() -> None:
+    class Stumbling(TracingBackend):
+        def compile(self, program: Callable[..., Tensor], *, mode: str) -> Callable[..., Tensor]:
+            def compiled(*_: Tensor) -> Tensor:
+                raise ValueError("no kernel for this\nand a long story")
+
+            return compiled
+
+    executor = GraphExecutor(toy_decoder(), backend=Stumbling(), num_slots=2, mode="traced")
+    executor.prefill([PROMPTS[0][:20]], executor.project_prefix(toy_visual_queries(1)), first_slot=0)
+    with pytest.raises(DeviceError) as caught:
+        executor.decode([5], [20])
+    assert caught.value.message == (
+        "cpu cannot compile a decode step of 1 rows and 64 positions in mode `traced` (ValueError: no kernel for this)"
+    )
+    assert caught.value.hint == "pass `--mode eager`"
+    assert executor.programs == ()
 
 
 def test_a_device_may_bring_its_own_operators() -> None:

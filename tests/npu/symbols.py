@@ -58,8 +58,12 @@ FUNCTIONS = {
     "torchair.configs.compiler_config.CompilerConfig": "()",
 }
 
-# Set, never read: reading raises AttributeError.
-SETTINGS = ("torch_npu.npu.config.allow_internal_format",)
+# Set, never read. The first cannot be read at all; of the others a test says how torch_npu starts out.
+SETTINGS = (
+    "torch_npu.npu.config.allow_internal_format",
+    "torch_npu.npu.conv.allow_hf32",
+    "torch_npu.npu.matmul.allow_hf32",
+)
 # Called on an event, here and in llm/runtime/backend.py.
 METHODS = ("torch_npu.npu.Event.record", "torch_npu.npu.Event.synchronize", "torch_npu.npu.Event.elapsed_time")
 BACKENDS = ("npugraph_ex",)

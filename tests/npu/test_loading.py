@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from llm.errors import DeviceError
-from llm.runtime import npu
 from llm.runtime.backend import open_backend
+from llm.runtime.npu_load import load_torch_npu
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def failure() -> DeviceError:
     with pytest.raises(DeviceError) as caught:
-        npu.load_torch_npu()
+        load_torch_npu()
     return caught.value
 
 
@@ -103,7 +103,7 @@ def test_without_torch_npu_the_device_says_what_to_install() -> None:
 def test_what_torch_npu_prints_while_loading_stays_out_of_the_answers(installed, capsys) -> None:
     installed("print('Warning: ASCEND_HOME_PATH environment variable is not set.')")
 
-    npu.load_torch_npu()
+    load_torch_npu()
 
     printed = capsys.readouterr()
     assert printed.out == ""

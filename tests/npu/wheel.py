@@ -107,6 +107,8 @@ def fake_npu() -> FakeNpu:
         raise UnavailableError(f"torch_npu has no wheel for {sys.platform} on {platform.machine()}")
     if torch.__version__.split(".")[:2] != VERSION.split(".")[:2]:
         raise UnavailableError(f"torch_npu {VERSION} does not go with torch {torch.__version__}")
+    if other := torch.version.cuda or torch.version.hip:
+        raise UnavailableError(f"torch_npu refuses a torch built for another accelerator ({other})")
     wheel = _wheel()
     if not list((wheel / "torch_npu").glob(f"_C.cpython-3{sys.version_info.minor}-*.so")):
         raise UnavailableError(f"the torch_npu in {wheel} is for another Python")

@@ -1,18 +1,24 @@
-"""Where ATC is on this machine, and which chip its result is for. Nothing is converted here."""
+"""What of CANN is on this machine, by its files and its tools: folders, ATC, and the chips that `npu-smi` lists.
+
+Layouts are those of the CANN installation guides up to 8.3 (`ascend-toolkit/latest`) and since 8.5 (`cann`). Nothing
+is converted here.
+"""
 
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from vision.errors import EncoderError
 
-_ROOT_VARIABLES: Final = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_INSTALL_PATH")
-_INSTALL_FOLDERS: Final = ("/usr/local/Ascend", "~/Ascend")
-_TOOLKITS: Final = ("cann", "ascend-toolkit/latest", "latest", "")
+ROOT_VARIABLES: Final = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_INSTALL_PATH")  # set_env.sh sets them
+# Where the installers propose to put CANN, and what it is called there, the newest form first.
+INSTALL_FOLDERS: Final = ("/usr/local/Ascend", "~/Ascend")
+TOOLKITS: Final = ("cann", "cann-*", "ascend-toolkit", "ascend-toolkit/latest", "nnrt", "nnrt/latest", "latest", ".")
 _PLACES_OF_ATC: Final = (
     "bin",
     "compiler/bin",
@@ -22,23 +28,69 @@ _PLACES_OF_ATC: Final = (
 )
 _NAME_THE_CHIP: Final = "name the chip that will run the OM: --soc-version Ascend310P3, Ascend910B3, ..."
 _INFO_SECONDS: Final = 60
-# `| 0     910B3         | OK   ...`: number and name; the line below it, of the chip, has a second number there.
+# `| 0     910B3         | OK   ...`: number, name, health. The line below it, of the chip, has a second number in the
+# name's place, and on some boards `NA` in the health's.
 _DEVICE_ROW: Final = re.compile(
-    r"^\|\s*(\d+)\s+((?:Ascend)?\d{3}[A-Za-z]*\d*(?:[-_]\w+)*|Ascend\w+)\s*\|", re.MULTILINE
+    r"^\|\s*(\d+)\s+((?:Ascend)?\d{3}[A-Za-z]*\d*(?:[-_]\w+)*|Ascend\w+)\s*\|\s*([A-Za-z]+)\s*\|", re.MULTILINE
 )
+_DRIVER: Final = re.compile(r"Version:\s*(\S+)")
 _FAMILY_ONLY: Final = re.compile(r"(?:Ascend)?(?:910|950)(?:PR|DT)?", re.IGNORECASE)  # says no more than the series
 
 
-def find_atc(environment: Mapping[str, str] | None = None) -> Path:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Npu:
+    """A device as `npu-smi info` lists it."""
+
+    number: int
+    name: str  # `310P3`, `910B3`, or of later chips only the series
+    health: str  # `OK`, `Warning`, `Alarm`, `Critical`, ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NpuTable:
+    """What `npu-smi info` says."""
+
+    driver: str  # its version, empty where the table has none
+    devices: tuple[Npu, ...]
+
+
+def toolkit_folders(environ: Mapping[str, str]) -> list[Path]:
+    """The folders that may hold CANN's toolkit and are there: those that the environment names, then the usual ones."""
+    named = [Path(environ[name]) for name in ROOT_VARIABLES if environ.get(name)]
+    folders = [folder for root in named for folder in (root, root / "latest")]
+    return [folder for folder in folders if folder.is_dir()] + installed_folders(environ)
+
+
+def installed_folders(environ: Mapping[str, str]) -> list[Path]:
+    """The usual folders of CANN that are there, whatever the environment names, the newest form first."""
+    bases = [Path(folder.replace("~", environ.get("HOME", "~"), 1)) for folder in INSTALL_FOLDERS]
+    candidates = [place for base in bases for form in TOOLKITS for place in _expanded(base, form)]
+    return [place for place in candidates if place.is_dir()]
+
+
+def _expanded(base: Path, form: str) -> list[Path]:
+    return sorted(base.glob(form), reverse=True) if "*" in form else [base / form]
+
+
+def read_npu_smi(text: str) -> NpuTable:
+    """The table that `npu-smi info` prints; without devices for every other text."""
+    driver = _DRIVER.search(text)
+    devices = tuple(
+        Npu(number=int(number), name=name, health=health) for number, name, health in _DEVICE_ROW.findall(text)
+    )
+    return NpuTable(driver=driver[1] if driver else "", devices=devices)
+
+
+def find_atc(environ: Mapping[str, str] | None = None) -> Path:
     """The `atc` on PATH, else of the toolkit that the environment names, else of the usual folders.
 
     Raises EncoderError where there is none.
     """
-    variables = os.environ if environment is None else environment
+    variables = os.environ if environ is None else environ
     on_path = shutil.which("atc", path=variables.get("PATH", ""))
     if on_path:
         return Path(on_path)
-    for root in _roots(variables):
+    for root in toolkit_folders(variables):
         for place in _PLACES_OF_ATC:
             candidate = root / place / "atc"
             if candidate.is_file() and os.access(candidate, os.X_OK):
@@ -50,30 +102,15 @@ def find_atc(environment: Mapping[str, str] | None = None) -> Path:
     )
 
 
-def _roots(variables: Mapping[str, str]) -> Iterator[Path]:
-    for name in _ROOT_VARIABLES:
-        if variables.get(name):
-            yield Path(variables[name])
-            yield Path(variables[name]) / "latest"
-    for folder in _INSTALL_FOLDERS:
-        for toolkit in _TOOLKITS:
-            yield Path(folder).expanduser() / toolkit
-
-
 def detect_soc_version() -> str:
     """The chip of this machine as `--soc_version` takes it, from `npu-smi info`; raises EncoderError."""
-    names = soc_names(_npu_smi("info"))
-    if not names:
+    devices = read_npu_smi(_npu_smi("info")).devices
+    if not devices:
         raise EncoderError("`npu-smi info` lists no Ascend chip", hint=_NAME_THE_CHIP)
-    versions = sorted({_soc_version(device, name) for device, name in names})
+    versions = sorted({_soc_version(device.number, device.name) for device in devices})
     if len(versions) > 1:
         raise EncoderError(f"This machine has several kinds of chips: {', '.join(versions)}", hint=_NAME_THE_CHIP)
     return versions[0]
-
-
-def soc_names(table: str) -> list[tuple[int, str]]:
-    """Number and name of each device in the table of `npu-smi info`: `[(0, "910B3"), ...]`."""
-    return [(int(number), name) for number, name in _DEVICE_ROW.findall(table)]
 
 
 def soc_from_board(text: str) -> str | None:

@@ -136,7 +136,7 @@ def main() -> None:
     type(backend).compile = compile_without_modes
     report: dict[str, Any] = {}
     warnings.simplefilter("ignore")
-    for mode_name in ("npugraph_ex", "acl_graph"):
+    for mode_name in ("npugraph_ex",):
         torch._dynamo.reset()
         mode = GraphOps()
         with acted_out(mode), mode:

@@ -6,7 +6,16 @@ import pytest
 
 from vision.errors import EncoderError
 from vision.export import toolkit
-from vision.export.toolkit import detect_soc_version, find_atc, soc_from_board, soc_names
+from vision.export.toolkit import (
+    Npu,
+    NpuTable,
+    detect_soc_version,
+    find_atc,
+    installed_folders,
+    read_npu_smi,
+    soc_from_board,
+    toolkit_folders,
+)
 
 HEAD = """\
 +--------------------------------------------------------------------------------------------------------+
@@ -66,11 +75,28 @@ def npu_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, *, info: str, board: 
     monkeypatch.setenv("PATH", f"{folder}:/bin:/usr/bin")
 
 
+def names(table: str) -> list[tuple[int, str]]:
+    return [(device.number, device.name) for device in read_npu_smi(table).devices]
+
+
 def test_chips_of_the_table_are_read_and_nothing_else_of_it() -> None:
-    assert soc_names(INFERENCE) == [(0, "310P3"), (5, "310P3")]
-    assert soc_names(TRAINING) == [(2, "910B4-1")]
-    assert soc_names(LATER) == [(0, "Ascend910")]
-    assert soc_names(HEAD) == []
+    assert names(INFERENCE) == [(0, "310P3"), (5, "310P3")]
+    assert names(TRAINING) == [(2, "910B4-1")]
+    assert names(LATER) == [(0, "Ascend910")]
+    assert names(HEAD) == []
+
+
+def test_a_board_without_a_bus_has_one_chip_all_the_same() -> None:
+    table = HEAD + (
+        "| 0     310B4               | Alarm           | 0.0          51                15    / 15            |\n"
+        "| 0     0                   | NA              | 0            3046 / 7545                             |\n"
+    )
+
+    assert read_npu_smi(table) == NpuTable(driver="23.0.0", devices=(Npu(number=0, name="310B4", health="Alarm"),))
+
+
+def test_other_texts_than_the_table_list_nothing() -> None:
+    assert read_npu_smi("DrvMngGetConsoleLogLevel failed") == NpuTable(driver="", devices=())
 
 
 def test_a_board_says_both_halves_of_the_name_or_nothing() -> None:
@@ -136,9 +162,34 @@ def test_atc_on_path_comes_first(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_atc_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolkit, "_INSTALL_FOLDERS", ())
+    monkeypatch.setattr(toolkit, "INSTALL_FOLDERS", ())
 
     with pytest.raises(EncoderError, match="There is no `atc`") as caught:
         find_atc({"PATH": ""})
 
     assert "--print-command" in caught.value.hint
+
+
+def test_toolkits_in_the_usual_folders_are_listed_newest_form_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toolkit, "INSTALL_FOLDERS", ("~/Ascend",))
+    base = tmp_path / "Ascend"
+    for folder in ("ascend-toolkit/latest", "cann-8.5.0", "cann-8.5.1"):
+        (base / folder).mkdir(parents=True)
+    (base / "cann").symlink_to("cann-8.5.1")
+
+    found = [str(folder.relative_to(base)) for folder in installed_folders({"HOME": str(tmp_path)})]
+
+    assert found == ["cann", "cann-8.5.1", "cann-8.5.0", "ascend-toolkit", "ascend-toolkit/latest", "."]
+
+
+def test_the_toolkit_that_the_environment_names_comes_before_the_installed_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toolkit, "INSTALL_FOLDERS", ("~/Ascend",))
+    for folder in ("Ascend/cann", "mine"):
+        (tmp_path / folder).mkdir(parents=True)
+    named = {"HOME": str(tmp_path), "ASCEND_HOME_PATH": str(tmp_path / "mine"), "ASCEND_TOOLKIT_HOME": "/not/there"}
+
+    assert toolkit_folders(named)[:2] == [tmp_path / "mine", tmp_path / "Ascend" / "cann"]
