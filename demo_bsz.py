@@ -85,7 +85,7 @@ def only_file(place: str | None, suffixes: tuple[str, ...], *, name: str) -> str
 def clip_or_encoder(place: str | None) -> dict[str, str | None]:
     """The guide's CLIP_DIR is an OM file; CLIP's weights, which other demos want there, are understood too."""
     file = only_file(place, (".om", ".onnx", ".pt", ".safetensors"), name="CLIP_DIR")
-    is_encoder = file is not None and file.endswith((".om", ".onnx"))
+    is_encoder = file is not None and file.lower().endswith((".om", ".onnx"))
     return {"encoder" if is_encoder else "clip": file}
 
 
@@ -105,7 +105,10 @@ def numbered_device(number: int) -> str:
     if kind is not None:
         return f"{kind}:{number}"
     if number != 0:
-        print(f"note: DEVICE_ID is {number}, but there is no accelerator here: the CPU computes", file=sys.stderr)
+        print(
+            f"note: DEVICE_ID is {number}, but there is no accelerator for the decoder: the CPU computes",
+            file=sys.stderr,
+        )
     return "cpu"
 
 

@@ -1,10 +1,19 @@
 """The console script `llama-adapter`, which is `python -m app`."""
 
+import signal
 import sys
 
-from app.cli import main
+from app import cli
+from app.errors import Exit
 
-__all__ = ["main"]
+
+def main() -> int:
+    """Run the command line as a process of its own; returns the exit code."""
+    exit_code = cli.main()
+    if exit_code == Exit.INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses Ctrl-C once more has what they want
+    return exit_code
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -140,13 +140,13 @@ def stream_sources(
     llama = open_llama(place)
     channel_order, adapter_digest = resolve_channel_order(sources.channel_order, adapter)
     if clip is None and encoder is not None:
-        vision_config, vision_state = _query_alone(adapter, encoder, channel_order=channel_order)
+        vision_config, vision_state = _query_alone(adapter, encoder, sources, channel_order=channel_order)
     else:
         vision_config, vision_state = build_vision(
             adapter.visual,
             name=adapter.name,
             clip=clip,
-            visual_heads=encoder.vision.query.num_heads if encoder is not None else sources.visual_heads,
+            visual_heads=_heads(sources, encoder),
             channel_order=channel_order,
             dtype=dtype,
         )
@@ -175,11 +175,18 @@ def stream_sources(
     return model, decoder_tensors(decoder_config, source=llama, adapter=adapter, dtype=dtype)
 
 
+def _heads(sources: ModelSources, encoder: EncoderCard | None) -> int | None:
+    """As the user says; else as the exported encoder does."""
+    if sources.visual_heads is None and encoder is not None:
+        return encoder.vision.query.num_heads
+    return sources.visual_heads
+
+
 def _query_alone(
-    adapter: AdapterFile, encoder: EncoderCard, *, channel_order: ChannelOrder
+    adapter: AdapterFile, encoder: EncoderCard, sources: ModelSources, *, channel_order: ChannelOrder
 ) -> tuple[VisionConfig, dict[str, Tensor]]:
     """What the adapter's file tells of the picture half: the visual blocks. The rest is known to the encoder."""
-    query, state = read_query(adapter.visual, name=adapter.name, visual_heads=encoder.vision.query.num_heads)
+    query, state = read_query(adapter.visual, name=adapter.name, visual_heads=_heads(sources, encoder))
     config = VisionConfig(clip=encoder.vision.clip, query=query, channel_order=channel_order)
     return config, {f"query.{name}": tensor for name, tensor in state.items()}
 

@@ -12,6 +12,7 @@ from app.errors import Exit, UsageError, run_guarded
 from app.spec import CaptionerSpec
 from app.startup import decline_telemetry, defer_device_extensions
 from llm.engine.sampling_params import SamplingParams
+from vision.export import defaults as export_defaults
 
 if TYPE_CHECKING:
     from app.checkpoints import ModelSources
@@ -246,8 +247,10 @@ def _add_export(commands: Any) -> None:
     onnx = _command(kinds, "onnx", _run_export_onnx, help="the encoder as ONNX", description=_EXPORT_ONNX)
     _add_model(onnx)
     onnx.add_argument("--out", metavar="FILE.onnx", required=True, help="file to write")
-    onnx.add_argument("--dtype", choices=("float32", "float16"), default="float32", help=_default())
-    onnx.add_argument("--opset", type=int, choices=(17, 18), default=18, help=_default())
+    onnx.add_argument("--dtype", choices=export_defaults.DTYPES, default=export_defaults.DTYPE, help=_default())
+    onnx.add_argument(
+        "--opset", type=int, choices=export_defaults.OPSETS, default=export_defaults.OPSET, help=_default()
+    )
     onnx.add_argument(
         "--pictures", metavar="PICTURE", nargs="+", default=(), help="to compare with (default: sample pictures)"
     )
@@ -257,16 +260,28 @@ def _add_export(commands: Any) -> None:
     om.add_argument("onnx", metavar="FILE.onnx", help="written by `export onnx`; others are tried too")
     om.add_argument("--out", metavar="NAME", help="OM to write, NAME_bsN.om without gears (default: as the ONNX file)")
     om.add_argument(
-        "--batch-sizes", metavar="N,...", type=parse_batch_sizes, default="1,2,4,8", help=_default("to compile for")
+        "--batch-sizes",
+        metavar="N,...",
+        type=parse_batch_sizes,
+        default=",".join(map(str, export_defaults.BATCH_SIZES)),
+        help=_default("to compile for"),
     )
     om.add_argument("--gears", action="store_true", help="one OM that takes any of the batch sizes")
     om.add_argument(
         "--soc-version", metavar="CHIP", help="such as Ascend310P3 or Ascend910B3 (default: as npu-smi says)"
     )
     om.add_argument(
-        "--precision-mode", metavar="MODE", default="mixed_float16", help=_default("fp16, origin, mixed_float16, ...")
+        "--precision-mode",
+        metavar="MODE",
+        default=export_defaults.PRECISION_MODE,
+        help=_default("fp16, origin, mixed_float16, ..."),
     )
-    om.add_argument("--log-level", metavar="LEVEL", default="error", help=_default("of ATC: info, error, ..."))
+    om.add_argument(
+        "--log-level",
+        metavar="LEVEL",
+        default=export_defaults.LOG_LEVEL,
+        help=_default("of ATC: info, error, ..."),
+    )
     om.add_argument(
         "--atc-flag", metavar="FLAG", dest="atc_flags", action="append", default=[], help="further, as --atc-flag=--x=y"
     )

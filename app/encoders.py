@@ -8,7 +8,8 @@ from app.spec import CaptionerSpec
 from llm.runtime.backend import EAGER, Backend
 from vision.backends.base import VisionBackend
 from vision.backends.open import EncoderKind, EncoderSpec
-from vision.card import EncoderCard, fingerprint
+from vision.card import EncoderCard, fingerprint, is_same
+from vision.config import VisionConfig
 from vision.errors import EncoderError
 from vision.sidecar import read_sidecar
 
@@ -86,20 +87,36 @@ def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) ->
             f"{model.name} reads {wanted[0]} of width {wanted[1]}",
             hint=_EXPORT_AGAIN,
         )
-    for half, digest in fingerprint(model.vision_state).items():
-        if card.fingerprint.get(half) != digest:
+    for half, own in fingerprint(model.vision_state).items():
+        if not is_same(card.fingerprint.get(half), own):
             raise EncoderError(
                 f"The encoder `{spec.encoder}` was exported from {card.name}, and its {_HALVES[half]} are not those "
                 f"of the model {model.name}",
                 hint=_EXPORT_AGAIN,
             )
-    trained, exported = model.vision_config.channel_order, card.vision.channel_order
-    if trained != exported:
+    if card.vision.channel_order != model.vision_config.channel_order:
         raise EncoderError(
-            f"The encoder `{spec.encoder}` reads colours in the order {exported}, and the model {model.name} was "
-            f"trained on {trained}",
+            f"The encoder `{spec.encoder}` reads colours in the order {card.vision.channel_order}, and the model "
+            f"{model.name} was trained on {model.vision_config.channel_order}",
             hint="pass the same --channel-order here and to `llama-adapter export`",
         )
+    if card.vision != model.vision_config:
+        raise EncoderError(
+            f"The encoder `{spec.encoder}` was exported with {_differences(card.vision, model.vision_config)} for the "
+            f"model {model.name}",
+            hint=_EXPORT_AGAIN,
+        )
+
+
+def _differences(exported: VisionConfig, wanted: VisionConfig) -> str:
+    """Such as: query num_heads 2, where 4 is wanted."""
+    theirs, ours = exported.to_dict(), wanted.to_dict()
+    return ", ".join(
+        f"{half} {name} {value}, where {ours[half][name]} is wanted"
+        for half in ("clip", "query")
+        for name, value in theirs[half].items()
+        if value != ours[half][name]
+    )
 
 
 def check_sizes(encoder: VisionBackend, model: LoadedModel, *, spec: CaptionerSpec) -> None:

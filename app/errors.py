@@ -1,6 +1,7 @@
 """One table: what went wrong -> exit code, HTTP status and hint; and how an error is told on stderr.
 
-Errors are looked up by the name of their class, so that nothing has to be imported for it.
+Errors are looked up by the name of their class, so that nothing has to be imported for it; those of a device, which
+have no class of their own, by their text.
 """
 
 import io
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from app.startup import explain_torch_import
+from llm.runtime.npu_errors import NpuFailure, explain_npu_error, shorten_npu_error
 
 
 class Exit(IntEnum):
@@ -54,6 +56,7 @@ class Problem:
 
 
 _OUT_OF_MEMORY = Rule(exit_code=Exit.FAILED, http_status=503, hint="try a smaller --batch-size")
+_DEVICE_FAILED = Rule(exit_code=Exit.FAILED, http_status=500)
 _NO_TORCH = Rule(exit_code=Exit.FAILED, http_status=500)
 _UNEXPECTED = Rule(
     exit_code=Exit.FAILED, http_status=500, hint="this is a fault of the program; --debug shows where it happened"
@@ -98,6 +101,8 @@ def rule_for(error: BaseException) -> Rule:
         return _OUT_OF_MEMORY
     if explain_torch_import(error) is not None:
         return _NO_TORCH
+    if (failure := _device_failure(error)) is not None:
+        return _OUT_OF_MEMORY if failure.is_memory else _DEVICE_FAILED
     for base in type(error).__mro__:
         rule = RULES.get(f"{base.__module__}.{base.__qualname__}")
         if rule is not None:
@@ -109,6 +114,10 @@ def describe(error: BaseException) -> Problem:
     """The error in a sentence and a hint."""
     rule = rule_for(error)
     sentence = str(getattr(error, "message", "")) or _own_words(error)
+    failure = _device_failure(error)
+    if failure is not None:
+        sentence = f"{failure.sentence[0].upper()}{failure.sentence[1:]}: {shorten_npu_error(str(error))}"
+        return Problem(exit_code=rule.exit_code, http_status=rule.http_status, sentence=sentence, hint=failure.hint)
     if rule is _OUT_OF_MEMORY:
         sentence = "The memory is not enough" + (f": {sentence}" if sentence else "")
     elif rule is _UNEXPECTED:
@@ -173,6 +182,11 @@ def _own_words(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f": `{error.filename}`" if error.filename is not None else "")
     return " ".join(str(error).split())
+
+
+def _device_failure(error: BaseException) -> NpuFailure | None:
+    """What a device's own error means; torch has one class for all of them."""
+    return explain_npu_error(str(error)) if isinstance(error, RuntimeError) else None
 
 
 def _is_failed_allocation(error: BaseException) -> bool:

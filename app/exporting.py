@@ -1,10 +1,7 @@
 """The commands that export the encoder: weights -> ONNX, ONNX -> OM. Paths on stdout, talk on stderr."""
 
-import os
 import shlex
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,10 +24,11 @@ from vision.card import EncoderDtype
 from vision.config import VisionConfig
 from vision.encoder import encoder_from_state
 from vision.errors import EncoderError
-from vision.export.atc import DEFAULT_PRECISION_MODE, AtcRequest, command, make_om, plan
+from vision.export.atc import AtcRequest, command, make_om, plan
+from vision.export.defaults import BATCH_SIZES, DTYPE, LOG_LEVEL, OPSET, OPSETS, PRECISION_MODE
 from vision.export.graph import Graph, read_graph
 from vision.export.lint import Complaint, lint_graph
-from vision.export.onnx import DEFAULT_OPSET, OPSETS, export_onnx
+from vision.export.onnx import export_onnx
 from vision.export.parity import Parity, compare
 from vision.export.toolkit import detect_soc_version, find_atc
 from vision.image import load_picture
@@ -39,7 +37,6 @@ from vision.weights import build_vision
 
 CLIP_FILE = "ViT-L-14.pt"  # as OpenAI publishes it, and where its own package keeps it
 CLIP_CACHE = Path("~/.cache/clip")
-DEFAULT_BATCH_SIZES = (1, 2, 4, 8)
 _MAX_PICTURES = 4  # of the samples; enough for two batch sizes, and a float16 encoder is slow on a CPU
 
 
@@ -78,8 +75,8 @@ class OnnxJob:
 
     sources: EncoderSources
     out: str
-    dtype: EncoderDtype = "float32"
-    opset: int = DEFAULT_OPSET
+    dtype: EncoderDtype = DTYPE
+    opset: int = OPSET
     pictures: tuple[str, ...] = ()  # to compare with; none means the sample pictures
     force: bool = False
 
@@ -96,11 +93,11 @@ class OmJob:
 
     onnx: str
     out: str | None = None  # None: beside the ONNX file, under its name
-    batch_sizes: tuple[int, ...] = DEFAULT_BATCH_SIZES
+    batch_sizes: tuple[int, ...] = BATCH_SIZES
     gears: bool = False
     soc_version: str | None = None
-    precision_mode: str = DEFAULT_PRECISION_MODE
-    log_level: str = "error"
+    precision_mode: str = PRECISION_MODE
+    log_level: str = LOG_LEVEL
     atc_flags: tuple[str, ...] = ()
     print_command: bool = False
     force: bool = False
@@ -156,32 +153,33 @@ def run_export_onnx(job: OnnxJob) -> None:
     _refuse_to_replace([out], force=job.force)
     loaded = load_encoder(job.sources)
     pixels_BHWC = _pixels(job.pictures, size=loaded.config.clip.image_size)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
-    try:
-        start = time.perf_counter()
-        made = partial / out.name
-        export_onnx(loaded.config, loaded.state, made, name=loaded.name, dtype=job.dtype, opset=job.opset)
+    start = time.perf_counter()
+
+    def check(made: Path) -> None:
         graph = read_graph(made)
         _tell(f"exported `{loaded.name}` as {job.dtype}, opset {job.opset}: {graph.num_bytes / 1e6:,.1f} MB", start)
-        _tell(f"operators: {', '.join(f'{name} {count}' for name, count in graph.operators.items())}")
-        for line in told_complaints(lint_graph(graph)):
-            _tell(line)
-        start = time.perf_counter()
-        parity = compare(made, encoder_from_state(loaded.config, loaded.state), pixels_BHWC)
-        _tell(told_parity(parity), start)
-        if not parity.ok:
-            raise EncoderError(
-                f"The exported graph does not compute what the encoder does: {told_parity(parity)}",
-                hint="float16 may be too narrow for these weights: export with --dtype float32"
-                if job.dtype == "float16"
-                else "other versions of torch, onnx or onnxscript may do better; nothing was written",
-            )
-        for file in sorted(partial.iterdir(), reverse=True):  # weights in a file of their own come first
-            os.replace(file, out.parent / file.name)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        _check_graph(graph, made, loaded, pixels_BHWC)
+
+    export_onnx(loaded.config, loaded.state, out, name=loaded.name, dtype=job.dtype, opset=job.opset, check=check)
     print(job.out)
+
+
+def _check_graph(graph: Graph, file: Path, loaded: LoadedEncoder, pixels_BHWC: NDArray[np.uint8]) -> None:
+    """Tell what is in the graph; raise EncoderError when it computes something else than the encoder."""
+    _tell(f"operators: {', '.join(f'{name} {count}' for name, count in graph.operators.items())}")
+    for line in told_complaints(lint_graph(graph)):
+        _tell(line)
+    start = time.perf_counter()
+    parity = compare(file, encoder_from_state(loaded.config, loaded.state), pixels_BHWC)
+    _tell(told_parity(parity), start)
+    if not parity.ok:
+        is_half = graph.card is not None and graph.card.dtype == "float16"
+        raise EncoderError(
+            f"The exported graph does not compute what the encoder does: {told_parity(parity)}",
+            hint="float16 may be too narrow for these weights: export with --dtype float32"
+            if is_half
+            else "other versions of torch, onnx or onnxscript may do better; nothing was written",
+        )
 
 
 def run_export_om(job: OmJob) -> None:
@@ -204,7 +202,7 @@ def run_export_om(job: OmJob) -> None:
     _refuse_to_replace([request.output for request in requests], force=job.force)
     atc = find_atc()
     if graph.card is None:
-        _tell(f"`{job.onnx}` was not exported here: the OM gets no side-car, and its batch sizes must be named later")
+        _tell(f"`{job.onnx}` was not exported here: whether its weights are those of a model cannot be checked later")
     for request in requests:
         start = time.perf_counter()
         sizes = ", ".join(map(str, request.batch_sizes))

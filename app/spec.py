@@ -44,11 +44,14 @@ class CaptionerSpec:
             return self.vision
         if self.encoder is None:
             return "torch"
-        return "onnx" if self.encoder.endswith(".onnx") else "om"
+        return "onnx" if self.encoder.lower().endswith(".onnx") else "om"
 
     def __post_init__(self) -> None:
         for name in ("model", "llama_dir", "llama_type", "adapter", "clip", "encoder"):
-            if getattr(self, name) == "":
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ValueError(f"{name} must be a path as text, got {value!r}")
+            if value == "":
                 raise ValueError(f"{name} is empty: name a path, or leave it out")
         for name in ("batch_size", "context", "visual_heads"):
             value = getattr(self, name)

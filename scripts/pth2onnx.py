@@ -12,12 +12,16 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file, from anywhere
 
 from app.errors import Exit, run_guarded
+from app.startup import decline_telemetry, defer_device_extensions
+from vision.export import defaults
 
 DEFAULT_OUT = "clip.onnx"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Export, and return the exit code; errors are told on stderr as by every command."""
+    defer_device_extensions()
+    decline_telemetry()
     options = build_parser().parse_args(arguments)
     return run_guarded(lambda: _export(options), debug=options.debug)
 
@@ -32,8 +36,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="CLIP (default: inside the adapter's file, else ViT-L-14.pt beside it, here or in ~/.cache/clip)",
     )
     parser.add_argument("--out", metavar="FILE.onnx", default=DEFAULT_OUT, help="file to write (default: %(default)s)")
-    parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help="(default: %(default)s)")
-    parser.add_argument("--opset", type=int, choices=(17, 18), default=18, help="(default: %(default)s)")
+    parser.add_argument("--dtype", choices=defaults.DTYPES, default=defaults.DTYPE, help="(default: %(default)s)")
+    parser.add_argument(
+        "--opset", type=int, choices=defaults.OPSETS, default=defaults.OPSET, help="(default: %(default)s)"
+    )
     parser.add_argument("--visual-heads", metavar="N", type=int, help="heads of the visual blocks (default: 16)")
     parser.add_argument(
         "--channel-order",

@@ -21,7 +21,8 @@ EncoderDtype = Literal["float32", "float16"]
 INPUT, OUTPUT = "input", "output"  # names in the graph, as in the Ascend guide
 METADATA_KEY = "llama_adapter_encoder"  # of the card in an ONNX file's metadata
 FORMAT_VERSION = 1
-_SIGNS_PER_TENSOR = 4096
+_NUMBERS_PER_TENSOR = 65_536
+_ROUNDING, _TINY = 5e-3, 1e-7  # of a mean size, by half precision; the second for what float16 rounds to nothing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +39,10 @@ class EncoderCard:
     fingerprint: Mapping[str, str]  # of the weights, by half: see `fingerprint`
 
     def __post_init__(self) -> None:
+        if type(self.name) is not str or not self.name.isprintable():
+            raise ValueError(f"name must be a text that can be printed, got {self.name!r}")
+        if type(self.opset) is not int:
+            raise ValueError(f"opset must be a whole number, got {self.opset!r}")
         if self.dtype not in get_args(EncoderDtype):
             raise ValueError(f"dtype must be float32 or float16, got {self.dtype!r}")
 
@@ -87,18 +92,32 @@ class EncoderCard:
 def fingerprint(state: Mapping[str, Tensor]) -> dict[str, str]:
     """Names the weights of each half of a `PictureEncoder` state dict, `clip` and `query`, whatever type they are in.
 
-    A digest of the signs of each tensor's first numbers: rounding to half precision keeps a sign, so a float16 export
-    is recognised as that of a float32 checkpoint. Halves that `state` does not hold are left out.
+    Of the first numbers of each tensor: a digest of their signs, which no rounding changes, and their mean sizes, which
+    rounding changes little; compare with `is_same`. A float16 export is thus recognised as that of a float32
+    checkpoint. Halves that `state` does not hold are left out.
     """
-    digests = {}
+    fingerprints = {}
     for half in ("clip", "query"):
         digest = hashlib.sha256()
         names = sorted(name for name in state if name.startswith(half + "."))
+        sizes = []
         for name in names:
-            tensor = state[name]
-            signs = torch.signbit(tensor.detach().flatten()[:_SIGNS_PER_TENSOR].float().cpu()).numpy()
-            digest.update(f"{name} {list(tensor.shape)} ".encode())
-            digest.update(np.packbits(signs).tobytes())
+            numbers = state[name].detach().flatten()[:_NUMBERS_PER_TENSOR].float().cpu()
+            digest.update(f"{name} {list(state[name].shape)} ".encode())
+            digest.update(np.packbits(torch.signbit(numbers).numpy()).tobytes())
+            sizes.append(f"{float(numbers.abs().mean()):.5g}")
         if names:
-            digests[half] = digest.hexdigest()[:32]
-    return digests
+            fingerprints[half] = " ".join([digest.hexdigest()[:32], *sizes])
+    return fingerprints
+
+
+def is_same(one: str | None, other: str | None) -> bool:
+    """Whether two fingerprints of a half are those of the same weights, up to rounding."""
+    if one is None or other is None:
+        return one == other
+    (one_signs, *one_sizes), (other_signs, *other_sizes) = one.split(" "), other.split(" ")
+    try:
+        pairs = [(float(a), float(b)) for a, b in zip(one_sizes, other_sizes, strict=True)]
+    except ValueError:
+        return False
+    return one_signs == other_signs and all(abs(a - b) <= _ROUNDING * max(a, b) + _TINY for a, b in pairs)

@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from vision.card import EncoderCard
 from vision.errors import EncoderError
+from vision.ports import Port
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 MAX_OM_BYTES: Final = 10 * 1024**3
 _LEGAL_PATH: Final = re.compile(r"[A-Za-z0-9_./-]+")
 _MAX_PATH, _MAX_COMPONENT = 4096, 255
@@ -24,16 +25,35 @@ _AGAIN = "make the OM again with `llama-adapter export om`"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OmInput:
+    """The input that an OM was compiled with; numbers of bytes alone tell neither type nor order."""
+
+    dtype: str  # as numpy writes it
+    shape: tuple[int, ...]  # -1 for the batch of an OM with gears
+
+    @property
+    def layout(self) -> str:
+        """`NHWC` for pictures with colour last, `NCHW` with colour first; `ND` for anything else."""
+        if len(self.shape) != 4:
+            return "ND"
+        return "NHWC" if self.shape[3] == 3 else "NCHW" if self.shape[1] == 3 else "ND"
+
+    def __str__(self) -> str:
+        return str(Port(name="", dtype=self.dtype, shape=self.shape))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OmSidecar:
     """What an OM file cannot be asked for: its encoder, its batch sizes and where it came from."""
 
-    card: EncoderCard
+    card: EncoderCard | None  # None for an encoder that was not exported here
+    input: OmInput
     batch_sizes: tuple[int, ...]  # ascending
     has_gears: bool  # one OM for all of them, made with --dynamic_batch_size; else there is one, and it is fixed
     soc_version: str
     precision_mode: str
     sha256: str  # of the .om
-    onnx_sha256: str
+    onnx_sha256: str  # of the .onnx and, behind it, of its external weights
 
     def __post_init__(self) -> None:
         sizes = self.batch_sizes
@@ -46,7 +66,8 @@ class OmSidecar:
         """As stored beside the OM."""
         values = {
             "version": FORMAT_VERSION,
-            "card": json.loads(self.card.to_json()),
+            "card": None if self.card is None else json.loads(self.card.to_json()),
+            "input": {"dtype": self.input.dtype, "layout": self.input.layout, "shape": list(self.input.shape)},
             "batch_sizes": list(self.batch_sizes),
             "has_gears": self.has_gears,
             "soc_version": self.soc_version,
@@ -63,16 +84,28 @@ class OmSidecar:
             values: dict[str, Any] = json.loads(text)
             version = values.pop("version")
             if version == FORMAT_VERSION:
-                card = EncoderCard.from_json(json.dumps(values.pop("card")), file=file)
+                stored = values.pop("card")
+                card = None if stored is None else EncoderCard.from_json(json.dumps(stored), file=file)
+                taken = _read_input(values.pop("input"))
                 has_gears, batch_sizes = values.pop("has_gears"), tuple(values.pop("batch_sizes"))
                 if type(has_gears) is not bool or not all(type(value) is str for value in values.values()):
                     raise ValueError("a value is of the wrong type")
-                return cls(card=card, batch_sizes=batch_sizes, has_gears=has_gears, **values)
+                return cls(card=card, input=taken, batch_sizes=batch_sizes, has_gears=has_gears, **values)
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise EncoderError(f"The side-car `{file}` cannot be read: {error}", hint=_AGAIN) from None
         raise EncoderError(
             f"The side-car `{file}` is of version {version!r}, and this program reads {FORMAT_VERSION}", hint=_AGAIN
         )
+
+
+def _read_input(values: dict[str, Any]) -> OmInput:
+    shape = tuple(values["shape"])
+    if type(values["dtype"]) is not str or any(type(size) is not int for size in shape):
+        raise ValueError("a value of the input is of the wrong type")
+    found = OmInput(dtype=values["dtype"], shape=shape)
+    if values["layout"] != found.layout:
+        raise ValueError(f"the layout of the input is said to be {values['layout']!r}, and {found} is {found.layout}")
+    return found
 
 
 def sidecar_path(om_path: str | os.PathLike[str]) -> Path:
@@ -103,10 +136,13 @@ def read_sidecar(om_path: str | os.PathLike[str]) -> OmSidecar | None:
     return OmSidecar.from_json(text, file=str(path))
 
 
-def file_sha256(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a file in hexadecimal, read in pieces."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def file_sha256(*paths: str | os.PathLike[str]) -> str:
+    """SHA-256 in hexadecimal of a file, or of several one after the other, read in pieces."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as file:
+            hashlib.file_digest(file, lambda: digest)
+    return digest.hexdigest()
 
 
 def check_om_file(path: str | os.PathLike[str]) -> None:

@@ -1,4 +1,4 @@
-"""One Ascend NPU as a backend, by way of torch_npu, which is loaded (npu_load.py) only when such a device is asked for."""
+"""One Ascend NPU as a backend, by way of torch_npu, which is loaded only when such a device is asked for."""
 
 import importlib
 from collections.abc import Callable

@@ -20,7 +20,6 @@ from llm.config import DecoderConfig
 from llm.model.ops import ATEN, Operators
 from llm.runtime.chips import ChipFamily
 
-
 LAYOUT = "linear layout"  # the operator's name in the choice of how linear weights lie in memory
 TILED, PLAIN = "FRACTAL_NZ", "ND"
 PLAIN_WANTED = "plain torch was asked for"

@@ -1,9 +1,11 @@
 """An exported encoder takes the picture half's place only where it is that of the same model."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from app.captioner import Captioner
 from app.checkpoints import ModelSources, assemble_sources
@@ -11,7 +13,7 @@ from app.cli import main
 from app.errors import Exit
 from app.spec import CaptionerSpec
 from tests.app.golden import model_flags, model_options, picture
-from vision.card import fingerprint
+from vision.card import fingerprint, is_same
 from vision.config import VisionConfig
 from vision.errors import EncoderError
 from vision.export.onnx import export_onnx
@@ -87,16 +89,36 @@ def test_the_order_of_colours_is_inside_the_graph(tmp_path: Path) -> None:
     assert [answer.token_ids for answer in other] != [answer.token_ids for answer in reference]
 
 
-def test_a_fingerprint_survives_rounding_and_tells_models_apart() -> None:
-    model = assemble_sources(ModelSources(**model_options()))
-    other = assemble_sources(ModelSources(**model_options("CAPTION-TINY")))
-    own = fingerprint(model.vision_state)
+@pytest.mark.parametrize("half", ["clip", "query"])
+def test_a_fingerprint_survives_rounding_and_tells_models_apart(half: str) -> None:
+    state = assemble_sources(ModelSources(**model_options())).vision_state
+    other = assemble_sources(ModelSources(**model_options("CAPTION-TINY"))).vision_state
+    own = fingerprint(state)[half]
 
-    assert own == fingerprint({key: tensor.half() for key, tensor in model.vision_state.items()})
-    assert own == fingerprint({key: tensor.bfloat16() for key, tensor in model.vision_state.items()})
-    assert own["clip"] == fingerprint(other.vision_state)["clip"]
-    assert own["query"] != fingerprint(other.vision_state)["query"]
-    assert fingerprint({"query.queries": model.vision_state["query.queries"]}).keys() == {"query"}
+    for dtype in (torch.float16, torch.bfloat16):
+        rounded = fingerprint({key: tensor.to(dtype) for key, tensor in state.items()})[half]
+        assert is_same(own, rounded)
+        assert is_same(rounded, own)
+    assert is_same(own, fingerprint(other)[half]) == (half == "clip")  # the adapters share CLIP
+    # The same signs, one tensor larger by a twentieth.
+    name = next(name for name in state if name.startswith(half) and name.endswith("norm1.weight"))
+    assert not is_same(own, fingerprint({**state, name: state[name] * 1.05})[half])
+    assert not is_same(own, None)
+    assert not is_same(own, own.split()[0])
+
+
+def test_a_half_that_is_not_there_has_no_fingerprint() -> None:
+    assert fingerprint({"query.queries": torch.ones(2, 3)}).keys() == {"query"}
+
+
+def test_an_encoder_exported_with_another_number_of_heads_is_refused(encoder: Path) -> None:
+    with pytest.raises(EncoderError, match="exported with query num_heads 4, where 2 is wanted"):
+        Captioner.load(**model_options() | {"visual_heads": 2}, encoder=encoder)
+
+
+def test_an_encoder_that_is_not_there_is_told_before_anything_is_read() -> None:
+    with pytest.raises(EncoderError, match=r"The encoder `none.om` does not exist"):
+        Captioner.load(llama_dir="nowhere", adapter="nothing", encoder="none.om")
 
 
 def test_what_runs_the_encoder_follows_from_its_file() -> None:
@@ -138,7 +160,9 @@ def test_a_card_of_another_sort_is_told(encoder: Path, tmp_path: Path) -> None:
     config: VisionConfig = assemble_sources(ModelSources(**model_options())).vision_config
     card = EncoderCard(name="m", vision=config, dtype="float16", opset=18, fingerprint={"clip": "0"})
     assert EncoderCard.from_json(card.to_json(), file="f") == card
-    for text in ("", "[]", "{}", card.to_json().replace('"version": 1', '"version": 2'), card.to_json()[:-9]):
+    faulty = {"name": ["a name"], "opset": "18", "dtype": 4, "vision": [], "fingerprint": 5}
+    broken = [json.dumps({**json.loads(card.to_json()), key: value}) for key, value in faulty.items()]
+    for text in (*broken, "", "[]", "{}", card.to_json().replace('"version": 1', '"version": 2'), card.to_json()[:-9]):
         with pytest.raises(EncoderError, match="`f`"):
             EncoderCard.from_json(text, file="f")
     with pytest.raises(ValueError, match="float32 or float16"):

@@ -13,6 +13,7 @@ import torch
 
 from app.errors import RULES, Exit, UsageError, describe, format_problem, rule_for, run_guarded
 from llm.errors import CheckpointError, DeviceError, LlmError, PromptTooLongError
+from llm.runtime.npu_errors import CODES
 from tests.app.golden import ROOT
 from vision.errors import PictureError
 
@@ -66,6 +67,8 @@ def test_every_name_in_the_table_is_a_class(name: str) -> None:
         (torch.OutOfMemoryError("x"), 1, 503),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 1, 503),
         (RuntimeError("x"), 1, 500),
+        (RuntimeError("ACL stream synchronize failed, error code:507018"), 1, 500),
+        (RuntimeError("NPU function error: aclrtMalloc, error code is 207001"), 1, 503),
         (KeyboardInterrupt(), 130, 503),
     ],
 )
@@ -100,6 +103,85 @@ def test_a_full_disk_is_named_with_its_file() -> None:
 
 def test_too_little_memory_suggests_a_smaller_batch() -> None:
     assert describe(torch.OutOfMemoryError("tried to allocate 2 GiB")).hint == "try a smaller --batch-size"
+
+
+NPU_ERROR = """synchronize:build/torch_npu.dir/compiler_depend.ts:107 NPU function error: {call}, error code is {code}
+[ERROR] 2026-08-01-09:48:12 (PID:1234, Device:0, RankID:-1) ERR00100 PTA call acl api failed
+[Error]: The AI Core execution is abnormal.
+        Rectify the fault based on the error information in the ascend log.
+EZ9999: Inner Error!
+        TraceBack (most recent call last):
+"""
+
+
+def npu_error(code: int) -> RuntimeError:
+    return RuntimeError(NPU_ERROR.format(call="aclrtSynchronizeStream", code=code))
+
+
+# One code of each row, and one that is in none.
+@pytest.mark.parametrize(
+    ("code", "sentence", "hint"),
+    [
+        (207001, "memory of the NPU is not enough", "smaller --batch-size"),
+        (200000, "memory of the NPU is not enough", "smaller --batch-size"),
+        (107002, "context on the NPU is gone", "--encoder-process"),
+        (107003, "context on the NPU is gone", "--encoder-process"),
+        (107001, "NPU is not there", "ASCEND_RT_VISIBLE_DEVICES"),
+        (507033, "NPU is not there", "HwHiAiUser"),
+        (507015, "operator failed on the NPU", "--operators aten"),
+        (507018, "operator failed on the NPU", "~/ascend/log"),
+        (161002, "operator of CANN refuses", "--operators aten"),
+        (561112, "operator of CANN refuses", "package of operators"),
+        (107020, "did not finish in time", "npu-smi info"),
+        (107027, "could not be captured", "--mode eager"),
+        (507054, "its driver is in trouble", "reset"),
+        (507000, "The NPU failed", "npu-smi info"),
+        (100000, "The NPU failed", "~/ascend/log"),
+    ],
+)
+def test_a_code_of_the_device_is_explained_with_what_to_do(code: int, sentence: str, hint: str) -> None:
+    problem = describe(npu_error(code))
+
+    assert sentence in problem.sentence
+    assert f"error code is {code}" in problem.sentence
+    assert hint in problem.hint
+    assert "fault of the program" not in problem.hint
+
+
+def test_each_row_of_the_devices_codes_is_tried() -> None:
+    tried = test_a_code_of_the_device_is_explained_with_what_to_do.pytestmark[0].args[1]
+
+    assert {CODES[code].sentence for code, *_ in tried if code in CODES} == {row.sentence for row in CODES.values()}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "call aclnnRmsNorm failed",
+        "ACL stream synchronize failed.",
+        "x.size() mismatch\n[ERROR] 2026-08-01-09:48:12 (PID:1, Device:0, RankID:-1) ERR01001 OPS invalid parameter",
+    ],
+)
+def test_an_error_of_the_device_without_a_code_is_one_all_the_same(text: str) -> None:
+    assert describe(RuntimeError(text)).sentence.startswith("The NPU failed: ")
+
+
+def test_of_the_many_lines_of_the_device_the_telling_ones_are_kept() -> None:
+    sentence = describe(npu_error(507015)).sentence
+
+    assert "\n" not in sentence
+    assert sentence.endswith("error code is 507015 / EZ9999: Inner Error!")
+
+
+def test_memory_that_is_short_on_the_device_is_known_by_its_words_too() -> None:
+    for text in ("NPU out of memory. Tried to allocate 2 GiB", "NPU error, error code is 500002\nEL0004: no memory"):
+        problem = describe(RuntimeError(text))
+        assert (problem.http_status, problem.sentence[:36]) == (503, "The memory of the NPU is not enough:")
+
+
+@pytest.mark.parametrize("error", [ValueError("ERR00100"), RuntimeError("ERR1"), RuntimeError("error code is 507015")])
+def test_other_errors_are_not_taken_for_those_of_the_device(error: Exception) -> None:
+    assert "NPU" not in describe(error).sentence
 
 
 def test_an_unexpected_error_is_not_taken_for_the_users(capsys: pytest.CaptureFixture[str]) -> None:

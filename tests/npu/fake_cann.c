@@ -5,6 +5,7 @@
  * FAKE_SOC      name of the chip, for example Ascend310P3; unset: no device, and aclInit fails
  * FAKE_DEVICES  number of devices, 1 when unset
  * FAKE_HBM_MB   memory of all devices together, 4096 when unset
+ * FAKE_ERROR    code with which every wait for the device ends, 0 when unset
  */
 #include <malloc.h>
 #include <stdatomic.h>
@@ -116,6 +117,14 @@ static double now_ms(void) {
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec * 1e3 + now.tv_nsec * 1e-6;
 }
+static int waited(void) {
+    const char *code = getenv("FAKE_ERROR");
+    return code ? atoi(code) : OK;
+}
+int aclrtSynchronizeDevice(void) { return waited(); }
+int aclrtSynchronizeDeviceWithTimeout(int32_t ms) { (void)ms; return waited(); }
+int aclrtSynchronizeStream(void *stream) { (void)stream; return waited(); }
+int aclrtSynchronizeStreamWithTimeout(void *stream, int32_t ms) { (void)stream; (void)ms; return waited(); }
 int aclrtCreateStream(void **stream) { return make(stream); }
 int aclrtCreateStreamWithConfig(void **stream, uint32_t priority, uint32_t flag) { (void)priority; (void)flag; return make(stream); }
 int aclrtDestroyStream(void *stream) { free(stream); return OK; }

@@ -148,7 +148,8 @@ def page(report: dict[str, Any], *, routes: dict[str, str]) -> str:
         given = "" if use is None else ", ".join(["·"] * use.num_positional + [f"{name}=" for name in use.keywords])
         lines.append(f"| `{path}` | `{signature}` | `({given})` |")
     lines += ["", "## Settings, methods, compilers", ""]
-    lines += [f"- `{name}` is set" for name in SETTINGS]
+    starts = report["rounding"][0]
+    lines += [f"- `{name}` is set" + (f"; it starts as {starts[name]}" if name in starts else "") for name in SETTINGS]
     lines += [f"- `{name}`" for name in METHODS]
     lines += [f'- `torch.compile(backend="{name}")`, options {", ".join(BACKEND_OPTIONS)}' for name in BACKENDS]
     return "\n".join(lines) + "\n"

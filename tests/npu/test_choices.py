@@ -9,7 +9,7 @@ import torch
 from llm.config import DecoderConfig
 from llm.model.ops import ATEN, Operators
 from llm.runtime.chips import FAMILIES, UNKNOWN, ChipFamily, family_of
-from llm.runtime.npu_operators import FUSED, choose
+from llm.runtime.npu_operators import FUSED, LAYOUT, PLAIN, TILED, choose
 
 LLAMA_7B = DecoderConfig(
     vocab_size=32000, dim=4096, num_layers=32, num_heads=32, ffn_dim=11008, norm_eps=1e-6, context=512
@@ -45,6 +45,7 @@ def implementations(
 def test_each_family_gets_the_operators_that_are_documented_for_it(family: str, fused: set[str]) -> None:
     operators, chosen, _ = implementations(BY_NAME[family])
 
+    del chosen[LAYOUT]
     assert {name for name, implementation in chosen.items() if implementation != "aten"} == fused
     for name in NAMES:
         assert (getattr(operators, name) is getattr(ATEN, name)) == (name not in fused), name
@@ -54,9 +55,10 @@ def test_each_family_gets_the_operators_that_are_documented_for_it(family: str, 
 
 @pytest.mark.parametrize("family", BY_NAME)
 def test_plain_torch_is_used_when_asked_for(family: str) -> None:
-    operators, _, reasons = implementations(BY_NAME[family], wanted="aten")
+    operators, chosen, reasons = implementations(BY_NAME[family], wanted="aten")
 
     assert operators == ATEN
+    assert set(chosen.values()) == {"aten", PLAIN}
     assert set(reasons.values()) == {"plain torch was asked for"}
 
 
@@ -90,8 +92,24 @@ def test_an_older_torch_npu_without_an_operator_falls_back_to_plain_torch(missin
 def test_every_operator_has_a_choice_and_a_reason() -> None:
     for family in BY_NAME.values():
         _, _, reasons = implementations(family)
-        assert set(reasons) == NAMES
+        assert set(reasons) == {*NAMES, LAYOUT}
         assert all(reasons.values())
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "layout", "reason"),
+    [
+        ("310P", torch.float16, TILED, "310P would rearrange plain weights at every call"),
+        ("910", torch.float16, TILED, "910 would rearrange plain weights at every call"),
+        ("310P", torch.float32, PLAIN, "tiles are for float16, and these weights are float32"),
+        ("A2", torch.float16, PLAIN, "A2 multiplies by plain weights as they are"),
+        ("unknown", torch.float16, PLAIN, "unknown multiplies by plain weights as they are"),
+    ],
+)
+def test_linear_weights_are_tiled_where_that_pays(family: str, dtype: torch.dtype, layout: str, reason: str) -> None:
+    _, chosen, reasons = implementations(BY_NAME[family], dtype=dtype)
+
+    assert (chosen[LAYOUT], reasons[LAYOUT]) == (layout, reason)
 
 
 def test_no_code_of_a_chip_belongs_to_two_families() -> None:

@@ -1,10 +1,12 @@
 """The real wheel where something is missing: what a user reads instead of torch_npu's own words."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from llm.runtime.npu_errors import CODES
 from tests.npu.wheel import FakeNpu
 
 pytestmark = [pytest.mark.npu_contract, pytest.mark.slow]
@@ -69,3 +71,42 @@ def test_plain_torch_fails_beside_torch_npu_without_cann_unless_loading_is_left_
     assert loaded.code != 0
     assert "Failed to load the backend extension: torch_npu" in loaded.stderr
     assert npu.run("-c", "import torch", with_cann=False).code == 0
+
+
+WAIT = """
+import os, sys
+from app.errors import run_guarded
+from llm.runtime.backend import open_backend
+backend = open_backend("npu:0")
+os.environ["FAKE_ERROR"] = sys.argv[1]
+code = run_guarded(lambda: backend.synchronise() or 0)
+del os.environ["FAKE_ERROR"]
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence", "hint"),
+    [
+        ("507015", "An operator failed on the NPU", "--operators aten"),
+        ("107002", "The thread's context on the NPU is gone", "--encoder-process"),
+        ("207001", "The memory of the NPU is not enough", "--batch-size"),
+        ("999999", "The NPU failed", "npu-smi info"),
+    ],
+)
+def test_a_device_that_fails_at_work_is_told_with_its_code(npu: FakeNpu, code: str, sentence: str, hint: str) -> None:
+    outcome = npu.run("-c", WAIT, code, soc="Ascend910B3")
+    told, _, hints = outcome.stderr.partition("error: ")[2].partition("\n\nhint: ")
+
+    assert outcome.code == 1
+    assert told.startswith(sentence)
+    assert f"error code is {code}" in told
+    assert hint in hints
+
+
+def test_the_codes_of_the_runtime_that_we_explain_are_those_of_its_header(npu: FakeNpu) -> None:
+    header = npu.wheel / "torch_npu" / "include" / "acl" / "error_codes" / "rt_error_codes.h"
+    defined = {int(code) for code in re.findall(r"_RT_\w+\s+(\d{6})\b", header.read_text(encoding="utf-8"))}
+    defined |= {int(code) for code in re.findall(r"ACL_ERROR_STREAM_\w+\s+(\d{6})\b", header.read_text())}
+
+    assert {code for code in CODES if code // 1000 in (107, 207, 507)} <= defined

@@ -60,6 +60,14 @@ def test_the_wheel_takes_every_call_as_we_make_it(facts) -> None:
 
 
 @contract
+def test_float32_is_not_rounded_once_the_device_is_open(facts) -> None:
+    before, after = facts["rounding"]
+
+    assert before == {"torch_npu.npu.conv.allow_hf32": True, "torch_npu.npu.matmul.allow_hf32": False}
+    assert after == dict.fromkeys(before, False)
+
+
+@contract
 def test_graph_backends_and_their_options_exist(facts) -> None:
     assert set(symbols.BACKENDS) <= set(facts["backends"])
     assert set(symbols.BACKEND_OPTIONS) <= set(facts["options"])

@@ -14,6 +14,7 @@ from torch import Tensor
 from vision.backends.base import VisionBackend
 from vision.card import EncoderCard
 from vision.errors import EncoderError
+from vision.ports import Port
 
 FLOATS: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
 
@@ -30,18 +31,6 @@ class ExportedBackend(VisionBackend, Protocol):
     def batch_sizes(self) -> tuple[int, ...] | None:
         """The batch sizes that the graph was compiled for, ascending; None where it takes any."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Port:
-    """An input or an output of a graph; -1 stands for a size that is open."""
-
-    name: str
-    dtype: str  # as numpy writes it
-    shape: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"{self.dtype} ({', '.join('any' if size < 0 else str(size) for size in self.shape)})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,7 @@
 """The encoder as OM files, run through ais_bench in a thread of its own."""
 
 import atexit
+import functools
 import os
 import threading
 import weakref
@@ -40,7 +41,7 @@ class OmVisionBackend:
         atexit.register(self._finalizer)
         try:
             for file in files:
-                self._sessions.append(self._worker.call(lambda file=file: OmSession(file, device_id=device_id)))  # type: ignore[misc]
+                self._sessions.append(self._worker.call(functools.partial(OmSession, file, device_id=device_id)))
             self._by_size = _by_size(self._sessions, path=self._file)
         except BaseException:
             self.close()

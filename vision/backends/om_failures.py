@@ -1,11 +1,14 @@
 """What ais_bench's failures mean and what to do about them, in words. Its own are a code; the rest is on its stdout."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from typing import Final
 
+from vision.backends.acl_codes import KINDS, NAMES, CodeKind, find_code
 from vision.errors import EncoderError
+from vision.explanation import Explanation, explanation, first_that_fits
+from vision.export.toolkit import SET_ENV
 
-_SET_ENV = "source /usr/local/Ascend/ascend-toolkit/set_env.sh"
 _INSTALL = (
     "neither part is on PyPI; build both for this Python and this CANN: "
     "git clone https://gitee.com/ascend/tools.git, then pip install ./backend . in "
@@ -13,55 +16,56 @@ _INSTALL = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Meaning:
-    """What a failure with `pattern` in its words says, and what to do; both know {device} and {soc}."""
-
-    pattern: re.Pattern[str]
-    sentence: str
-    hint: str
-
-
-_DEVICE = Meaning(
-    pattern=re.compile(r"\[507\d{3}\]|\[107001\]|acl open device|acl init failed|get all devices count"),
-    sentence="the device {device} cannot be opened",
-    hint="`npu-smi info` lists the devices; one may be hidden (ASCEND_RT_VISIBLE_DEVICES), not passed into the "
+# Sentences and hints know {device}. The patterns are words of ais_bench and aclruntime; codes are looked up before.
+_DEVICE: Final = explanation(
+    r"acl open device|acl init failed|get all devices count",
+    "the device {device} cannot be opened",
+    "`npu-smi info` lists the devices; one may be hidden (ASCEND_RT_VISIBLE_DEVICES), not passed into the "
     "container (/dev/davinci*), or closed to this user (group HwHiAiUser); choose another with the encoder's device id",
 )
-_MEMORY = Meaning(
-    pattern=re.compile(r"\[[12]0(?:7001|0000)\]|EL0004|malloc failed|allocate memory|out of memory", re.IGNORECASE),
-    sentence="the memory of device {device} is not enough",
-    hint="`npu-smi info` shows who uses it; export with smaller batch sizes, or leave the language model less room",
+_MEMORY: Final = explanation(
+    r"EL0004|malloc failed|allocate memory|out of memory",
+    "the memory of device {device} is not enough",
+    "`npu-smi info` shows who uses it; export with smaller batch sizes, or leave the language model less room",
 )
-OPENING = (
-    _DEVICE,
-    _MEMORY,
-    Meaning(
-        pattern=re.compile(r"ACL: invalid parameter|load model from file failed"),
-        sentence="it is damaged, was made for another chip than the one of device {device}, or by a newer CANN",
-        hint="compare the chip that `npu-smi info` names with the one it was made for, and make it again with "
-        "`llama-adapter export om --soc-version <chip>`; memory that is short on the device looks the same",
-    ),
+_FILE: Final = explanation(
+    r"ACL: invalid parameter|load model from file failed",
+    "it is damaged, was made for another chip than the one of device {device}, or by a newer CANN",
+    "compare the chip that `npu-smi info` names with the one it was made for, and make it again with "
+    "`llama-adapter export om --soc-version <chip>`; memory that is short on the device looks the same",
 )
-RUNNING = (
-    _MEMORY,
-    Meaning(
-        pattern=re.compile(r"dymBatch parameter|dynamic_batch_size parameter|not a dymbatch model"),
-        sentence="the batch size is none that it was compiled for, so its side-car lists others than the file has",
-        hint="make the OM again with `llama-adapter export om`",
-    ),
-    Meaning(
-        pattern=re.compile(r"\[10700[023]\]|set current context failed"),
-        sentence="its context on the device is gone: something reset the device in this process",
-        hint="run the encoder in a process of its own",
-    ),
-    Meaning(
-        pattern=re.compile(r""),
-        sentence="it failed on device {device}",
-        hint="`npu-smi info` shows whether the device is well, ~/ascend/log what it said "
-        "(more of it with ASCEND_GLOBAL_LOG_LEVEL=1)",
-    ),
+_BATCH: Final = explanation(
+    r"dymBatch parameter|dynamic_batch_size parameter|not a dymbatch model",
+    "the batch size is none that it was compiled for, so its side-car lists others than the file has",
+    "make the OM again with `llama-adapter export om`",
 )
+_CONTEXT: Final = explanation(
+    r"set current context failed",
+    "its context on the device is gone: something reset the device in this process",
+    "run the encoder in a process of its own: `--encoder-process`",
+)
+_PARAMETER: Final = explanation(
+    r"(?!)",  # known by its codes only
+    "ACL refused a value that ais_bench gave it",
+    "ais_bench may be built for another CANN: build it again with this one; ~/ascend/log says which value",
+)
+_EXECUTION: Final = explanation(
+    r"",
+    "it failed on device {device}",
+    "`npu-smi info` shows whether the device is well, ~/ascend/log what it said "
+    "(more of it with ASCEND_GLOBAL_LOG_LEVEL=1)",
+)
+BY_CODE: Final[Mapping[CodeKind, Explanation]] = {
+    "memory": _MEMORY,
+    "device": _DEVICE,
+    "context": _CONTEXT,
+    "parameter": _PARAMETER,
+    "file": _FILE,
+    "batch": _BATCH,
+    "execution": _EXECUTION,
+}
+OPENING: Final = (_DEVICE, _MEMORY, _FILE)
+RUNNING: Final = (_MEMORY, _BATCH, _CONTEXT, _EXECUTION)
 
 
 def opening_failed(error: Exception, *, said: str, file: str, soc: str, device: int) -> EncoderError:
@@ -77,8 +81,13 @@ def running_failed(
     return _explain(RUNNING, error, said, start=start, device=device)
 
 
-def import_failed(error: Exception) -> EncoderError:
-    """For `import ais_bench.infer.interface`."""
+def import_failed(error: Exception, *, said: str = "") -> EncoderError:
+    """For `import ais_bench.infer.interface`; `said` is what it printed."""
+    explained = _import_failed(error)
+    return EncoderError(f"{explained.message}. It said: {said}", hint=explained.hint) if said else explained
+
+
+def _import_failed(error: Exception) -> EncoderError:
     missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
     if missing == "ais_bench":
         return EncoderError("Running an OM file needs ais_bench, which is not installed", hint=_INSTALL)
@@ -97,8 +106,7 @@ def import_failed(error: Exception) -> EncoderError:
     if re.search(r"\blib\w+\.so", str(error)):
         return EncoderError(
             f"ais_bench is installed and CANN's libraries are not found: {_words(error)}",
-            hint=f"{_SET_ENV} (in current CANN: cann/set_env.sh), then start again in the same shell; "
-            "without CANN on this machine, use `--vision onnx` or `--vision torch`",
+            hint=f"{SET_ENV}; without CANN on this machine, use `--vision onnx` or `--vision torch`",
         )
     return EncoderError(
         f"ais_bench is installed and cannot be imported: {type(error).__name__}: {_words(error)}",
@@ -106,13 +114,17 @@ def import_failed(error: Exception) -> EncoderError:
     )
 
 
-def _explain(meanings: tuple[Meaning, ...], error: Exception, said: str, *, start: str, device: int) -> EncoderError:
+def _explain(table: Iterable[Explanation], error: Exception, said: str, *, start: str, device: int) -> EncoderError:
+    """By ACL's own code where one was given, else by the words of the libraries above it."""
     words = " | ".join(part for part in (_words(error), said) if part)
-    for meaning in meanings:
-        if meaning.pattern.search(words):
-            sentence = f"{start}: {meaning.sentence.format(device=device)}. It said: {words}"
-            return EncoderError(sentence, hint=meaning.hint)
-    return EncoderError(f"{start}. It said: {words}", hint="`llama-adapter doctor` looks at what is installed")
+    code = find_code(words)
+    if code is not None:
+        meaning, told = BY_CODE[KINDS[code]], f" ({code} is {NAMES[code]})"
+    elif found := first_that_fits(table, words):
+        meaning, told = found[0], ""
+    else:
+        return EncoderError(f"{start}. It said: {words}", hint="`llama-adapter doctor` looks at what is installed")
+    return EncoderError(f"{start}: {meaning.sentence.format(device=device)}. It said: {words}{told}", hint=meaning.hint)
 
 
 def _made_for(soc: str) -> str:

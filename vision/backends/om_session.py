@@ -4,20 +4,22 @@ Which thread this happens in is decided in `vision.backends.om`.
 """
 
 import importlib
+import logging
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vision.backends.exported import Port, Signature, read_signature
+from vision.backends.exported import Signature, read_signature
 from vision.backends.om_failures import import_failed, opening_failed, running_failed
 from vision.backends.stdout import root_logger_kept, stdout_caught
 from vision.card import EncoderCard
 from vision.errors import EncoderError
+from vision.ports import Port
 from vision.sidecar import OmSidecar, check_om_file, file_sha256, read_sidecar, sidecar_path
 
+_LOG = logging.getLogger(__name__)
 _HINT = "make the OM with `llama-adapter export om` from an ONNX of `llama-adapter export onnx`"
 _DTYPES = {"double": "float64"}  # all other names are numpy's
 
@@ -37,6 +39,7 @@ class OmSession:
         self._session = self._open(_infer_session_class())
         try:
             self._port, self.signature = self._describe()
+            self._check_sidecar()
             self.batch_sizes = self._find_batch_sizes()
         except BaseException:
             self.free()
@@ -79,10 +82,13 @@ class OmSession:
         """Unload. Never calls `finalize`, which resets the device for everything in the process."""
         # The last reference goes here too, since the destructor talks to the device.
         session, self._session = self._session, None
-        with suppress(Exception), stdout_caught():  # nobody can do anything about it
-            if hasattr(session, "free_resource"):
-                session.free_resource()
-            del session
+        try:
+            with stdout_caught() as caught:
+                if hasattr(session, "free_resource"):
+                    session.free_resource()
+                del session
+        except Exception as error:  # nobody can do anything about it
+            _LOG.warning("ais_bench cannot unload `%s`: %s | %s", self._file, error, caught.complaints())
 
     @property
     def _soc(self) -> str:
@@ -97,16 +103,31 @@ class OmSession:
             with stdout_caught() as caught:
                 return infer_session(self._device_id, self._file)
         except Exception as error:
-            raise opening_failed(
-                error, said=caught.complaints(), file=self._file, soc=self._soc, device=self._device_id
-            ) from error
+            raise self._opening_failed(error, said=caught.complaints()) from error
+
+    def _opening_failed(self, error: Exception, *, said: str) -> EncoderError:
+        return opening_failed(error, said=said, file=self._file, soc=self._soc, device=self._device_id)
 
     def _describe(self) -> tuple[Port, Signature]:
-        with stdout_caught():
-            descriptions = list(self._session.get_inputs()), list(self._session.get_outputs())
-            self._size = [int(description.size) for description in descriptions[0]]
+        try:
+            with stdout_caught() as caught:
+                descriptions = list(self._session.get_inputs()), list(self._session.get_outputs())
+                self._size = [int(description.size) for description in descriptions[0]]
+        except Exception as error:
+            raise self._opening_failed(error, said=caught.complaints()) from error
         inputs, outputs = ([_port(description) for description in group] for group in descriptions)
         return inputs[0], read_signature(inputs, outputs, file=self._file, card=self.card, hint=_HINT)
+
+    def _check_sidecar(self) -> None:
+        """Raise EncoderError when the input that the side-car tells of is not the one that the file has."""
+        if self._sidecar is None:
+            return
+        told = self._sidecar.input
+        if (told.dtype, told.shape) != (self._port.dtype, self._port.shape):
+            raise EncoderError(
+                f"`{self._file}` takes {self._port}, and its side-car says that it takes {told}",
+                hint=f"the side-car was changed, or is that of another file: {_HINT}",
+            )
 
     def _find_batch_sizes(self) -> tuple[int, ...]:
         """From the side-car or, for a fixed OM without one, from the file."""
@@ -151,10 +172,10 @@ class OmSession:
 def _infer_session_class() -> Any:
     """ais_bench's InferSession; imported only here, in the thread that uses it."""
     try:
-        with root_logger_kept(), stdout_caught():
+        with root_logger_kept(), stdout_caught() as caught:
             return importlib.import_module("ais_bench.infer.interface").InferSession
     except Exception as error:
-        raise import_failed(error) from error
+        raise import_failed(error, said=caught.complaints()) from error
 
 
 def _valid_sidecar(file: str) -> OmSidecar | None:

@@ -11,13 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vision.backends.exported import Port, read_signature, to_tensor
+from vision.backends.exported import read_signature, to_tensor
 from vision.backends.ladder import run_ladder
 from vision.card import METADATA_KEY, EncoderCard
 from vision.errors import EncoderError
+from vision.export.packages import INSTALL
+from vision.ports import Port
 
 _HINT = "export the encoder with `llama-adapter export onnx`"
-_INSTALL = "pip install 'llama-adapter[onnx]'"
+_NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # since 1.31 it keeps a diary of its use in the home folder
 _DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
 
 
@@ -106,13 +108,12 @@ def _open(path: Path, *, threads: int) -> Any:
 
 def _onnxruntime() -> Any:
     if importlib.util.find_spec("onnxruntime") is None:
-        raise EncoderError("Running an ONNX file needs onnxruntime, which is not installed", hint=_INSTALL)
+        raise EncoderError("Running an ONNX file needs onnxruntime, which is not installed", hint=INSTALL)
+    os.environ.setdefault(_NO_TELEMETRY, "1")  # read when it is imported
     try:
         return importlib.import_module("onnxruntime")
     except Exception as error:  # a wheel built against another numpy, a library that is missing
-        raise EncoderError(
-            f"onnxruntime is installed and cannot be imported: {_words(error)}", hint=_INSTALL
-        ) from error
+        raise EncoderError(f"onnxruntime is installed and cannot be imported: {_words(error)}", hint=INSTALL) from error
 
 
 def _card(session: Any, *, file: str) -> EncoderCard | None:

@@ -10,8 +10,8 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -66,7 +66,7 @@ class ProcessVisionBackend:
         self._file = file
         self._process, self._connection = _start()
         self._finalizer = weakref.finalize(self, _end, self._process, self._connection)
-        self._lock, self._number = threading.Lock(), 0
+        self._lock, self._number, self._was_cut = threading.Lock(), 0, False
         self.device_ms: float | None = None  # of the last `encode`, where the backend measures it
         try:
             self._send(sys.path)
@@ -101,6 +101,12 @@ class ProcessVisionBackend:
         Raises EncoderError as the backend does, and when its process is no more.
         """
         with self._lock:
+            if self._was_cut:
+                raise EncoderError(
+                    f"The process of the encoder `{self._file}` was ended, because a message to it or from it was "
+                    "interrupted half-way",
+                    hint="open the encoder again",
+                )
             if not self._finalizer.alive:
                 raise EncoderError(f"`{self._file}` was closed and encodes nothing more")
             self._number += 1
@@ -119,16 +125,15 @@ class ProcessVisionBackend:
     def _send(self, message: Any) -> None:
         # Pickled first: a message that cannot be must not look like a broken connection.
         data = pickle.dumps(message)
-        try:
+        with self._message():
             self._connection.send_bytes(data)
-        except OSError as error:
-            raise self._death() from error
 
     def _receive(self, kind: type[Any]) -> Any:
-        try:
+        # Waited for first: an interrupt does no harm as long as nothing of the message is read.
+        with suppress(OSError):
+            self._connection.poll(None)
+        with self._message():
             message = self._connection.recv()
-        except (EOFError, OSError) as error:
-            raise self._death() from error
         if isinstance(message, _Reply) and message.number in (0, self._number):
             if message.error is not None:
                 raise message.error
@@ -136,6 +141,19 @@ class ProcessVisionBackend:
                 raise RuntimeError(f"the process of the encoder `{self._file}` failed:\n{message.fault}")
         assert isinstance(message, kind)
         return message
+
+    @contextmanager
+    def _message(self) -> Iterator[None]:
+        """While a message is under way; half of one puts all that follow out of step, so then the process is ended."""
+        try:
+            yield
+        except (EOFError, OSError) as error:
+            raise self._death() from error
+        except BaseException:
+            self._was_cut = True
+            self._process.kill()
+            self.close()
+            raise
 
     def _death(self) -> EncoderError:
         """The process has gone: how."""
@@ -210,12 +228,19 @@ def _end(process: "subprocess.Popen[bytes]", connection: Connection) -> None:
     with suppress(OSError):
         connection.send(None)
     connection.close()
-    for stop in (process.terminate, process.kill):
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(CLOSE_LIMIT_S)
-            return
-        stop()
-    process.wait()
+    if _has_ended(process):
+        return
+    process.terminate()
+    if not _has_ended(process):
+        process.kill()
+        process.wait()
+
+
+def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
+    """Within a few seconds."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(CLOSE_LIMIT_S)
+    return process.returncode is not None
 
 
 def _signal_name(number: int) -> str:

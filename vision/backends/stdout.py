@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 _LOG = logging.getLogger(__name__)
 _LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.DEBUG, "WARN": logging.WARNING, "ERROR": logging.WARNING}
 _LINE = re.compile(r"\[(?:ACL )?(DEBUG|INFO|WARN|ERROR)(?:ING)?\] ")
+_QUOTED = 6  # lines that an error message can take
 _LOCK = threading.Lock()  # the descriptor belongs to the whole process
 
 
@@ -21,11 +22,22 @@ class Caught:
 
     text = ""
 
-    def complaints(self, *, most: int = 6) -> str:
-        """The last lines that are no news of success, in one line."""
-        lines = (line.strip() for line in self.text.splitlines())
-        kept = [line for line in lines if line and not line.startswith(("[INFO]", "[DEBUG]"))]
-        return " | ".join(kept[-most:])
+    def complaints(self) -> str:
+        """The last lines that are no news of success, in one line, for an error's message."""
+        quoted, _ = self._split()
+        return " | ".join(quoted)
+
+    def rest(self) -> str:
+        """All lines but those of `complaints`."""
+        _, others = self._split()
+        return "\n".join(others)
+
+    def _split(self) -> tuple[list[str], list[str]]:
+        lines = [line.strip() for line in self.text.splitlines()]
+        telling = [number for number, line in enumerate(lines) if line and not line.startswith(("[INFO]", "[DEBUG]"))]
+        chosen = set(telling[-_QUOTED:])
+        quoted = [line for number, line in enumerate(lines) if number in chosen]
+        return quoted, [line for number, line in enumerate(lines) if number not in chosen]
 
 
 @contextmanager
@@ -35,30 +47,45 @@ def stdout_caught() -> Iterator[Caught]:
     aclruntime writes its news and the only useful words of its errors there with C's `fprintf(stdout)`, on every call
     for an OM with gears. Behind a pipe C keeps them in its buffer and they would come out among our data much later,
     so C's buffers are emptied at both ends. The window is as long as one call of the library, during which it holds
-    Python's lock and its caller waits, so that hardly anything else can print meanwhile. What does is not lost: after a
-    success, lines that do not look like the library's own are passed on to stderr.
+    Python's lock and its caller waits, so that hardly anything else can print meanwhile. What does is not lost: lines
+    that do not look like the library's own are passed on to stderr, its own to the log. After an error, `complaints`
+    are the caller's to tell, and the rest is passed on.
 
     Pointing descriptor 1 at stderr for good would take the stream from a host program that only uses us as a library.
     """
     caught = Caught()
-    with _LOCK:
-        _flush()
-        try:
-            stdout = os.dup(1)
-        except OSError:  # closed: nothing can get among data
-            yield caught
-            return
-        with tempfile.TemporaryFile() as file:
-            os.dup2(file.fileno(), 1)
+    try:
+        with _LOCK:
+            _flush()
             try:
+                stdout = os.dup(1)
+            except OSError:  # closed: nothing can get among data
                 yield caught
-            finally:
-                _flush()
-                os.dup2(stdout, 1)
-                os.close(stdout)
-                file.seek(0)
-                caught.text = file.read().decode(errors="replace")
+                return
+            with _into_file(stdout, caught):
+                yield caught
+    except Exception:
+        _pass_on(caught.rest())
+        raise
+    except BaseException:  # nobody makes a message of it
+        _pass_on(caught.text)
+        raise
     _pass_on(caught.text)
+
+
+@contextmanager
+def _into_file(stdout: int, caught: Caught) -> Iterator[None]:
+    """Point descriptor 1 at a file; then back at `stdout`, which is closed."""
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 1)
+        try:
+            yield
+        finally:
+            _flush()
+            os.dup2(stdout, 1)
+            os.close(stdout)
+            file.seek(0)
+            caught.text = file.read().decode(errors="replace")
 
 
 @contextmanager

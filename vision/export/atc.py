@@ -15,8 +15,10 @@ from typing import Final
 
 from vision.errors import EncoderError
 from vision.export.atc_failures import explain
-from vision.export.graph import Graph, Port
-from vision.sidecar import OmSidecar, check_om_file, check_om_path, file_sha256, sidecar_path, write_sidecar
+from vision.export.defaults import LOG_LEVEL, LOG_LEVELS, PRECISION_MODE
+from vision.export.graph import Graph
+from vision.ports import Port
+from vision.sidecar import OmInput, OmSidecar, check_om_file, check_om_path, file_sha256, sidecar_path, write_sidecar
 
 # --precision_mode_v2 and the older --precision_mode exclude each other and share no value.
 PRECISION_MODES_V2: Final = ("fp16", "origin", "cube_fp16in_fp32out", "mixed_float16", "mixed_bfloat16")
@@ -30,8 +32,6 @@ PRECISION_MODES: Final = (
     "allow_mix_precision_bf16",
     "allow_fp32_to_bf16",
 )
-DEFAULT_PRECISION_MODE: Final = "mixed_float16"
-LOG_LEVELS: Final = ("debug", "info", "warning", "error", "null")
 MAX_GEARS: Final = 100
 MAX_GEAR: Final = 2048
 _OUTPUT_TYPES: Final = {"float32": "FP32", "float16": "FP16"}
@@ -49,8 +49,8 @@ class AtcRequest:
     batch_sizes: tuple[int, ...]  # ascending
     gears: bool
     soc_version: str
-    precision_mode: str = DEFAULT_PRECISION_MODE
-    log_level: str = "error"
+    precision_mode: str = PRECISION_MODE
+    log_level: str = LOG_LEVEL
     extra: tuple[str, ...] = ()  # further flags, as ATC takes them
 
     def __post_init__(self) -> None:
@@ -69,8 +69,8 @@ def plan(
     batch_sizes: Sequence[int],
     gears: bool,
     soc_version: str,
-    precision_mode: str = DEFAULT_PRECISION_MODE,
-    log_level: str = "error",
+    precision_mode: str = PRECISION_MODE,
+    log_level: str = LOG_LEVEL,
     extra: tuple[str, ...] = (),
 ) -> list[AtcRequest]:
     """The runs for an ONNX file: `<output>.om` with gears, else `<output>_bs1.om`, `<output>_bs2.om`, ...
@@ -131,7 +131,7 @@ def command(request: AtcRequest, *, output: Path | None = None) -> list[str]:
 
 
 def make_om(request: AtcRequest, *, atc: Path, graph: Graph) -> Path:
-    """Run ATC and put its OM in place, with a side-car when the ONNX file carries a card; returns the OM's path.
+    """Run ATC and put its OM in place, with its side-car; returns the OM's path. `graph` is that of the ONNX file.
 
     What was there before is replaced at the end, or stays when ATC fails. Raises EncoderError with ATC's last lines.
     """
@@ -186,23 +186,31 @@ def _find_result(folder: Path, stem: str) -> Path:
     return found[0]
 
 
-def _sidecar(request: AtcRequest, made: Path, *, graph: Graph) -> OmSidecar | None:
-    if graph.card is None:
-        return None
+def _sidecar(request: AtcRequest, made: Path, *, graph: Graph) -> OmSidecar:
+    batch = -1 if request.gears else request.batch_sizes[0]
     return OmSidecar(
         card=graph.card,
+        input=OmInput(dtype=_input_dtype(request), shape=(batch, *request.port.shape[1:])),
         batch_sizes=request.batch_sizes,
         has_gears=request.gears,
         soc_version=request.soc_version,
         precision_mode=request.precision_mode,
         sha256=file_sha256(made),
-        onnx_sha256=file_sha256(request.onnx),
+        onnx_sha256=file_sha256(*graph.files),
     )
 
 
-def _put_in_place(made: Path, target: Path, sidecar: OmSidecar | None) -> None:
+def _input_dtype(request: AtcRequest) -> str:
+    """The graph's own, unless a further flag changes it."""
+    for flag in request.extra:
+        name, _, nodes = flag.partition("=")
+        if name == "--input_fp16_nodes" and request.port.name in nodes.split(";"):
+            return "float16"
+    return request.port.dtype
+
+
+def _put_in_place(made: Path, target: Path, sidecar: OmSidecar) -> None:
     """Never an old side-car beside a new OM."""
     sidecar_path(target).unlink(missing_ok=True)
     os.replace(made, target)
-    if sidecar is not None:
-        write_sidecar(target, sidecar)
+    write_sidecar(target, sidecar)

@@ -10,25 +10,9 @@ from typing import Any
 from vision.card import METADATA_KEY, EncoderCard
 from vision.errors import EncoderError
 from vision.export.packages import require
+from vision.ports import Port
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Port:
-    """An input or output; a dimension is a number, or the name of a free one (`?` without a name)."""
-
-    name: str
-    dtype: str  # as numpy says it, or `type 16` for what numpy does not have
-    shape: tuple[int | str, ...]
-
-    @property
-    def free_dims(self) -> tuple[int, ...]:
-        """Which dimensions are free."""
-        return tuple(dim for dim, size in enumerate(self.shape) if not isinstance(size, int))
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.dtype} ({', '.join(map(str, self.shape))})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +39,8 @@ class Graph:
     inputs: tuple[Port, ...]  # that have to be fed
     outputs: tuple[Port, ...]
     card: EncoderCard | None  # of encoders exported here
-    num_bytes: int  # of the file, with its external weights
+    files: tuple[Path, ...]  # the ONNX file, then those of its external weights
+    num_bytes: int  # of all files
 
     @property
     def operators(self) -> Mapping[str, int]:
@@ -79,6 +64,7 @@ def read_graph(path: str | os.PathLike[str]) -> Graph:
     if not model.graph.node:
         raise _no_onnx(place)
     weights = {tensor.name for tensor in model.graph.initializer}
+    files = (place, *sorted(_external_files(model, place)))
     cards = [entry.value for entry in model.metadata_props if entry.key == METADATA_KEY]
     return Graph(
         opset=next((entry.version for entry in model.opset_import if entry.domain in DEFAULT_DOMAINS), 0),
@@ -86,7 +72,8 @@ def read_graph(path: str | os.PathLike[str]) -> Graph:
         inputs=tuple(_port(value) for value in model.graph.input if value.name not in weights),
         outputs=tuple(_port(value) for value in model.graph.output),
         card=EncoderCard.from_json(cards[0], file=str(place)) if cards else None,
-        num_bytes=place.stat().st_size + sum(file.stat().st_size for file in _external_files(model, place)),
+        files=files,
+        num_bytes=sum(file.stat().st_size for file in files),
     )
 
 
@@ -118,7 +105,7 @@ def _port(value: Any) -> Port:
         dtype = str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
     except (KeyError, ValueError, TypeError):
         dtype = f"type {tensor.elem_type}"
-    shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim)
+    shape = tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim)
     return Port(name=value.name, dtype=dtype, shape=shape)
 
 

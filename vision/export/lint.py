@@ -4,13 +4,13 @@ The table is read from the operator plug-ins of CANN (`.OriginOpType(...)`, hica
 user guide. It proves names and opsets; attributes, kernels and precision show only when ATC and the chip run.
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from vision.export.graph import Graph, Node, Port, read_graph
+from vision.export.graph import Graph, Node
+from vision.ports import Port
 
 Level = Literal["error", "warning"]
 
@@ -63,13 +63,8 @@ class Complaint:
     hint: str
 
 
-def lint(path: str | os.PathLike[str]) -> list[Complaint]:
-    """Complaints about any ONNX file, errors first; raises EncoderError when it cannot be read."""
-    return lint_graph(read_graph(path))
-
-
 def lint_graph(graph: Graph) -> list[Complaint]:
-    """As `lint`, of a graph that is read already."""
+    """Complaints about any ONNX graph, errors first."""
     complaints = [complaint for rule in _RULES for complaint in rule(graph)]
     return sorted(complaints, key=lambda complaint: complaint.level != "error")
 
@@ -146,7 +141,7 @@ def _inputs(graph: Graph) -> Iterator[Complaint]:
                 operator=f"input {port.name}",
                 opset=graph.opset,
                 count=1,
-                sentence=f"The input `{port}` {sentence}",
+                sentence=f"The input `{port.name} {port}` {sentence}",
                 hint=hint,
             )
 

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, get_args
@@ -21,13 +21,12 @@ from vision.card import INPUT, METADATA_KEY, OUTPUT, EncoderCard, EncoderDtype, 
 from vision.config import VisionConfig
 from vision.encoder import PictureEncoder, encoder_from_state, use_attention
 from vision.errors import EncoderError
+from vision.export.defaults import DTYPE, OPSET, OPSETS
 from vision.export.packages import require
 
 if TYPE_CHECKING:
     import onnx_ir
 
-OPSETS: Final = (17, 18)  # below there is no LayerNormalization, above ATC knows no operator
-DEFAULT_OPSET: Final = 18
 DTYPES: Final[Mapping[EncoderDtype, torch.dtype]] = {"float32": torch.float32, "float16": torch.float16}
 _TRACED_OPSET = 18  # of torch's exporter; what it makes is lowered from there
 _IR_VERSION = 8  # that of the ONNX releases which brought opsets 17 and 18; readers that old refuse a newer one
@@ -53,13 +52,15 @@ def export_onnx(
     path: str | os.PathLike[str],
     *,
     name: str,
-    dtype: EncoderDtype = "float32",
-    opset: int = DEFAULT_OPSET,
+    dtype: EncoderDtype = DTYPE,
+    opset: int = OPSET,
+    check: Callable[[Path], None] | None = None,
 ) -> EncoderCard:
     """Write the encoder with the state dict `state` as ONNX: `input` (B, S, S, 3) -> `output` (B, Q, D), both `dtype`.
 
     Pixels are RGB in 0..255, the batch is free, all other sizes are fixed. The file appears complete or not at all,
     with the returned card in its metadata; weights beyond 2 GB go to `<path>.data`. `name` is the model's for people.
+    `check` is given the complete file before it is put in place; what it raises is raised, and nothing is left.
     Raises EncoderError without the packages for it, and for weights that `dtype` cannot hold; ValueError for an
     unknown dtype or opset; RuntimeError when `state` is not of `config`.
     """
@@ -72,7 +73,7 @@ def export_onnx(
     model = _trace(_exported_encoder(config, state, dtype=DTYPES[dtype]))
     _lower(model, opset=opset)
     _clean(model, card=card)
-    _write(model, Path(path).resolve())
+    _write(model, Path(path).resolve(), check=check)
     return card
 
 
@@ -170,18 +171,20 @@ def _clean(model: "onnx_ir.Model", *, card: EncoderCard) -> None:
     model.metadata_props[METADATA_KEY] = card.to_json()
 
 
-def _write(model: "onnx_ir.Model", target: Path) -> None:
+def _write(model: "onnx_ir.Model", target: Path, *, check: Callable[[Path], None] | None) -> None:
     """Into a folder beside `target`, then renamed."""
     import onnx_ir
 
     num_bytes = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
-    external = f"{target.name}.data" if num_bytes > _MAX_PROTOBUF_BYTES else None
+    weights = f"{target.name}.data" if num_bytes > _MAX_PROTOBUF_BYTES else None
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
     try:
-        onnx_ir.save(model, partial / target.name, external_data=external)
-        for file in (external, target.name):  # the graph last: it makes the export complete
-            if file is not None:
-                os.replace(partial / file, target.parent / file)
+        onnx_ir.save(model, partial / target.name, external_data=weights)
+        if check is not None:
+            check(partial / target.name)
+        if weights is not None:
+            os.replace(partial / weights, target.parent / weights)
+        os.replace(partial / target.name, target)  # the graph last: it makes the export complete
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -9,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vision.backends.onnx import OnnxVisionBackend
 from vision.encoder import PictureEncoder
 from vision.errors import EncoderError
-from vision.export.packages import INSTALL, require
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +30,6 @@ BOUNDS: Final[Mapping[str, Bound]] = {
     "float16": Bound(max_abs=2e-2, cosine=0.9999),
 }
 _BATCH_SIZES: Final = (1, 3)
-_TYPES: Final[Mapping[str, str]] = {"tensor(float)": "float32", "tensor(float16)": "float16"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,10 +52,9 @@ def compare(onnx_path: str | os.PathLike[str], encoder: PictureEncoder, pixels_B
     """
     if not len(pixels_BHWC):
         raise ValueError("wanted at least one picture to compare with")
-    session, dtype = _open(onnx_path)
-    reference = encode_reference(encoder, pixels_BHWC)
-    runs = [_run(session, pixels_BHWC.astype(dtype), batch_size=size) for size in _BATCH_SIZES]
-    return judge(np.stack(runs), reference, bound=BOUNDS[dtype])
+    with closing(OnnxVisionBackend(onnx_path)) as backend:
+        runs = np.stack([_run(backend, pixels_BHWC, batch_size=size) for size in _BATCH_SIZES])
+    return judge(runs, encode_reference(encoder, pixels_BHWC), bound=BOUNDS[runs.dtype.name])
 
 
 def encode_reference(encoder: PictureEncoder, pixels_BHWC: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -89,37 +88,7 @@ def judge(runs_RBQD: NDArray[Any], reference_BQD: NDArray[np.float32], *, bound:
     )
 
 
-def _open(path: str | os.PathLike[str]) -> tuple[Any, str]:
-    """A session, and the number type it wants."""
-    require("onnxruntime")
-    try:
-        import onnxruntime
-    except Exception as error:  # a wheel built against another numpy, a library that is missing
-        raise EncoderError(f"onnxruntime cannot be imported: {error}", hint=INSTALL) from error
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what is wrong comes as an exception
-    options.intra_op_num_threads = torch.get_num_threads()
-    try:
-        session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise EncoderError(f"onnxruntime cannot load `{os.fspath(path)}`: {error}") from error
-    inputs = session.get_inputs()
-    if len(inputs) != 1 or inputs[0].type not in _TYPES:
-        raise EncoderError(
-            f"`{os.fspath(path)}` takes {', '.join(f'{port.name} {port.type}' for port in inputs)}, where one input of "
-            "float32 or float16 is wanted",
-            hint="export it with `llama-adapter export onnx`",
-        )
-    return session, _TYPES[inputs[0].type]
-
-
-def _run(session: Any, pixels_BHWC: NDArray[Any], *, batch_size: int) -> NDArray[Any]:
-    name = session.get_inputs()[0].name
-    try:
-        parts = [
-            session.run(None, {name: pixels_BHWC[start : start + batch_size]})[0]
-            for start in range(0, len(pixels_BHWC), batch_size)
-        ]
-    except Exception as error:
-        raise EncoderError(f"The exported graph cannot be run with batches of {batch_size}: {error}") from error
-    return np.concatenate(parts)
+def _run(backend: OnnxVisionBackend, pixels_BHWC: NDArray[np.uint8], *, batch_size: int) -> NDArray[Any]:
+    """The graph's visual queries (B, Q, D), in its own type."""
+    starts = range(0, len(pixels_BHWC), batch_size)
+    return np.concatenate([backend.encode(pixels_BHWC[start : start + batch_size]).numpy() for start in starts])

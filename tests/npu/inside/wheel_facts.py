@@ -123,7 +123,9 @@ def _described(outputs: tuple[Tensor, ...]) -> list[Any]:
 
 def main() -> None:
     torch_npu = load_torch_npu()
+    rounding = [rounds_float32()]
     open_npu(0)
+    rounding.append(rounds_float32())
 
     report = {
         "version": torch_npu.__version__.partition("+")[0],
@@ -135,8 +137,13 @@ def main() -> None:
         "attention": attention_shapes(),
         "backends": torch._dynamo.list_backends(exclude_tags=()),
         "options": graph_options(),
+        "rounding": rounding,
     }
     print(json.dumps(report))
+
+
+def rounds_float32() -> dict[str, bool]:
+    return {name: resolve(name) for name in symbols.SETTINGS if name.endswith("allow_hf32")}
 
 
 def graph_options() -> list[str]:

@@ -1,0 +1,93 @@
+"""What an error that torch_npu raises while an NPU computes means, and what to do: codes of CANN as data.
+
+Nothing is imported or asked here, so that every command can look an error up. Errors of loading are in npu_load.py.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+LOOK = "`npu-smi info` says whether the device is well and who uses it, the newest log under ~/ascend/log what it said"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NpuFailure:
+    """A kind of failure; `is_memory` where a smaller batch helps."""
+
+    sentence: str
+    hint: str
+    is_memory: bool = False
+
+
+MEMORY = NpuFailure(
+    sentence="the memory of the NPU is not enough",
+    hint="try a smaller --batch-size; `npu-smi info` shows who else uses the memory",
+    is_memory=True,
+)
+CONTEXT = NpuFailure(
+    sentence="the thread's context on the NPU is gone, or belongs to somebody else",
+    hint="with an OM encoder, pass --encoder-process: ais_bench and torch_npu then no longer share a process",
+)
+ABSENT = NpuFailure(
+    sentence="the NPU is not there, or not to be opened by this user",
+    hint="`npu-smi info` lists the devices; look at ASCEND_RT_VISIBLE_DEVICES, at the devices that a container was "
+    "given, and at the group of /dev/davinci* (usually HwHiAiUser)",
+)
+OPERATOR = NpuFailure(
+    sentence="an operator failed on the NPU",
+    hint="try `--operators aten` and `--mode eager`; with ASCEND_LAUNCH_BLOCKING=1 --debug shows which operator it "
+    f"was; {LOOK}",
+)
+REFUSED = NpuFailure(
+    sentence="an operator of CANN refuses what it was given, or is not there for this chip",
+    hint="try `--operators aten`; since CANN 8.5 the package of operators for the chip is installed apart; the log "
+    "under ~/ascend/log names the operator",
+)
+LATE = NpuFailure(sentence="the NPU did not finish in time", hint=f"try again, with the device to yourself; {LOOK}")
+GRAPH = NpuFailure(sentence="the graph of a decode step could not be captured or replayed", hint="pass `--mode eager`")
+BROKEN = NpuFailure(
+    sentence="the NPU or its driver is in trouble",
+    hint=f"{LOOK}; a device that stays so must be reset, or the machine started again",
+)
+OTHER = NpuFailure(sentence="the NPU failed", hint=f"{LOOK}; try `--operators aten` and `--mode eager`")
+
+# acl/error_codes/rt_error_codes.h and acl/acl_base_rt.h as torch_npu 2.13 brings them; the codes from 161001 on are
+# those of single operators (`aclnn` status codes in CANN's documentation). What is not here counts as OTHER.
+CODES: Mapping[int, NpuFailure] = {
+    **dict.fromkeys((200000, 207001, 207018), MEMORY),
+    **dict.fromkeys((107002, 107003), CONTEXT),
+    **dict.fromkeys((107001, 200002, 207004, 207006, 507033), ABSENT),
+    **dict.fromkeys((507015, 507016, 507018, 507035, 507036, *range(507042, 507046), 507049, 507050), OPERATOR),
+    **dict.fromkeys((161001, 161002, 207000, 361001, *range(561000, 561200)), REFUSED),
+    **dict.fromkeys((107019, 107020, 207020, 507012, 507014, 507017, 507034, 507046, 507047, 507048), LATE),
+    **dict.fromkeys((*range(107024, 107033), 107036, 107038, 107040, 107041, 107046, 507903), GRAPH),
+    **dict.fromkeys((507001, 507010, 507013, 507051, 507052, 507053, 507054, 507055, 507899, 507901), BROKEN),
+}
+
+# How torch_npu 2.13 writes (csrc/core/npu/NPUException.h, utils/_error_code.py): `NPU function error: ..., error code
+# is 507015`, `ACL stream synchronize failed, error code:507018`, and behind all but compact ones `[ERROR] <time>
+# (PID:1, Device:0, RankID:-1) ERR00100 PTA call acl api failed`.
+_SIGN = re.compile(
+    r"\bERR\d{5}\b|\bNPU (?:function )?error\b|\bACL stream synchronize failed|\bcall aclnn\w+ failed"
+    r"|\bNPU out of memory"
+)
+_CODE = re.compile(r"error code(?: is)?\s*:?\s*(\d{6})\b")
+_OWN_MEMORY = re.compile(r"\bNPU out of memory|\bEL0004\b")
+_OWN_MESSAGE = re.compile(r"^.*\bE[A-Z0-9]\d{4}\b.*$", re.MULTILINE)  # CANN's own, such as EZ9999: Inner Error!
+
+
+def explain_npu_error(text: str) -> NpuFailure | None:
+    """What an error's text means; None for a text that is not torch_npu's."""
+    if _SIGN.search(text) is None:
+        return None
+    if _OWN_MEMORY.search(text):
+        return MEMORY
+    codes = [int(code) for code in _CODE.findall(text)]
+    return next((CODES[code] for code in codes if code in CODES), OTHER)
+
+
+def shorten_npu_error(text: str, *, limit: int = 300) -> str:
+    """Of its dozens of lines the first, and the first of CANN's own behind it."""
+    first, _, rest = text.strip().partition("\n")
+    own = _OWN_MESSAGE.search(rest)
+    return " / ".join(" ".join(line.split())[:limit] for line in (first, own[0] if own else "") if line)

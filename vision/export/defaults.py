@@ -1,0 +1,12 @@
+"""What an export does unless told otherwise, and what it can be told; for command lines too, so without torch."""
+
+from typing import Final
+
+DTYPES: Final = ("float32", "float16")
+DTYPE: Final = "float32"
+OPSETS: Final = (17, 18)  # below there is no LayerNormalization, above ATC knows no operator
+OPSET: Final = 18
+BATCH_SIZES: Final = (1, 2, 4, 8)
+PRECISION_MODE: Final = "mixed_float16"
+LOG_LEVELS: Final = ("debug", "info", "warning", "error", "null")  # of ATC
+LOG_LEVEL: Final = "error"
