@@ -2,14 +2,15 @@
 
 import signal
 import sys
+from collections.abc import Sequence
 
 from app import cli
 from app.errors import Exit
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line as a process of its own; returns the exit code."""
-    exit_code = cli.main()
+    exit_code = cli.main(arguments)
     if exit_code == Exit.INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses Ctrl-C once more has what they want
     return exit_code

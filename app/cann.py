@@ -1,7 +1,7 @@
-"""Finds CANN, the toolkit of Ascend devices, by its files and variables alone: nothing of it is loaded or run here.
+"""Whether CANN, the toolkit of Ascend devices, is set up in this shell: its variables, scripts and versions.
 
-Layouts and variables are those of the CANN installation guides up to 8.3 (`ascend-toolkit/latest`) and since 8.5
-(`cann`); the checks of ASCEND_HOME_PATH and ASCEND_OPP_PATH are those that torch_npu 2.13 makes when it is imported.
+Nothing of it is loaded or run here; where it may be installed is known to vision/export/toolkit.py. The checks of
+ASCEND_HOME_PATH and ASCEND_OPP_PATH are those that torch_npu 2.13 makes when it is imported.
 """
 
 import os
@@ -9,10 +9,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-HOME_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
-# Where its installers propose to put it, with the script that sets a shell up.
-ROOTS = ("/usr/local/Ascend", "~/Ascend")
-SCRIPTS = ("cann/set_env.sh", "cann-*/set_env.sh", "ascend-toolkit/set_env.sh", "nnrt/set_env.sh")
+from vision.export.toolkit import installed_folders
+
+HOME_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")  # set by SCRIPT
+SCRIPT = "set_env.sh"
 LIBRARY = "libascendcl.so"
 
 
@@ -29,8 +29,7 @@ def library_folder(environ: Mapping[str, str]) -> Path | None:
 
 def setup_scripts(environ: Mapping[str, str]) -> list[Path]:
     """The `set_env.sh` of all installations in the usual folders, newest form first."""
-    bases = [Path(root.replace("~", environ.get("HOME", "~"), 1)) for root in ROOTS]
-    return [file for base in bases for script in SCRIPTS for file in sorted(base.glob(script), reverse=True)]
+    return [folder / SCRIPT for folder in installed_folders(environ) if (folder / SCRIPT).exists()]
 
 
 def setup_fault(environ: Mapping[str, str], *, works: bool = False) -> str:

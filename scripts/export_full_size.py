@@ -123,9 +123,9 @@ def as_markdown(content: Mapping[str, Any]) -> str:
         "",
         f"Operators (float16): {operators}.",
         "",
-        "Times are left out: single runs on a machine with other programs running differed by a factor of three.",
+        "Times are left out: other programs ran on the machine.",
         "",
-        f"On {facts['num_cpus']} CPUs ({facts['cpu']}), {facts['num_threads']} thread, other programs running; Python",
+        f"On {facts['num_cpus']} CPUs ({facts['cpu']}), {facts['num_threads']} thread; Python",
         f"{facts['python']}, {packages}. Memory at most {facts['peak_memory_gb']} GB.",
     ]
     return "\n".join(lines) + "\n"

@@ -7,6 +7,7 @@ from llm.model.llama import LlamaAdapterDecoder
 from llm.model.ops import ATEN, Operators
 from llm.runtime.backend import Backend
 from llm.runtime.executor import DecodeProgram, EagerExecutor
+from llm.runtime.npu_errors import explain_npu_error
 from llm.runtime.shapes import BucketedShapes
 
 # Programs of one executor: doublings of rows times doublings of positions, far from it. torch's own limit is 8, beyond
@@ -64,6 +65,8 @@ class GraphExecutor(EagerExecutor):
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # compilers raise whatever they like
+            if explain_npu_error(str(error)) is not None:
+                raise  # the device itself failed
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise DeviceError(
                 f"{self._backend.name} cannot compile a decode step of {len(tokens_R1)} rows and {length} positions "

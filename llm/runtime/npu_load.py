@@ -77,7 +77,7 @@ def load_torch_npu() -> Any:
         with contextlib.redirect_stdout(sys.stderr):
             return importlib.import_module("torch_npu")
     except Exception as error:  # it raises whatever it likes, plain Exception included
-        raise _explained(error) from error
+        raise explain_loading(error) from error
 
 
 def _check_versions() -> None:
@@ -94,7 +94,8 @@ def _check_versions() -> None:
         )
 
 
-def _explained(error: Exception) -> DeviceError:
+def explain_loading(error: Exception) -> DeviceError:
+    """For an `import torch_npu` that failed; the message has torch_npu's own words, the first line of them."""
     causes = [error, *filter(None, [error.__cause__])]
     text = " / ".join(f"{type(cause).__name__}: {first_line(cause)}" for cause in causes)
     everything = "\n".join(map(str, causes))

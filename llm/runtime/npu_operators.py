@@ -33,6 +33,11 @@ class Choice:
     implementation: str
     reason: str
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it is other than what plain torch does anywhere."""
+        return self.implementation not in (ATEN.name, PLAIN)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FusedOperator:

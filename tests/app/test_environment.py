@@ -12,7 +12,8 @@ from app import cann
 from app.checkup import environment_table, run_checkup, weigh
 from app.child import ask_child, broken, ok
 from app.doctor import Finding
-from app.environment import ADVICE, NEEDED, Probe, is_needed, look_at_torch_npu, uses_of
+from app.environment import ADVICE, NEEDED, Probe, is_needed, uses_of
+from app.probes import list_devices, look_at_atc, look_at_torch_npu
 from app.startup import AUTOLOAD, defer_device_extensions, explain_torch_import
 from tests.app.golden import ROOT
 from tests.npu import wheel
@@ -285,6 +286,22 @@ def test_the_real_torch_npu_is_seen_with_its_devices(
     assert ran.stderr == ""
 
 
+@pytest.mark.slow
+@pytest.mark.npu_contract
+def test_the_operators_of_a_chip_are_listed_with_the_reasons_for_plain_ones(npu: wheel.FakeNpu) -> None:
+    ran = npu.run("-m", "app", "doctor", "--environment", "--device", "npu:0", soc="Ascend310P3")
+    told = in_words(ran.stdout)
+
+    assert "LLaMA-7B in float16: rms_norm by npu_rms_norm, rotate by npu_apply_rotary_pos_emb," in told
+    assert "linear layout by FRACTAL_NZ; plain: causal_attention (scaled_dot_product_attention is not" in told
+
+
+def test_without_a_device_there_is_no_row_of_operators(bare: Path) -> None:
+    from app.environment import _operators
+
+    assert _operators({"state": "absent"}) == []
+
+
 # CANN, by its files.
 
 INSTALL_INFO = "package_name=Ascend-cann-{name}\nversion={version}\ninnerversion=V100R001\narch=x86_64\n"
@@ -346,8 +363,8 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(cann, "ROOTS", ("~/Ascend",))
-    monkeypatch.setattr("app.environment.DEVICE_FILES", (tmp_path, "davinci[0-9]*"))
+    monkeypatch.setattr("vision.export.toolkit.INSTALL_FOLDERS", ("~/Ascend",))
+    monkeypatch.setattr("app.probes.DEVICE_FILES", (tmp_path, "davinci[0-9]*"))
     return tmp_path / "bin"
 
 
@@ -391,9 +408,9 @@ NPU_SMI = """\
 
 
 def devices(torch_npu: dict[str, Any]) -> Probe:
-    from app.environment import _accelerators, _list_devices
+    from app.environment import _accelerators
 
-    return _accelerators(_list_devices(), torch_npu)
+    return _accelerators(list_devices(), torch_npu)
 
 
 def test_devices_are_counted_by_their_name_in_the_drivers_table(bare: Path) -> None:
@@ -443,15 +460,13 @@ def test_a_machine_without_devices_lacks_them(bare: Path) -> None:
 
 
 def test_an_atc_without_its_libraries_is_told(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from app.environment import _look_at_atc
-
     monkeypatch.setattr("vision.export.toolkit.INSTALL_FOLDERS", ())
-    assert _look_at_atc()["state"] == "absent"
+    assert look_at_atc()["state"] == "absent"
     text = "atc: error while loading shared libraries: libge_compiler.so: cannot open shared object file"
     program(bare, "atc", f"echo '{text}' >&2; exit 127")
-    assert _look_at_atc()["state"] == "broken"
+    assert look_at_atc()["state"] == "broken"
     program(bare, "atc", "echo 'usage: atc <args>'")
-    assert _look_at_atc() == ok(str(bare / "atc"))
+    assert look_at_atc() == ok(str(bare / "atc"))
 
 
 # ais_bench and aclruntime.
@@ -471,7 +486,7 @@ def packages(folder: Path, **modules: str) -> None:
 
 def look_at(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.syspath_prepend(folder)
-    return ask_child(f"app.environment:look_at_{name}", environ=os.environ, seconds=60)
+    return ask_child(f"app.probes:look_at_{name}", environ=os.environ, seconds=60)
 
 
 @pytest.mark.parametrize(

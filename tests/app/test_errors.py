@@ -13,8 +13,9 @@ import torch
 
 from app.errors import RULES, Exit, UsageError, describe, format_problem, rule_for, run_guarded
 from llm.errors import CheckpointError, DeviceError, LlmError, PromptTooLongError
-from llm.runtime.npu_errors import CODES
+from llm.runtime.npu_errors import CODES, CONTEXT, MEMORY, NpuFailure
 from tests.app.golden import ROOT
+from vision.backends import acl_codes
 from vision.errors import PictureError
 
 
@@ -152,6 +153,14 @@ def test_each_row_of_the_devices_codes_is_tried() -> None:
     tried = test_a_code_of_the_device_is_explained_with_what_to_do.pytestmark[0].args[1]
 
     assert {CODES[code].sentence for code, *_ in tried if code in CODES} == {row.sentence for row in CODES.values()}
+
+
+@pytest.mark.parametrize(("kind", "row"), [("memory", MEMORY), ("context", CONTEXT)])
+def test_codes_mean_the_same_to_the_encoder_and_to_the_decoder(kind: str, row: NpuFailure) -> None:
+    shared = {code for code in CODES if code in acl_codes.KINDS}
+
+    assert {code for code in shared if CODES[code] is row} == {code for code in shared if acl_codes.KINDS[code] == kind}
+    assert any(CODES[code] is row for code in shared)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,9 @@ from app.cli import main
 from app.errors import Exit
 from app.exporting import EncoderSources, OnnxJob, load_encoder
 from tests.app.golden import GOLDEN, ROOT, picture
+from vision.config import VisionConfig
 from vision.export.graph import read_graph
+from vision.export.onnx import export_onnx
 from vision.sidecar import read_sidecar
 from vision.weights import VisionCheckpointError
 
@@ -96,12 +98,14 @@ def test_a_file_is_replaced_by_force_and_an_export_is_repeatable(exported: Path,
 
 
 def test_a_graph_that_computes_something_else_is_not_put_in_place(
-    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(exporting, "export_onnx", lambda config, state, path, **_: shutil.copy(exported, path))
-    wrong = [*MODEL[:-1], "rgb"]  # and the copy is of bgr
+    def export_other(config: VisionConfig, *arguments: Any, **keywords: Any) -> Any:
+        return export_onnx(dataclasses.replace(config, channel_order="rgb"), *arguments, **keywords)
 
-    code = main(["export", "onnx", *wrong, "--dtype", "float16", "--out", str(tmp_path / "clip.onnx")])
+    monkeypatch.setattr(exporting, "export_onnx", export_other)
+
+    code = main(["export", "onnx", *MODEL, "--dtype", "float16", "--out", str(tmp_path / "clip.onnx")])
 
     assert code == Exit.FAILED
     assert "does not compute what the encoder does" in capsys.readouterr().err
@@ -242,6 +246,59 @@ def test_the_defaults_of_flags_and_jobs_agree() -> None:
     onnx_job = OnnxJob(sources=EncoderSources(), out="clip.onnx")
     for name in ("dtype", "opset", "pictures", "force"):
         assert getattr(made, name) == getattr(onnx_job, name)
+
+
+def test_the_defaults_of_the_script_are_those_of_the_command() -> None:
+    from app.cli import build_parser
+    from scripts.pth2onnx import build_parser as build_script_parser
+
+    command = build_parser().parse_args(["export", "onnx", "--out", "clip.onnx"])
+    script = build_script_parser().parse_args(["adapter.pth"])
+
+    for name in ("clip", "dtype", "opset", "visual_heads", "channel_order", "pictures", "force", "debug"):
+        assert getattr(script, name) == getattr(command, name)
+
+
+@pytest.mark.parametrize("command", [["-m", "app", "export", "om"], ["scripts/pth2onnx.py"]])
+def test_help_is_there_without_torch_and_tells_the_defaults(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise AssertionError('torch is imported')")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    asked = [sys.executable, *command, "--help"]
+    done = subprocess.run(asked, cwd=ROOT, env=environ, capture_output=True, text=True, check=True)
+
+    told = "1,2,4,8" if "om" in command else "(default: 18)"
+    assert told in done.stdout
+
+
+def test_the_script_settles_the_environment_before_anything_imports_torch(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(
+        "import os; print(os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD'), os.environ.get('ORT_DISABLE_TELEMETRY'))\n"
+        "raise ImportError('enough')"
+    )
+    unset = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "ORT_DISABLE_TELEMETRY")
+    environ = {name: value for name, value in os.environ.items() if name not in unset} | {"PYTHONPATH": str(tmp_path)}
+    asked = [sys.executable, "scripts/pth2onnx.py", str(ADAPTER), "--out", str(tmp_path / "clip.onnx")]
+    done = subprocess.run(asked, cwd=ROOT, env=environ, capture_output=True, text=True)
+
+    assert done.stdout.splitlines()[0] == "0 1"
+
+
+@pytest.mark.usefixtures("with_atc")
+def test_an_onnx_of_others_becomes_an_om_whose_gears_are_known(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    foreign = tmp_path / "foreign.onnx"
+    model = onnx.load(exported)
+    del model.metadata_props[:]
+    onnx.save(model, foreign)
+
+    code = main(["export", "om", str(foreign), "--gears", "--batch-sizes", "1,4", "--soc-version", "Ascend310P3"])
+
+    assert code == Exit.OK
+    assert "was not exported here" in capsys.readouterr().err
+    sidecar = read_sidecar(tmp_path / "foreign.om")
+    assert sidecar is not None
+    assert (sidecar.card, sidecar.batch_sizes) == (None, (1, 4))
 
 
 @pytest.mark.slow

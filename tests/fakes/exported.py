@@ -1,7 +1,6 @@
 """The embedded model's encoder in every form that tests want it in: torch, ONNX, OM; made once a test run."""
 
 import functools
-import hashlib
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from vision.encoder import PictureEncoder, encoder_from_state
 from vision.export.onnx import export_onnx
 from vision.image import load_picture
 from vision.preprocess import preprocess
-from vision.sidecar import OmSidecar, file_sha256, write_sidecar
+from vision.sidecar import OmInput, OmSidecar, file_sha256, write_sidecar
 
 ROOT = Path(__file__).resolve().parents[2]
 SOC = "Ascend310P3"
@@ -95,12 +94,13 @@ def make_om(
             path,
             OmSidecar(
                 card=card,
+                input=OmInput(dtype=dtype, shape=(batch, *card.input_shape)),
                 batch_sizes=tuple(batch_sizes),
                 has_gears=has_gears,
                 soc_version=soc,
                 precision_mode="mixed_float16",
                 sha256=file_sha256(path),
-                onnx_sha256=hashlib.sha256(onnx.read_bytes()).hexdigest(),
+                onnx_sha256=file_sha256(onnx),
             ),
         )
     return path

@@ -9,6 +9,7 @@ import torch
 from llm.errors import DeviceError
 from llm.runtime.backend import open_backend
 from llm.runtime.npu_load import load_torch_npu
+from tests.npu import wheel
 
 
 @pytest.fixture
@@ -108,3 +109,14 @@ def test_what_torch_npu_prints_while_loading_stays_out_of_the_answers(installed,
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "ASCEND_HOME_PATH" in printed.err
+
+
+@pytest.mark.parametrize(("kind", "version"), [("cuda", "13.0"), ("hip", "7.0")])
+def test_the_wheel_is_not_tried_on_a_torch_that_it_refuses(
+    kind: str, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, kind, version)
+
+    with pytest.raises(wheel.UnavailableError, match=rf"built for another accelerator \({version}\)|has no wheel"):
+        wheel.fake_npu.__wrapped__()

@@ -12,7 +12,7 @@ from vision import sidecar as module
 from vision.card import EncoderCard
 from vision.config import ClipConfig, QueryConfig, VisionConfig
 from vision.errors import EncoderError
-from vision.sidecar import OmSidecar, check_om_file, read_sidecar, sidecar_path, write_sidecar
+from vision.sidecar import OmInput, OmSidecar, check_om_file, file_sha256, read_sidecar, sidecar_path, write_sidecar
 
 SIDECAR = OmSidecar(
     card=EncoderCard(
@@ -26,6 +26,7 @@ SIDECAR = OmSidecar(
         opset=18,
         fingerprint={"clip": "00", "query": "11"},
     ),
+    input=OmInput(dtype="float16", shape=(-1, 4, 4, 3)),
     batch_sizes=(1, 4),
     has_gears=True,
     soc_version="Ascend310P3",
@@ -56,7 +57,7 @@ def test_a_sidecar_survives_its_way_to_the_disk(om: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 2},
+        {"version": 1},
         {"batch_sizes": []},
         {"batch_sizes": "1,2"},
         {"batch_sizes": [4, 1]},
@@ -64,8 +65,12 @@ def test_a_sidecar_survives_its_way_to_the_disk(om: Path) -> None:
         {"has_gears": "yes"},
         {"has_gears": False},
         {"sha256": 3},
-        {"card": None},
         {"card": {}},
+        {"input": None},
+        {"input": {"dtype": "float16", "shape": [-1, 4, 4, 3]}},
+        {"input": {"dtype": "float16", "shape": [-1, 4, 4, 3], "layout": "NCHW"}},
+        {"input": {"dtype": "float16", "shape": [-1, 4, 4, "3"], "layout": "NHWC"}},
+        {"input": {"dtype": 1, "shape": [-1, 4, 4, 3], "layout": "NHWC"}},
         {"unknown": "value"},
     ],
 )
@@ -76,6 +81,33 @@ def test_a_damaged_sidecar_is_told_with_its_name(om: Path, change: dict[str, Any
         read_sidecar(om)
 
     assert "export" in caught.value.hint
+
+
+def test_an_encoder_that_was_not_exported_here_has_a_sidecar_without_a_card(om: Path) -> None:
+    foreign = dataclasses.replace(SIDECAR, card=None)
+
+    write_sidecar(om, foreign)
+
+    assert json.loads(sidecar_path(om).read_text())["card"] is None
+    assert read_sidecar(om) == foreign
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout"), [((1, 4, 4, 3), "NHWC"), ((-1, 3, 4, 4), "NCHW"), ((1, 4, 4, 4), "ND"), ((1, 48), "ND")]
+)
+def test_the_layout_is_in_the_file_by_name(om: Path, shape: tuple[int, ...], layout: str) -> None:
+    write_sidecar(om, dataclasses.replace(SIDECAR, input=OmInput(dtype="float32", shape=shape)))
+
+    written = json.loads(sidecar_path(om).read_text())["input"]
+
+    assert written == {"dtype": "float32", "layout": layout, "shape": list(shape)}
+
+
+def test_the_digest_of_several_files_is_that_of_all_their_bytes(tmp_path: Path) -> None:
+    for name, content in (("a", b"one"), ("b", b"two"), ("c", b"onetwo")):
+        (tmp_path / name).write_bytes(content)
+
+    assert file_sha256(tmp_path / "a", tmp_path / "b") == file_sha256(tmp_path / "c") != file_sha256(tmp_path / "a")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"\xff", b"[" * 100_000])

@@ -106,7 +106,8 @@ def _import_failed(error: Exception) -> EncoderError:
     if re.search(r"\blib\w+\.so", str(error)):
         return EncoderError(
             f"ais_bench is installed and CANN's libraries are not found: {_words(error)}",
-            hint=f"{SET_ENV}; without CANN on this machine, use `--vision onnx` or `--vision torch`",
+            hint=f"{SET_ENV}, then start again in the same shell; "
+            "without CANN on this machine, use `--vision onnx` or `--vision torch`",
         )
     return EncoderError(
         f"ais_bench is installed and cannot be imported: {type(error).__name__}: {_words(error)}",

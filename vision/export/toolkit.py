@@ -19,7 +19,7 @@ ROOT_VARIABLES: Final = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_INST
 # Where the installers propose to put CANN, and what it is called there, the newest form first.
 INSTALL_FOLDERS: Final = ("/usr/local/Ascend", "~/Ascend")
 TOOLKITS: Final = ("cann", "cann-*", "ascend-toolkit", "ascend-toolkit/latest", "nnrt", "nnrt/latest", "latest", ".")
-SET_ENV: Final = "source <CANN>/set_env.sh (cann/ or, up to 8.3, ascend-toolkit/), then start again in the same shell"
+SET_ENV: Final = "source <CANN>/set_env.sh (cann/ or, up to 8.3, ascend-toolkit/)"
 _PLACES_OF_ATC: Final = (
     "bin",
     "compiler/bin",

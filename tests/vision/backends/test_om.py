@@ -1,5 +1,6 @@
 """OM files through the fake ais_bench: the numbers of torch at every batch size, one thread, nothing left behind."""
 
+import dataclasses
 import gc
 import json
 import logging
@@ -16,6 +17,7 @@ import torch
 
 from tests.fakes.exported import make_om, sample_pixels, sample_queries
 from vision.backends.om import OmVisionBackend
+from vision.sidecar import read_sidecar, write_sidecar
 
 LIMITS = {"float32": 2e-5, "float16": 6e-3}
 
@@ -72,6 +74,19 @@ def test_a_fixed_file_without_a_side_car_is_taken_at_its_own_word(acl: Any, tmp_
     backend = OmVisionBackend(make_om(tmp_path / "clip.om", [2], sidecar=False))
     assert (backend.card, backend.batch_sizes, backend.image_size) == (None, (2,), 224)
     assert difference(backend.encode(sample_pixels()[:3])) < LIMITS["float16"]
+    backend.close()
+
+
+def test_gears_of_an_encoder_from_elsewhere_are_known_by_its_side_car(acl: Any, tmp_path: Path) -> None:
+    om = make_om(tmp_path / "clip.om", [1, 4])
+    sidecar = read_sidecar(om)
+    assert sidecar is not None
+    write_sidecar(om, dataclasses.replace(sidecar, card=None))
+
+    backend = OmVisionBackend(om)
+
+    assert (backend.card, backend.batch_sizes) == (None, (1, 4))
+    assert difference(backend.encode(sample_pixels()[:5])) < LIMITS["float16"]
     backend.close()
 
 
@@ -183,6 +198,7 @@ weakref.finalize(sys, bool)  # weakref now has its own place among what is done 
 sys.path[:0] = [{str(fakes / "2024")!r}, {str(fakes / "aclruntime")!r}]
 import numpy as np
 from vision.backends.om import OmVisionBackend
+from vision.sidecar import read_sidecar, write_sidecar
 atexit.register(print, "after others that were there before", file=sys.stderr)
 backend = OmVisionBackend({str(tmp_path / "clip.om")!r})
 print(json.dumps(list(backend.encode(np.zeros((5, 224, 224, 3), dtype=np.uint8)).shape)))

@@ -1,7 +1,9 @@
 """What a user reads when an OM cannot be used: a sentence naming model, wanted and given, and what to do next."""
 
+import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,9 @@ import numpy as np
 import pytest
 
 from tests.fakes.exported import make_om, sample_pixels
+from vision.backends.acl_codes import KINDS, NAMES, CodeKind, find_code
 from vision.backends.om import OmVisionBackend
-from vision.backends.om_failures import import_failed
+from vision.backends.om_failures import import_failed, opening_failed, running_failed
 from vision.errors import EncoderError
 from vision.sidecar import sidecar_path
 
@@ -62,7 +65,7 @@ def test_without_cann_it_says_to_source_its_settings(install: Callable[..., None
     install("2024", "aclruntime", "no_cann")
     with pytest.raises(EncoderError, match=r"CANN's libraries are not found: libascendcl\.so") as caught:
         OmVisionBackend(om)
-    assert "source /usr/local/Ascend/ascend-toolkit/set_env.sh" in caught.value.hint
+    assert "source <CANN>/set_env.sh" in caught.value.hint
     assert "--vision onnx" in caught.value.hint
 
 
@@ -90,6 +93,81 @@ def test_other_failures_of_the_import_say_what_came(error: Exception, sentence: 
     explained = import_failed(error)
     assert sentence in explained.message
     assert hint in explained.hint
+
+
+def test_what_the_import_printed_is_in_the_message(install: Callable[..., None], om: Path, tmp_path: Path) -> None:
+    package = tmp_path / "broken" / "ais_bench" / "infer"
+    package.mkdir(parents=True)
+    (package / "interface.py").write_text(
+        "import os\nos.write(1, b'[ERROR] driver too old')\nraise SystemError('init')\n"
+    )
+    install()
+    sys.path.insert(0, str(tmp_path / "broken"))
+    try:
+        with pytest.raises(EncoderError) as caught:
+            OmVisionBackend(om)
+    finally:
+        sys.path.remove(str(tmp_path / "broken"))
+    assert caught.value.message.endswith("SystemError: init. It said: [ERROR] driver too old")
+
+
+# Codes: what each says, whether the file is being opened or run
+
+SENTENCES: dict[CodeKind, str] = {
+    "memory": "the memory of device 3 is not enough",
+    "device": "the device 3 cannot be opened",
+    "context": "its context on the device is gone",
+    "parameter": "ACL refused a value that ais_bench gave it",
+    "file": "it is damaged, was made for another chip",
+    "batch": "the batch size is none that it was compiled for",
+    "execution": "it failed on device 3",
+}
+
+
+@pytest.mark.parametrize("code", KINDS)
+def test_a_code_is_told_by_its_meaning_and_its_name(code: int) -> None:
+    error = RuntimeError(f"[{code}][Error code unknown] ")
+    opening = opening_failed(error, said="", file="a.om", soc="", device=3)
+    running = running_failed(error, said="", file="a.om", soc="", device=3, wanted="these", given="those")
+    for explained in (opening, running):
+        assert f": {SENTENCES[KINDS[code]]}" in explained.message
+        assert f"({code} is {NAMES[code]})" in explained.message
+        assert explained.hint
+    others = [text for kind, text in SENTENCES.items() if kind != KINDS[code]]
+    assert not any(text in explained.message for text in others for explained in (opening, running))
+
+
+def test_memory_and_context_are_these_codes_only() -> None:
+    """Bad parameters, unknown devices and such were once told as either."""
+    assert {code for code, kind in KINDS.items() if kind == "memory"} == {200000, 207001, 207018, 245000}
+    assert {code for code, kind in KINDS.items() if kind == "context"} == {107002, 107003}
+    assert [KINDS[code] for code in (100000, 107000, 107001, 507033)] == ["parameter", "parameter", "device", "device"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("[507033][Error code unknown] ", 507033),
+        ("acl execute failed:507011", 507011),
+        ("aclrtMalloc failed, ret 207001", 207001),
+        ("ret=107002", 107002),
+        ("[ERROR] error code is 207001", 207001),
+        ("ret[100000]", 100000),
+        ("[1][ACL: invalid parameter] | [ERROR] acl execute failed:1 | ret 207001", 207001),
+        ("in size:100000 needsize:200000 not match", None),
+        ("given float16 (1, 224, 224, 3) of 200000 bytes", None),
+        ("[999999][Error code unknown] ", None),
+        ("load model /models/507033.om failed", None),
+    ],
+)
+def test_codes_are_told_from_other_numbers(words: str, code: int | None) -> None:
+    assert find_code(words) == code
+
+
+def test_a_code_that_nobody_knows_is_shown_as_it_came() -> None:
+    error = RuntimeError("[999999][Error code unknown] ")
+    explained = opening_failed(error, said="", file="a.om", soc="", device=0)
+    assert explained.message == "ais_bench cannot load `a.om`. It said: [999999][Error code unknown]"
 
 
 # The file
@@ -174,6 +252,55 @@ def test_a_side_car_with_other_gears_is_noticed_by_the_bytes(acl: Any, om: Path,
     foreign = text[text.index('"sha256"') :].split('"')[3]
     sidecar_path(om).write_text(text.replace(foreign, digest))
     assert "is not the batch 1, 8 that was to be expected" in refusal(om).message
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"dtype": "float32"}, "float32 (2, 224, 224, 3)"), ({"shape": [-1, 224, 224, 3]}, "float16 (any, 224, 224, 3)")],
+)
+def test_a_side_car_that_tells_of_another_input_is_refused(
+    acl: Any, change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    om = make_om(tmp_path / "clip.om", [2])
+    values = json.loads(sidecar_path(om).read_text())
+    values["input"] |= change
+    sidecar_path(om).write_text(json.dumps(values))
+
+    error = refusal(om)
+
+    assert f"takes float16 (2, 224, 224, 3), and its side-car says that it takes {said}" in error.message
+    assert acl.RECORD.freed == 1
+
+
+def test_a_file_that_cannot_be_described_is_told_with_what_was_printed(
+    acl: Any, om: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Any) -> None:
+        acl.say("ERROR", "get input desc failed")
+        raise acl.failure(-1)
+
+    monkeypatch.setattr(acl.InferenceSession, "get_inputs", fail)
+
+    error = refusal(om)
+
+    assert "cannot load" in error.message
+    assert "[ERROR] get input desc failed" in error.message
+    assert acl.RECORD.freed == 1
+
+
+def test_an_unloading_that_fails_is_logged(
+    acl: Any, om: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: Any) -> None:
+        acl.say("ERROR", "unload model failed")
+        raise acl.failure(-1)
+
+    backend = OmVisionBackend(om)
+    monkeypatch.setattr(acl.InferenceSession, "free_resource", fail)
+    backend.close()
+
+    assert f"cannot unload `{om}`" in caplog.text
+    assert "unload model failed" in caplog.text
 
 
 @pytest.mark.parametrize("sidecar", [True, False])

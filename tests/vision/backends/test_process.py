@@ -3,6 +3,7 @@
 import enum
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -141,6 +142,60 @@ def test_a_reply_to_a_call_that_was_interrupted_is_not_taken_for_the_next(
     with pytest.raises(KeyboardInterrupt):
         odd.encode(pictures(Habit.SLEEP))
     assert odd.encode(pictures())[0] == Habit.NONE
+
+
+class Cut:
+    """A connection whose next message is interrupted half-way, in one of its directions."""
+
+    def __init__(self, connection: Any, *, direction: str) -> None:
+        self._connection, self._direction = connection, direction
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def send_bytes(self, data: bytes) -> None:
+        if self._direction == "send":
+            os.write(self._connection.fileno(), struct.pack("!i", len(data)) + data[: len(data) // 2])
+            raise KeyboardInterrupt
+        self._connection.send_bytes(data)
+
+    def recv(self) -> Any:
+        os.read(self._connection.fileno(), 6)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("direction", ["send", "receive"])
+def test_a_message_cut_in_two_ends_the_process_and_the_next_call_says_so(
+    direction: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with closing(ProcessVisionBackend(Odd, file="odd.onnx")) as backend:
+        monkeypatch.setattr(backend, "_connection", Cut(backend._connection, direction=direction))
+
+        with pytest.raises(KeyboardInterrupt):
+            backend.encode(pictures())
+
+        assert backend._process.returncode == -signal.SIGKILL
+        for _ in range(2):
+            with pytest.raises(
+                EncoderError, match=r"`odd\.onnx` was ended, because a message .* was interrupted"
+            ) as caught:
+                backend.encode(pictures())
+            assert caught.value.hint == "open the encoder again"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_interrupt_while_a_reply_is_waited_for_leaves_the_process_alone(odd: ProcessVisionBackend) -> None:
+    _, before, *_ = odd.encode(pictures()).tolist()
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            odd.encode(pictures(Habit.SLEEP))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+    habit, after, *_ = odd.encode(pictures()).tolist()
+    assert (habit, after) == (Habit.NONE, before)
 
 
 def test_it_is_out_of_reach_of_the_terminals_signals(odd: ProcessVisionBackend) -> None:

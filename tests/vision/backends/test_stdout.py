@@ -43,8 +43,31 @@ def test_after_an_error_the_words_are_there_for_its_message(capfd: pytest.Captur
         os.write(1, words)
         raise RuntimeError
     assert caught.complaints() == "[ACL ERROR] EE1: out of luck. | TraceBack | [ERROR] acl execute failed:1"
-    assert caught.complaints(most=1) == "[ERROR] acl execute failed:1"
+    assert caught.rest().split() == ["[INFO]", "fine"]
     assert capfd.readouterr() == ("", "")
+
+
+def test_what_an_errors_message_has_no_room_for_is_passed_on(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    said = ["[ACL ERROR] first", "a stranger", *(f"[ERROR] {number}" for number in range(6))]
+    with (
+        caplog.at_level(logging.WARNING, logger="vision.backends.stdout"),
+        suppress(RuntimeError),
+        stdout_caught() as caught,
+    ):
+        os.write(1, "\n".join(said).encode())
+        raise RuntimeError
+    assert caught.complaints() == " | ".join(said[2:])
+    assert [record.message for record in caplog.records] == said[:1]
+    assert capfd.readouterr() == ("", "a stranger\n")
+
+
+def test_after_an_interrupt_everything_is_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
+    with suppress(KeyboardInterrupt), stdout_caught():
+        os.write(1, b"a stranger\n")
+        raise KeyboardInterrupt
+    assert capfd.readouterr() == ("", "a stranger\n")
 
 
 def test_a_closed_stdout_stays_closed() -> None:

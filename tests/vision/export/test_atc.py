@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from tests.fakes.om_format import read_fake_om
 from vision.card import METADATA_KEY, EncoderCard
@@ -149,6 +150,8 @@ def test_an_om_is_put_in_place_with_its_sidecar(file: Path, atc: Path, tmp_path:
     assert sidecar.card == CARD
     assert (sidecar.batch_sizes, sidecar.has_gears) == (((1, 4), True) if gears else ((1,), False))
     assert (sidecar.sha256, sidecar.onnx_sha256) == (file_sha256(made), file_sha256(file))
+    assert (sidecar.input.dtype, sidecar.input.layout) == ("float16", "NHWC")
+    assert sidecar.input.shape == tuple(header["input"]["shape"]) == (-1 if gears else 1, 4, 4, 3)
     assert (sidecar.soc_version, sidecar.precision_mode) == ("Ascend310P3", "mixed_float16")
 
 
@@ -170,14 +173,51 @@ def test_the_name_of_a_model_that_the_host_schedules_is_found(file: Path, tmp_pa
     assert made.read_text() == "om\n"
 
 
-def test_an_onnx_of_others_gets_no_sidecar_and_no_old_one_stays(atc: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("gears", [False, True])
+def test_an_onnx_of_others_gets_a_sidecar_without_a_card_in_place_of_an_old_one(
+    atc: Path, tmp_path: Path, gears: bool
+) -> None:
     file = write_onnx(tmp_path / "clip.onnx", card=False)
-    request = planned(file, tmp_path / "clip")[0]
+    request = planned(file, tmp_path / "clip", gears=gears)[0]
     sidecar_path(request.output).write_text("of an older OM")
 
     make_om(request, atc=atc, graph=read_graph(file))
 
-    assert read_sidecar(request.output) is None
+    sidecar = read_sidecar(request.output)
+    assert sidecar is not None
+    assert (sidecar.card, sidecar.has_gears) == (None, gears)
+    assert sidecar.batch_sizes == request.batch_sizes
+
+
+def test_the_input_is_what_a_further_flag_makes_of_it(atc: Path, tmp_path: Path) -> None:
+    file = write_onnx(tmp_path / "clip.onnx", dtype=TensorProto.FLOAT)
+    request = planned(file, tmp_path / "clip", extra=("--input_fp16_nodes=input",))[0]
+
+    header, _ = read_fake_om(make_om(request, atc=atc, graph=read_graph(file)))
+
+    sidecar = read_sidecar(request.output)
+    assert sidecar is not None
+    assert sidecar.input.dtype == header["input"]["dtype"] == "float16"
+
+
+def test_the_digest_of_the_onnx_covers_weights_in_a_file_of_their_own(atc: Path, tmp_path: Path) -> None:
+    model = onnx.load(write_onnx(tmp_path / "clip.onnx"))
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(1000, dtype=np.float16), "unused"))
+    file = tmp_path / "external.onnx"
+    onnx.save(model, file, save_as_external_data=True, location="external.onnx.data", size_threshold=0)
+    request = planned(file, tmp_path / "clip")[0]
+
+    def digest() -> str:
+        make_om(request, atc=atc, graph=read_graph(file))
+        sidecar = read_sidecar(request.output)
+        assert sidecar is not None
+        return sidecar.onnx_sha256
+
+    weights = tmp_path / "external.onnx.data"
+    first = digest()
+    assert first == file_sha256(file, weights)
+    weights.write_bytes(weights.read_bytes()[::-1])
+    assert digest() != first
 
 
 def test_a_failure_leaves_what_was_there(file: Path, atc: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 from vision.errors import EncoderError
 from vision.export.graph import read_graph
-from vision.export.lint import Complaint, lint
+from vision.export.lint import Complaint, lint_graph
 
 
 def write(
@@ -35,6 +35,10 @@ def write(
     imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
     onnx.save(helper.make_model(graph, opset_imports=imports), path)
     return path
+
+
+def lint(path: Path) -> list[Complaint]:
+    return lint_graph(read_graph(path))
 
 
 def only(complaints: list[Complaint]) -> Complaint:

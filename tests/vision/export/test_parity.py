@@ -70,7 +70,7 @@ def test_a_file_that_is_no_graph_is_told(exported: Callable[..., Any], tmp_path:
     made = exported("rgb", "float16", 18)
     (tmp_path / "clip.onnx").write_bytes(b"nothing")
 
-    with pytest.raises(EncoderError, match="cannot load"):
+    with pytest.raises(EncoderError, match="cannot open"):
         compare(tmp_path / "clip.onnx", made.encoder, made.pixels)
 
 
