@@ -336,6 +336,13 @@ def test_profile_prints_the_stages_on_stderr(run: Run) -> None:
     assert "bound by: " in ran.err
 
 
+def test_profile_marks_do_not_wait_for_the_device(run: Run) -> None:
+    ran = run("caption", picture(), model_flags(), SHORT, "--profile-marks", "--quiet")
+
+    assert "the host's times, device not waited for" in ran.err
+    assert run("caption", picture(), "--profile", "--profile-marks").code == 2
+
+
 def test_a_seed_repeats_a_sampled_answer(run: Run) -> None:
     arguments = ["caption", picture(), *model_flags(), *SHORT, "--temperature", "3", "--top-p", "1"]
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ import torch
 from app.captioner import Captioner
 from app.checkpoints import ModelSources, assemble_sources
 from app.cli import main
+from app.encoders import encoder_spec
 from app.errors import Exit
 from app.spec import CaptionerSpec
+from llm.runtime.backend import Capabilities, CpuBackend
 from tests.app.golden import model_flags, model_options, picture
 from vision.card import fingerprint, is_same
 from vision.config import VisionConfig
@@ -130,6 +133,29 @@ def test_what_runs_the_encoder_follows_from_its_file() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "runs_om", "mode", "device_id", "own_process"),
+    [
+        ({"encoder": "clip.om"}, True, "eager", 3, False),  # beside the decoder
+        ({"encoder": "clip.om", "encoder_device": 1}, True, "eager", 1, False),
+        ({"encoder": "clip.om"}, True, "npugraph_ex", 3, True),  # graphs make their streams late
+        ({"encoder": "clip.om"}, False, "eager", 0, False),  # the decoder's device is of another kind
+        ({"encoder": "clip.om", "encoder_process": True, "encoder_device": 2}, False, "eager", 2, True),
+        ({"encoder": "clip.onnx"}, True, "npugraph_ex", 0, False),
+    ],
+)
+def test_where_an_exported_encoder_runs(
+    given: dict[str, Any], runs_om: bool, mode: str, device_id: int, own_process: bool
+) -> None:
+    class NumberThree(CpuBackend):
+        device = torch.device("meta", 3)
+        capabilities = Capabilities(dtypes=("float32",), runs_om=runs_om)
+
+    wanted = encoder_spec(CaptionerSpec(**given), backend=NumberThree(), mode=mode)
+
+    assert (wanted.device_id, wanted.own_process) == (device_id, own_process)
+
+
+@pytest.mark.parametrize(
     ("flags", "told"),
     [
         (["--vision", "onnx"], "--vision onnx needs --encoder, the file that `llama-adapter export onnx` writes"),
@@ -139,6 +165,8 @@ def test_what_runs_the_encoder_follows_from_its_file() -> None:
         ),
         (["--encoder-process"], "--encoder and --encoder-process go with --vision onnx or om"),
         (["--encoder", ""], "--encoder is empty"),
+        (["--encoder", "a.onnx", "--encoder-device", "1"], "--encoder-device is 0 to 255 and goes with --vision om"),
+        (["--encoder", "a.om", "--encoder-device", "256"], "--encoder-device is 0 to 255 and goes with --vision om"),
     ],
 )
 def test_flags_that_cannot_be_meant_are_told(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

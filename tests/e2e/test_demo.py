@@ -141,7 +141,8 @@ def test_the_number_of_an_accelerator_that_is_not_there_is_noted(
 
     assert numbered(None, 0) == ("cpu", "")
     assert numbered("meta", 3) == ("meta:3", "")
-    assert numbered(None, 3) == ("cpu", "note: DEVICE_ID is 3, but there is no accelerator for the decoder: the CPU computes\n")
+    note = "note: DEVICE_ID is 3, but there is no accelerator for the decoder: the CPU computes\n"
+    assert numbered(None, 3) == ("cpu", note)
 
 
 def test_neither_a_name_nor_an_answer_acts_on_the_terminal(demo: Demo, tmp_path: Path) -> None:

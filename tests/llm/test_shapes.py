@@ -122,6 +122,25 @@ def test_a_row_that_is_not_finite_leaves_nothing_behind_for_rows_computed_along(
     assert with_bad == answers(drain(engine))
 
 
+def test_padding_is_as_finite_as_the_row_that_it_fills() -> None:
+    # A piece of the vocabulary that overflows harms the rows that hold it, and no row that is filled up beside it.
+    decoder = toy_decoder(WIDE)
+    decoder.embedding.weight[0] = float("inf")
+    prompts = [prompt for prompt in PROMPTS if 0 not in prompt][:3]
+    logits = []
+    for shapes, num_slots in ((ExactShapes(), 1), (ExactShapes(), 3), (BucketedShapes(), 5)):
+        executor = EagerExecutor(decoder, backend=CpuBackend(), num_slots=num_slots, shapes=shapes)
+        prefixes = executor.project_prefix(toy_visual_queries(3))
+        if num_slots == 1:
+            rows = [executor.prefill([prompts[row]], [prefixes[row]], first_slot=0) for row in range(3)]
+            logits.append(torch.cat(rows))
+        else:
+            logits.append(executor.prefill(prompts, prefixes, first_slot=0))
+    assert bool(torch.stack(logits).isfinite().all())
+    torch.testing.assert_close(logits[1], logits[0], atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits[2], logits[0], atol=1e-4, rtol=0)
+
+
 def test_compiled_steps_give_the_same_answers() -> None:
     decoder, backend = toy_decoder(WIDE), TracingBackend()
     executor = GraphExecutor(decoder, backend=backend, num_slots=3, mode="traced")
