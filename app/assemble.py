@@ -63,6 +63,7 @@ def assemble(spec: CaptionerSpec) -> Captioner:
             encoder = encoder_from_state(model.vision_config, model.vision_state)
             sizes = powers_of_two(spec.batch_size) if backend.capabilities.static_shapes else None
             vision = TorchVisionBackend(encoder, device=backend.device, batch_sizes=sizes)
+            backend.prepare(encoder)
         elif vision is None:
             # Last of all: the decoder's device has to be there before the OM's own context.
             vision = stack.enter_context(closing(open_encoder(encoder_spec(spec, backend=backend, mode=mode))))

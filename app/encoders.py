@@ -53,8 +53,6 @@ def encoder_identity(spec: CaptionerSpec) -> str:
 def encoder_bytes(spec: CaptionerSpec, model: LoadedModel, *, backend: Backend) -> int:
     """What the encoder will take of the decoder's device: its weights, or its files."""
     if spec.vision_kind == "torch":
-        if backend.device.type == "cpu":
-            return 0
         return sum(tensor.numel() * tensor.itemsize for tensor in model.vision_state.values())
     assert spec.encoder is not None
     if not backend.capabilities.runs_om or spec.vision_kind != "om":

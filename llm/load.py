@@ -41,7 +41,8 @@ def open_executor(
     anything large is made, when weights and slots would not fit into the device's memory.
     """
     has_static_shapes = backend.capabilities.static_shapes
-    tensors = [tensor for tensor in state.values() if tensor.device != backend.device]
+    copies_weights = backend.capabilities.copies_weights
+    tensors = [tensor for tensor in state.values() if copies_weights or tensor.device != backend.device]
     dtype = state["embedding.weight"].dtype
     plan = plan_memory(
         config,

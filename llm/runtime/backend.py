@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
+from torch import nn
 
 from llm.config import DecoderConfig
 from llm.errors import DeviceError
-from llm.model.llama import LlamaAdapterDecoder
 from llm.model.ops import ATEN, Operators
+from llm.runtime.packed import pack_linears
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -29,6 +30,7 @@ class Capabilities:
     static_shapes: bool = False  # every new shape costs a compilation, so shapes are rounded up to few
     graph_modes: tuple[str, ...] = ()  # what `compile` takes
     collective: str = "gloo"  # torch.distributed's backend between devices of this kind; nothing is distributed yet
+    copies_weights: bool = False  # `prepare` makes its own, so that weights mapped from a file take memory too
     runs_om: bool = False  # an exported OM encoder can share this very device
 
 
@@ -74,8 +76,8 @@ class Backend(Protocol):
         """The operators that suit this device, model and mode; with `aten`, plain torch."""
         ...
 
-    def prepare(self, decoder: LlamaAdapterDecoder) -> None:
-        """Bring the weights of a decoder on this device into the layout that it computes best in."""
+    def prepare(self, module: nn.Module) -> None:
+        """Bring the weights of a module on this device into the layout that it computes best in."""
         ...
 
     def compile(self, program: Callable[..., torch.Tensor], *, mode: str) -> Callable[..., torch.Tensor]:
@@ -94,7 +96,7 @@ class PlainBackend:
     ) -> Operators:
         return ATEN
 
-    def prepare(self, decoder: LlamaAdapterDecoder) -> None:
+    def prepare(self, module: nn.Module) -> None:
         return
 
     def compile(self, program: Callable[..., torch.Tensor], *, mode: str) -> Callable[..., torch.Tensor]:
@@ -106,7 +108,10 @@ class CpuBackend(PlainBackend):
 
     name = "cpu"
     device = torch.device("cpu")
-    capabilities = Capabilities(dtypes=("float32", "bfloat16", "float16"))
+    capabilities = Capabilities(dtypes=("float32", "bfloat16", "float16"), copies_weights=True)
+
+    def prepare(self, module: nn.Module) -> None:
+        pack_linears(module)
 
     def synchronise(self) -> None:
         return

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from llm.config import DecoderConfig
 from llm.errors import DeviceError
-from llm.model.llama import LlamaAdapterDecoder
 from llm.model.ops import Operators
 from llm.runtime.backend import EAGER, Capabilities, EventMark, OperatorChoice, no_graph_mode
 from llm.runtime.chips import FRACTAL_NZ, family_of
@@ -85,14 +84,14 @@ class NpuBackend:
         )
         return operators
 
-    def prepare(self, decoder: LlamaAdapterDecoder) -> None:
+    def prepare(self, module: nn.Module) -> None:
         """Lay the weights of linear layers out in tiles where `choose_operators` chose that; embeddings stay as is."""
         if not any(choice.operator == LAYOUT and choice.implementation == TILED for choice in self.choices):
             return
         self._torch_npu.npu.config.allow_internal_format = True
-        for module in decoder.modules():
-            if isinstance(module, nn.Linear):
-                module.weight.data = self._torch_npu.npu_format_cast(module.weight.data, FRACTAL_NZ)
+        for layer in module.modules():
+            if isinstance(layer, nn.Linear):
+                layer.weight.data = self._torch_npu.npu_format_cast(layer.weight.data, FRACTAL_NZ)
 
     def compile(self, program: Callable[..., Tensor], *, mode: str) -> Callable[..., Tensor]:
         if mode not in self.capabilities.graph_modes:

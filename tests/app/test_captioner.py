@@ -233,15 +233,15 @@ def test_numbers_that_overflow_end_in_an_error_and_do_not_reach_the_next_picture
     captioner = Captioner.load(**model_options(), batch_size=2)
     expected = [answer.token_ids for answer in captioner.generate(PICTURES[:4], max_new_tokens=6)]
     decoder = captioner._engine._executor._decoder  # type: ignore[attr-defined]
-    bias = decoder.layers[2].feed_forward.down.bias
-    healthy = bias.clone()
-    bias.fill_(float("nan"))
+    scale = decoder.layers[2].feed_forward_norm.weight
+    healthy = scale.clone()
+    scale.fill_(float("nan"))
     for options in ({}, {"temperature": 0.7}, {"choices": ["Yes", "No"]}):
         for answer in captioner.generate(PICTURES[:3], **options):  # type: ignore[arg-type]
             assert answer.finish == "error"
             assert answer.error is not None
             assert answer.error.code == "not_finite"
-    bias.copy_(healthy)
+    scale.copy_(healthy)
     assert [answer.token_ids for answer in captioner.generate(PICTURES[:4], max_new_tokens=6)] == expected
 
 

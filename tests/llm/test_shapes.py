@@ -221,6 +221,8 @@ def test_what_would_not_fit_is_told_before_it_is_made() -> None:
         def free_bytes(self) -> int:
             return 1_000
 
-    with pytest.raises(DeviceError, match=r"2 slots with a context of 64 need .* GB for keys and values") as caught:
+    with pytest.raises(
+        DeviceError, match=r"2 slots with a context of 64 need .* GB for weights, .* GB for keys and values"
+    ) as caught:
         open_executor(CONFIG, toy_decoder().state_dict(), backend=SmallBackend(), num_slots=2)
-    assert caught.value.hint == "try a smaller --batch-size or --context"
+    assert caught.value.hint == "try a smaller --batch-size or --context, or a half --dtype"
