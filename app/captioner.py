@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from app.clock import Mark, StageClock
+from app.reading import ReadAhead
 from app.spec import CaptionerSpec
 from llm.engine.engine import Engine
 from llm.engine.sampling_params import SamplingParams
@@ -111,17 +112,28 @@ class _EncodedPrompt:
     choices: tuple[tuple[int, ...], ...]
 
 
-class _Conversation:
-    """A work item on its way through the engine."""
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A picture as it was read, or why it was not."""
 
-    def __init__(self, item: WorkItem, prompt: _EncodedPrompt, *, tokenizer: Tokenizer) -> None:
-        self.item, self.prompt = item, prompt
-        self.started = time.perf_counter()
-        self.digest = ""
+    item: WorkItem
+    digest: str
+    pixels: np.ndarray | None
+    error: AnswerError | None
+    elapsed_ms: float
+
+
+class _Conversation:
+    """A work item on its way through the engine. Its time is that of reading, and what follows from here on."""
+
+    def __init__(self, reading: _Reading, prompt: _EncodedPrompt, *, tokenizer: Tokenizer) -> None:
+        self.item, self.prompt = reading.item, prompt
+        self.started = time.perf_counter() - reading.elapsed_ms / 1e3
+        self.digest = reading.digest
         self.token_ids: list[int] = []
         self.detokenizer = IncrementalDetokenizer(tokenizer)
         self.pieces: list[str] = []
-        self.ms: dict[str, float] = {}
+        self.ms: dict[str, float] = {"read": reading.elapsed_ms}
 
     def elapsed_ms(self) -> float:
         return (time.perf_counter() - self.started) * 1e3
@@ -266,19 +278,20 @@ class Captioner:
         if self._is_running:
             raise RuntimeError("This Captioner is still answering another call: read its stream to the end or close it")
         choices = _as_choices(choices)
-        source = iter(items)
         clock = clock or StageClock()
         self._engine.timer = clock
         self._is_running = True
         in_flight: dict[int, _Conversation] = {}
         exhausted = False
+        batch_size = self.spec.batch_size
+        reader = ReadAhead(iter(items), self._read, ahead=2 * batch_size, shareable=_is_shareable)
         try:
             while True:
                 # Keep every slot in use: encode the next pictures while fewer requests than slots are under way.
                 while not exhausted and self._engine.num_unfinished < self._engine.num_slots:
                     clock.enter("read")
-                    batch = list(itertools.islice(source, self.spec.batch_size))
-                    exhausted = len(batch) < self.spec.batch_size
+                    batch = reader.take(batch_size)
+                    exhausted = len(batch) < batch_size
                     errors = self._admit(batch, in_flight, sampling=sampling, choices=choices, clock=clock)
                     clock.enter("write")
                     yield from errors
@@ -290,36 +303,46 @@ class Captioner:
                 clock.enter("write")
                 yield from events
         finally:
+            reader.close()
             for request_id in in_flight:
                 self._engine.cancel(request_id)
             clock.stop()
             self._is_running = False
 
+    def _read(self, item: WorkItem) -> _Reading:
+        """Read and resize one picture; in a thread of its own."""
+        started = time.perf_counter()
+        digest, pixels, problem = "", None, None
+        try:
+            loaded = load_picture(item.picture, orientation=self.spec.exif)
+            digest = loaded.digest
+            pixels = preprocess(loaded.image, size=self.image_size, convert=self._convert)
+        except PictureError as error:
+            digest = digest or error.digest
+            problem = AnswerError(code=error.code, message=error.message)
+        return _Reading(item, digest, pixels, problem, (time.perf_counter() - started) * 1e3)
+
     def _admit(
         self,
-        items: Sequence[WorkItem],
+        readings: Sequence[_Reading],
         in_flight: dict[int, _Conversation],
         *,
         sampling: SamplingParams,
         choices: tuple[str, ...] | None,
         clock: StageClock,
     ) -> list[Answer]:
-        """Read and encode pictures and hand them to the engine; returns the answers of those that failed."""
+        """Encode pictures and hand them to the engine; returns the answers of those that could not be read."""
         errors: list[Answer] = []
         readable: list[_Conversation] = []
         pixels: list[np.ndarray] = []
-        for item in items:
-            prompt = self._encode_prompt(item.prompt, choices)
-            conversation = _Conversation(item, prompt, tokenizer=self.tokenizer)
-            try:
-                loaded = load_picture(item.picture, orientation=self.spec.exif)
-                conversation.digest = loaded.digest
-                pixels.append(preprocess(loaded.image, size=self.image_size, convert=self._convert))
-            except PictureError as error:
-                conversation.digest = conversation.digest or error.digest
-                errors.append(_failed(conversation, AnswerError(code=error.code, message=error.message)))
+        for reading in readings:
+            prompt = self._encode_prompt(reading.item.prompt, choices)
+            conversation = _Conversation(reading, prompt, tokenizer=self.tokenizer)
+            if reading.pixels is None:
+                assert reading.error is not None, "a picture without pixels has an error"
+                errors.append(_failed(conversation, reading.error))
                 continue
-            conversation.ms["read"] = conversation.elapsed_ms()
+            pixels.append(reading.pixels)
             readable.append(conversation)
         if not readable:
             return errors
@@ -448,6 +471,11 @@ def work_items(
 
 def _label(picture: PictureSource, index: int) -> str:
     return f"picture {index}" if isinstance(picture, bytes) or hasattr(picture, "getpixel") else str(picture)
+
+
+def _is_shareable(item: WorkItem) -> bool:
+    """Whether a picture may be read in another thread: an image object may stand in several items, or be in use."""
+    return isinstance(item.picture, (str, bytes, os.PathLike))
 
 
 def _hashable(prompt: Prompt) -> Prompt:
