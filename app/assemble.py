@@ -1,7 +1,10 @@
 """The composition root: from a spec to a captioner. Whatever is `auto` or left open is settled here, once."""
 
 import dataclasses
+from collections.abc import Callable
 from contextlib import ExitStack, closing
+
+import torch
 
 from app.bundle import load_bundle
 from app.captioner import Captioner, ModelInfo
@@ -20,6 +23,7 @@ from app.spec import CaptionerSpec
 from llm.engine.engine import Engine
 from llm.load import open_executor
 from llm.runtime.backend import Backend, open_backend, open_best, resolve_dtype, resolve_mode
+from llm.runtime.executor import Executor
 from llm.runtime.shapes import powers_of_two
 from vision.backends.base import VisionBackend
 from vision.backends.open import open_encoder
@@ -27,12 +31,43 @@ from vision.backends.torch import TorchVisionBackend
 from vision.card import EncoderCard
 from vision.encoder import encoder_from_state
 
+ModelLoader = Callable[[torch.dtype], LoadedModel]  # the type of the weights -> the model
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """What a captioner is put together of, on its device; `spec` has nothing left open."""
+
+    spec: CaptionerSpec
+    info: ModelInfo
+    model: LoadedModel  # without its weights, which may take memory twice
+    backend: Backend
+    vision: VisionBackend
+    executor: Executor
+
+    def captioner(self) -> Captioner:
+        """The captioner of these parts; with some of them replaced, another one around the same weights."""
+        return Captioner(
+            spec=self.spec,
+            info=self.info,
+            vision=self.vision,
+            engine=Engine(self.executor, eos_id=self.model.tokenizer.eos_id),
+            tokenizer=self.model.tokenizer,
+            synchronise=self.backend.synchronise,
+            mark=self.backend.mark,
+        )
+
 
 def assemble(spec: CaptionerSpec) -> Captioner:
     """Load the model of `spec` onto its device.
 
     Raises DeviceError, CheckpointError, VisionCheckpointError and EncoderError; the errors say what to do.
     """
+    return assemble_parts(spec).captioner()
+
+
+def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> Parts:
+    """As `assemble`, in parts; `load` makes the model, in place of the files that `spec` names."""
     check_encoder_exists(spec)
     backend, note = open_best() if spec.device == "auto" else (open_backend(spec.device), "")
     mode = resolve_mode(spec.mode, backend=backend)
@@ -44,7 +79,10 @@ def assemble(spec: CaptionerSpec) -> Captioner:
             card = onnx.card
         elif spec.vision_kind == "om":
             card = om_card(spec)
-        model = load_model(spec, backend=backend, encoder=card)
+        if load is None:
+            model = load_model(spec, backend=backend, encoder=card)
+        else:
+            model = load(resolve_dtype(spec.dtype, backend=backend))
         foreign_note = ""
         if card is not None:
             check_card(card, model, spec=spec)
@@ -77,7 +115,7 @@ def assemble(spec: CaptionerSpec) -> Captioner:
         context=model.decoder_config.context,
         channel_order=model.vision_config.channel_order,
     )
-    return Captioner(
+    return Parts(
         spec=spec,
         info=ModelInfo(
             name=model.name,
@@ -92,11 +130,10 @@ def assemble(spec: CaptionerSpec) -> Captioner:
             context=model.decoder_config.context,
             default_prompt=model.prompt,
         ),
+        model=dataclasses.replace(model, vision_state={}, decoder_state={}),
+        backend=backend,
         vision=vision,
-        engine=Engine(executor, eos_id=model.tokenizer.eos_id),
-        tokenizer=model.tokenizer,
-        synchronise=backend.synchronise,
-        mark=backend.mark,
+        executor=executor,
     )
 
 

@@ -1,26 +1,28 @@
 """The command `doctor`: the table of the environment, the findings about a model, and the exit code of both.
 
-What is looked at is decided in app/environment.py and app/doctor.py; here it is weighed against what the user's flags
-need, and printed.
+What is looked at is decided in app/environment.py, app/doctor.py and app/encoder_doctor.py; here it is weighed against
+what the user's flags need, and printed.
 """
 
 import shutil
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from app.doctor import Finding, diagnose
-from app.environment import Probe, is_needed, look_at_environment, purposes, uses_of
+from app.environment import Probe, fold, is_needed, look_at_environment, purposes, uses_of
 from app.errors import Exit
 
 if TYPE_CHECKING:
     from app.checkpoints import ModelSources
+    from app.encoder_doctor import EncoderQuestion
 
 Level = Literal["ok", "absent", "warning", "error"]
 
 ALWAYS = uses_of()
 
-MIN_WIDTH, MAX_WIDTH = 100, 140
+# Without a terminal, as wide as the narrowest that is common; wider than the last, lines are hard to read.
+PIPE_WIDTH, MIN_WIDTH, MAX_WIDTH = 80, 60, 120
 NAME_WIDTH, LEVEL_WIDTH = 14, 9
 
 
@@ -34,30 +36,26 @@ def weigh(probe: Probe, *, uses: frozenset[str]) -> Level:
 
 
 def environment_table(probes: Iterable[Probe], *, uses: frozenset[str], width: int) -> list[str]:
-    """The lines: part, state, what was found, what to do; what does not fit beside stands on lines of its own."""
-    rows = [("part", "state", "found", "what to do")]
-    rows += [(probe.name, weigh(probe, uses=uses), _found(probe), probe.hint) for probe in probes]
-    # Short cells make the column; a long one takes its line to the end.
-    room = (width - NAME_WIDTH - LEVEL_WIDTH) // 2
-    found_width = max(len(found) for _, _, found, _ in rows if len(found) < room) + 2
-    return [line for row in rows for line in _row(*row, found_width=found_width, width=width)]
-
-
-def _found(probe: Probe) -> str:
-    """What was found, or of a part that is not there, what would need it."""
-    uses = [use for use in purposes(probe.name) if use != "always"]
-    return probe.found or (f"for {', '.join(uses)}" if uses else "-")
-
-
-def _row(name: str, level: str, found: str, hint: str, *, found_width: int, width: int) -> list[str]:
-    start = f"{name:<{NAME_WIDTH}}{level:<{LEVEL_WIDTH}}"
-    if len(found) < found_width and len(start) + found_width + len(hint) <= width:
-        return [f"{start}{found:<{found_width}}{hint}".rstrip()]
-    lines = _wrapped(found, first=start, rest=" " * len(start), width=width)
-    if hint:
-        indent = " " * NAME_WIDTH
-        lines += _wrapped(hint, first=f"{indent}{'hint:':<{LEVEL_WIDTH}}", rest=" " * len(start), width=width)
+    """The lines: part, state, what was found, and below it what to do; nothing is wider, but what cannot be broken."""
+    lines = [f"{'part':<{NAME_WIDTH}}{'state':<{LEVEL_WIDTH}}found"]
+    for probe in probes:
+        start = f"{probe.name:<{NAME_WIDTH}}{weigh(probe, uses=uses):<{LEVEL_WIDTH}}"
+        lines += _wrapped(_found(probe, uses=uses), first=start, rest=" " * len(start), width=width)
+        if probe.hint:
+            hint = f"{'':<{NAME_WIDTH}}{'hint:':<{LEVEL_WIDTH}}"
+            lines += _wrapped(probe.hint, first=hint, rest=" " * len(hint), width=width)
     return lines
+
+
+def _found(probe: Probe, *, uses: frozenset[str]) -> str:
+    """What was found; of a part that is not there also what needs it: of these uses, if they do, else of all."""
+    if probe.state != "absent":
+        return probe.found or "there"
+    found = probe.found or ("none" if probe.name.endswith("devices") else "not installed")
+    needing = [use for use in purposes(probe.name) if use in uses] or purposes(probe.name)
+    if not needing:
+        return found
+    return f"{found}; needed for {'every command' if 'always' in needing else ', '.join(needing)}"
 
 
 def _wrapped(text: str, *, first: str, rest: str, width: int) -> list[str]:
@@ -71,47 +69,65 @@ def _wrapped(text: str, *, first: str, rest: str, width: int) -> list[str]:
     )
 
 
-def finding_lines(findings: Iterable[Finding]) -> list[str]:
-    """The lines about a model: one for each finding, and its hint below."""
+def finding_lines(findings: Iterable[Finding], *, width: int) -> list[str]:
+    """The lines about a model: one or more for each finding, and its hint below."""
     lines = []
     for finding in findings:
-        lines.append(f"{finding.level:<{LEVEL_WIDTH}} {finding.what}: {finding.sentence}")
-        lines += [f"{'':<{LEVEL_WIDTH}} hint: {finding.hint}"] if finding.hint else []
+        start = f"{finding.level:<{LEVEL_WIDTH}} "
+        rest = " " * len(start)
+        lines += _wrapped(f"{finding.what}: {finding.sentence}", first=start, rest=rest, width=width)
+        if finding.hint:
+            lines += _wrapped(finding.hint, first=f"{rest}hint: ", rest=f"{rest}      ", width=width)
     return lines
 
 
 def terminal_width() -> int:
-    """Columns to use: those of the terminal, in limits; pipes have none and get the least."""
-    return min(max(shutil.get_terminal_size((MIN_WIDTH, 1)).columns, MIN_WIDTH), MAX_WIDTH)
+    """Columns to use: those of the terminal, within limits; pipes have none."""
+    return min(max(shutil.get_terminal_size((PIPE_WIDTH, 1)).columns, MIN_WIDTH), MAX_WIDTH)
 
 
-def summary(levels: Iterable[str]) -> tuple[str, int]:
-    """The last line, and the number of errors."""
-    levels = list(levels)
+def summary(checks: Sequence[tuple[str, str]]) -> tuple[str, int]:
+    """The last line, of pairs (what was looked at, level), and the number of errors."""
+    levels = [level for _, level in checks]
+    failed = list(dict.fromkeys(name for name, level in checks if level == "error"))
     parts = []
     for level, noun in (("error", "error"), ("warning", "warning")):
         number = levels.count(level)
         if number or level == "error":
             parts.append(f"{number or 'no'} {noun}{'' if number == 1 else 's'}")
-    return f"{', '.join(parts)} in {len(levels)} checks", levels.count("error")
+    line = f"{', '.join(parts)} in {len(levels)} check{'' if len(levels) == 1 else 's'}"
+    if failed:
+        line += f"{', to fix in this order' if len(failed) > 1 else ''}: {', '.join(failed)}"
+    return line, levels.count("error")
 
 
-def run_checkup(target: "ModelSources | str | None", *, uses: frozenset[str]) -> int:
-    """Print the environment's table and then the findings about a model, if there is a `target`; returns the exit code.
+def run_checkup(
+    target: "ModelSources | str | None", *, uses: frozenset[str], encoder: "EncoderQuestion | None" = None
+) -> int:
+    """Print the environment's table, then the findings about a model, if there is a `target`, and about its encoder.
 
-    Each part is printed before the next is looked at: reading a large model takes minutes.
+    Returns the exit code. The table is printed before the model is looked at: reading a large one takes minutes.
     """
+    width = terminal_width()
     probes = look_at_environment()
-    print("\n".join(environment_table(probes, uses=uses, width=terminal_width())), flush=True)
-    levels: list[str] = [weigh(probe, uses=uses) for probe in probes]
+    print("\n".join(environment_table(fold(probes, uses=uses), uses=uses, width=width)), flush=True)
+    checks: list[tuple[str, str]] = [(probe.name, weigh(probe, uses=uses)) for probe in probes]
     if target is not None:
         unusable = [probe.name for probe in probes if probe.state != "ok" and is_needed(probe.name, uses=ALWAYS)]
-        findings = [_not_tried(unusable)] if unusable else diagnose(target)
-        print("", *finding_lines(findings), sep="\n")
-        levels += [finding.level for finding in findings]
-    line, num_errors = summary(levels)
-    print(f"\n{line}")
+        findings = [_not_tried(unusable)] if unusable else _diagnose(target, encoder)
+        print("", *finding_lines(findings, width=width), sep="\n")
+        checks += [(finding.what, finding.level) for finding in findings]
+    line, num_errors = summary(checks)
+    print("", *_wrapped(line, first="", rest=" " * 4, width=width), sep="\n")
     return Exit.FAILED if num_errors else Exit.OK
+
+
+def _diagnose(target: "ModelSources | str", encoder: "EncoderQuestion | None") -> list[Finding]:
+    if encoder is None:
+        return diagnose(target)
+    from app.encoder_doctor import diagnose_with_encoder
+
+    return diagnose_with_encoder(target, encoder)
 
 
 def _not_tried(unusable: list[str]) -> Finding:

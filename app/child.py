@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 State = Literal["ok", "absent", "broken"]
 
-# The child finds packages where this process would, whatever its own start would add or leave out.
+# The child finds packages where this process would, whatever its own start would add or leave out; -P for what it
+# imports before it knows, which a `json.py` in the current folder must not be.
 _PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from app.child import answer; answer(sys.argv[2:])"
 
 
@@ -37,7 +38,7 @@ def ask_child(question: str, *arguments: str, environ: Mapping[str, str], second
 
     A child that raises, dies, hangs or says nothing makes the answer `broken`, with the reason as what was found.
     """
-    command = [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), question, *arguments]
+    command = [sys.executable, "-P", "-c", _PROGRAM, json.dumps(sys.path), question, *arguments]
     ran = run_program(command, environ=environ, seconds=seconds)
     if isinstance(ran, str):
         return broken(f"its check {ran}")

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,8 @@ Caption pictures and answer questions about them with LLaMA-Adapter V2 models.
   llama-adapter ask photo.jpg --question "Is there a red circle?" --choices Yes,No
 """
 _EXIT_CODES = """\
-exit codes: 0 all good, 1 failed, 2 usage, 3 finished but some pictures could not be read, 130 interrupted
+exit codes: 0 all good, 1 failed, 2 usage or a device that cannot be had, 3 finished but some pictures could not be
+read, 130 interrupted
 """
 _CAPTION = """\
 Describe each picture. Answers are written as they are ready: as lines of text on a terminal, as JSON lines into a
@@ -57,12 +59,22 @@ The file is compared with the encoder on pictures, and with what Ascend's ATC ta
 """
 _EXPORT_OM = """\
 Convert an ONNX file to OM by Ascend's ATC, which has to be installed here: an OM for each batch size, or one with gears
-for all of them. --print-command needs no ATC. Beside each OM a side-car FILE.om.json says what is in it.
+for all of them. Beside each OM a side-car FILE.om.json says what is in it. --print-command needs no ATC; an OM that its
+line has made gets its side-car by --adopt FILE.om, with the flags that it was made with.
 """
+_DEVICE_KINDS = "cpu, cuda, cuda:N, npu, npu:N or auto"
+_DEVICES = "cpu, cuda, cuda:1, npu:0, ... or auto"
 _DOCTOR = """\
 Check this installation part by part and a model tensor by tensor, and say what is wrong and what to do. Without model
 flags the embedded model is checked. What the intended use does not need may be absent. Exit code 0 when nothing is
 wrong, else 1.
+"""
+_BENCH = """\
+Measure how fast a model answers here, at several batch sizes, and how near that is to what the device can do: memory
+bandwidth and matrix products are measured in the same run. --random needs no weights: 160M, 1B and 7B are LLaMAs of
+that size behind ViT-L/14.
+
+  llama-adapter bench --random 160M --dtype bfloat16 --workload caption
 """
 
 
@@ -73,7 +85,14 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**settings, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message, hint=f"`{self.prog} --help` lists what there is")
+        raise UsageError(message, hint=_help_hint(self.prog))
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Unknown arguments are an error here already: left to the parser above, its help would be pointed at."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options, unknown
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,7 +106,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _dispatch(arguments: Sequence[str]) -> int:
     options = build_parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
-    return command(options)
+    try:
+        return command(options)
+    except UsageError as error:
+        error.hint = error.hint or _help_hint(options.prog)
+        raise
+
+
+def _help_hint(program: str) -> str:
+    return f"`{program} --help` lists what there is"
 
 
 def build_parser() -> Parser:
@@ -125,19 +152,20 @@ def build_parser() -> Parser:
     convert.add_argument("--force", action="store_true", help="replace a bundle that is there already")
 
     _add_export(commands)
+    _add_bench(commands)
 
     doctor = _command(commands, "doctor", _run_doctor, help="check the installation and a model", description=_DOCTOR)
     _add_model(doctor)
     use = doctor.add_argument_group("intended use", "what is missing for it is an error; without, only for the CPU")
-    use.add_argument("--device", metavar="D", default=SPEC.device, help=_default("cpu, cuda or npu"))
-    use.add_argument("--vision", choices=("torch", "onnx", "om"), default="torch", help=_default("encoder"))
+    use.add_argument("--device", metavar="D", default=SPEC.device, help=_default(_DEVICES))
+    _add_encoder(use)
     doctor.add_argument("--environment", action="store_true", help="only the installation, no model")
     return parser
 
 
 def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], int], **texts: str) -> Parser:
     parser: Parser = commands.add_parser(name, epilog=_EXIT_CODES, **texts)
-    parser.set_defaults(command=run)
+    parser.set_defaults(command=run, prog=parser.prog)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
@@ -149,14 +177,19 @@ def _add_pictures(parser: Parser) -> None:
     parser.add_argument("--recursive", action="store_true", help="also look into the folders of a folder")
 
 
-def _add_model(parser: Parser, *, bundle: bool = True) -> None:
+def _add_model(parser: Parser, *, bundle: bool = True, llama: bool = True) -> None:
+    """Without `llama`, flags of the language model are taken, as a line for another command has them, and not shown."""
+
+    def shown(text: str) -> str:
+        return text if llama else argparse.SUPPRESS
+
     group = parser.add_argument_group("model")
     if bundle:
         group.add_argument(
             "--model", metavar="BUNDLE", help="bundle written by `convert` (default: the embedded model)"
         )
-    group.add_argument("--llama-dir", metavar="DIR", help="LLaMA as Meta ships it, or a Hugging Face folder")
-    group.add_argument("--llama-type", metavar="NAME", help="sub-folder of --llama-dir, for example 7B")
+    group.add_argument("--llama-dir", metavar="DIR", help=shown("LLaMA as Meta ships it, or a Hugging Face folder"))
+    group.add_argument("--llama-type", metavar="NAME", help=shown("sub-folder of --llama-dir, for example 7B"))
     group.add_argument("--adapter", metavar="FILE", help="adapter, for example BIAS-7B.pth")
     group.add_argument("--clip", metavar="FILE", help="CLIP, for example ViT-L-14.pt")
     group.add_argument(
@@ -169,7 +202,10 @@ def _add_model(parser: Parser, *, bundle: bool = True) -> None:
         help="colours' order in training (default: the bundle's own; bgr for released adapters, else rgb)",
     )
     group.add_argument(
-        "--context", metavar="N", type=int, help="tokens of prompt and answer together (default: the bundle's, or 512)"
+        "--context",
+        metavar="N",
+        type=int,
+        help=shown("tokens of prompt and answer together (default: the bundle's, or 512)"),
     )
 
 
@@ -187,33 +223,7 @@ def _add_answering(parser: Parser) -> None:
     answer.add_argument("--seed", metavar="S", type=int, help="makes sampled answers repeatable")
     compute = parser.add_argument_group("computation")
     compute.add_argument("--batch-size", metavar="N", type=int, default=SPEC.batch_size, help=_default())
-    compute.add_argument(
-        "--device", metavar="D", default=SPEC.device, help=_default("cpu, cuda, cuda:1, npu:0, ... or auto")
-    )
-    compute.add_argument(
-        "--dtype", metavar="T", default=SPEC.dtype, help=_default("float32, bfloat16 or float16, as the device allows")
-    )
-    compute.add_argument(
-        "--vision",
-        choices=("torch", "onnx", "om"),
-        help="what runs the picture encoder (default: torch, or what --encoder is a file of)",
-    )
-    compute.add_argument("--encoder", metavar="FILE", help="exported encoder: an .onnx, an .om, or a folder of .om")
-    compute.add_argument(
-        "--encoder-process", action="store_true", help="run an exported encoder in a process of its own"
-    )
-    compute.add_argument(
-        "--encoder-device", metavar="N", type=int, help="device of an OM (default: that of --device npu:N, else 0)"
-    )
-    compute.add_argument(
-        "--mode", metavar="M", default=SPEC.mode, help=_default("eager, graph, or a graph mode of the device by name")
-    )
-    compute.add_argument(
-        "--operators", choices=("auto", "aten"), default=SPEC.operators, help=_default("aten avoids fused operators")
-    )
-    compute.add_argument(
-        "--exif", choices=("upright", "ignore"), default=SPEC.exif, help=_default("orientation that cameras store")
-    )
+    _add_computation(compute)
     output = parser.add_argument_group("output")
     output.add_argument(
         "--out", metavar="FILE.jsonl", help="append records to a file; pictures already answered there are left out"
@@ -240,12 +250,70 @@ def _add_answering(parser: Parser) -> None:
     )
 
 
+def _add_encoder(group: Any) -> None:
+    group.add_argument(
+        "--vision",
+        choices=("torch", "onnx", "om"),
+        help="what runs the picture encoder (default: torch, or what --encoder is a file of)",
+    )
+    group.add_argument("--encoder", metavar="FILE", help="exported encoder: an .onnx, an .om, or a folder of .om")
+    group.add_argument(
+        "--encoder-device", metavar="N", type=int, help="device of an OM (default: that of --device npu:N, else 0)"
+    )
+
+
+def _add_computation(compute: Any) -> None:
+    compute.add_argument("--device", metavar="D", default=SPEC.device, help=_default(_DEVICES))
+    compute.add_argument(
+        "--dtype", metavar="T", default=SPEC.dtype, help=_default("float32, bfloat16 or float16, as the device allows")
+    )
+    _add_encoder(compute)
+    compute.add_argument(
+        "--encoder-process", action="store_true", help="run an exported encoder in a process of its own"
+    )
+    compute.add_argument(
+        "--mode", metavar="M", default=SPEC.mode, help=_default("eager, graph, or a graph mode of the device by name")
+    )
+    compute.add_argument(
+        "--operators", choices=("auto", "aten"), default=SPEC.operators, help=_default("aten avoids fused operators")
+    )
+    compute.add_argument(
+        "--exif", choices=("upright", "ignore"), default=SPEC.exif, help=_default("orientation that cameras store")
+    )
+
+
+def _add_bench(commands: Any) -> None:
+    bench = _command(commands, "bench", _run_bench, help="measure speed beside its ceilings", description=_BENCH)
+    _add_model(bench)
+    work = bench.add_argument_group("what is measured")
+    work.add_argument("--random", metavar="SIZE", help="random weights: 160M, 1B, 7B, tiny or DIMxLAYERSxHEADSxFFN")
+    work.add_argument(
+        "--workload",
+        choices=("yesno", "caption"),
+        default="yesno",
+        help=_default("yesno: a choice of two in one pass; caption: 64 new tokens"),
+    )
+    work.add_argument(
+        "--batch-sizes", metavar="N,...", type=parse_batch_sizes, default="1,5,16", help=_default("in turn")
+    )
+    work.add_argument("--pictures", metavar="N", type=int, default=25, help=_default("sample pictures in each round"))
+    work.add_argument("--rounds", metavar="N", type=int, default=3, help=_default())
+    _add_computation(bench.add_argument_group("computation"))
+    output = bench.add_argument_group("output")
+    output.add_argument("--out", metavar="FILE.json", help="write the result as JSON")
+    output.add_argument("--plot", metavar="FILE.png", help="draw the result, as PNG or SVG (needs matplotlib)")
+    output.add_argument("--json", action="store_true", help="JSON on stdout in place of the table")
+    output.add_argument("--quiet", action="store_true", help="no progress on stderr")
+
+
 def _add_export(commands: Any) -> None:
-    export = commands.add_parser("export", help="write the encoder for other runtimes", description=_EXPORT)
+    export = commands.add_parser(
+        "export", help="write the encoder for other runtimes", description=_EXPORT, epilog=_EXIT_CODES
+    )
     kinds = export.add_subparsers(metavar="KIND", required=True)
 
     onnx = _command(kinds, "onnx", _run_export_onnx, help="the encoder as ONNX", description=_EXPORT_ONNX)
-    _add_model(onnx)
+    _add_model(onnx, llama=False)
     onnx.add_argument("--out", metavar="FILE.onnx", required=True, help="file to write")
     onnx.add_argument("--dtype", choices=export_defaults.DTYPES, default=export_defaults.DTYPE, help=_default())
     onnx.add_argument(
@@ -286,6 +354,9 @@ def _add_export(commands: Any) -> None:
         "--atc-flag", metavar="FLAG", dest="atc_flags", action="append", default=[], help="further, as --atc-flag=--x=y"
     )
     om.add_argument("--print-command", action="store_true", help="print what to run, and convert nothing")
+    om.add_argument(
+        "--adopt", metavar="FILE.om", help="write the side-car of an OM that atc made elsewhere, and convert nothing"
+    )
     om.add_argument("--force", action="store_true", help="replace files, and convert what the lint refuses")
 
 
@@ -406,9 +477,31 @@ def _run_export_onnx(options: argparse.Namespace) -> int:
 
 
 def _run_export_om(options: argparse.Namespace) -> int:
-    from app.exporting import OmJob, run_export_om
+    from app.exporting_om import OmJob, run_export_om
 
-    run_export_om(settings(OmJob, {**vars(options), "atc_flags": tuple(options.atc_flags)}))
+    values = {**vars(options), "atc_flags": tuple(options.atc_flags)}
+    run_export_om(settings(OmJob, values, shown={"atc_flags": "--atc-flag", "onnx": "FILE.onnx"}))
+    return Exit.OK
+
+
+def _run_bench(options: argparse.Namespace) -> int:
+    spec = spec_from(options)
+    from app.bench import BenchJob, run_bench
+    from app.bench_report import check_plot, format_table, write_plot
+
+    job = settings(BenchJob, {**vars(options), "spec": spec})
+    if options.out is not None and not Path(options.out).absolute().parent.is_dir():
+        raise UsageError(f"The folder of `{options.out}` does not exist")
+    if options.plot is not None:
+        check_plot(options.plot)
+    tell = (lambda line: None) if options.quiet else (lambda line: print(line, file=sys.stderr))
+    result = run_bench(job, tell=tell)
+    as_json = json.dumps(result.to_dict(), indent=1)
+    if options.out is not None:
+        Path(options.out).write_text(as_json + "\n", encoding="utf-8")
+    if options.plot is not None:
+        write_plot(result, options.plot)
+    print(as_json if options.json else format_table(result))
     return Exit.OK
 
 
@@ -419,18 +512,35 @@ def _sources(options: argparse.Namespace) -> "ModelSources":
 
 
 def _run_doctor(options: argparse.Namespace) -> int:
-    values = vars(options)
-    # What `caption` would refuse; an encoder may be asked about before one is exported.
-    spec = settings(CaptionerSpec, {name: value for name, value in values.items() if name != "vision"})
+    if options.environment and (named := _model_flags(options)):
+        goes = "goes" if len(named) == 1 else "go"
+        raise UsageError(f"--environment looks at the installation only, and {', '.join(named)} {goes} with a model")
+    if options.encoder is None and options.encoder_device is not None:
+        raise UsageError("--encoder-device goes with --encoder, which is missing")
+    # What `caption` would refuse; what --vision needs may be asked about before an encoder is exported.
+    spec = settings(CaptionerSpec, vars(options) | ({"vision": None} if options.encoder is None else {}))
     from app.checkup import run_checkup
-    from app.environment import uses_of
-    from app.resources import embedded_model
+    from app.environment import is_device, om_device, uses_of
 
-    uses = uses_of(device=options.device, vision=options.vision)
+    if not is_device(spec.device):
+        raise UsageError(f"No kind of device named `{spec.device}`", hint=f"pass {_DEVICE_KINDS} as --device")
+    uses = uses_of(device=spec.device, vision=options.vision or spec.vision_kind)
     if options.environment:
         return run_checkup(None, uses=uses)
+    from app.encoder_doctor import EncoderQuestion
+    from app.resources import embedded_model
+
     bundle = str(embedded_model()) if spec.model is None else spec.model
-    return run_checkup(bundle if spec.llama_dir is None else _sources(options), uses=uses)
+    encoder = None if spec.encoder is None else EncoderQuestion(spec=spec, beside=om_device(spec.device))
+    return run_checkup(bundle if spec.llama_dir is None else _sources(options), uses=uses, encoder=encoder)
+
+
+def _model_flags(options: argparse.Namespace) -> list[str]:
+    """The flags of a model, and of its encoder, that were given."""
+    values = vars(options)
+    fields = [field for field in dataclasses.fields(CaptionerSpec) if field.name not in ("device", "vision")]
+    given = [field.name for field in fields if field.name in values and values[field.name] != field.default]
+    return ["--" + name.replace("_", "-") for name in given]
 
 
 class _Version(argparse.Action):

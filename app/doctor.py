@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from llm.tokenizer import Tokenizer
     from llm.weights.adapter import AdapterFile
     from llm.weights.source import LlamaSource
+    from vision.card import EncoderCard
     from vision.weights import ClipSource
 
 Level = Literal["ok", "not tried", "warning", "error"]
@@ -37,8 +38,10 @@ class Finding:
     hint: str = ""
 
 
-def diagnose(target: "ModelSources | str | os.PathLike[str]") -> list[Finding]:
+def diagnose(target: "ModelSources | str | os.PathLike[str]", *, encoder: "EncoderCard | None" = None) -> list[Finding]:
     """Check a model: a bundle's folder, or the checkpoints it would be made of.
+
+    With the card of an exported `encoder`, which takes CLIP's place, CLIP may be missing.
 
     Every check that still makes sense is made, whatever the ones before it found. Files are read completely, their
     digests too, where they are known. Never raises for what is wrong with a model.
@@ -49,7 +52,7 @@ def diagnose(target: "ModelSources | str | os.PathLike[str]") -> list[Finding]:
     if isinstance(target, str | os.PathLike):
         findings += _diagnose_bundle(Path(target))
     else:
-        findings += _diagnose_sources(target)
+        findings += _diagnose_sources(target, encoder=encoder)
     return findings
 
 
@@ -87,13 +90,42 @@ def check_packages() -> list[Finding]:
     return findings
 
 
-def _diagnose_sources(sources: "ModelSources") -> Iterator[Finding]:
+class Report:
+    """Collects the errors of attempts, so that the next attempt is made whatever became of the last."""
+
+    def __init__(self) -> None:
+        self._findings: list[Finding] = []
+
+    def attempt(self, what: str, action: Callable[[], T]) -> T | None:
+        """What `action` returns; None where it raised one of the errors of files, which becomes a finding."""
+        from llm.errors import CheckpointError
+        from vision.errors import EncoderError
+        from vision.weights import VisionCheckpointError
+
+        try:
+            return action()
+        except (CheckpointError, EncoderError, VisionCheckpointError) as error:
+            self._findings.append(Finding(level="error", what=what, sentence=error.message, hint=error.hint))
+            return None
+
+    def take(self) -> list[Finding]:
+        """The findings since the last time."""
+        findings, self._findings = self._findings, []
+        return findings
+
+
+def ok(what: str, sentence: str) -> Finding:
+    """A finding about something that is right."""
+    return Finding(level="ok", what=what, sentence=sentence)
+
+
+def _diagnose_sources(sources: "ModelSources", *, encoder: "EncoderCard | None") -> Iterator[Finding]:
     from app.checkpoints import find_clip, find_llama, open_llama
     from llm.tokenizer import Tokenizer
     from llm.weights.adapter import open_adapter
     from vision.weights import open_clip
 
-    report = _Report()
+    report = Report()
     place = report.attempt("llama", lambda: find_llama(sources.llama_dir, llama_type=sources.llama_type))
     tokenizer = llama = None
     if place is not None:
@@ -111,7 +143,7 @@ def _diagnose_sources(sources: "ModelSources") -> Iterator[Finding]:
     if place is not None:
         yield from _check_listed_digests(place)
     if tokenizer is not None:
-        yield _ok("tokenizer", f"The tokenizer has {tokenizer.vocab_size} pieces")
+        yield ok("tokenizer", f"The tokenizer has {tokenizer.vocab_size} pieces")
     if llama is not None:
         yield from _describe_llama(llama, tokenizer)
     if adapter is not None:
@@ -120,12 +152,12 @@ def _diagnose_sources(sources: "ModelSources") -> Iterator[Finding]:
     if clip is not None:
         yield from _describe_clip(clip)
     if adapter is not None:
-        yield from _check_vision(adapter, clip, sources)
+        yield from _check_vision(adapter, clip, sources, encoder=encoder)
 
 
 def _describe_llama(llama: "LlamaSource", tokenizer: "Tokenizer | None") -> Iterator[Finding]:
     form = "Hugging Face's" if llama.half_split else "Meta's"
-    yield _ok(
+    yield ok(
         "llama",
         f"LLaMA in {form} form, {len(llama.files)} file(s), {len(llama.tensors)} tensors, none missing or unknown: "
         f"width {llama.dim}, {llama.num_layers} layers, {llama.num_heads} heads, {llama.vocab_size} tokens",
@@ -152,7 +184,7 @@ def _describe_adapter(adapter: "AdapterFile", llama: "LlamaSource | None") -> It
     ]
     if adapter.clip:
         parts.append("with a CLIP of its own, which is used")
-    yield _ok("adapter", f"The adapter has {', '.join(parts)}")
+    yield ok("adapter", f"The adapter has {', '.join(parts)}")
     tensors = {**adapter.llama, **adapter.visual, "adapter_query.weight": adapter.queries}  # CLIP is looked at as CLIP
     yield from _check_finite("adapter", adapter.name, iter(tensors.items()))
     gates = [tensor for name, tensor in adapter.llama.items() if name.endswith("attention.gate")]
@@ -165,7 +197,7 @@ def _describe_adapter(adapter: "AdapterFile", llama: "LlamaSource | None") -> It
         )
     if llama is None:
         return
-    report = _Report()
+    report = Report()
     report.attempt(
         "adapter",
         lambda: check_fits(
@@ -180,13 +212,13 @@ def _describe_adapter(adapter: "AdapterFile", llama: "LlamaSource | None") -> It
     )
     faults = report.take()
     yield from faults or [
-        _ok("adapter", f"All {len(tensors) + len(adapter.clip)} tensors of the adapter are known and fit this LLaMA")
+        ok("adapter", f"All {len(tensors) + len(adapter.clip)} tensors of the adapter are known and fit this LLaMA")
     ]
 
 
 def _describe_clip(clip: "ClipSource") -> Iterator[Finding]:
     config = clip.config
-    yield _ok(
+    yield ok(
         "clip",
         f"CLIP with patches of {config.patch_size}, pictures of {config.image_size}, width {config.width}, "
         f"{config.num_layers} layers, features of width {config.output_dim}; no tensor is missing or unknown",
@@ -194,18 +226,24 @@ def _describe_clip(clip: "ClipSource") -> Iterator[Finding]:
     yield from _check_finite("clip", clip.name, iter(clip.tensors.items()))
 
 
-def _check_vision(adapter: "AdapterFile", clip: "ClipSource | None", sources: "ModelSources") -> Iterator[Finding]:
+def _check_vision(
+    adapter: "AdapterFile", clip: "ClipSource | None", sources: "ModelSources", *, encoder: "EncoderCard | None"
+) -> Iterator[Finding]:
     import torch
 
     from app.checkpoints import resolve_channel_order
     from vision.weights import build_vision, read_query
 
-    report = _Report()
-    if clip is None and sources.clip is not None:  # that fault was told; what can be seen without CLIP still counts
-        report.attempt(
-            "vision", lambda: read_query(adapter.visual, name=adapter.name, visual_heads=sources.visual_heads)
-        )
+    report = Report()
+    heads = sources.visual_heads
+    if heads is None and encoder is not None:
+        heads = encoder.vision.query.num_heads
+    if clip is None and (sources.clip is not None or encoder is not None):
+        # That fault was told, or CLIP is in the encoder; what can be seen without CLIP still counts.
+        read = report.attempt("vision", lambda: read_query(adapter.visual, name=adapter.name, visual_heads=heads))
         yield from report.take()
+        if read is not None and sources.clip is None:
+            yield ok("vision", "The visual blocks are complete; CLIP is taken from the exported encoder")
         return
     order, _ = resolve_channel_order(sources.channel_order, adapter)
     built = report.attempt(
@@ -214,7 +252,7 @@ def _check_vision(adapter: "AdapterFile", clip: "ClipSource | None", sources: "M
             adapter.visual,
             name=adapter.name,
             clip=clip,
-            visual_heads=sources.visual_heads,
+            visual_heads=heads,
             channel_order=order,
             dtype=torch.float16,
         ),
@@ -222,7 +260,7 @@ def _check_vision(adapter: "AdapterFile", clip: "ClipSource | None", sources: "M
     yield from report.take()
     if built is not None:
         query = built[0].query
-        yield _ok(
+        yield ok(
             "vision",
             f"The visual blocks fit this CLIP: width {query.width}, depth {query.depth}, {query.num_heads} heads, "
             f"channel order {order}",
@@ -233,7 +271,7 @@ def _swapped(*, adapter: str | os.PathLike[str], clip: str | os.PathLike[str]) -
     from llm.weights.adapter import open_adapter
     from vision.weights import open_clip
 
-    report = _Report()
+    report = Report()
     as_clip = report.attempt("clip", lambda: open_clip(adapter))
     as_adapter = report.attempt("adapter", lambda: open_adapter(clip))
     if as_clip is not None and as_adapter is not None:
@@ -263,7 +301,7 @@ def _check_claimed_digest(adapter: "AdapterFile") -> Iterator[Finding]:
     else:
         known = RELEASED_ADAPTERS.get(claimed)
         kind = f"is the public release {known}" if known else "is no public release known here"
-        yield _ok("adapter", f"The adapter's SHA-256 is the one in its file name; it {kind}")
+        yield ok("adapter", f"The adapter's SHA-256 is the one in its file name; it {kind}")
 
 
 def _check_listed_digests(place: "LlamaFolder") -> Iterator[Finding]:
@@ -291,7 +329,7 @@ def _check_listed_digests(place: "LlamaFolder") -> Iterator[Finding]:
         with path.open("rb") as file:
             actual = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
         if actual == digest:
-            yield _ok("llama", f"`{path.name}` has the MD5 sum that its checklist names")
+            yield ok("llama", f"`{path.name}` has the MD5 sum that its checklist names")
         else:
             yield Finding(
                 level="error",
@@ -304,15 +342,15 @@ def _check_listed_digests(place: "LlamaFolder") -> Iterator[Finding]:
 def _diagnose_bundle(place: Path) -> Iterator[Finding]:
     from app.bundle import read_configs, read_manifest
 
-    report = _Report()
+    report = Report()
     manifest = report.attempt("manifest", lambda: read_manifest(place))
     if manifest is None:
         yield from report.take()
         return
-    yield _ok("manifest", f"The bundle holds the model {manifest['name']!r} in {manifest['dtype']}")
+    yield ok("manifest", f"The bundle holds the model {manifest['name']!r} in {manifest['dtype']}")
     faults = [finding for finding in _check_files(place, manifest) if finding.level == "error"]
     if not faults:
-        yield _ok("files", f"All {len(manifest['files'])} files have the sizes and digests of the manifest")
+        yield ok("files", f"All {len(manifest['files'])} files have the sizes and digests of the manifest")
     yield from faults
     configs = report.attempt("manifest", lambda: read_configs(place, manifest))
     yield from report.take()
@@ -355,7 +393,7 @@ def _check_states(place: Path, manifest: Mapping[str, Any], configs: tuple[Any, 
     from llm.runtime.backend import DTYPES
     from llm.tokenizer import Tokenizer
 
-    report = _Report()
+    report = Report()
     for name, config in zip((VISION, LLM), configs, strict=True):
         state = report.attempt(
             name,
@@ -365,7 +403,7 @@ def _check_states(place: Path, manifest: Mapping[str, Any], configs: tuple[Any, 
         )
         yield from report.take()
         if state is not None:
-            yield _ok(name, f"`{name}` has its {len(state)} tensors, in the shapes of its configuration")
+            yield ok(name, f"`{name}` has its {len(state)} tensors, in the shapes of its configuration")
             yield from _check_finite(name, name, iter(state.items()))
     tokenizer = report.attempt(TOKENIZER, lambda: Tokenizer.load(place / TOKENIZER))
     yield from report.take()
@@ -388,7 +426,7 @@ def _check_known_answer(place: Path) -> Iterator[Finding]:
         sentence = "The bundle carries no known answer, so its files were checked and the model was not run"
         yield Finding(level="not tried", what="known answer", sentence=sentence)
         return
-    report = _Report()
+    report = Report()
     known = report.attempt("known answer", lambda: read_json(place / KNOWN_ANSWER))
     yield from report.take()
     if known is None:
@@ -419,7 +457,7 @@ def _check_known_answer(place: Path) -> Iterator[Finding]:
     if answer.error is not None:
         yield Finding(level="error", what="known answer", sentence=answer.error.message)
     elif answer.text == known["text"]:
-        yield _ok("known answer", f"The model answers {answer.text!r} about its own picture, as it should")
+        yield ok("known answer", f"The model answers {answer.text!r} about its own picture, as it should")
     else:
         yield Finding(
             level="error",
@@ -440,28 +478,3 @@ def _check_finite(what: str, name: str, tensors: "Iterator[tuple[str, Tensor]]")
             sentence=f"`{name}` has numbers that are infinite or none at all, in {list_keys(broken)}",
             hint="the file is damaged, or its training had diverged; fetch it again",
         )
-
-
-class _Report:
-    """Collects the errors of attempts, so that the next attempt is made whatever became of the last."""
-
-    def __init__(self) -> None:
-        self._findings: list[Finding] = []
-
-    def attempt(self, what: str, action: Callable[[], T]) -> T | None:
-        from llm.errors import CheckpointError
-        from vision.weights import VisionCheckpointError
-
-        try:
-            return action()
-        except (CheckpointError, VisionCheckpointError) as error:
-            self._findings.append(Finding(level="error", what=what, sentence=error.message, hint=error.hint))
-            return None
-
-    def take(self) -> list[Finding]:
-        findings, self._findings = self._findings, []
-        return findings
-
-
-def _ok(what: str, sentence: str) -> Finding:
-    return Finding(level="ok", what=what, sentence=sentence)

@@ -9,6 +9,7 @@ them is the doctor's (app/checkup.py).
 import importlib.metadata
 import os
 import platform
+import re
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +19,9 @@ from typing import Any
 
 from app import cann, probes
 from app.child import State, ask_child
+from app.installation import look_at_installation
 from app.startup import AUTOLOAD, NO_TELEMETRY
-from vision.export.packages import EXPORT_PACKAGES, INSTALL
+from vision.export.packages import EXPORT_PACKAGES, INSTALL_HINT
 from vision.export.toolkit import SET_ENV
 
 PROJECT_PACKAGES = ("numpy", "pillow", "safetensors", "sentencepiece")
@@ -36,15 +38,21 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "export onnx": EXPORT_PACKAGES,
     "export om": ("CANN", "atc"),
 }
+# Parts that only Ascend devices have; who has none and asks for none reads one line about them.
+ASCEND = ("NPU devices", "CANN", "atc", "torch_npu", "NPU operators", "aclruntime", "ais_bench")
+ASCEND_USES = frozenset({"--device npu", "--vision om"})
+_DEVICE = re.compile(r"cpu|auto|(cuda|npu)(:[0-9]+)?")
 # What to do about a part that is not there, or there and not usable; a check's own words come first.
 ADVICE: Mapping[str, str] = {
-    **dict.fromkeys(("torch", *PROJECT_PACKAGES), "install this project's packages: `make demo`, or `pip install .`"),
-    "torch_npu": "install the extra `npu`: docs/ascend.md",
+    **dict.fromkeys(
+        ("torch", *PROJECT_PACKAGES), "install this project's packages: `make demo`, or `pip install --editable .`"
+    ),
+    "torch_npu": "pip install --editable '.[npu]', after torch's CPU build: docs/ascend.md",
     "CANN": "install it, then source its `set_env.sh`: docs/ascend.md",
-    "NPU devices": "`npu-smi info` of the driver must list them",
+    "NPU devices": "install the driver; its `npu-smi info` must list them: docs/ascend.md",
     "atc": "comes with CANN: source its `set_env.sh`",
     **dict.fromkeys(("aclruntime", "ais_bench"), "install it from source: docs/ascend.md"),
-    **dict.fromkeys(EXPORT_PACKAGES, f"install the extra `onnx`: `{INSTALL}`"),
+    **dict.fromkeys(EXPORT_PACKAGES, INSTALL_HINT),
 }
 
 
@@ -59,6 +67,17 @@ class Probe:
     state: State
     found: str = ""
     hint: str = ""
+
+
+def is_device(name: str) -> bool:
+    """Whether a device can have this name, on whatever machine."""
+    return _DEVICE.fullmatch(name) is not None
+
+
+def om_device(name: str) -> int | None:
+    """The number of the device that runs OM files, None where `name` is a device of another kind."""
+    kind, _, number = name.partition(":")
+    return int(number or 0) if kind == "npu" else None
 
 
 def uses_of(*, device: str = "cpu", vision: str = "torch") -> frozenset[str]:
@@ -78,7 +97,7 @@ def purposes(name: str) -> tuple[str, ...]:
 
 
 def look_at_environment() -> list[Probe]:
-    """All parts in the order of a report. Takes some seconds, several child processes at once.
+    """All parts in the order in which one would install them. Takes some seconds, several child processes at once.
 
     Never raises for what is wrong with the environment.
     """
@@ -98,18 +117,29 @@ def look_at_environment() -> list[Probe]:
         devices, atc = pool.submit(probes.list_devices), pool.submit(probes.look_at_atc)
     return [
         _python(),
+        _installation(),
+        *(_probe(name, packages[name].result()) for name in PROJECT_PACKAGES),
+        _accelerators(devices.result(), torch_npu.result()),
+        _toolkit(works=torch_npu.result()["state"] == "ok"),
+        _probe("atc", atc.result()),
         _probe("torch", torch.result()),
         *([] if autoload is None else [_autoload(extensions, autoload.result())]),
-        *(_probe(name, packages[name].result()) for name in PROJECT_PACKAGES),
         _gpus(torch.result()),
         _probe("torch_npu", torch_npu.result()),
-        _toolkit(works=torch_npu.result()["state"] == "ok"),
-        _accelerators(devices.result(), torch_npu.result()),
         *_operators(torch_npu.result()),
-        _probe("atc", atc.result()),
         *(_probe(name, said.result()) for name, said in encoder.items()),
         *(_probe(name, packages[name].result()) for name in EXPORT_PACKAGES),
     ]
+
+
+def fold(probes: list[Probe], *, uses: frozenset[str]) -> list[Probe]:
+    """Without those of Ascend's parts that are absent and that nobody asks for; a last line stands for them."""
+    gone = [probe.name for probe in probes if probe.name in ASCEND and probe.state == "absent"]
+    if not gone or uses & ASCEND_USES:
+        return probes
+    kept = [probe for probe in probes if probe.name not in gone]
+    names = "nothing" if not any(probe.name in ASCEND for probe in kept) else f"no {', no '.join(gone)}"
+    return [*kept, Probe(name="Ascend", state="absent", found=f"{names} installed (docs/ascend.md)")]
 
 
 # Answers put into words.
@@ -125,6 +155,11 @@ def _python() -> Probe:
     return Probe(name="python", state="ok", found=f"{platform.python_version()}, {machine}, {sys.executable}")
 
 
+def _installation() -> Probe:
+    state, found, hint = look_at_installation()
+    return Probe(name="llama-adapter", state=state, found=found, hint=hint)
+
+
 def _autoload(extensions: list[str], said: Mapping[str, Any]) -> Probe:
     names = ", ".join(extensions)
     if said["state"] == "ok":
@@ -136,9 +171,9 @@ def _autoload(extensions: list[str], said: Mapping[str, Any]) -> Probe:
 def _gpus(torch: Mapping[str, Any]) -> Probe:
     if gpus := torch.get("gpus"):
         return Probe(name="CUDA devices", state="ok", found=_grouped(gpus))
-    built = torch.get("has_gpu_build", True)
-    hint = "the driver must list them: `nvidia-smi`" if built else "this torch is built without CUDA"
-    return Probe(name="CUDA devices", state="absent", hint=hint)
+    if not torch.get("has_gpu_build", True):
+        return Probe(name="CUDA devices", state="absent", found="none, as this torch is built without CUDA")
+    return Probe(name="CUDA devices", state="absent", found="none", hint="the driver must list them: `nvidia-smi`")
 
 
 def _toolkit(*, works: bool) -> Probe:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from llm.runtime.npu import NpuBackend
 
 IMPORT_NAMES = {"pillow": "PIL"}
+PROVIDER = "CPUExecutionProvider"  # the one that vision/backends/onnx.py opens a file with
 DEVICE_FILES = (Path("/dev"), "davinci[0-9]*")
 PROGRAM_S = 60.0
 
@@ -123,13 +124,19 @@ def _import_for_om(module_name: str) -> tuple[dict[str, Any], ModuleType | None]
 
 
 def look_at_package(name: str) -> dict[str, Any]:
-    """A package by the name that pip knows; of onnxruntime also what it can compute on."""
+    """A package by the name that pip knows; of onnxruntime also what it is to compute by."""
     module_name = IMPORT_NAMES.get(name, name)
     if importlib.util.find_spec(module_name) is None:
         return absent()
     module = importlib.import_module(module_name)
-    providers = module.get_available_providers() if name == "onnxruntime" else []
-    return ok(", ".join([version_of(name) or str(module.__version__), *providers]))
+    version = version_of(name) or str(module.__version__)
+    if name != "onnxruntime":
+        return ok(version)
+    if PROVIDER not in module.get_available_providers():
+        return broken(
+            f"{version}, without {PROVIDER}", hint="install the package onnxruntime, which computes on the CPU"
+        )
+    return ok(f"{version}, {PROVIDER}")
 
 
 # What this process sees for itself: files, and programs with a time limit.

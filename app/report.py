@@ -174,8 +174,8 @@ def make_report(
         num_pictures=tally.num_pictures,
         num_failed=tally.num_failed,
         num_tokens=tally.num_tokens,
-        latency_p50_ms=_percentile(latencies, 0.50),
-        latency_p95_ms=_percentile(latencies, 0.95),
+        latency_p50_ms=percentile(latencies, 0.50),
+        latency_p95_ms=percentile(latencies, 0.95),
         model=model.name,
         model_digest=model.digest,
         device=model.device,
@@ -221,7 +221,7 @@ def commit() -> str | None:
     return answer.stdout.strip() or None
 
 
-def _percentile(ascending: Sequence[float], fraction: float) -> float | None:
+def percentile(ascending: Sequence[float], fraction: float) -> float | None:
     """Nearest rank: a value that occurred, at or below which this fraction of all values lies."""
     if not ascending:
         return None

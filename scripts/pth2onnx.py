@@ -11,7 +11,8 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file, from anywhere
 
-from app.errors import Exit, run_guarded
+from app.cli import settings
+from app.errors import Exit, UsageError, run_guarded
 from app.startup import decline_telemetry, defer_device_extensions
 from vision.export import defaults
 
@@ -40,7 +41,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--opset", type=int, choices=defaults.OPSETS, default=defaults.OPSET, help="(default: %(default)s)"
     )
-    parser.add_argument("--visual-heads", metavar="N", type=int, help="heads of the visual blocks (default: 16)")
+    parser.add_argument(
+        "--visual-heads", metavar="N", type=int, help="heads of the visual blocks (default: 16 for width 768)"
+    )
     parser.add_argument(
         "--channel-order",
         choices=("auto", "rgb", "bgr"),
@@ -56,24 +59,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _export(options: argparse.Namespace) -> int:
+    if any(mark in options.adapter for mark in "*?[") and not Path(options.adapter).exists():
+        raise UsageError(f"Nothing matches `{options.adapter}`", hint="name the adapter's file, such as BIAS-7B.pth")
     from app.exporting import EncoderSources, OnnxJob, run_export_onnx
 
-    sources = EncoderSources(
-        adapter=options.adapter,
-        clip=options.clip,
-        visual_heads=options.visual_heads,
-        channel_order=options.channel_order,
-    )
-    run_export_onnx(
-        OnnxJob(
-            sources=sources,
-            out=options.out,
-            dtype=options.dtype,
-            opset=options.opset,
-            pictures=tuple(options.pictures),
-            force=options.force,
-        )
-    )
+    sources = settings(EncoderSources, vars(options), shown={"adapter": "ADAPTER"})
+    values = {**vars(options), "pictures": tuple(options.pictures), "sources": sources}
+    run_export_onnx(settings(OnnxJob, values))
     return Exit.OK
 
 

@@ -2,9 +2,12 @@
 
 import ast
 import functools
+import os
 import re
 import runpy
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +18,7 @@ import torch
 
 import demo_bsz
 from app.cli import build_parser
-from app.errors import describe
+from app.errors import RULES, describe
 from llm.errors import DeviceError
 from llm.runtime.backend import Capabilities, resolve_dtype, resolve_mode
 from llm.runtime.chips import FAMILIES
@@ -23,6 +26,7 @@ from llm.runtime.npu import open_npu
 from llm.runtime.npu_errors import CODES
 from llm.runtime.npu_load import explain_loading
 from vision.backends.om_failures import opening_failed, running_failed
+from vision.errors import EncoderError
 from vision.export.atc_failures import explain as explain_atc
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,11 +41,15 @@ def commands() -> list[str]:
     return [line.strip() for line in lines if line.strip().startswith(PROGRAMS)]
 
 
-def messages() -> list[str]:
-    """What the table of failures says that a user reads."""
-    table = GUIDE.partition("| what happened |")[2].partition("\n\n")[0]
-    cells = [line.split("|")[2] for line in table.splitlines()[2:]]
-    return [message for cell in cells for message in re.findall(r"`([^`]+)`", cell)]
+def failures() -> list[tuple[str, int]]:
+    """What the tables of failures say that a user reads, and the exit code."""
+    rows = [line.split("|") for table in tables_of_failures() for line in table.splitlines()]
+    return [(message, int(code)) for _, _, code, cell, *_ in rows for message in re.findall(r"`([^`]+)`", cell)]
+
+
+def tables_of_failures() -> list[str]:
+    """Their lines without the heads, a table for each stage."""
+    return re.findall(r"^\| what happened \| exit \|[^\n]*\n\| ---[^\n]*\n((?:\|[^\n]*\n)+)", GUIDE, re.MULTILINE)
 
 
 def parsers() -> dict[str, Callable[[list[str]], Any]]:
@@ -63,24 +71,70 @@ def test_the_guide_shows_all_steps() -> None:
     assert all(program in text for program in PROGRAMS)
     assert "export om" in text
     assert "doctor --environment" in text
+    assert "doctor --encoder" in text
+    assert "--adopt" in text
+
+
+def test_every_command_of_the_guide_says_where_it_belongs() -> None:
+    blocks = re.findall(r"^## A [^\n]*\n(.*?)(?=^## )", GUIDE, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    place = None
+    for line in lines:
+        if line.startswith("```"):
+            place = None
+        if named := re.search(r"#.*\[(any machine|with CANN|with the card)\]", line):
+            place = named[1]
+        if line.startswith(PROGRAMS):
+            assert place is not None, line
+            assert "npu:0" not in line or place == "with the card", line
+    assert len(blocks) == 3
+
+
+@pytest.mark.slow
+def test_the_rehearsal_without_a_card_works(tmp_path: Path) -> None:
+    [block] = re.findall(r"^<!-- run -->\n```bash\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+    for entry in ROOT.iterdir():
+        if not entry.name.startswith("."):
+            (tmp_path / entry.name).symlink_to(entry)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, command in {"python3": sys.executable, "llama-adapter": f"{sys.executable} -m app"}.items():
+        (programs / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        (programs / name).chmod(0o755)
+    environ = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    ran = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block], cwd=tmp_path, env=environ, capture_output=True, text=True
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    assert '"a small red star at the left"' in ran.stdout
+    assert len([line for line in ran.stdout.splitlines() if line.startswith("{")]) == 28
 
 
 # Messages as the program makes them: whole, with everything filled in. The others are looked for in its sources.
 
 
-def loading_failed(error: Exception) -> str:
-    return explain_loading(error).message
+Told = tuple[str, int]  # a message, and the exit code that it comes with
 
 
-def no_such_device(monkeypatch: pytest.MonkeyPatch) -> str:
+def told_of(error: BaseException) -> Told:
+    problem = describe(error)
+    return problem.sentence, int(problem.exit_code)
+
+
+def loading_failed(error: Exception) -> Told:
+    return told_of(explain_loading(error))
+
+
+def no_such_device(monkeypatch: pytest.MonkeyPatch) -> Told:
     two = SimpleNamespace(npu=SimpleNamespace(device_count=lambda: 2, is_available=lambda: True))
     monkeypatch.setattr("llm.runtime.npu.load_torch_npu", lambda: two)
     with pytest.raises(DeviceError) as caught:
         open_npu(3)
-    return caught.value.message
+    return told_of(caught.value)
 
 
-def refusals_of_a_310p() -> list[str]:
+def refusals_of_a_310p() -> list[Told]:
     backend: Any = SimpleNamespace(
         name="npu:0 (Ascend310P3)", capabilities=Capabilities(dtypes=FAMILIES[1].dtypes, graph_modes=())
     )
@@ -88,32 +142,32 @@ def refusals_of_a_310p() -> list[str]:
         resolve_dtype("bfloat16", backend=backend)
     with pytest.raises(DeviceError) as mode:
         resolve_mode("npugraph_ex", backend=backend)
-    return [dtype.value.message, mode.value.message]
+    return [told_of(dtype.value), told_of(mode.value)]
 
 
-def failures_at_work() -> list[str]:
+def failures_at_work() -> list[Told]:
     texts = [
         f"NPU function error: aclrtSynchronizeStream, error code is {code}\nEZ9999: Inner Error!" for code in CODES
     ]
     texts.append("NPU out of memory. Tried to allocate 2.00 GiB (NPU 0; 60.00 GiB total capacity)")
-    return [describe(error).sentence for error in (*map(RuntimeError, texts), MemoryError("no room"))]
+    return [told_of(error) for error in (*map(RuntimeError, texts), MemoryError("no room"))]
 
 
-def failures_of_an_om() -> list[str]:
+def failures_of_an_om() -> list[Told]:
     opened = functools.partial(opening_failed, said="", file="clip.om", soc="Ascend310P3", device=0)
     ran = running_failed(
         RuntimeError("[207001]"), said="", file="x.om", soc="", device=0, wanted="float16", given="uint8"
     )
-    return [opened(RuntimeError("load model from file failed")).message, ran.message]
+    return [told_of(opened(RuntimeError("load model from file failed"))), told_of(ran)]
 
 
-def failures_of_atc() -> list[str]:
+def failures_of_atc() -> list[Told]:
     outputs = ("No module named 'sympy'", "soc_version Ascend1 is invalid", "E16002: x", "E10501: x")
-    return [explain_atc(output, returncode=1)[0] for output in outputs]
+    return [told_of(EncoderError(explain_atc(output, returncode=1)[0])) for output in outputs]
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
     return [
         no_such_device(monkeypatch),
         *refusals_of_a_310p(),
@@ -132,30 +186,45 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         *failures_at_work(),
         *failures_of_an_om(),
         *failures_of_atc(),
-        *(text.replace(HOLE, "torch_npu") for text in templates(Path(torch.__file__)) if "backend extension: " in text),
+        # In a program of the user's own: a traceback, and Python's exit code for one.
+        *(
+            (text.replace(HOLE, "torch_npu"), 1)
+            for text, _ in templates(Path(torch.__file__))
+            if "backend extension: " in text
+        ),
     ]
 
 
 HOLE = "\0"  # stands for whatever an f-string puts there
 
 
-def templates(path: Path) -> set[str]:
-    """All texts in a source, f-strings with holes."""
+def templates(path: Path) -> set[tuple[str, str]]:
+    """All texts in a source, f-strings with holes, each with the class of the error that it is raised as, or ""."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+    classes = {
+        id(node.args[0]): node.func.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("Error")
+        if node.args
+    }
     found = set()
     for node in ast.walk(tree):
+        kind = classes.get(id(node), "")
         if isinstance(node, ast.JoinedStr):
-            found.add("".join(str(part.value) if isinstance(part, ast.Constant) else HOLE for part in node.values))
+            text = "".join(str(part.value) if isinstance(part, ast.Constant) else HOLE for part in node.values)
+            found.add((text, kind))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
-            found.add(node.value)
+            found.add((node.value, kind))
     return found
 
 
 @functools.cache
-def texts_of_the_program() -> list[str]:
+def texts_of_the_program() -> list[tuple[str, int | None]]:
+    """As `templates`, with exit codes, where a text is raised as one of our errors."""
     files = [file for package in ("app", "llm", "vision") for file in sorted((ROOT / package).rglob("*.py"))]
-    return sorted(set().union(*map(templates, files)))
+    codes = {name.rpartition(".")[2]: int(rule.exit_code) for name, rule in RULES.items()}
+    return [(text, codes.get(kind)) for text, kind in sorted(set().union(*map(templates, files)))]
 
 
 def says(message: str, text: str) -> bool:
@@ -167,10 +236,12 @@ def says(message: str, text: str) -> bool:
     return re.fullmatch(pattern, text.replace("`", ""), re.DOTALL) is not None
 
 
-@pytest.mark.parametrize("message", messages())
-def test_a_message_of_the_guide_is_one_of_the_programs(message: str, told: list[str]) -> None:
+@pytest.mark.parametrize(("message", "code"), failures())
+def test_a_message_of_the_guide_is_one_of_the_programs(message: str, code: int, told: list[Told]) -> None:
     assert len(message.replace("...", "")) >= 20
-    assert any(says(message, text) for text in (*told, *texts_of_the_program()))
+    codes = {code for text, code in (*told, *texts_of_the_program()) if says(message, text)}
+    assert codes
+    assert codes - {None} == {code}
 
 
 @pytest.mark.parametrize(
@@ -185,11 +256,12 @@ def test_a_message_of_the_guide_is_one_of_the_programs(message: str, told: list[
         "An operator failed on the NPU: ... error code is 107002...",
     ],
 )
-def test_a_message_that_the_program_never_gives_is_found(message: str, told: list[str]) -> None:
-    assert not any(says(message, text) for text in (*told, *texts_of_the_program()))
+def test_a_message_that_the_program_never_gives_is_found(message: str, told: list[Told]) -> None:
+    assert not any(says(message, text) for text, _ in (*told, *texts_of_the_program()))
 
 
 def test_all_rows_of_the_failures_are_looked_at() -> None:
-    table = GUIDE.partition("| what happened |")[2].partition("\n\n")[0]
+    tables = tables_of_failures()
 
-    assert len(messages()) >= len(table.splitlines()) - 2 >= 35
+    assert len(tables) == 4
+    assert len(failures()) >= sum(len(table.splitlines()) for table in tables) >= 35

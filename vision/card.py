@@ -5,22 +5,25 @@ An ONNX file carries its card in its metadata, an OM file in a side-car. Writing
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Final, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vision.config import VisionConfig
+from vision.config import ClipConfig, QueryConfig, VisionConfig
 from vision.errors import EncoderError
+from vision.json_object import check_fields, read_object
 
 EncoderDtype = Literal["float32", "float16"]
 
 INPUT, OUTPUT = "input", "output"  # names in the graph, as in the Ascend guide
 METADATA_KEY = "llama_adapter_encoder"  # of the card in an ONNX file's metadata
 FORMAT_VERSION = 1
+_FIELDS: Final = {"name": str, "vision": dict, "dtype": str, "opset": int, "fingerprint": dict}
+_AGAIN: Final = "export the encoder again with `llama-adapter export`"
 _NUMBERS_PER_TENSOR = 65_536
 _ROUNDING, _TINY = 5e-3, 1e-7  # of a mean size, by half precision; the second for what float16 rounds to nothing
 
@@ -73,20 +76,39 @@ class EncoderCard:
     def from_json(cls, text: str, *, file: str) -> "EncoderCard":
         """Inverse of `to_json`; raises EncoderError naming `file` for what is no card, or one of another version."""
         try:
-            values: dict[str, Any] = json.loads(text)
-            version = values.pop("version")
-            if version == FORMAT_VERSION:
-                fingerprints = {str(half): str(digest) for half, digest in values.pop("fingerprint").items()}
-                return cls(vision=VisionConfig.from_dict(values.pop("vision")), fingerprint=fingerprints, **values)
-        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-            raise EncoderError(
-                f"What `{file}` says of itself cannot be read: {error}",
-                hint="export the encoder again with `llama-adapter export`",
-            ) from None
+            values = read_object(text)
+            version = values.pop("version", None)
+            if type(version) is int and version == FORMAT_VERSION:
+                check_fields(values, _FIELDS, what="the card")
+                vision = _read_vision(values.pop("vision"))
+                check_fields(values["fingerprint"], dict.fromkeys(values["fingerprint"], str), what="fingerprint")
+                return cls(vision=vision, **values)
+        except ValueError as error:
+            raise EncoderError(f"What `{file}` says of itself cannot be read: {error}", hint=_AGAIN) from None
+        if version is None:
+            raise EncoderError(f"What `{file}` says of itself cannot be read: it has no version", hint=_AGAIN)
         raise EncoderError(
-            f"`{file}` describes itself in version {version!r}, and this program reads {FORMAT_VERSION}",
-            hint="export the encoder again with `llama-adapter export`",
+            f"`{file}` describes itself in version {version!a}, and this program reads {FORMAT_VERSION}", hint=_AGAIN
         )
+
+
+def check_dtypes(card: EncoderCard | None, dtypes: Iterable[str], *, file: str) -> None:
+    """Raise EncoderError unless a graph that nothing has converted takes and gives the type that its card tells of."""
+    others = sorted(set(dtypes) - {card.dtype}) if card is not None else []
+    if card is not None and others:
+        raise EncoderError(
+            f"`{file}` says that it is of {card.dtype}, and its graph is of {', '.join(others)}",
+            hint=f"the file was changed after its export: {_AGAIN}",
+        )
+
+
+def _read_vision(values: object) -> VisionConfig:
+    """Raises ValueError, in words, for everything that is none."""
+    check_fields(values, {"clip": dict, "query": dict, "channel_order": str}, what="vision")
+    assert isinstance(values, dict)
+    for half, kind in (("clip", ClipConfig), ("query", QueryConfig)):
+        check_fields(values[half], dict.fromkeys((field.name for field in fields(kind)), int), what=half)
+    return VisionConfig.from_dict(values)
 
 
 def fingerprint(state: Mapping[str, Tensor]) -> dict[str, str]:

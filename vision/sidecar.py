@@ -9,16 +9,28 @@ import os
 import re
 import stat
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from vision.card import EncoderCard
 from vision.errors import EncoderError
+from vision.json_object import check_fields, read_object
 from vision.ports import Port
 
 FORMAT_VERSION: Final = 2
 MAX_OM_BYTES: Final = 10 * 1024**3
+_FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "card": (dict, type(None)),
+    "input": dict,
+    "batch_sizes": list,
+    "has_gears": bool,
+    "soc_version": str,
+    "precision_mode": str,
+    "sha256": str,
+    "onnx_sha256": str,
+}
 _LEGAL_PATH: Final = re.compile(r"[A-Za-z0-9_./-]+")
 _MAX_PATH, _MAX_COMPONENT = 4096, 255
 _AGAIN = "make the OM again with `llama-adapter export om`"
@@ -81,30 +93,30 @@ class OmSidecar:
     def from_json(cls, text: str, *, file: str) -> "OmSidecar":
         """Inverse of `to_json`; raises EncoderError naming `file` for damage and for other versions."""
         try:
-            values: dict[str, Any] = json.loads(text)
-            version = values.pop("version")
-            if version == FORMAT_VERSION:
+            values = read_object(text)
+            version = values.pop("version", None)
+            if type(version) is int and version == FORMAT_VERSION:
+                check_fields(values, _FIELDS, what="the side-car")
                 stored = values.pop("card")
                 card = None if stored is None else EncoderCard.from_json(json.dumps(stored), file=file)
-                taken = _read_input(values.pop("input"))
-                has_gears, batch_sizes = values.pop("has_gears"), tuple(values.pop("batch_sizes"))
-                if type(has_gears) is not bool or not all(type(value) is str for value in values.values()):
-                    raise ValueError("a value is of the wrong type")
-                return cls(card=card, input=taken, batch_sizes=batch_sizes, has_gears=has_gears, **values)
-        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+                taken, batch_sizes = _read_input(values.pop("input")), tuple(values.pop("batch_sizes"))
+                return cls(card=card, input=taken, batch_sizes=batch_sizes, **values)
+        except ValueError as error:
             raise EncoderError(f"The side-car `{file}` cannot be read: {error}", hint=_AGAIN) from None
+        if version is None:
+            raise EncoderError(f"The side-car `{file}` cannot be read: it has no version", hint=_AGAIN)
         raise EncoderError(
-            f"The side-car `{file}` is of version {version!r}, and this program reads {FORMAT_VERSION}", hint=_AGAIN
+            f"The side-car `{file}` is of version {version!a}, and this program reads {FORMAT_VERSION}", hint=_AGAIN
         )
 
 
 def _read_input(values: dict[str, Any]) -> OmInput:
-    shape = tuple(values["shape"])
-    if type(values["dtype"]) is not str or any(type(size) is not int for size in shape):
-        raise ValueError("a value of the input is of the wrong type")
-    found = OmInput(dtype=values["dtype"], shape=shape)
+    check_fields(values, {"dtype": str, "layout": str, "shape": list}, what="input")
+    if any(type(size) is not int for size in values["shape"]):
+        raise ValueError(f"shape of input must be whole numbers, and is {values['shape']!a}")
+    found = OmInput(dtype=values["dtype"], shape=tuple(values["shape"]))
     if values["layout"] != found.layout:
-        raise ValueError(f"the layout of the input is said to be {values['layout']!r}, and {found} is {found.layout}")
+        raise ValueError(f"the layout of the input is said to be {values['layout']!a}, and {found} is {found.layout}")
     return found
 
 
@@ -131,9 +143,22 @@ def read_sidecar(om_path: str | os.PathLike[str]) -> OmSidecar | None:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise EncoderError(f"The side-car `{path}` cannot be read: {error}", hint=_AGAIN) from None
+    except OSError as error:
+        raise EncoderError(f"The side-car `{path}` cannot be read: {error.strerror}", hint=_AGAIN) from None
+    except UnicodeDecodeError:
+        raise EncoderError(f"The side-car `{path}` cannot be read: it is no text", hint=_AGAIN) from None
     return OmSidecar.from_json(text, file=str(path))
+
+
+def read_valid_sidecar(om_path: str | os.PathLike[str]) -> OmSidecar | None:
+    """As `read_sidecar`, and raises EncoderError where it is the side-car of another file; reads the whole OM."""
+    sidecar = read_sidecar(om_path)
+    if sidecar is not None and file_sha256(om_path) != sidecar.sha256:
+        raise EncoderError(
+            f"The side-car `{sidecar_path(om_path).name}` is that of another file than `{om_path}`: the digests differ",
+            hint=f"copy both again, they are written together; or {_AGAIN}",
+        )
+    return sidecar
 
 
 def file_sha256(*paths: str | os.PathLike[str]) -> str:
@@ -190,8 +215,16 @@ def check_om_file(path: str | os.PathLike[str]) -> None:
 def check_om_path(path: str | os.PathLike[str]) -> None:
     """What of `check_om_file` can be said from the name alone, before there is a file; raises EncoderError."""
     absolute = os.path.abspath(path)
+    if absolute.lower().endswith(".onnx"):
+        raise EncoderError(
+            f"`{absolute}` is an ONNX file, where an OM is wanted",
+            hint="use `--vision onnx`, or make an OM of it with `llama-adapter export om`",
+        )
     if not absolute.endswith(".om"):
-        raise EncoderError(f"`{absolute}` does not end in .om, as InferSession demands", hint="rename the file")
+        raise EncoderError(
+            f"`{absolute}` does not end in .om, as InferSession demands of an OM",
+            hint="`llama-adapter export om` makes one from an ONNX file, with a name that InferSession takes",
+        )
     if not _LEGAL_PATH.fullmatch(absolute):
         illegal = "".join(sorted(set(_LEGAL_PATH.sub("", absolute))))
         raise EncoderError(

@@ -393,6 +393,14 @@ def test_doctor_is_content_with_the_golden_checkpoints(run: Run) -> None:
         (["--visual-heads", "4"], "--visual-heads go with --llama-dir, which is missing"),
         (["--adapter", "x.pth"], "go with --llama-dir, which is missing"),
         (["--llama-dir", "x"], "--llama-dir needs"),
+        (["--device", "gpu"], "No kind of device named `gpu`"),
+        (["--environment", "--device", "npu:x"], "No kind of device named `npu:x`"),
+        (["--environment", "--model", "bundle"], "installation only, and --model goes with a model"),
+        (["--environment", "--llama-dir", "x", "--adapter", "y"], "and --llama-dir, --adapter go with a model"),
+        (["--environment", "--encoder", "clip.om"], "and --encoder goes with a model"),
+        (["--encoder-device", "1"], "--encoder-device goes with --encoder, which is missing"),
+        (["--encoder", "clip.onnx", "--encoder-device", "1"], "--encoder-device is 0 to 255 and goes with --vision om"),
+        (["--encoder", "clip.onnx", "--vision", "torch"], "go with --vision onnx or om"),
     ],
 )
 def test_doctor_refuses_the_flags_that_caption_refuses(run: Run, arguments: list[str], sentence: str) -> None:
@@ -400,6 +408,18 @@ def test_doctor_refuses_the_flags_that_caption_refuses(run: Run, arguments: list
 
     assert (ran.code, ran.out) == (2, "")
     assert sentence in ran.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["doctor", "--bananas"], ["doctor", "--model", ""], ["caption", "x.png", "y.png", "--z"], ["export", "om", "--z"]],
+)
+def test_usage_errors_point_at_the_help_of_their_own_command(run: Run, arguments: list[str]) -> None:
+    words = " ".join(arguments[:2] if arguments[0] == "export" else arguments[:1])
+    ran = run(arguments)
+
+    assert ran.code == 2
+    assert ran.err.endswith(f"hint: `llama-adapter {words} --help` lists what there is\n")
 
 
 def test_doctor_says_that_files_are_swapped(run: Run) -> None:

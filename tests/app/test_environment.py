@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from app import cann
-from app.checkup import environment_table, run_checkup, weigh
+from app.checkup import MIN_WIDTH, PIPE_WIDTH, environment_table, finding_lines, run_checkup, summary, weigh
 from app.child import ask_child, broken, ok
 from app.doctor import Finding
-from app.environment import ADVICE, NEEDED, Probe, is_needed, uses_of
-from app.probes import list_devices, look_at_atc, look_at_torch_npu
+from app.environment import ADVICE, ASCEND, NEEDED, Probe, fold, is_device, is_needed, om_device, uses_of
+from app.probes import list_devices, look_at_atc, look_at_package, look_at_torch_npu
 from app.startup import AUTOLOAD, defer_device_extensions, explain_torch_import
 from tests.app.golden import ROOT
 from tests.npu import wheel
@@ -23,7 +23,7 @@ ALWAYS = uses_of()
 
 
 def table(*probes: Probe, uses: frozenset[str] = ALWAYS) -> str:
-    return "\n".join(environment_table(probes, uses=uses, width=100))
+    return "\n".join(environment_table(probes, uses=uses, width=PIPE_WIDTH))
 
 
 def in_words(text: str) -> str:
@@ -68,20 +68,142 @@ def test_every_part_that_something_needs_has_its_advice() -> None:
     assert parts == set(ADVICE)
 
 
-def test_the_lines_of_the_table_fit_their_width_and_long_hints_have_their_own() -> None:
-    hint = "word " * 40
+def test_the_lines_of_the_table_fit_their_width_and_hints_have_their_own() -> None:
     probes = [
         Probe(name="torch", state="ok", found="2.13.0+cpu"),
-        Probe(name="CANN", state="broken", found="no folder has it", hint=hint),
+        Probe(name="CANN", state="broken", found="no folder has it " * 6, hint="word " * 40),
         Probe(name="atc", state="absent", hint="short"),
     ]
-    lines = environment_table(probes, uses=ALWAYS, width=100)
+    lines = environment_table(probes, uses=ALWAYS, width=PIPE_WIDTH)
 
-    assert max(map(len, lines)) <= 100
-    assert lines[0].split() == ["part", "state", "found", "what", "to", "do"]
+    assert max(map(len, lines)) <= PIPE_WIDTH == 80
+    assert lines[:2] == ["part          state    found", "torch         ok       2.13.0+cpu"]
     assert lines[2].startswith("CANN          warning  no folder has it")
-    assert lines[3].startswith("              hint:    word word")
-    assert lines[-1].split() == ["atc", "absent", "for", "export", "om", "short"]
+    assert lines[3].startswith(" " * 23 + "folder") or lines[3].startswith(" " * 23 + "no")
+    assert lines[4].startswith("              hint:    word word")
+    assert lines[-2:] == [
+        "atc           absent   not installed; needed for export om",
+        "              hint:    short",
+    ]
+
+
+def test_the_lines_about_a_model_fit_their_width() -> None:
+    [first, *others] = finding_lines(
+        [Finding(level="error", what="adapter", sentence="word " * 30, hint="word " * 30)], width=PIPE_WIDTH
+    )
+
+    assert max(map(len, [first, *others])) <= PIPE_WIDTH
+    assert first.startswith("error     adapter: word")
+    hints = [line.partition("word")[0] for line in others]
+    assert hints.count("          hint: ") == 1
+    assert hints[0] == " " * 10
+    assert hints[-1] == " " * 16
+
+
+@pytest.mark.parametrize(("columns", "width"), [("1", MIN_WIDTH), ("77", 77), ("100000", 120)])
+def test_the_table_is_as_wide_as_the_terminal_within_limits(
+    columns: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from app.checkup import terminal_width
+
+    monkeypatch.setenv("COLUMNS", columns)
+    assert terminal_width() == width
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "vision", "found"),
+    [
+        ("CANN", "cpu", "torch", "not installed; needed for --device npu, --vision om, export om"),
+        ("CANN", "npu:0", "torch", "not installed; needed for --device npu"),
+        ("NPU devices", "cpu", "om", "none; needed for --vision om"),
+        ("numpy", "cpu", "torch", "not installed; needed for every command"),
+        ("onnx", "npu:0", "om", "not installed; needed for export onnx"),
+    ],
+)
+def test_what_is_not_there_is_said_so_with_what_needs_it(name: str, device: str, vision: str, found: str) -> None:
+    assert found in in_words(table(Probe(name=name, state="absent"), uses=uses_of(device=device, vision=vision)))
+
+
+def absent_ascend() -> list[Probe]:
+    return [Probe(name=name, state="absent") for name in ASCEND if name != "NPU operators"]
+
+
+def test_who_has_nothing_of_ascends_reads_one_line_about_it() -> None:
+    torch = Probe(name="torch", state="ok", found="2.13.0")
+    folded = fold([torch, *absent_ascend()], uses=uses_of(device="cuda:0", vision="onnx"))
+
+    assert folded[0] is torch
+    assert table(*folded[1:]).splitlines()[1:] == ["Ascend        absent   nothing installed (docs/ascend.md)"]
+
+
+@pytest.mark.parametrize("flags", [{"device": "npu:0"}, {"vision": "om"}])
+def test_who_asks_for_ascend_reads_all_of_it(flags: dict[str, str]) -> None:
+    assert fold(absent_ascend(), uses=uses_of(**flags)) == absent_ascend()
+
+
+def test_what_is_broken_or_there_is_never_folded() -> None:
+    there = [Probe(name="CANN", state="broken", found="x"), Probe(name="atc", state="ok", found="y")]
+    others = [probe for probe in absent_ascend() if probe.name not in ("CANN", "atc")]
+    folded = fold([*others, *there], uses=ALWAYS)
+
+    assert folded[:2] == there
+    assert folded[2:] == [
+        Probe(
+            name="Ascend",
+            state="absent",
+            found="no NPU devices, no torch_npu, no aclruntime, no ais_bench installed (docs/ascend.md)",
+        )
+    ]
+    assert fold(there, uses=ALWAYS) == there
+
+
+def test_the_last_line_names_what_failed_once_and_in_order() -> None:
+    checks = [("CANN", "error"), ("torch", "ok"), ("atc", "warning"), ("llama", "error"), ("llama", "error")]
+
+    assert summary(checks) == ("3 errors, 1 warning in 5 checks, to fix in this order: CANN, llama", 3)
+    assert summary(checks[:2]) == ("1 error in 2 checks: CANN", 1)
+    assert summary(checks[1:2]) == ("no errors in 1 check", 0)
+
+
+@pytest.mark.parametrize("name", ["cpu", "auto", "cuda", "cuda:1", "npu", "npu:12"])
+def test_kinds_of_devices_are_known_without_having_one(name: str) -> None:
+    assert is_device(name)
+
+
+@pytest.mark.parametrize("name", ["", "gpu", "npu:", "npu:x", "cpu:0", "auto:0", "cuda:-1", "cuda:1 ", "npu:\u0663"])
+def test_other_names_are_no_devices(name: str) -> None:
+    assert not is_device(name)
+
+
+def test_an_om_runs_beside_a_decoder_of_its_kind() -> None:
+    assert [om_device(name) for name in ("npu", "npu:3", "cuda:1", "cpu", "auto")] == [0, 3, None, None, None]
+
+
+@pytest.mark.slow
+def test_rows_stand_in_the_order_in_which_one_fixes_them(tmp_path: Path) -> None:
+    arguments = ["doctor", "--environment", "--device", "npu:0", "--vision", "om"]
+    ran = python(MAIN.format(arguments), HOME=str(tmp_path), PATH=str(tmp_path), COLUMNS="80")
+    names = [line[:14].strip() for line in ran.stdout.splitlines()]
+    wanted = ["NPU devices", "CANN", "torch", "torch_npu", "aclruntime", "ais_bench"]
+
+    assert [name for name in names if name in wanted] == wanted
+    assert in_words(ran.stdout).endswith("to fix in this order: NPU devices, CANN, torch_npu, aclruntime, ais_bench")
+    assert max(map(len, ran.stdout.splitlines())) <= 80 + len(sys.executable)
+
+
+def test_of_onnxruntime_only_the_provider_in_use_is_told() -> None:
+    pytest.importorskip("onnxruntime")
+    said = look_at_package("onnxruntime")
+
+    assert said["state"] == "ok"
+    assert said["found"].split(", ")[1:] == ["CPUExecutionProvider"]
+
+
+def test_an_onnxruntime_without_that_provider_is_of_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(runtime, "get_available_providers", lambda: ["TensorrtExecutionProvider"])
+
+    assert look_at_package("onnxruntime")["state"] == "broken"
 
 
 def test_commands_and_paths_are_never_broken_in_two() -> None:

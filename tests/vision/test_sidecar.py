@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,9 @@ SIDECAR = OmSidecar(
     sha256="aa",
     onnx_sha256="bb",
 )
+
+
+PYTHON = re.compile(r"NoneType|__init__|object has|argument|subscript|'(dict|list|int|str)'|codec|recursion")
 
 
 @pytest.fixture
@@ -72,6 +77,13 @@ def test_a_sidecar_survives_its_way_to_the_disk(om: Path) -> None:
         {"input": {"dtype": "float16", "shape": [-1, 4, 4, "3"], "layout": "NHWC"}},
         {"input": {"dtype": 1, "shape": [-1, 4, 4, 3], "layout": "NHWC"}},
         {"unknown": "value"},
+        {"sha256": None},
+        {"card": []},
+        {"card": {"version": 1}},
+        {"card": {"version": [1]}},
+        {"input": {"dtype": "float16", "shape": 4, "layout": "NHWC"}},
+        {"version": None},
+        {"version": {"a": 1}},
     ],
 )
 def test_a_damaged_sidecar_is_told_with_its_name(om: Path, change: dict[str, Any]) -> None:
@@ -81,6 +93,7 @@ def test_a_damaged_sidecar_is_told_with_its_name(om: Path, change: dict[str, Any
         read_sidecar(om)
 
     assert "export" in caught.value.hint
+    assert not PYTHON.search(caught.value.message)
 
 
 def test_an_encoder_that_was_not_exported_here_has_a_sidecar_without_a_card(om: Path) -> None:
@@ -110,12 +123,41 @@ def test_the_digest_of_several_files_is_that_of_all_their_bytes(tmp_path: Path) 
     assert file_sha256(tmp_path / "a", tmp_path / "b") == file_sha256(tmp_path / "c") != file_sha256(tmp_path / "a")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"\xff", b"[" * 100_000, b"{}", b"9" * 5000])
 def test_what_is_no_sidecar_is_told(om: Path, content: bytes) -> None:
     sidecar_path(om).write_bytes(content)
 
-    with pytest.raises(EncoderError, match=r"clip\.om\.json"):
+    with pytest.raises(EncoderError, match=r"clip\.om\.json") as caught:
         read_sidecar(om)
+
+    assert not re.search("codec|recursion|digit", caught.value.message)
+
+
+def test_every_field_of_a_card_and_of_a_sidecar_is_refused_in_words_where_it_is_of_another_type(om: Path) -> None:
+    told = 0
+    for path in places(json.loads(SIDECAR.to_json())):
+        for odd in (None, 3.5, "odd", [1], {"odd": 1}, True, 10**4000):
+            values = json.loads(SIDECAR.to_json())
+            holder = values
+            for step in path[:-1]:
+                holder = holder[step]
+            if type(holder[path[-1]]) is type(odd) or (path == ("card",) and odd is None):
+                continue
+            holder[path[-1]] = odd
+            sidecar_path(om).write_text(json.dumps(values))
+            with pytest.raises(EncoderError) as caught:
+                read_sidecar(om)
+            assert not PYTHON.search(caught.value.message), caught.value.message
+            told += 1
+    assert told > 100
+
+
+def places(values: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where the values of a JSON document are, those inside of others too."""
+    for key, value in values.items() if isinstance(values, dict) else enumerate(values):
+        yield (*path, key)
+        if isinstance(value, dict | list):
+            yield from places(value, (*path, key))
 
 
 @pytest.mark.parametrize("change", [{"batch_sizes": (0,)}, {"batch_sizes": (2, 1)}, {"has_gears": False}])
@@ -166,7 +208,7 @@ def test_illegal_characters_are_refused_and_shown(tmp_path: Path, name: str) -> 
         check_om_file(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", ["clip.onnx", "clip.om.bak", "clip", "clip.OM"])
+@pytest.mark.parametrize("name", ["clip.om.bak", "clip", "clip.OM"])
 def test_another_suffix_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(EncoderError, match=r"does not end in \.om"):
         check_om_file(tmp_path / name)
@@ -196,3 +238,12 @@ def test_a_strangers_file_is_refused_unless_it_is_of_a_group_of_ours(om: Path, m
 
     monkeypatch.setattr(os, "getgroups", lambda: [om.stat().st_gid])
     check_om_file(om)
+
+
+def test_an_onnx_file_is_told_by_its_name_with_both_ways_to_use_it(tmp_path: Path) -> None:
+    with pytest.raises(EncoderError, match="is an ONNX file, where an OM is wanted") as caught:
+        check_om_file(tmp_path / "clip.onnx")
+
+    assert "--vision onnx" in caught.value.hint
+    assert "llama-adapter export om" in caught.value.hint
+    assert "rename" not in caught.value.hint

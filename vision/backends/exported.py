@@ -3,6 +3,8 @@
 Running a graph is in `vision.backends.onnx` and `vision.backends.om`.
 """
 
+import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -92,6 +94,7 @@ def read_signature(
         raise EncoderError(
             f"`{file}` gives {query}, and a visual query of float32 or float16 (B, Q, D) is wanted", hint=hint
         )
+    _check_batch(pixels, file=file, hint=hint)
     signature = Signature(
         file=file,
         image_size=side,
@@ -103,6 +106,15 @@ def read_signature(
     if card is not None:
         _check_card(signature, card)
     return signature
+
+
+def check_owner(process: int, *, file: str) -> None:
+    """Raise EncoderError unless this is the process that opened the encoder: threads and replies are its own."""
+    if os.getpid() != process:
+        raise EncoderError(
+            f"`{file}` was opened by the process that this one was forked from",
+            hint="open the encoder in each process that uses it",
+        )
 
 
 def to_tensor(output: np.ndarray) -> Tensor:
@@ -126,6 +138,25 @@ def _picture_side(port: Port, *, file: str, hint: str) -> int:
         # The same number of bytes: a runtime that counts bytes only would run it, and the answer would be noise.
         layout = ": colour stands before height and width (NCHW), so pixels would be read in the wrong order"
     raise EncoderError(f"`{file}` takes {port}, and pictures are given as (B, S, S, 3){layout}", hint=hint)
+
+
+def _check_batch(port: Port, *, file: str, hint: str) -> None:
+    """Raise EncoderError for a fixed batch of nothing, and of more than this machine could hold."""
+    batch = port.shape[0]
+    if not batch:
+        raise EncoderError(f"`{file}` takes {port}, which is no picture at all", hint=hint)
+    num_bytes = math.prod(port.shape) * (1 + FLOATS[port.dtype].itemsize)  # of the pixels, and of them in its own type
+    if batch > 0 and num_bytes > _memory_bytes():
+        raise EncoderError(
+            f"`{file}` was compiled for {batch:,} pictures at once, whose pixels alone take {num_bytes / 1e9:,.1f} GB "
+            f"of the {_memory_bytes() / 1e9:,.1f} GB here",
+            hint=f"make it again for a smaller batch: {hint}",
+        )
+
+
+def _memory_bytes() -> int:
+    """Of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _check_card(signature: Signature, card: EncoderCard) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from vision.backends.exported import to_tensor
+from vision.backends.exported import check_owner, to_tensor
 from vision.backends.ladder import run_ladder
 from vision.backends.om_session import OmSession
 from vision.backends.worker import Worker
-from vision.card import EncoderCard
+from vision.card import EncoderCard, is_same
 from vision.errors import EncoderError
 
 
@@ -32,11 +32,12 @@ class OmVisionBackend:
         self._name = f"ais_bench (device {device_id})"
         self.device_ms: float | None = None  # of the last `encode`, as ais_bench measured it; None where it did not
         files = _om_files(Path(path))
+        self._owner = os.getpid()
         self._worker = Worker(name=self._name)
         self._sessions: list[OmSession] = []
         # Also when nobody calls close: at the end of the object, or of the program. There it must come before what
         # was registered earlier, such as torch_npu's own end, so weakref's place among the exit functions will not do.
-        self._finalizer = weakref.finalize(self, _shut_down, self._worker, self._sessions)
+        self._finalizer = weakref.finalize(self, _shut_down, self._worker, self._sessions, self._owner)
         self._finalizer.atexit = False
         atexit.register(self._finalizer)
         try:
@@ -70,13 +71,14 @@ class OmVisionBackend:
         """
         if not self._finalizer.alive:
             raise EncoderError(f"`{self._file}` was closed and encodes nothing more")
+        check_owner(self._owner, file=self._file)
         self._signature.check_pixels(pixels_BHWC)
         return to_tensor(self._worker.call(lambda: self._encode(pixels_BHWC)))
 
     def close(self) -> None:
         """Unload the files and end the thread."""
         atexit.unregister(self._finalizer)
-        if self._finalizer.detach():
+        if self._finalizer.detach() and os.getpid() == self._owner:
             _end(self._worker, self._sessions, wait=True)
 
     def _encode(self, pixels_BHWC: np.ndarray) -> np.ndarray:
@@ -115,7 +117,7 @@ def _by_size(sessions: list[OmSession], *, path: str) -> dict[int, OmSession]:
             getattr(session.signature, field) == getattr(first.signature, field)
             for field in ("image_size", "output_dtype", "output_shape")
         )
-        if not same or _weights(session) != _weights(first):
+        if not same or not _is_one_encoder(session.card, first.card):
             raise EncoderError(
                 f"The OM files of `{path}` are not of one encoder: `{session.signature.file}` differs from "
                 f"`{first.signature.file}`",
@@ -132,16 +134,24 @@ def _by_size(sessions: list[OmSession], *, path: str) -> dict[int, OmSession]:
     return dict(sorted(found.items()))
 
 
-def _weights(session: OmSession) -> dict[str, str] | None:
-    return None if session.card is None else dict(session.card.fingerprint)
+def _is_one_encoder(one: EncoderCard | None, other: EncoderCard | None) -> bool:
+    """Sizes, heads and order of colours too: the same weights make other queries with those of another model."""
+    if one is None or other is None:
+        return one is other
+    halves = one.fingerprint.keys() | other.fingerprint.keys()
+    return one.vision == other.vision and all(
+        is_same(one.fingerprint.get(half), other.fingerprint.get(half)) for half in halves
+    )
 
 
-def _shut_down(worker: Worker, sessions: list[OmSession]) -> None:
+def _shut_down(worker: Worker, sessions: list[OmSession], owner: int) -> None:
     """For a backend that nobody closed: waits at the end of the program only.
 
-    An object may be collected in any thread, also in one that the sessions' thread waits for.
+    An object may be collected in any thread, also in one that the sessions' thread waits for. A process that was
+    forked off has neither that thread nor a say in the device.
     """
-    _end(worker, sessions, wait=threading.current_thread() is threading.main_thread())
+    if os.getpid() == owner:
+        _end(worker, sessions, wait=threading.current_thread() is threading.main_thread())
 
 
 def _end(worker: Worker, sessions: list[OmSession], *, wait: bool) -> None:

@@ -15,13 +15,16 @@ _INSTALL = (
     "tools/ais-bench_workload/tool/ais_bench, with CANN's set_env.sh sourced"
 )
 
+# What ais_bench imports beside its own parts, and the package that brings it.
+_NEEDED: Final[Mapping[str, str]] = {"attr": "attrs", "numpy": "numpy", "tqdm": "tqdm"}
 
 # Sentences and hints know {device}. The patterns are words of ais_bench and aclruntime; codes are looked up before.
 _DEVICE: Final = explanation(
     r"acl open device|acl init failed|get all devices count",
     "the device {device} cannot be opened",
     "`npu-smi info` lists the devices; one may be hidden (ASCEND_RT_VISIBLE_DEVICES), not passed into the "
-    "container (/dev/davinci*), or closed to this user (group HwHiAiUser); choose another with the encoder's device id",
+    "container (/dev/davinci*), or closed to this user (group HwHiAiUser); choose another with "
+    "`--encoder-device N`, or with `--device npu:N` for the language model too",
 )
 _MEMORY: Final = explanation(
     r"EL0004|malloc failed|allocate memory|out of memory",
@@ -101,8 +104,13 @@ def _import_failed(error: Exception) -> EncoderError:
             hint="the package ais-bench-benchmark, which tests language models, takes the same name: uninstall it, or "
             f"use another environment; for Ascend's {_INSTALL}",
         )
+    if missing in _NEEDED:
+        return EncoderError(f"ais_bench needs the package {missing}", hint=f"pip install {_NEEDED[missing]}")
     if missing:
-        return EncoderError(f"ais_bench needs the package {missing}", hint=f"pip install {missing}")
+        return EncoderError(
+            f"ais_bench is installed and cannot be imported: it finds no module {missing}",
+            hint="the installation of ais_bench is incomplete: docs/ascend.md",
+        )
     if re.search(r"\blib\w+\.so", str(error)):
         return EncoderError(
             f"ais_bench is installed and CANN's libraries are not found: {_words(error)}",

@@ -17,7 +17,7 @@ from vision.backends.stdout import root_logger_kept, stdout_caught
 from vision.card import EncoderCard
 from vision.errors import EncoderError
 from vision.ports import Port
-from vision.sidecar import OmSidecar, check_om_file, file_sha256, read_sidecar, sidecar_path
+from vision.sidecar import check_om_file, read_valid_sidecar, sidecar_path
 
 _LOG = logging.getLogger(__name__)
 _HINT = "make the OM with `llama-adapter export om` from an ONNX of `llama-adapter export onnx`"
@@ -35,7 +35,7 @@ class OmSession:
         """Raises EncoderError for everything that is in the way."""
         self._file, self._device_id = os.path.abspath(path), device_id
         check_om_file(self._file)
-        self._sidecar = _valid_sidecar(self._file)
+        self._sidecar = read_valid_sidecar(self._file)
         self._session = self._open(_infer_session_class())
         try:
             self._port, self.signature = self._describe()
@@ -176,16 +176,6 @@ def _infer_session_class() -> Any:
             return importlib.import_module("ais_bench.infer.interface").InferSession
     except Exception as error:
         raise import_failed(error, said=caught.complaints()) from error
-
-
-def _valid_sidecar(file: str) -> OmSidecar | None:
-    sidecar = read_sidecar(file)
-    if sidecar is not None and file_sha256(file) != sidecar.sha256:
-        raise EncoderError(
-            f"The side-car `{sidecar_path(file).name}` is that of another file than `{file}`: the digests differ",
-            hint=f"copy both again, they are written together; or {_HINT}",
-        )
-    return sidecar
 
 
 def _port(description: Any) -> Port:

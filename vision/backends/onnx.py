@@ -13,9 +13,9 @@ from torch import Tensor
 
 from vision.backends.exported import read_signature, to_tensor
 from vision.backends.ladder import run_ladder
-from vision.card import METADATA_KEY, EncoderCard
+from vision.card import METADATA_KEY, EncoderCard, check_dtypes
 from vision.errors import EncoderError
-from vision.export.packages import INSTALL
+from vision.export.packages import INSTALL_HINT
 from vision.ports import Port
 
 _HINT = "export the encoder with `llama-adapter export onnx`"
@@ -41,6 +41,8 @@ class OnnxVisionBackend:
             card=self.card,
             hint=_HINT,
         )
+        signature = self._signature
+        check_dtypes(self.card, (signature.dtype.name, signature.output_dtype.name), file=self._file)
         self._input, self._output = self._session.get_inputs()[0].name, self._session.get_outputs()[0].name
 
     @property
@@ -65,11 +67,20 @@ class OnnxVisionBackend:
         if self._session is None:
             raise EncoderError(f"`{self._file}` was closed and encodes nothing more")
         self._signature.check_pixels(pixels_BHWC)
-        return to_tensor(run_ladder(pixels_BHWC, self.batch_sizes, self._run))
+        try:
+            return to_tensor(run_ladder(pixels_BHWC, self.batch_sizes, self._run))
+        except MemoryError:
+            raise EncoderError(f"The memory is not enough to run `{self._file}`", hint=self._smaller()) from None
 
     def close(self) -> None:
         """Give back the memory of the graph."""
         self._session = None
+
+    def _smaller(self) -> str:
+        """What needs less memory; how many pictures a caller gives changes nothing for a file with a fixed batch."""
+        if self._signature.batch is None:
+            return "try a smaller --batch-size"
+        return f"the file was compiled for {self._signature.batch} pictures at once, make one for fewer: {_HINT}"
 
     def _run(self, batch_BHWC: np.ndarray) -> np.ndarray:
         pixels = self._signature.to_input(batch_BHWC)
@@ -78,7 +89,7 @@ class OnnxVisionBackend:
         except Exception as error:  # onnxruntime's classes have no base of their own
             raise EncoderError(
                 f"onnxruntime failed on `{self._file}` with {pixels.dtype} {pixels.shape}: {_words(error)}",
-                hint="with less memory, try a smaller --batch-size; else export the encoder again",
+                hint=f"if it is the memory: {self._smaller()}; else export the encoder again",
             ) from error
         self._signature.check_output(output, batch=len(pixels))
         result: np.ndarray = output
@@ -87,6 +98,11 @@ class OnnxVisionBackend:
 
 def _open(path: Path, *, threads: int) -> Any:
     """An onnxruntime InferenceSession."""
+    if path.suffix == ".om":
+        raise EncoderError(
+            f"`{path}` is an OM file by its name, where ONNX is wanted",
+            hint="use `--vision om`, or the ONNX file that it was made from",
+        )
     if not path.is_file():
         kind = "is not a file" if path.exists() else "does not exist"
         raise EncoderError(f"The ONNX file `{path}` {kind}", hint=_HINT)
@@ -98,7 +114,8 @@ def _open(path: Path, *, threads: int) -> Any:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 4  # errors come as exceptions; what it writes to stderr repeats them
     try:
-        return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        # Without its fallback, to the same provider again, which it announces on stdout.
+        return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0)
     except Exception as error:
         raise EncoderError(
             f"onnxruntime {runtime.__version__} cannot open `{path}`: {_words(error)}",
@@ -108,12 +125,14 @@ def _open(path: Path, *, threads: int) -> Any:
 
 def _onnxruntime() -> Any:
     if importlib.util.find_spec("onnxruntime") is None:
-        raise EncoderError("Running an ONNX file needs onnxruntime, which is not installed", hint=INSTALL)
+        raise EncoderError("Running an ONNX file needs onnxruntime, which is not installed", hint=INSTALL_HINT)
     os.environ.setdefault(_NO_TELEMETRY, "1")  # read when it is imported
     try:
         return importlib.import_module("onnxruntime")
     except Exception as error:  # a wheel built against another numpy, a library that is missing
-        raise EncoderError(f"onnxruntime is installed and cannot be imported: {_words(error)}", hint=INSTALL) from error
+        raise EncoderError(
+            f"onnxruntime is installed and cannot be imported: {_words(error)}", hint=INSTALL_HINT
+        ) from error
 
 
 def _card(session: Any, *, file: str) -> EncoderCard | None:
@@ -126,7 +145,7 @@ def _ports(arguments: Sequence[Any]) -> list[Port]:
         Port(
             name=argument.name,
             dtype=_DTYPES.get(argument.type, argument.type.removeprefix("tensor(").removesuffix(")")),
-            shape=tuple(size if isinstance(size, int) and size > 0 else -1 for size in argument.shape),
+            shape=tuple(size if isinstance(size, int) and size >= 0 else -1 for size in argument.shape),
         )
         for argument in arguments
     ]

@@ -20,13 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vision.backends.exported import ExportedBackend
+from vision.backends.exported import ExportedBackend, check_owner
 from vision.card import EncoderCard
 from vision.errors import EncoderError
 
 CLOSE_LIMIT_S = 10.0
 # A fresh interpreter: a device's runtime does not survive a fork, and multiprocessing's own way would run the caller's
-# script again. What to import and what to do comes through the connection.
+# script again. What to import and what to do comes through the connection; until then -P keeps the current folder,
+# which may hold a `socket.py`, out of the way.
 _BOOT = (
     "import sys; from multiprocessing.connection import Connection; connection = Connection(int(sys.argv[1])); "
     "sys.path[:] = connection.recv(); connection.recv()(connection)"
@@ -64,8 +65,9 @@ class ProcessVisionBackend:
     def __init__(self, opener: Callable[[], ExportedBackend], *, file: str) -> None:
         """`opener` must be picklable; `file` is for messages. Raises what it raises, and EncoderError where it dies."""
         self._file = file
+        self._owner = os.getpid()
         self._process, self._connection = _start()
-        self._finalizer = weakref.finalize(self, _end, self._process, self._connection)
+        self._finalizer = weakref.finalize(self, _end, self._process, self._connection, self._owner)
         self._lock, self._number, self._was_cut = threading.Lock(), 0, False
         self.device_ms: float | None = None  # of the last `encode`, where the backend measures it
         try:
@@ -109,6 +111,7 @@ class ProcessVisionBackend:
                 )
             if not self._finalizer.alive:
                 raise EncoderError(f"`{self._file}` was closed and encodes nothing more")
+            check_owner(self._owner, file=self._file)
             self._number += 1
             self._send((self._number, pixels_BHWC))
             reply: _Reply = self._receive(_Reply)
@@ -213,7 +216,7 @@ def _start() -> tuple["subprocess.Popen[bytes]", Connection]:
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", "-c", _BOOT, str(theirs.fileno())],
+            [sys.executable, "-P", "-X", "faulthandler", "-c", _BOOT, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=2,  # ours is for data
             pass_fds=[theirs.fileno()],
@@ -224,7 +227,11 @@ def _start() -> tuple["subprocess.Popen[bytes]", Connection]:
     return process, Connection(ours.detach())
 
 
-def _end(process: "subprocess.Popen[bytes]", connection: Connection) -> None:
+def _end(process: "subprocess.Popen[bytes]", connection: Connection, owner: int) -> None:
+    """Does nothing to the process but in the one that started it: one that was forked off shares the connection."""
+    if os.getpid() != owner:
+        connection.close()
+        return
     with suppress(OSError):
         connection.send(None)
     connection.close()

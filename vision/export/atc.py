@@ -5,10 +5,12 @@ Tried here against a stand-in for ATC only; flags and messages are those of the 
 
 import dataclasses
 import os
+import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -35,7 +37,8 @@ PRECISION_MODES: Final = (
 MAX_GEARS: Final = 100
 MAX_GEAR: Final = 2048
 _OUTPUT_TYPES: Final = {"float32": "FP32", "float16": "FP16"}
-_OM_MODE: Final = 0o640  # InferSession refuses what others may write
+OM_MODE: Final = 0o640  # InferSession refuses what others may write
+_TICK_S: Final = 30.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,11 +57,31 @@ class AtcRequest:
     extra: tuple[str, ...] = ()  # further flags, as ATC takes them
 
     def __post_init__(self) -> None:
-        if self.precision_mode not in (*PRECISION_MODES_V2, *PRECISION_MODES):
-            known = ", ".join((*PRECISION_MODES_V2, *PRECISION_MODES))
-            raise ValueError(f"precision_mode must be one of {known}, got {self.precision_mode!r}")
-        if self.log_level not in LOG_LEVELS:
-            raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}, got {self.log_level!r}")
+        check_settings(
+            batch_sizes=self.batch_sizes,
+            gears=self.gears,
+            soc_version=self.soc_version,
+            precision_mode=self.precision_mode,
+            log_level=self.log_level,
+        )
+
+
+def check_settings(
+    *, batch_sizes: Sequence[int], gears: bool, soc_version: str | None, precision_mode: str, log_level: str
+) -> None:
+    """Raise ValueError for what ATC would refuse; a `soc_version` of None is not known yet."""
+    sizes = set(batch_sizes)
+    if not sizes or any(not 1 <= size <= MAX_GEAR for size in sizes):
+        raise ValueError(f"batch_sizes must be whole numbers of 1 to {MAX_GEAR}, got {list(batch_sizes)}")
+    if gears and not 2 <= len(sizes) <= MAX_GEARS:
+        raise ValueError(f"gears need 2 to {MAX_GEARS} different batch_sizes, got {len(sizes)}")
+    if soc_version is not None and not re.fullmatch(r"Ascend\w+", soc_version):
+        raise ValueError(f"soc_version must be a chip's full name, such as Ascend310P3, got {soc_version!r}")
+    if precision_mode not in (*PRECISION_MODES_V2, *PRECISION_MODES):
+        known = ", ".join((*PRECISION_MODES_V2, *PRECISION_MODES))
+        raise ValueError(f"precision_mode must be one of {known}, got {precision_mode!r}")
+    if log_level not in LOG_LEVELS:
+        raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}, got {log_level!r}")
 
 
 def plan(
@@ -75,17 +98,27 @@ def plan(
 ) -> list[AtcRequest]:
     """The runs for an ONNX file: `<output>.om` with gears, else `<output>_bs1.om`, `<output>_bs2.om`, ...
 
-    Raises ValueError for batch sizes, modes and levels that ATC refuses, EncoderError for a graph without one input.
+    Raises ValueError for what `check_settings` refuses, EncoderError for a graph that has not one input, free in its
+    batch only.
     """
+    check_settings(
+        batch_sizes=batch_sizes,
+        gears=gears,
+        soc_version=soc_version,
+        precision_mode=precision_mode,
+        log_level=log_level,
+    )
     sizes = tuple(sorted(set(batch_sizes)))
-    if not sizes or any(not 1 <= size <= MAX_GEAR for size in sizes):
-        raise ValueError(f"batch_sizes must be whole numbers of 1 to {MAX_GEAR}, got {list(batch_sizes)}")
-    if gears and not 2 <= len(sizes) <= MAX_GEARS:
-        raise ValueError(f"gears need 2 to {MAX_GEARS} batch_sizes, got {len(sizes)}")
     if len(graph.inputs) != 1 or len(graph.outputs) != 1:
         raise EncoderError(
             f"The graph has {len(graph.inputs)} inputs and {len(graph.outputs)} outputs, where one of each is wanted",
             hint="export the encoder with `llama-adapter export onnx`",
+        )
+    port = graph.inputs[0]
+    if any(size < 1 for size in port.shape[1:]):
+        raise EncoderError(
+            f"The input `{port.name} {port}` is free in more than its batch, and ATC is told fixed sides",
+            hint="export the encoder with fixed sides, as `llama-adapter export onnx` does",
         )
     stem = output.with_suffix("") if output.suffix == ".om" else output
     groups = [(stem, sizes)] if gears else [(stem.with_name(f"{stem.name}_bs{size}"), (size,)) for size in sizes]
@@ -93,7 +126,7 @@ def plan(
         AtcRequest(
             onnx=onnx,
             output=name.with_name(name.name + ".om"),
-            port=graph.inputs[0],
+            port=port,
             output_dtype=graph.outputs[0].dtype,
             batch_sizes=group,
             gears=gears,
@@ -130,21 +163,22 @@ def command(request: AtcRequest, *, output: Path | None = None) -> list[str]:
     return [*flags, *request.extra]
 
 
-def make_om(request: AtcRequest, *, atc: Path, graph: Graph) -> Path:
+def make_om(request: AtcRequest, *, atc: Path, graph: Graph, tick: Callable[[float], None] | None = None) -> Path:
     """Run ATC and put its OM in place, with its side-car; returns the OM's path. `graph` is that of the ONNX file.
 
-    What was there before is replaced at the end, or stays when ATC fails. Raises EncoderError with ATC's last lines.
+    `tick` is told the seconds since its start, about every 30 s. What was there before is replaced at the end, or
+    stays when ATC fails. Raises EncoderError with ATC's last lines.
     """
     target = Path(os.path.abspath(request.output))
     check_om_path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{target.stem}.", suffix=".partial", dir=target.parent))
     try:
-        _run(atc, command(_absolute(request), output=partial / target.name), folder=partial)
+        _run(atc, command(_absolute(request), output=partial / target.name), folder=partial, tick=tick)
         made = _find_result(partial, target.stem)
-        made.chmod(_OM_MODE)
+        made.chmod(OM_MODE)
         check_om_file(made)
-        _put_in_place(made, target, _sidecar(request, made, graph=graph))
+        _put_in_place(made, target, describe(request, made, graph=graph))
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
@@ -155,9 +189,9 @@ def _absolute(request: AtcRequest) -> AtcRequest:
     return dataclasses.replace(request, onnx=Path(os.path.abspath(request.onnx)))
 
 
-def _run(atc: Path, flags: list[str], *, folder: Path) -> None:
+def _run(atc: Path, flags: list[str], *, folder: Path, tick: Callable[[float], None] | None) -> None:
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             [str(atc), *flags],
             cwd=folder,
             stdin=subprocess.DEVNULL,
@@ -165,13 +199,29 @@ def _run(atc: Path, flags: list[str], *, folder: Path) -> None:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            check=False,
         )
     except OSError as error:
         raise EncoderError(f"`{atc}` cannot be run: {error.strerror}", hint="install CANN's toolkit again") from None
-    if done.returncode:
-        sentence, hint = explain(done.stdout, returncode=done.returncode)
+    with process:
+        try:
+            said = _wait(process, tick=tick)
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        sentence, hint = explain(said, returncode=process.returncode)
         raise EncoderError(sentence, hint=hint)
+
+
+def _wait(process: "subprocess.Popen[str]", *, tick: Callable[[float], None] | None) -> str:
+    """What it said until its end."""
+    start = time.monotonic()
+    while True:
+        try:
+            return process.communicate(timeout=_TICK_S)[0]
+        except subprocess.TimeoutExpired:
+            if tick is not None:
+                tick(time.monotonic() - start)
 
 
 def _find_result(folder: Path, stem: str) -> Path:
@@ -186,7 +236,8 @@ def _find_result(folder: Path, stem: str) -> Path:
     return found[0]
 
 
-def _sidecar(request: AtcRequest, made: Path, *, graph: Graph) -> OmSidecar:
+def describe(request: AtcRequest, made: Path, *, graph: Graph) -> OmSidecar:
+    """The side-car of the OM `made`, which came of `request`."""
     batch = -1 if request.gears else request.batch_sizes[0]
     return OmSidecar(
         card=graph.card,

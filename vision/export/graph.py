@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vision.card import METADATA_KEY, EncoderCard
+from vision.card import METADATA_KEY, EncoderCard, check_dtypes
 from vision.errors import EncoderError
 from vision.export.packages import require
 from vision.ports import Port
@@ -65,13 +65,17 @@ def read_graph(path: str | os.PathLike[str]) -> Graph:
         raise _no_onnx(place)
     weights = {tensor.name for tensor in model.graph.initializer}
     files = (place, *sorted(_external_files(model, place)))
+    inputs = tuple(_port(value) for value in model.graph.input if value.name not in weights)
+    outputs = tuple(_port(value) for value in model.graph.output)
     cards = [entry.value for entry in model.metadata_props if entry.key == METADATA_KEY]
+    card = EncoderCard.from_json(cards[0], file=str(place)) if cards else None
+    check_dtypes(card, (port.dtype for port in (*inputs, *outputs)), file=str(place))
     return Graph(
         opset=next((entry.version for entry in model.opset_import if entry.domain in DEFAULT_DOMAINS), 0),
         nodes=tuple(_nodes(model.graph)),
-        inputs=tuple(_port(value) for value in model.graph.input if value.name not in weights),
-        outputs=tuple(_port(value) for value in model.graph.output),
-        card=EncoderCard.from_json(cards[0], file=str(place)) if cards else None,
+        inputs=inputs,
+        outputs=outputs,
+        card=card,
         files=files,
         num_bytes=sum(file.stat().st_size for file in files),
     )

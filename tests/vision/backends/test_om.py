@@ -1,13 +1,15 @@
 """OM files through the fake ais_bench: the numbers of torch at every batch size, one thread, nothing left behind."""
 
+import contextlib
 import dataclasses
 import gc
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ import torch
 
 from tests.fakes.exported import make_om, sample_pixels, sample_queries
 from vision.backends.om import OmVisionBackend
+from vision.card import EncoderCard
+from vision.errors import EncoderError
 from vision.sidecar import read_sidecar, write_sidecar
 
 LIMITS = {"float32": 2e-5, "float16": 6e-3}
@@ -68,6 +72,75 @@ def test_a_folder_of_fixed_files_is_one_encoder_of_several_batch_sizes(acl: Any,
     assert sizes_run(acl) == [4, 4]
     backend.close()
     assert acl.RECORD.freed == 2
+
+
+def change_card(om: Path, change: Callable[[EncoderCard], EncoderCard]) -> None:
+    sidecar = read_sidecar(om)
+    assert sidecar is not None
+    assert sidecar.card is not None
+    write_sidecar(om, dataclasses.replace(sidecar, card=change(sidecar.card)))
+
+
+def in_another_order(card: EncoderCard) -> EncoderCard:
+    return dataclasses.replace(card, vision=dataclasses.replace(card.vision, channel_order="bgr"))
+
+
+def with_one_head(card: EncoderCard) -> EncoderCard:
+    query = dataclasses.replace(card.vision.query, num_heads=1)
+    return dataclasses.replace(card, vision=dataclasses.replace(card.vision, query=query))
+
+
+def of_other_weights(card: EncoderCard) -> EncoderCard:
+    return dataclasses.replace(card, fingerprint={**card.fingerprint, "clip": "00 1.0"})
+
+
+@pytest.mark.parametrize("change", [in_another_order, with_one_head, of_other_weights])
+def test_a_folder_of_files_that_answer_differently_is_refused(
+    acl: Any, change: Callable[[EncoderCard], EncoderCard], tmp_path: Path
+) -> None:
+    """The same picture would get another visual query by the size of its batch."""
+    for size in (1, 4):
+        make_om(tmp_path / f"clip_bs{size}.om", [size])
+    change_card(tmp_path / "clip_bs4.om", change)
+
+    with pytest.raises(EncoderError, match="are not of one encoder"):
+        OmVisionBackend(tmp_path)
+
+    assert acl.RECORD.freed == acl.RECORD.loaded
+
+
+def test_a_folder_of_one_encoders_exports_in_two_precisions_is_one_encoder(acl: Any, tmp_path: Path) -> None:
+    """Rounding moves the last digits of a fingerprint."""
+
+    def rounded(card: EncoderCard) -> EncoderCard:
+        signs, first, *rest = card.fingerprint["clip"].split(" ")
+        told = " ".join([signs, f"{float(first) * 1.0001:.5g}", *rest])
+        assert told != card.fingerprint["clip"]
+        return dataclasses.replace(card, name="other", fingerprint={**card.fingerprint, "clip": told})
+
+    for size in (1, 4):
+        make_om(tmp_path / f"clip_bs{size}.om", [size])
+    change_card(tmp_path / "clip_bs4.om", rounded)
+
+    with contextlib.closing(OmVisionBackend(tmp_path)) as backend:
+        assert backend.batch_sizes == (1, 4)
+
+
+def test_a_process_that_was_forked_off_leaves_the_sessions_alone(acl: Any, tmp_path: Path) -> None:
+    backend = OmVisionBackend(make_om(tmp_path / "clip.om", [1]))
+    child = os.fork()
+    if not child:
+        said = 1
+        try:
+            backend.encode(sample_pixels()[:1])
+        except EncoderError as error:
+            said = 0 if "forked" in error.message else 2
+        finally:
+            backend._finalizer()  # as at the end of a program
+            os._exit(said if not acl.RECORD.freed else 3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(backend.encode(sample_pixels()[:1])) == 1
+    backend.close()
 
 
 def test_a_fixed_file_without_a_side_car_is_taken_at_its_own_word(acl: Any, tmp_path: Path) -> None:

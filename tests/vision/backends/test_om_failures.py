@@ -75,7 +75,12 @@ def test_without_cann_it_says_to_source_its_settings(install: Callable[..., None
         (
             ModuleNotFoundError("No module named 'attr'", name="attr"),
             "ais_bench needs the package attr",
-            "pip install attr",
+            "pip install attrs",
+        ),
+        (
+            ModuleNotFoundError("No module named 'utils'", name="utils"),  # on the index there is one, of a stranger
+            "cannot be imported: it finds no module utils",
+            "is incomplete: docs/ascend.md",
         ),
         (
             SystemError("initialization failed"),
@@ -200,6 +205,7 @@ def test_a_device_that_cannot_be_opened_is_named(acl: Any, om: Path) -> None:
     assert "[507033]" in error.message
     assert "ASCEND_RT_VISIBLE_DEVICES" in error.hint
     assert "HwHiAiUser" in error.hint
+    assert "--encoder-device N" in error.hint
 
 
 def test_a_link_is_refused_before_ais_bench_sees_it(acl: Any, om: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from tests.fakes.foreign_onnx import foreign_onnx
 from vision.backends.onnx import OnnxVisionBackend
 from vision.card import METADATA_KEY
 from vision.errors import EncoderError
+from vision.export.graph import read_graph
 
 ROOT = Path(__file__).resolve().parents[3]
 # Of a visual query of size 1: its last layer is a layer norm. Half precision has 11 bits, in every layer between.
@@ -168,7 +170,7 @@ def test_without_the_package_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find(name))
     with pytest.raises(EncoderError, match="onnxruntime, which is not installed") as caught:
         OnnxVisionBackend(file)
-    assert caught.value.hint == "pip install 'llama-adapter[onnx]'"
+    assert caught.value.hint == "in the folder of this project: pip install --editable '.[onnx]'"
 
 
 def test_a_package_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -210,3 +212,79 @@ def test_importing_the_backends_imports_no_runtime() -> None:
     code = f"import sys, vision.backends.open; print([name for name in {names} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_whatever_damage_a_file_has_nothing_is_said_on_stdout(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """onnxruntime announces a second try, on the same provider, for what raises a RuntimeError."""
+    whole = onnx.load(foreign_onnx(tmp_path / "whole.onnx", ("n", 2, 2, 3)))
+    whole.graph.node[0].op_type = "Nonsense"
+    whole.graph.node[1].input[0] = "nowhere"
+    onnx.save(whole, tmp_path / "damaged.onnx")
+    external = onnx.load(tmp_path / "whole.onnx")
+    name = "external.onnx.data"
+    onnx.save(external, tmp_path / "external.onnx", save_as_external_data=True, location=name, size_threshold=0)
+    (tmp_path / name).write_bytes(b"")
+
+    for file in ("damaged.onnx", "external.onnx"):
+        with pytest.raises(EncoderError, match="cannot open"):
+            OnnxVisionBackend(tmp_path / file)
+
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_session_is_opened_without_a_second_try(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    import onnxruntime
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Exception during initialization")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxruntime.InferenceSession, "_create_inference_session", fail)
+        with pytest.raises(EncoderError, match="Exception during initialization"):
+            OnnxVisionBackend(foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3)))
+
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"), [(0, "no picture at all"), (10**12, r"compiled for 1,000,000,000,000 pictures at once")]
+)
+def test_a_batch_that_nobody_can_give_is_refused_when_the_file_is_opened(
+    batch: int, words: str, tmp_path: Path
+) -> None:
+    file = foreign_onnx(tmp_path / "a.onnx", (batch, 2, 2, 3), output_shape=(batch, 2, 3))
+    with pytest.raises(EncoderError, match=words) as caught:
+        OnnxVisionBackend(file)
+    assert "--batch-size" not in caught.value.hint
+
+
+def test_memory_that_a_fixed_batch_exhausts_is_not_blamed_on_the_callers_batch(tmp_path: Path) -> None:
+    def exhaust(_: Any) -> Any:
+        raise MemoryError
+
+    for shape, words in (((4, 2, 2, 3), "compiled for 4 pictures at once"), (("n", 2, 2, 3), "smaller --batch-size")):
+        backend: Any = OnnxVisionBackend(foreign_onnx(tmp_path / "a.onnx", shape, output_shape=(shape[0], 2, 3)))
+        backend._run = exhaust
+        with pytest.raises(EncoderError, match="memory is not enough") as caught:
+            backend.encode(np.zeros((1, 2, 2, 3), dtype=np.uint8))
+        assert words in caught.value.hint
+
+
+def test_a_card_of_another_type_than_its_graph_is_not_believed(tmp_path: Path) -> None:
+    model = onnx.load(embedded_onnx())
+    entry = next(entry for entry in model.metadata_props if entry.key == METADATA_KEY)
+    assert '"float32"' in entry.value
+    entry.value = entry.value.replace('"float32"', '"float16"')
+    file = tmp_path / "a.onnx"
+    onnx.save(model, file)
+    for read in (OnnxVisionBackend, read_graph):
+        with pytest.raises(EncoderError, match="says that it is of float16, and its graph is of float32"):
+            read(file)
+
+
+def test_an_om_is_told_by_its_name() -> None:
+    with pytest.raises(EncoderError, match="is an OM file by its name") as caught:
+        OnnxVisionBackend("clip.om")
+    assert "--vision om" in caught.value.hint

@@ -257,3 +257,27 @@ print(backend.encode(np.full((1, 2, 2, 3), 7, dtype=np.uint8))[0, 0, 0].item())
     )
     result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert (result.stdout, result.stderr) == ("7.0\n", "")
+
+
+@pytest.mark.slow
+def test_files_of_the_current_folder_are_not_imported_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("multiprocessing", "socket", "pickle", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise AssertionError('imported from the current folder')")
+    monkeypatch.chdir(tmp_path)
+    with closing(ProcessVisionBackend(Odd, file="odd.onnx")) as backend:
+        assert len(backend.encode(pictures())) == 4
+
+
+def test_a_process_that_was_forked_off_does_not_end_it(odd: ProcessVisionBackend) -> None:
+    child = os.fork()
+    if not child:
+        said = 1
+        try:
+            odd.encode(pictures())
+        except EncoderError as error:
+            said = 0 if "forked" in error.message else 2
+        finally:
+            odd._finalizer()  # as at the end of a program
+            os._exit(said)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(odd.encode(pictures())) == 4

@@ -1,5 +1,6 @@
 """The command lines of ATC, its runs (of the stand-in in tests/fakes), and what stays behind."""
 
+import dataclasses
 import os
 import shutil
 import stat
@@ -34,8 +35,14 @@ CARD = EncoderCard(
 )
 
 
-def write_onnx(path: Path, *, operator: str = "Relu", dtype: int = TensorProto.FLOAT16, card: bool = True) -> Path:
-    shape = ("batch", 4, 4, 3)
+def write_onnx(
+    path: Path,
+    *,
+    operator: str = "Relu",
+    dtype: int = TensorProto.FLOAT16,
+    card: bool = True,
+    shape: tuple[Any, ...] = ("batch", 4, 4, 3),
+) -> Path:
     graph = helper.make_graph(
         [helper.make_node(operator, ["input"], ["output"])],
         "test",
@@ -44,7 +51,8 @@ def write_onnx(path: Path, *, operator: str = "Relu", dtype: int = TensorProto.F
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
     if card:
-        helper.set_model_props(model, {METADATA_KEY: CARD.to_json()})
+        told = dataclasses.replace(CARD, dtype="float16" if dtype == TensorProto.FLOAT16 else "float32")
+        helper.set_model_props(model, {METADATA_KEY: told.to_json()})
     onnx.save(model, path)
     return path
 
@@ -127,6 +135,8 @@ def test_a_float32_graph_gives_float32(tmp_path: Path) -> None:
         ({"batch_sizes": range(1, 102), "gears": True}, "2 to 100"),
         ({"precision_mode": "best"}, "mixed_float16"),
         ({"log_level": "loud"}, "log_level"),
+        ({"soc_version": ""}, "such as Ascend310P3, got ''"),
+        ({"soc_version": "310P3"}, "such as Ascend310P3, got '310P3'"),
     ],
 )
 def test_what_atc_refuses_is_refused_before_it_runs(file: Path, settings: Any, said: str) -> None:
@@ -280,3 +290,42 @@ def test_the_stand_in_takes_flags_in_both_forms(file: Path, atc: Path, tmp_path:
 
     assert read_fake_om(tmp_path / "clip.om")[0]["has_gears"]
     assert shutil.which("atc") == str(atc)
+
+
+@pytest.mark.parametrize("shape", [("batch", "height", "width", 3), ("batch", 4, 4, 0)])
+def test_sides_that_are_free_never_reach_atc(tmp_path: Path, shape: tuple[Any, ...]) -> None:
+    file = write_onnx(tmp_path / "clip.onnx", shape=shape, card=False)
+
+    with pytest.raises(EncoderError, match="free in more than its batch") as caught:
+        planned(file, tmp_path / "clip")
+
+    assert "fixed sides" in caught.value.hint
+
+
+def test_while_atc_is_at_work_its_time_is_told_and_its_words_are_kept(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vision.export.atc._TICK_S", 0.05)
+    told: list[float] = []
+    atc = script(tmp_path, "echo early; sleep 0.5; echo E19999: late; exit 1")
+
+    with pytest.raises(EncoderError, match=r"(?s)failed inside.*early.*late"):
+        make_om(planned(file, tmp_path / "clip")[0], atc=atc, graph=read_graph(file), tick=told.append)
+
+    assert len(told) >= 2
+    assert told == sorted(told)
+
+
+def test_an_interrupt_ends_atc(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vision.export.atc._TICK_S", 0.05)
+    atc = script(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 60")
+
+    def interrupt(_: float) -> None:
+        if (tmp_path / "pid").exists():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_om(planned(file, tmp_path / "clip")[0], atc=atc, graph=read_graph(file), tick=interrupt)
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)

@@ -142,7 +142,7 @@ def test_missing_packages_are_told_with_the_way_to_get_them(
     with pytest.raises(EncoderError, match="onnx, onnxscript, which are missing") as caught:
         export_onnx(made.encoder.config, made.encoder.state_dict(), tmp_path / "clip.onnx", name="tiny")
 
-    assert caught.value.hint == "pip install 'llama-adapter[onnx]'"
+    assert caught.value.hint == "in the folder of this project: pip install --editable '.[onnx]'"
 
 
 @pytest.mark.parametrize("settings", [{"opset": 19}, {"opset": 16}, {"dtype": "bfloat16"}])

@@ -1,0 +1,146 @@
+"""How much a model has to compute and to read, counted from its sizes, and what of a run's time that explains.
+
+Plain numbers: nothing is measured here. A FLOP is one multiplication or addition. Counted is what cannot be left out:
+matrix products and attention (of a causal mask, the half that is used), and of memory the weights, once for each pass,
+and the keys and values. Norms, activations and what stays in caches are not.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from llm.config import DecoderConfig
+from vision.config import VisionConfig
+
+Cause = Literal["memory", "arithmetic", "overhead", "reading"]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """FLOPs to do, and bytes to move from or to memory."""
+
+    flops: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(self.flops + other.flops, self.bytes + other.bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ceiling:
+    """What a device can do at most, as measured: bytes and FLOPs a second."""
+
+    bytes_per_s: float
+    flops_per_s: float
+
+    def seconds(self, work: Work) -> tuple[float, Cause]:
+        """The least time that `work` can take, and what sets it."""
+        memory, arithmetic = work.bytes / self.bytes_per_s, work.flops / self.flops_per_s
+        return (memory, "memory") if memory > arithmetic else (arithmetic, "arithmetic")
+
+
+def encoder_work(config: VisionConfig, *, num_pictures: int, itemsize: int) -> Work:
+    """One pass of the picture encoder: CLIP and the visual blocks."""
+    clip, query = config.clip, config.query
+    attention = clip.num_layers * _attention_flops((clip.num_patches + 1) ** 2, clip.width)
+    attention += query.depth * _attention_flops((clip.num_patches + 1 + query.num_queries) ** 2, query.width)
+    products = sum(2 * num_tokens * num_weights for num_tokens, num_weights in _encoder_matrices(config))
+    return Work(num_pictures * (products + attention), encoder_weights(config) * itemsize)
+
+
+def prefix_work(config: DecoderConfig, *, num_pictures: int, itemsize: int) -> Work:
+    """The adapter layers' keys and values of some pictures, made once."""
+    weights = config.num_adapter_layers * 2 * config.dim**2
+    written = num_pictures * _prefix_numbers(config)
+    return Work(2 * num_pictures * config.num_queries * weights, (weights + written) * itemsize)
+
+
+def prefill_work(config: DecoderConfig, *, lengths: Sequence[int], num_logits: int, itemsize: int) -> Work:
+    """Prompts of those lengths through the decoder, and `num_logits` of their positions through the head."""
+    num_tokens = sum(lengths)
+    pairs = sum(length * (length + 1) // 2 for length in lengths)
+    flops = 2 * num_tokens * layer_weights(config) + 2 * num_logits * _head_weights(config)
+    flops += config.num_layers * _attention_flops(pairs, config.dim)
+    flops += config.num_adapter_layers * _attention_flops(num_tokens * config.num_queries, config.dim)
+    cached = 2 * config.num_layers * config.dim * num_tokens
+    moved = layer_weights(config) + _head_weights(config) + cached + len(lengths) * _prefix_numbers(config)
+    return Work(flops, moved * itemsize)
+
+
+def step_work(config: DecoderConfig, *, positions: Sequence[int], itemsize: int) -> Work:
+    """One decode step: a token for each row, at these positions, that attends to all before it and to itself."""
+    num_rows, attended = len(positions), sum(position + 1 for position in positions)
+    flops = 2 * num_rows * (layer_weights(config) + _head_weights(config))
+    flops += config.num_layers * _attention_flops(attended, config.dim)
+    flops += config.num_adapter_layers * _attention_flops(num_rows * config.num_queries, config.dim)
+    cached = 2 * config.num_layers * config.dim * attended + num_rows * _prefix_numbers(config)
+    return Work(flops, (layer_weights(config) + _head_weights(config) + cached) * itemsize)
+
+
+def encoder_weights(config: VisionConfig) -> int:
+    """Numbers in the encoder's matrices."""
+    return sum(num_weights for _, num_weights in _encoder_matrices(config))
+
+
+def decoder_weights(config: DecoderConfig) -> int:
+    """Numbers in the decoder's matrices, embedding and head among them."""
+    return layer_weights(config) + 2 * _head_weights(config)
+
+
+def layer_weights(config: DecoderConfig) -> int:
+    """Numbers in the matrices of all layers, without embedding and head."""
+    return config.num_layers * (4 * config.dim**2 + 3 * config.dim * config.ffn_dim)
+
+
+def decoder_shapes(config: DecoderConfig) -> list[tuple[int, int]]:
+    """(inputs, outputs) of the linear layers in one layer of the decoder."""
+    dim, ffn_dim = config.dim, config.ffn_dim
+    return [(dim, 3 * dim), (dim, dim), (dim, 2 * ffn_dim), (ffn_dim, dim)]
+
+
+def encoder_shapes(config: VisionConfig) -> list[tuple[int, int]]:
+    """(inputs, outputs) of the linear layers in one block of CLIP, which is most of the encoder."""
+    width = config.clip.width
+    return [(width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)]
+
+
+def explain(computed: Iterable[tuple[float, float, Cause]], *, read_s: float, wall_s: float) -> dict[Cause, float]:
+    """Shares of `wall_s`. `computed` has, of each call, the seconds taken, the least possible, and what sets those.
+
+    Reading is the host's own work. What neither reading nor a ceiling explains is overhead: of the engine, and of
+    programs that do not reach their ceiling.
+    """
+    seconds: dict[Cause, float] = {"memory": 0.0, "arithmetic": 0.0, "reading": read_s, "overhead": 0.0}
+    for taken, least, cause in computed:
+        seconds[cause] += min(taken, least)
+    seconds["overhead"] = max(wall_s - sum(seconds.values()), 0.0)
+    total = sum(seconds.values())
+    return {cause: value / total if total else 0.0 for cause, value in seconds.items()}
+
+
+def _encoder_matrices(config: VisionConfig) -> list[tuple[int, int]]:
+    """(tokens that go through, numbers in it) of the encoder's matrices, from the pixels on."""
+    clip, query = config.clip, config.query
+    num_tokens = clip.num_patches + 1  # with the class token
+    return [
+        (clip.num_patches, 3 * clip.patch_size**2 * clip.width),
+        (num_tokens, clip.num_layers * 12 * clip.width**2),  # q, k, v, out: 4; up and down: 4 each
+        (num_tokens, clip.width * clip.output_dim),
+        (num_tokens, clip.output_dim * query.width),
+        (num_tokens + query.num_queries, query.depth * 2 * query.width * (2 * query.width + query.mlp_dim)),
+        (query.num_queries, query.width * query.output_dim),
+    ]
+
+
+def _attention_flops(num_pairs: int, width: int) -> int:
+    """Scores and weighted sum: two products of `width` for every pair of a query and a key."""
+    return 4 * num_pairs * width
+
+
+def _head_weights(config: DecoderConfig) -> int:
+    return config.dim * config.vocab_size
+
+
+def _prefix_numbers(config: DecoderConfig) -> int:
+    """Keys and values of one picture."""
+    return 2 * config.num_adapter_layers * config.num_queries * config.dim

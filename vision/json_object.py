@@ -1,0 +1,49 @@
+"""JSON of files that anybody may have changed: read as an object of named fields, with what is wrong in words."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+_KINDS: Final[Mapping[type, str]] = {
+    bool: "true or false",
+    dict: "an object",
+    float: "a number",
+    int: "a whole number",
+    list: "a list",
+    str: "a text",
+    type(None): "null",
+}
+
+
+def read_object(text: str) -> dict[str, Any]:
+    """The object that `text` is; raises ValueError for other text, however odd."""
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is no JSON (line {error.lineno}, column {error.colno})") from None
+    except (RecursionError, ValueError):
+        raise ValueError("it is JSON nested too deep, or with a number too long") from None
+    if type(found) is not dict:
+        raise ValueError(f"it is {told_kind(found)}, where an object is wanted")
+    return found
+
+
+def check_fields(values: Any, fields: Mapping[str, type | tuple[type, ...]], *, what: str) -> None:
+    """Raise ValueError unless `values`, called `what`, is an object of exactly these fields of exactly these types."""
+    if type(values) is not dict:
+        raise ValueError(f"{what} must be an object, and is {told_kind(values)}")
+    missing, unknown = [name for name in fields if name not in values], [name for name in values if name not in fields]
+    if missing:
+        raise ValueError(f"{what} has no {', '.join(missing)}")
+    if unknown:
+        raise ValueError(f"{what} has what nobody knows here: {', '.join(map(ascii, unknown))}")
+    for name, wanted in fields.items():
+        kinds = wanted if isinstance(wanted, tuple) else (wanted,)
+        if type(values[name]) not in kinds:
+            told = " or ".join(_KINDS[kind] for kind in kinds)
+            raise ValueError(f"{name} of {what} must be {told}, and is {told_kind(values[name])}")
+
+
+def told_kind(value: Any) -> str:
+    """`a text`, `null`: what a value of JSON is, for people."""
+    return _KINDS[type(value)]
