@@ -129,6 +129,8 @@ def _look_at_om(spec: CaptionerSpec, file: Path) -> tuple[list[Finding], _Part |
 
     report = Report()
     report.attempt(_WHAT, lambda: check_om_file(file))
+    if faults := report.take():
+        return faults, None  # it may not even be readable
     sidecar = report.attempt(_WHAT, lambda: read_valid_sidecar(file))
     if faults := report.take():
         return faults, None

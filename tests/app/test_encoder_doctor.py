@@ -194,6 +194,13 @@ def test_all_files_of_a_folder_are_looked_at(card: EncoderCard, tmp_path: Path) 
     assert "b.om` was exported from CAPTION-TINY" in findings[-1].sentence
 
 
+def test_a_link_that_leads_nowhere_does_not_stop_the_doctor(card: EncoderCard, tmp_path: Path) -> None:
+    put_om(tmp_path, card)
+    (tmp_path / "gone.om").symlink_to(tmp_path / "nowhere")
+
+    assert [finding.level for finding in look(tmp_path)] == ["ok", "error", "ok"]
+
+
 def test_a_folder_without_an_om_is_an_error(tmp_path: Path) -> None:
     [finding] = look(tmp_path)
 
