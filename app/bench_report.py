@@ -57,6 +57,8 @@ def circumstance_lines(result: Mapping[str, Any]) -> list[str]:
     ceilings, facts = result["ceilings"], result["circumstances"]
     load = "unknown" if facts["load_before"] is None else " ".join(f"{value:.2f}" for value in facts["load_before"])
     warm_up = ", ".join(f"{batch['warm_up_s']:.1f} s" for batch in result["batches"])
+    # Absent from results of before it was noted.
+    busy = ", ".join(f"{batch['busy_cpus']:.2f}" for batch in result["batches"] if "busy_cpus" in batch)
     return [
         f"ceilings measured in this run: {ceilings['bytes_per_s'] / 1e9:.1f} GB/s, linear layers "
         f"{ceilings['decoder_flops_per_s'] / 1e9:,.0f} GFLOP/s (decoder's), "
@@ -64,7 +66,9 @@ def circumstance_lines(result: Mapping[str, Any]) -> list[str]:
         f"{result['device']}, {result['dtype']}, {result['mode']} ({result['operators']}), encoder by "
         f"{result['vision']}; device waited for at each stage; {result['pictures']} pictures a round, medians of "
         f"{result['rounds']} rounds; warm-up of one batch each: {warm_up}; loaded in {result['load_s']:.1f} s",
-        f"{facts['cpu']}, {facts['threads']} of {facts['num_cpus']} CPUs, load before the run {load}; "
+        f"{facts['cpu']}, {facts['threads']} of {facts['num_cpus']} CPUs"
+        + (f" (kept busy: {busy})" if busy else "")
+        + f", load before the run {load}; "
         + ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
         + (f", commit {facts['commit']}" if facts["commit"] else "")
         + f"; {facts['time']}",

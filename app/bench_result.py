@@ -37,6 +37,7 @@ class Round:
     """All pictures once, at one batch size."""
 
     wall_s: float
+    cpu_s: float  # of all threads together
     read_s: float
     num_pictures: int
     num_tokens: int
@@ -95,6 +96,7 @@ class BatchResult:
     programs: dict[Program, ProgramResult]
     bounds: dict[Cause, float]
     bound_by: Cause
+    busy_cpus: float  # processor time over wall time; where others compute too, below the number of threads
     warm_up_s: float
     num_warm_up_pictures: int
 
@@ -150,6 +152,7 @@ def summarise(
         programs={program: result for program, result in results.items() if result is not None},
         bounds=shares,
         bound_by=max(shares, key=lambda cause: shares[cause]),
+        busy_cpus=statistics.median(one.cpu_s / one.wall_s for one in rounds),
         warm_up_s=warm_up_s,
         num_warm_up_pictures=num_warm_up_pictures,
     )

@@ -86,7 +86,7 @@ def test_rates_are_medians_and_shares_follow_the_fullest_calls() -> None:
         Call("step", 1, 9.0, Work(flops=10**6, bytes=5 * 10**8)),
     )
     rounds = [
-        Round(wall_s=wall_s, read_s=1.0, num_pictures=3, num_tokens=30, latencies_ms=(1, 2, 3), calls=calls)
+        Round(wall_s=wall_s, cpu_s=10.0, read_s=1.0, num_pictures=3, num_tokens=30, latencies_ms=(1, 2, 3), calls=calls)
         for wall_s in (15.0, 20.0, 30.0)
     ]
 
@@ -99,6 +99,7 @@ def test_rates_are_medians_and_shares_follow_the_fullest_calls() -> None:
     assert batch.stages_ms["rest"] == pytest.approx((20 - 1 - 12) / 3 * 1e3)
     assert batch.bounds["memory"] == pytest.approx(2 / 20)
     assert batch.bound_by == "overhead"
+    assert batch.busy_cpus == pytest.approx(0.5)
     assert (batch.latency_p50_ms, batch.latency_p95_ms) == (2, 3)
 
 
