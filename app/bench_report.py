@@ -64,8 +64,8 @@ def circumstance_lines(result: Mapping[str, Any]) -> list[str]:
         f"{ceilings['decoder_flops_per_s'] / 1e9:,.0f} GFLOP/s (decoder's), "
         f"{ceilings['encoder_flops_per_s'] / 1e9:,.0f} GFLOP/s (encoder's)",
         f"{result['device']}, {result['dtype']}, {result['mode']} ({result['operators']}), encoder by "
-        f"{result['vision']}; device waited for at each stage; {result['pictures']} pictures a round, medians of "
-        f"{result['rounds']} rounds; warm-up of one batch each: {warm_up}; loaded in {result['load_s']:.1f} s",
+        f"{result['vision']}; device waited for at each stage; {result['pictures']} pictures a round, "
+        f"{_rounds(result['rounds'])}; warm-up of one batch each: {warm_up}; loaded in {result['load_s']:.1f} s",
         f"{facts['cpu']}, {facts['threads']} of {facts['num_cpus']} CPUs"
         + (f" (kept busy: {busy})" if busy else "")
         + f", load before the run {load}; "
@@ -124,6 +124,10 @@ def write_plot(result: BenchResult, place: str) -> None:
         fontsize="medium",
     )
     figure.savefig(place, dpi=120)
+
+
+def _rounds(number: int) -> str:
+    return "one round" if number == 1 else f"medians of {number} rounds"
 
 
 def _count(number: int) -> str:

@@ -27,7 +27,7 @@ Measured by `llama-adapter bench`, which reads sample pictures, encodes and answ
   with random weights never end early; the embedded model ends when it has said what it has to say).
 - **random 160M**: a LLaMA of that size with random weights, an adapter in all layers but the first, behind ViT-L/14 and
   8 visual blocks. Its answers are nonsense, its speed is that of a trained one. At 160M the encoder is more than twice
-  as large as the decoder, and takes most of the time.
+  as large as the decoder, and takes most of the time, but for captions one by one.
 - **of bandwidth, of matmul**: achieved over what was measured in the same run, on the same threads: the best of summing
   and of copying a buffer far larger than the caches, and the model's own linear layers, weights laid out as for the
   model, at 257 and 1,024 rows. Bytes and FLOPs are counted from the sizes (`app/roofline.py`): weights once a pass,
@@ -35,8 +35,9 @@ Measured by `llama-adapter bench`, which reads sample pictures, encodes and answ
 - **bound by**: the largest share of the time. Memory or arithmetic count for as much of a call's time as their ceiling
   explains; what is left of all calls, and all that is neither call nor reading, is overhead.
 
-The machine is shared, and other programs ran in some of these minutes: the load before each run is given. Ceilings are
-from the same minutes as the figures beside them.
+The machine is shared, and other programs ran beside: the load before each run is given, and how many processors the
+run itself kept busy at each batch size, which is the number of threads where nobody took its place. Ceilings are from
+the same minutes as the figures beside them. Where there was one round only, figures may be some per cent off.
 """
 
 
@@ -54,8 +55,10 @@ def main(files: Sequence[str]) -> None:
 
 def as_markdown(results: Sequence[Result]) -> str:
     """The page: all results in one table, then each with its stages, its ceilings and its circumstances."""
+    is_single = all(_threads(result) == 1 for result in results)
     lines = [
         INTRODUCTION,
+        *(["Measured on one thread only, since the other processors were in use.", ""] if is_single else []),
         "| model | type | threads | workload | batch | pictures/s | tokens/s | p50 ms | p95 ms | bound by |",
         "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
