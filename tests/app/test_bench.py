@@ -16,6 +16,8 @@ from app.roofline import Work
 from app.spec import CaptionerSpec
 from scripts.bench_report import as_markdown
 
+pytestmark = pytest.mark.slow
+
 CEILINGS = Ceilings(bytes_per_s=1e9, decoder_flops_per_s=1e9, encoder_flops_per_s=2e9)
 
 

@@ -80,6 +80,7 @@ def test_an_encoder_for_the_other_order_of_colours_is_refused(encoder: Path) -> 
         Captioner.load(**model_options(), encoder=encoder, channel_order="bgr")
 
 
+@pytest.mark.slow
 def test_the_order_of_colours_is_inside_the_graph(tmp_path: Path) -> None:
     path = export(tmp_path / "bgr.onnx", channel_order="bgr")
     options = model_options() | {"channel_order": "bgr"}

@@ -311,6 +311,7 @@ def python(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environ, cwd=ROOT)
 
 
+@pytest.mark.slow
 def test_the_fake_makes_import_torch_fail_as_torch_npu_does() -> None:
     ran = python("import torch")
 
@@ -321,6 +322,7 @@ def test_the_fake_makes_import_torch_fail_as_torch_npu_does() -> None:
     assert "ImportError: libhccl.so: cannot open shared object file: No such file or directory" in ran.stderr
 
 
+@pytest.mark.slow
 def test_a_program_that_uses_this_project_reads_the_hint_in_its_traceback() -> None:
     ran = python("import app; app.Captioner.load()")
 
@@ -332,6 +334,7 @@ def test_a_program_that_uses_this_project_reads_the_hint_in_its_traceback() -> N
 MAIN = "import sys; from app.cli import main; sys.exit(main(sys.argv[1:] or {!r}))"
 
 
+@pytest.mark.slow
 def test_an_extension_that_the_user_insists_on_is_an_error_in_a_sentence() -> None:
     ran = python(MAIN.format(["caption", "x.png"]), **{AUTOLOAD: "1"})
 

@@ -116,6 +116,7 @@ def test_a_file_is_replaced_by_force_and_an_export_is_repeatable(exported: Path,
     assert out.read_bytes() == exported.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_graph_that_computes_something_else_is_not_put_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -335,6 +336,7 @@ def test_the_embedded_model_can_be_exported(dtype: str, opset: str, tmp_path: Pa
     assert main(["export", "onnx", "--out", str(tmp_path / "x.onnx"), "--dtype", dtype, "--opset", opset]) == Exit.OK
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("with_atc")
 def test_all_files_are_made_also_when_nobody_reads_their_names(exported: Path, tmp_path: Path) -> None:
     asked = ["export", "om", str(exported), "--out", str(tmp_path / "clip"), "--batch-sizes", "1,2,4"]

@@ -141,6 +141,7 @@ def test_padding_is_as_finite_as_the_row_that_it_fills() -> None:
     torch.testing.assert_close(logits[2], logits[0], atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_compiled_steps_give_the_same_answers() -> None:
     decoder, backend = toy_decoder(WIDE), TracingBackend()
     executor = GraphExecutor(decoder, backend=backend, num_slots=3, mode="traced")

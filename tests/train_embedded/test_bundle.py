@@ -27,6 +27,7 @@ def test_all_sample_pictures_are_captioned_rightly(captioner: Captioner) -> None
     assert not wrong
 
 
+@pytest.mark.slow
 def test_fresh_pictures_are_answered_about_rightly_and_shuffled_ones_are_not(captioner: Captioner) -> None:
     exam = draw_exam(num_pictures=20, seed=77)
     questions = [question for _, question in exam.questions]

@@ -34,6 +34,7 @@ def sizes_run(acl: Any) -> list[int]:
     return [shape[0] for _, what, shape in acl.RECORD.calls if what == "run"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "batch_sizes"), [("float16", [1]), ("float16", [5]), ("float16", [1, 4, 8]), ("float32", [1, 4, 8])]
 )
@@ -232,6 +233,7 @@ def test_closing_twice_frees_once_and_ends_the_thread(acl: Any, tmp_path: Path) 
     assert not any("ais_bench" in thread.name for thread in threading.enumerate())
 
 
+@pytest.mark.slow
 def test_an_encoder_that_nobody_uses_any_more_is_freed(acl: Any, tmp_path: Path) -> None:
     backend = OmVisionBackend(make_om(tmp_path / "clip.om", [1]))
     backend.encode(sample_pixels()[:1])
@@ -261,6 +263,7 @@ def test_the_root_logger_is_left_as_it_was(install: Any, monkeypatch: pytest.Mon
     assert logging.root.level == logging.WARNING
 
 
+@pytest.mark.slow
 def test_data_on_a_pipe_stays_data_also_where_nobody_closes(tmp_path: Path) -> None:
     """A program of its own: C's buffer for a pipe is emptied at the end only, and the encoder is freed there."""
     make_om(tmp_path / "clip.om", [1, 4])

@@ -190,6 +190,7 @@ def test_a_closed_backend_says_so_and_may_be_closed_again() -> None:
         backend.encode(sample_pixels()[:1])
 
 
+@pytest.mark.slow
 def test_a_program_that_uses_it_as_a_library_keeps_no_diary(tmp_path: Path) -> None:
     file = foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3))
     code = f"""
@@ -207,6 +208,7 @@ print(os.environ["ORT_DISABLE_TELEMETRY"], "onnxruntime" in sys.modules)
     assert list((tmp_path / "home").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_importing_the_backends_imports_no_runtime() -> None:
     names = ["onnxruntime", "onnx", "ais_bench", "aclruntime"]
     code = f"import sys, vision.backends.open; print([name for name in {names} if name in sys.modules])"

@@ -31,6 +31,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("order", "dtype", "opset"), CASES)
 def test_the_graph_computes_what_the_encoder_does(
     exported: Callable[..., Any], order: str, dtype: str, opset: int
