@@ -24,6 +24,8 @@ from vision.backends.open import EncoderSpec, open_encoder
 from vision.backends.process import ProcessVisionBackend
 from vision.errors import EncoderError
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -252,7 +254,6 @@ sys.path.insert(0, {str(ROOT)!r})
 import numpy as np
 from vision.backends.open import EncoderSpec, open_encoder
 
-pytestmark = pytest.mark.slow
 backend = open_encoder(EncoderSpec(kind="onnx", path={str(file)!r}, own_process=True))
 print(backend.encode(np.full((1, 2, 2, 3), 7, dtype=np.uint8))[0, 0, 0].item())
 """
