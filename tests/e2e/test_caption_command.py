@@ -28,6 +28,11 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return ran
 
 
+def hear_interrupts() -> None:
+    """Also where these tests run in the background of a shell, which has its children ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def many_pictures(tmp_path: Path) -> Path:
     folder = tmp_path / "pictures"
@@ -108,6 +113,7 @@ def test_ctrl_c_finishes_what_is_begun_and_ends_with_130(many_pictures: Path, tm
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=ROOT,
+        preexec_fn=hear_interrupts,
     )
     assert process.stdout is not None
     process.stdout.readline()
@@ -137,7 +143,8 @@ def interrupted(many_pictures: Path, tmp_path: Path) -> Callable[[str], tuple[in
     def interrupted(script: str) -> tuple[int, list[bytes]]:
         out = tmp_path / "answers.jsonl"
         arguments = ["caption", str(many_pictures), *model_flags(), "--max-new-tokens", "8", "--out", str(out)]
-        process = subprocess.Popen(["bash", "-c", script, "bash", *COMMAND, *arguments, "--quiet"], cwd=ROOT)
+        command = ["bash", "-c", script, "bash", *COMMAND, *arguments, "--quiet"]
+        process = subprocess.Popen(command, cwd=ROOT, preexec_fn=hear_interrupts)
         while process.poll() is None and not (out.exists() and out.stat().st_size):
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
