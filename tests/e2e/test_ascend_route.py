@@ -45,6 +45,7 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("encoders")
     onnx = folder / "clip.onnx"
     text(run("-m", "app", "export", "onnx", "--out", onnx, "--dtype", "float16"))
+    text(run("-m", "app", "export", "onnx", "--out", folder / "float32.onnx"))
     convert = ("-m", "app", "export", "om", onnx, "--soc-version", SOC)
     text(run(*convert, "--batch-sizes", "1,4,8", "--gears"))
     made = text(run(*convert, "--batch-sizes", "1,5", "--out", folder / "fixed" / "clip"))
@@ -64,6 +65,7 @@ def expected() -> list[str]:
     ("encoder", "flags", "generation"),
     [
         ("clip.onnx", ["--batch-size", "5"], "2024"),
+        ("float32.onnx", ["--batch-size", "5"], "2024"),
         ("fixed/clip_bs1.om", [], "2024"),
         ("fixed/clip_bs5.om", ["--batch-size", "5"], "2024"),  # 28 pictures: the last batch has three
         ("fixed/clip_bs5.om", ["--batch-size", "7"], "2023"),
