@@ -322,7 +322,8 @@ def one_line(text: str) -> str:
 
 def _settings(job: Job, captioner: Captioner) -> dict[str, Any]:
     """What an answer depends on beside picture, prompt and model."""
-    encoder = captioner.info.encoder  # in its own precision, so that answers may differ
+    encoder = captioner.info.encoder  # of its own number type, so that answers may differ
+    precision = captioner.info.precision
     return {
         **dataclasses.asdict(job.sampling),
         "choices": None if job.question.choices is None else list(job.question.choices),
@@ -332,6 +333,8 @@ def _settings(job: Job, captioner: Captioner) -> dict[str, Any]:
         "dtype": captioner.info.dtype,
         "context": captioner.info.context,
         "channel_order": captioner.spec.channel_order,
+        **({} if captioner.spec.reading == "exact" else {"reading": captioner.spec.reading}),
+        **({} if precision == "float" else {"precision": precision}),
         **({} if encoder is None else {"encoder": encoder}),
     }
 

@@ -8,7 +8,7 @@ import torch
 
 from app.bundle import load_bundle
 from app.captioner import Captioner, ModelInfo
-from app.checkpoints import LoadedModel, ModelSources, assemble_sources
+from app.checkpoints import LoadedModel, ModelSources, assemble_sources, stream_sources
 from app.encoders import (
     check_card,
     check_encoder_exists,
@@ -18,6 +18,8 @@ from app.encoders import (
     encoder_spec,
     om_card,
 )
+from app.native_encoder import install_block_kernels
+from app.quantised_model import quantise_model
 from app.resources import embedded_model
 from app.spec import CaptionerSpec
 from llm.engine.engine import Engine
@@ -30,6 +32,7 @@ from vision.backends.open import open_encoder
 from vision.backends.torch import TorchVisionBackend
 from vision.card import EncoderCard
 from vision.encoder import encoder_from_state
+from vision.inference import HostEncoder
 
 ModelLoader = Callable[[torch.dtype], LoadedModel]  # the type of the weights -> the model
 
@@ -100,12 +103,17 @@ def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> P
         if spec.vision_kind == "torch":
             encoder = encoder_from_state(model.vision_config, model.vision_state)
             sizes = powers_of_two(spec.batch_size) if backend.capabilities.static_shapes else None
-            vision = TorchVisionBackend(encoder, device=backend.device, batch_sizes=sizes)
-            backend.prepare(encoder)
+            vision = in_torch = TorchVisionBackend(encoder, device=backend.device, batch_sizes=sizes)
+            backend.prepare(in_torch.module, wanted=spec.operators)
+            if backend.kernels is not None and isinstance(in_torch.module, HostEncoder):
+                install_block_kernels(in_torch.module, library=backend.kernels)
         elif vision is None:
             # Last of all: the decoder's device has to be there before the OM's own context.
             vision = stack.enter_context(closing(open_encoder(encoder_spec(spec, backend=backend, mode=mode))))
         check_sizes(vision, model, spec=spec)
+        widened_note = ""
+        if model.precision == "int8" and not backend.computes_int8(model.dtype, wanted=spec.operators):
+            widened_note = f"8-bit weights are computed in {spec.dtype} here: they take its memory and its time"
         stack.pop_all()
     spec = dataclasses.replace(
         spec,
@@ -114,6 +122,7 @@ def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> P
         mode=mode,
         context=model.decoder_config.context,
         channel_order=model.vision_config.channel_order,
+        precision=model.precision,
     )
     return Parts(
         spec=spec,
@@ -122,11 +131,12 @@ def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> P
             digest=model.digest,
             device=backend.name,
             dtype=spec.dtype,
+            precision=model.precision,
             vision=vision.name,
             mode=mode,
             operators=executor.operators.name,
             encoder=None if spec.vision_kind == "torch" else encoder_identity(spec),
-            notes=tuple(filter(None, (note, foreign_note))),
+            notes=tuple(filter(None, (note, foreign_note, widened_note))),
             context=model.decoder_config.context,
             default_prompt=model.prompt,
         ),
@@ -138,7 +148,10 @@ def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> P
 
 
 def load_model(spec: CaptionerSpec, *, backend: Backend, encoder: EncoderCard | None = None) -> LoadedModel:
-    """The weights of `spec` on the CPU, in its dtype; with an exported `encoder`, the picture half may be absent."""
+    """The weights of `spec` on the CPU, in its dtype and precision.
+
+    With an exported `encoder`, the picture half may be absent.
+    """
     dtype = resolve_dtype(spec.dtype, backend=backend)
     if spec.llama_dir is None:
         return load_bundle(
@@ -147,6 +160,7 @@ def load_model(spec: CaptionerSpec, *, backend: Backend, encoder: EncoderCard | 
             context=spec.context,
             channel_order=None if spec.channel_order == "auto" else spec.channel_order,
             cast_vision=spec.vision_kind == "torch",
+            precision=spec.precision,
         )
     assert spec.adapter is not None, "the spec checks that an adapter goes with llama_dir"
     sources = ModelSources(
@@ -158,4 +172,8 @@ def load_model(spec: CaptionerSpec, *, backend: Backend, encoder: EncoderCard | 
         channel_order=spec.channel_order,
         context=spec.context,
     )
-    return assemble_sources(sources, dtype=dtype, encoder=encoder)
+    if spec.precision != "int8":
+        return assemble_sources(sources, dtype=dtype, encoder=encoder)
+    # Rounded once: from all bits that the files have.
+    model, tensors = quantise_model(*stream_sources(sources, dtype=torch.float32, encoder=encoder), dtype=dtype)
+    return dataclasses.replace(model, decoder_state=dict(tensors))

@@ -23,7 +23,7 @@ from app.clock import StageClock
 from app.meters import Meter, MeteredExecutor, MeteredVision
 from app.random_model import parse_size, random_model
 from app.resources import sample_pictures
-from app.roofline import decoder_shapes, decoder_weights, encoder_shapes, encoder_weights
+from app.roofline import NumberSizes, decoder_shapes, decoder_weights, encoder_shapes, encoder_weights
 from app.spec import CaptionerSpec
 from llm.prompt import format_prompt
 from llm.runtime.backend import resolve_dtype
@@ -41,6 +41,7 @@ class BenchJob:
     spec: CaptionerSpec
     random: str | None = None  # a size of app/random_model.py, in place of the spec's model
     workload: Workload = "yesno"
+    question: str = QUESTION  # of yesno
     batch_sizes: tuple[int, ...] = (1, 5, 16)
     pictures: int = 25  # in each round of each batch size
     rounds: int = 3
@@ -49,6 +50,8 @@ class BenchJob:
         for name in ("pictures", "rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.question != QUESTION and self.workload != "yesno":
+            raise ValueError("question is for yesno, and caption has the model's own instruction")
         if self.random is not None:
             parse_size(self.random)
             if not self.spec.is_embedded:
@@ -84,11 +87,13 @@ def run_bench(job: BenchJob, *, tell: Callable[[str], None] = lambda line: None)
         num_decoder_weights=decoder_weights(parts.model.decoder_config),
         num_encoder_weights=encoder_weights(parts.model.vision_config),
         workload=job.workload,
+        question=job.question if job.workload == "yesno" else None,
         prompt_tokens=prompt_tokens,
         new_tokens=0 if job.workload == "yesno" else min(NUM_NEW_TOKENS, room),
         pictures=job.pictures,
         rounds=job.rounds,
         dtype=parts.info.dtype,
+        precision=parts.info.precision,
         device=parts.info.device,
         mode=parts.info.mode,
         operators=parts.info.operators,
@@ -112,7 +117,7 @@ def run_bench(job: BenchJob, *, tell: Callable[[str], None] = lambda line: None)
 def measure_ceilings(parts: Parts) -> Ceilings:
     """Of the device of `parts`, by the shapes of the model's own linear layers."""
     backend, model = parts.backend, parts.model
-    matmul = functools.partial(measure_matmul, backend, dtype=model.dtype)
+    matmul = functools.partial(measure_matmul, backend, dtype=model.dtype, precision=model.precision)
     return Ceilings(
         bytes_per_s=measure_bandwidth(backend),
         decoder_flops_per_s=matmul(shapes=decoder_shapes(model.decoder_config)),
@@ -133,11 +138,12 @@ class _Bench:
         self._pictures = list(itertools.islice(itertools.cycle(files), job.pictures))
         self._meter = Meter(synchronise=parts.backend.synchronise)
         itemsize = resolve_dtype(parts.info.dtype, backend=parts.backend).itemsize
+        sizes = NumberSizes(weight=1 if parts.info.precision == "int8" else itemsize, other=itemsize)
         metered = dataclasses.replace(
             parts,
             spec=dataclasses.replace(parts.spec, batch_size=batch_size),
-            vision=MeteredVision(parts.vision, meter=self._meter, config=parts.model.vision_config, itemsize=itemsize),
-            executor=MeteredExecutor(parts.executor, meter=self._meter, num_slots=batch_size, itemsize=itemsize),
+            vision=MeteredVision(parts.vision, meter=self._meter, config=parts.model.vision_config, sizes=sizes),
+            executor=MeteredExecutor(parts.executor, meter=self._meter, num_slots=batch_size, sizes=sizes),
         )
         self._captioner = metered.captioner()
 
@@ -179,12 +185,18 @@ class _Bench:
 
 
 def _instruction(job: BenchJob, parts: Parts) -> str:
-    return QUESTION if job.workload == "yesno" else parts.info.default_prompt
+    return job.question if job.workload == "yesno" else parts.info.default_prompt
 
 
 def _random_loader(size: str, spec: CaptionerSpec) -> ModelLoader:
     def load(dtype: torch.dtype) -> LoadedModel:
         channel_order = "rgb" if spec.channel_order == "auto" else spec.channel_order
-        return random_model(size, dtype=dtype, context=spec.context, channel_order=channel_order)
+        return random_model(
+            size,
+            dtype=dtype,
+            context=spec.context,
+            channel_order=channel_order,
+            precision=spec.precision or "float",
+        )
 
     return load

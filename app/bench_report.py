@@ -6,6 +6,7 @@ from typing import Any
 
 from app.bench_result import BenchResult
 from app.errors import UsageError
+from app.report import numbers
 
 PLOT_SUFFIXES = (".png", ".svg")
 _STAGE_NAMES = {"step": "steps"}
@@ -52,6 +53,11 @@ def headline(result: Mapping[str, Any]) -> str:
     return f"{result['model']} ({weights}), {result['workload']}: {asked[result['workload']]}"
 
 
+def number_types(result: Mapping[str, Any]) -> str:
+    """Such as float32, or int8 and float32; older results know no precision."""
+    return numbers(result["dtype"], result.get("precision", "float"))
+
+
 def circumstance_lines(result: Mapping[str, Any]) -> list[str]:
     """Device, settings, ceilings and machine, of a result as `to_dict` gives it."""
     ceilings, facts = result["ceilings"], result["circumstances"]
@@ -63,7 +69,7 @@ def circumstance_lines(result: Mapping[str, Any]) -> list[str]:
         f"ceilings measured in this run: {ceilings['bytes_per_s'] / 1e9:.1f} GB/s, linear layers "
         f"{ceilings['decoder_flops_per_s'] / 1e9:,.0f} GFLOP/s (decoder's), "
         f"{ceilings['encoder_flops_per_s'] / 1e9:,.0f} GFLOP/s (encoder's)",
-        f"{result['device']}, {result['dtype']}, {result['mode']} ({result['operators']}), encoder by "
+        f"{result['device']}, {number_types(result)}, {result['mode']} ({result['operators']}), encoder by "
         f"{result['vision']}; device waited for at each stage; {result['pictures']} pictures a round, "
         f"{_rounds(result['rounds'])}; warm-up of one batch each: {warm_up}; loaded in {result['load_s']:.1f} s",
         f"{facts['cpu']}, {facts['threads']} of {facts['num_cpus']} CPUs"
@@ -119,8 +125,8 @@ def write_plot(result: BenchResult, place: str) -> None:
     shares.legend(fontsize="small")
     facts = result.circumstances
     figure.suptitle(
-        f"{headline(result.to_dict())}\n{result.device}, {result.dtype}, {result.mode}; {facts['cpu']}, "
-        f"{facts['threads']} thread{'s' if facts['threads'] > 1 else ''}",
+        f"{headline(result.to_dict())}\n{result.device}, {number_types(result.to_dict())}, {result.mode}; "
+        f"{facts['cpu']}, {facts['threads']} thread{'s' if facts['threads'] > 1 else ''}",
         fontsize="medium",
     )
     figure.savefig(place, dpi=120)

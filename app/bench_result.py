@@ -109,11 +109,13 @@ class BenchResult:
     num_decoder_weights: int
     num_encoder_weights: int
     workload: Workload
+    question: str | None  # of yesno
     prompt_tokens: int
     new_tokens: int  # of a picture at most; 0 where choices are scored
     pictures: int  # in each round of each batch size
     rounds: int
     dtype: str
+    precision: str  # float or int8, of the linear layers' weights
     device: str
     mode: str
     operators: str

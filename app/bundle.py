@@ -1,6 +1,6 @@
 """The product's own model format: a folder of safetensors and a manifest, written in one move, memory-mapped at load.
 
-manifest.json        format, version, configs, precision, sizes and digests of the files, sources
+manifest.json        format, version, configs, number types, sizes and digests of the files, sources
 vision.safetensors   state dict of `PictureEncoder`
 llm.safetensors      state dict of `LlamaAdapterDecoder`
 tokenizer.model      LLaMA's tokenizer
@@ -10,7 +10,6 @@ known_answer.json    optional: a picture of the folder, a prompt and the answer 
 import dataclasses
 import hashlib
 import json
-import math
 import os
 import shutil
 import tempfile
@@ -19,29 +18,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from app.checkpoints import (
     DEFAULT_PROMPT,
     LoadedModel,
     ModelSources,
+    Origin,
     SourceFile,
     check_halves,
     claimed_digest,
     file_digest,
     stream_sources,
 )
+from app.quantising import convert_precision
+from app.spec import Precision
+from app.tensor_files import DAMAGED, TensorForm, dtype_name, expected_forms, read_tensors, sketch, write_tensors
 from llm.config import DecoderConfig
 from llm.errors import CheckpointError
-from llm.model.llama import LlamaAdapterDecoder
 from llm.runtime.backend import DTYPES
 from llm.tokenizer import Tokenizer
-from llm.weights.files import list_keys, read_json, read_safetensors
+from llm.weights.files import list_keys, read_json
+from vision.card import fingerprint
 from vision.config import ChannelOrder, VisionConfig
-from vision.encoder import PictureEncoder
 
 FORMAT = "llama-adapter-bundle"
-VERSION = 1
+VERSIONS: Mapping[Precision, int] = {"float": 1, "int8": 2}  # older programs read the first
 MANIFEST, VISION, LLM, TOKENIZER, KNOWN_ANSWER = (
     "manifest.json",
     "vision.safetensors",
@@ -50,8 +52,6 @@ MANIFEST, VISION, LLM, TOKENIZER, KNOWN_ANSWER = (
     "known_answer.json",
 )
 MODEL_FILES = (VISION, LLM, TOKENIZER)
-_SAFETENSORS_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-_DAMAGED = "the bundle is damaged or was changed by hand; write it again with `llama-adapter convert`"
 
 
 def convert(
@@ -116,11 +116,12 @@ def save_bundle(
             (VISION, vision, model.vision_state.items()),
             (LLM, decoder, model.decoder_state.items() if decoder_tensors is None else decoder_tensors),
         ):
-            write_safetensors(partial / file, tensors=tensors, shapes=expected_shapes(config), dtype=model.dtype)
+            forms = expected_forms(config, dtype=model.dtype, precision=model.precision)
+            write_tensors(partial / file, tensors=tensors, forms=forms)
         (partial / TOKENIZER).write_bytes(model.tokenizer.data)
         manifest: dict[str, Any] = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": VERSIONS[model.precision],
             "name": model.name,
             "vision": vision.to_dict(),
             "llm": decoder.to_dict(),
@@ -131,6 +132,7 @@ def save_bundle(
             "merged": list(model.merged),
             "prompt": model.prompt,
             "card": model.card,
+            **_precision_entries(model),
         }
         manifest["digest"] = model_digest(manifest)
         _write_json(partial / MANIFEST, manifest)
@@ -174,29 +176,34 @@ def load_bundle(
     context: int | None = None,
     channel_order: ChannelOrder | None = None,
     cast_vision: bool = True,
+    precision: Precision | None = None,
 ) -> LoadedModel:
-    """Load a bundle as memory-mapped tensors; without `dtype` in its own precision, else cast where they differ.
+    """Load a bundle as memory-mapped tensors; without `dtype` in its own number type, else cast where they differ.
 
-    Without `cast_vision` the picture half stays as it is stored: for use beside an exported encoder. `context` and
-    `channel_order` replace the bundle's own. Sizes of files, names, shapes and types of tensors are checked, digests
-    are not (see `app.doctor`). Raises CheckpointError if the bundle is missing or damaged.
+    With another `precision` than the bundle's own, the linear layers' weights are quantised as they are read, or
+    multiplied by their scales. Without `cast_vision` the picture half stays as it is stored: for use beside an exported
+    encoder. `context` and `channel_order` replace the bundle's own. Sizes of files, names, shapes and types of tensors
+    are checked, digests are not (see `app.doctor`). Raises CheckpointError if the bundle is missing or damaged.
     """
     place = Path(directory)
     manifest = read_manifest(place)
     check_sizes(place, manifest)
     vision, decoder = read_configs(place, manifest)
     stored = DTYPES[manifest["dtype"]]
-    states = {}
-    for file, wanted in ((VISION, expected_shapes(vision)), (LLM, expected_shapes(decoder))):
-        states[file] = read_state(place / file, wanted=wanted, stored=stored)
-        if dtype not in (None, stored) and (cast_vision or file != VISION):
-            states[file] = {key: tensor.to(dtype) for key, tensor in states[file].items()}
+    configs: dict[str, VisionConfig | DecoderConfig] = {VISION: vision, LLM: decoder}
+    states = {file: read_tensors(place / file, forms=stored_forms(configs[file], manifest)) for file in configs}
+    origin = _read_origin(manifest)
+    precision = precision or stored_precision(manifest)
+    if precision == "int8" and origin is None:
+        origin = Origin(digest=manifest["digest"], fingerprint=fingerprint(states[VISION]))
+    for file in (VISION, LLM) if cast_vision else (LLM,):
+        states[file] = convert_precision(states[file], sketch(configs[file]), dtype=dtype or stored, wanted=precision)
     tokenizer = Tokenizer.load(place / TOKENIZER)
     if tokenizer.vocab_size != decoder.vocab_size:
         raise CheckpointError(
             f"The bundle `{place}` has a tokenizer of {tokenizer.vocab_size} pieces for a model of "
             f"{decoder.vocab_size} tokens",
-            hint=_DAMAGED,
+            hint=DAMAGED,
         )
     if context is not None:
         decoder = dataclasses.replace(decoder, context=context)
@@ -220,6 +227,8 @@ def load_bundle(
         merged=tuple(manifest["merged"]),
         prompt=str(manifest["prompt"]),
         card=str(manifest["card"]),
+        precision=precision,
+        origin=origin,
     )
 
 
@@ -235,9 +244,10 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
     manifest = read_json(place / MANIFEST)
     if manifest.get("format") != FORMAT:
         raise CheckpointError(f"`{place / MANIFEST}` is the manifest of something else than a model bundle")
-    if manifest.get("version") != VERSION:
+    version = manifest.get("version")
+    if type(version) is not int or version not in VERSIONS.values():
         raise CheckpointError(
-            f"The bundle `{place}` has the version {manifest.get('version')!r}, and this program reads {VERSION}",
+            f"The bundle `{place}` has the version {version!r}, and this program reads {_either(VERSIONS.values())}",
             hint="install a newer release, or write the bundle again with `llama-adapter convert`",
         )
     wanted = {"name": str, "vision": dict, "llm": dict, "dtype": str, "files": dict, "sources": list, "merged": list}
@@ -248,9 +258,10 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
         faults += [file for file, entry in manifest["files"].items() if not (is_bare(file) and _is_entry(entry))]
         faults += [] if all(_is_source(source) for source in manifest["sources"]) else ["sources"]
         faults += [] if all(isinstance(name, str) for name in manifest["merged"]) else ["merged"]
+        faults += _precision_faults(manifest)
     if faults or manifest["dtype"] not in DTYPES:
         raise CheckpointError(
-            f"`{place / MANIFEST}` is incomplete or wrong in {list_keys(faults or ['dtype'])}", hint=_DAMAGED
+            f"`{place / MANIFEST}` is incomplete or wrong in {list_keys(faults or ['dtype'])}", hint=DAMAGED
         )
     return manifest
 
@@ -278,49 +289,14 @@ def check_sizes(place: Path, manifest: Mapping[str, Any]) -> None:
             )
 
 
-def write_safetensors(
-    path: Path, *, tensors: Iterable[tuple[str, Tensor]], shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
-) -> None:
-    """Write tensors of the given names and shapes as safetensors in `dtype`, each as it comes.
-
-    safetensors' own writer wants all of them in memory, twice. Raises ValueError for a tensor that is missing, comes
-    twice, or has another name or shape.
-    """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, shape in shapes.items():
-        end = offset + math.prod(shape) * dtype.itemsize
-        header[name] = {"dtype": _SAFETENSORS_NAMES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
-        offset = end
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-(8 + len(encoded)) % 64)  # mapped tensors then start at a cache line
-    missing = dict(shapes)
-    with path.open("wb") as file:
-        file.write(len(encoded).to_bytes(8, "little") + encoded)
-        for name, tensor in tensors:
-            if missing.pop(name, None) != tuple(tensor.shape):
-                raise ValueError(f"tensor `{name}` of shape {list(tensor.shape)} is not wanted here, or came twice")
-            file.seek(8 + len(encoded) + header[name]["data_offsets"][0])
-            file.write(tensor.detach().to("cpu", dtype).contiguous().flatten().view(torch.uint8).numpy().data)
-    if missing:
-        raise ValueError(f"tensors are missing: {list_keys(list(missing))}")
+def stored_precision(manifest: Mapping[str, Any]) -> Precision:
+    """In what the linear layers' weights of a bundle are stored."""
+    return "int8" if manifest["version"] == VERSIONS["int8"] else "float"
 
 
-def expected_shapes(config: VisionConfig | DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the state dict that a configuration asks for.
-
-    Raises CheckpointError for sizes beyond what torch can count.
-    """
-    module: nn.Module
-    try:
-        with torch.device("meta"):
-            if isinstance(config, VisionConfig):
-                module = PictureEncoder(config)
-            else:  # the rotary table is made for real, is as long as the context, and is not in the state dict
-                module = LlamaAdapterDecoder(dataclasses.replace(config, context=1))
-    except (RuntimeError, TypeError):  # the second for a side beyond 64 bits
-        raise CheckpointError("The configuration asks for tensors larger than any memory", hint=_DAMAGED) from None
-    return {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
+def stored_forms(config: VisionConfig | DecoderConfig, manifest: Mapping[str, Any]) -> dict[str, TensorForm]:
+    """What a bundle's file of that half must hold; raises CheckpointError for sizes beyond what torch can count."""
+    return expected_forms(config, dtype=DTYPES[manifest["dtype"]], precision=stored_precision(manifest))
 
 
 def model_digest(manifest: Mapping[str, Any]) -> str:
@@ -331,11 +307,6 @@ def model_digest(manifest: Mapping[str, Any]) -> str:
         "llm": manifest["llm"],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a precision as manifests and flags write it."""
-    return str(dtype).removeprefix("torch.")
 
 
 def check_target(directory: str | os.PathLike[str], *, overwrite: bool) -> None:
@@ -360,24 +331,6 @@ def check_target(directory: str | os.PathLike[str], *, overwrite: bool) -> None:
         )
 
 
-def read_state(path: Path, *, wanted: Mapping[str, tuple[int, ...]], stored: torch.dtype) -> dict[str, Tensor]:
-    state = read_safetensors(path)
-    missing = [key for key in wanted if key not in state]
-    unknown = [key for key in state if key not in wanted]
-    if missing or unknown:
-        parts = [f"lacks {list_keys(missing)}"] if missing else []
-        parts += [f"holds {list_keys(unknown)}, unknown to its configuration"] if unknown else []
-        raise CheckpointError(f"`{path}` {' and '.join(parts)}", hint=_DAMAGED)
-    for key, shape in wanted.items():
-        if tuple(state[key].shape) != shape or state[key].dtype != stored:
-            raise CheckpointError(
-                f"`{path}` holds `{key}` as {dtype_name(state[key].dtype)} {list(state[key].shape)}, where "
-                f"{dtype_name(stored)} {list(shape)} is wanted",
-                hint=_DAMAGED,
-            )
-    return state
-
-
 def is_bare(name: str) -> bool:
     """Whether a name is that of a file inside the bundle, not a way out of it."""
     return Path(name).name == name
@@ -395,6 +348,37 @@ def _is_source(source: object) -> bool:
     if not isinstance(source, dict) or not isinstance(source.get("sha256"), str | None):
         return False
     return isinstance(source.get("role"), str) and isinstance(source.get("path"), str)
+
+
+def _precision_entries(model: LoadedModel) -> dict[str, Any]:
+    """What the manifest of an 8-bit bundle has beside: older programs see by its version that they cannot read it."""
+    if model.precision == "float":
+        return {}
+    assert model.origin is not None, "8-bit weights are made from those of a model"
+    return {"precision": model.precision, "origin": dataclasses.asdict(model.origin)}
+
+
+def _precision_faults(manifest: Mapping[str, Any]) -> list[str]:
+    wanted = stored_precision(manifest)
+    faults = [] if manifest.get("precision", "float") == wanted else ["precision"]
+    return faults if wanted == "float" or _is_origin(manifest.get("origin")) else [*faults, "origin"]
+
+
+def _is_origin(origin: object) -> bool:
+    if not isinstance(origin, dict) or origin.keys() != {"digest", "fingerprint"}:
+        return False
+    fingerprints = origin["fingerprint"]
+    if not isinstance(origin["digest"], str) or not isinstance(fingerprints, dict):
+        return False
+    return all(isinstance(text, str) for text in fingerprints.values())
+
+
+def _read_origin(manifest: Mapping[str, Any]) -> Origin | None:
+    return Origin(**manifest["origin"]) if stored_precision(manifest) == "int8" else None
+
+
+def _either(versions: Iterable[int]) -> str:
+    return " or ".join(map(str, versions))
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

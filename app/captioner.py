@@ -13,7 +13,7 @@ import numpy as np
 
 from app.clock import Mark, StageClock
 from app.reading import ReadAhead
-from app.spec import CaptionerSpec
+from app.spec import CaptionerSpec, Precision
 from llm.engine.engine import Engine
 from llm.engine.sampling_params import SamplingParams
 from llm.engine.sequence import Output, Request
@@ -46,6 +46,7 @@ class ModelInfo:
     digest: str
     device: str
     dtype: str
+    precision: Precision  # of the linear layers' weights; all else is of the dtype
     vision: str  # what runs the encoder
     mode: str  # how the decoder's steps are run
     operators: str  # what they compute by
@@ -160,6 +161,8 @@ class Captioner:
         self._is_running = False
         # Who trained on OpenCV's order of colours read with OpenCV, which gives plain colours before any resizing.
         self._convert: Literal["last", "first"] = "first" if spec.channel_order == "bgr" else "last"
+        # Twice the size, so that the last step still averages over what is there.
+        self._least_side = 2 * vision.image_size if spec.reading == "fast" else None
         self._encoded_prompts: dict[tuple[Prompt, tuple[str, ...] | None], _EncodedPrompt] = {}
 
     @classmethod
@@ -167,9 +170,9 @@ class Captioner:
         """Load a bundle (default: the embedded model) or, with `llama_dir`, checkpoints as users have them.
 
         `options` are the fields of `CaptionerSpec`: llama_dir, llama_type, adapter, clip, visual_heads,
-        channel_order, context, vision, encoder, encoder_process, encoder_device, device, dtype, mode, operators,
-        exif, batch_size; None leaves a default. Raises ValueError for options that exclude each other, and the errors
-        listed in app/errors.py for files and devices.
+        channel_order, context, vision, encoder, encoder_process, encoder_device, device, dtype, precision, mode,
+        operators, exif, reading, batch_size; None leaves a default. Raises ValueError for options that exclude each
+        other, and the errors listed in app/errors.py for files and devices.
         """
         from app.assemble import assemble
 
@@ -314,9 +317,9 @@ class Captioner:
         started = time.perf_counter()
         digest, pixels, problem = "", None, None
         try:
-            loaded = load_picture(item.picture, orientation=self.spec.exif)
+            loaded = load_picture(item.picture, orientation=self.spec.exif, least_side=self._least_side)
             digest = loaded.digest
-            pixels = preprocess(loaded.image, size=self.image_size, convert=self._convert)
+            pixels = preprocess(loaded.image, size=self.image_size, convert=self._convert, reading=self.spec.reading)
         except PictureError as error:
             digest = digest or error.digest
             problem = AnswerError(code=error.code, message=error.message)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from app.quantising import quantise_weight
+from app.spec import Precision
 from llm.runtime.backend import Backend
 
 _HOST_BUFFER, _DEVICE_BUFFER = 512 << 20, 4 << 30  # bytes; far above any cache
@@ -28,7 +30,12 @@ def measure_bandwidth(backend: Backend, *, num_bytes: int | None = None) -> floa
 
 @torch.inference_mode()
 def measure_matmul(
-    backend: Backend, *, shapes: Sequence[tuple[int, int]], dtype: torch.dtype, num_rows: Sequence[int] = _NUM_ROWS
+    backend: Backend,
+    *,
+    shapes: Sequence[tuple[int, int]],
+    dtype: torch.dtype,
+    precision: Precision = "float",
+    num_rows: Sequence[int] = _NUM_ROWS,
 ) -> float:
     """FLOPs a second of linear layers with these (inputs, outputs), one after the other.
 
@@ -36,6 +43,9 @@ def measure_matmul(
     """
     layers = nn.ModuleList(nn.Linear(*shape, device=backend.device, dtype=dtype) for shape in shapes)
     layers.requires_grad_(False)
+    if precision == "int8":
+        for layer in layers:
+            _quantise(layer)
     backend.prepare(layers)
     rates = []
     for rows in num_rows:
@@ -47,6 +57,13 @@ def measure_matmul(
 
         rates.append(2 * rows * sum(map(math.prod, shapes)) / _best_seconds(backend, work))
     return max(rates)
+
+
+def _quantise(layer: nn.Module) -> None:
+    plain = layer.get_parameter("weight")
+    weight, scale = quantise_weight(plain)
+    layer.register_parameter("weight", nn.Parameter(weight.to(plain.device), requires_grad=False))
+    layer.register_buffer("weight_scale", scale.to(plain.device))
 
 
 def _best_seconds(backend: Backend, work: Callable[[], object]) -> float:

@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from app.spec import Precision
 from llm.config import DecoderConfig
 from llm.errors import CheckpointError
 from llm.tokenizer import Tokenizer
@@ -66,10 +67,19 @@ class SourceFile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """The model that 8-bit weights were made from: its digest, and its encoder's fingerprint (see `vision.card`)."""
+
+    digest: str
+    fingerprint: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedModel:
     """Everything needed to build both halves. State dicts are for `PictureEncoder` and `LlamaAdapterDecoder`.
 
     `digest` names the model in records: the bundle's own, or one made of the source files' names, sizes and times.
+    `dtype` is the type of all numbers but int8 weights and their scales.
     """
 
     name: str
@@ -84,6 +94,8 @@ class LoadedModel:
     merged: tuple[str, ...]  # what was folded into the weights: "gates", "lora"
     prompt: str = DEFAULT_PROMPT
     card: str = ""
+    precision: Precision = "float"  # of the linear layers' weights
+    origin: Origin | None = None  # where they are, or were, 8-bit ones
 
     @property
     def channel_order(self) -> ChannelOrder:

@@ -16,6 +16,7 @@ from app.errors import Exit
 if TYPE_CHECKING:
     from app.checkpoints import ModelSources
     from app.encoder_doctor import EncoderQuestion
+    from app.spec import Precision
 
 Level = Literal["ok", "absent", "warning", "error"]
 
@@ -102,9 +103,15 @@ def summary(checks: Sequence[tuple[str, str]]) -> tuple[str, int]:
 
 
 def run_checkup(
-    target: "ModelSources | str | None", *, uses: frozenset[str], encoder: "EncoderQuestion | None" = None
+    target: "ModelSources | str | None",
+    *,
+    uses: frozenset[str],
+    encoder: "EncoderQuestion | None" = None,
+    precision: "Precision | None" = None,
 ) -> int:
     """Print the environment's table, then the findings about a model, if there is a `target`, and about its encoder.
+
+    A bundle's known answer is replayed in `precision`, its own where there is none.
 
     Returns the exit code. The table is printed before the model is looked at: reading a large one takes minutes.
     """
@@ -114,7 +121,7 @@ def run_checkup(
     checks: list[tuple[str, str]] = [(probe.name, weigh(probe, uses=uses)) for probe in probes]
     if target is not None:
         unusable = [probe.name for probe in probes if probe.state != "ok" and is_needed(probe.name, uses=ALWAYS)]
-        findings = [_not_tried(unusable)] if unusable else _diagnose(target, encoder)
+        findings = [_not_tried(unusable)] if unusable else _diagnose(target, encoder, precision)
         print("", *finding_lines(findings, width=width), sep="\n")
         checks += [(finding.what, finding.level) for finding in findings]
     line, num_errors = summary(checks)
@@ -122,9 +129,11 @@ def run_checkup(
     return Exit.FAILED if num_errors else Exit.OK
 
 
-def _diagnose(target: "ModelSources | str", encoder: "EncoderQuestion | None") -> list[Finding]:
+def _diagnose(
+    target: "ModelSources | str", encoder: "EncoderQuestion | None", precision: "Precision | None"
+) -> list[Finding]:
     if encoder is None:
-        return diagnose(target)
+        return diagnose(target, precision=precision)
     from app.encoder_doctor import diagnose_with_encoder
 
     return diagnose_with_encoder(target, encoder)

@@ -62,6 +62,12 @@ Convert an ONNX file to OM by Ascend's ATC, which has to be installed here: an O
 for all of them. Beside each OM a side-car FILE.om.json says what is in it. --print-command needs no ATC; an OM that its
 line has made gets its side-car by --adopt FILE.om, with the flags that it was made with.
 """
+_QUANTIZE = """\
+Round the weights of all linear layers of a bundle to 8 bits, each output with a scale of its own: half the size of
+float16, and faster on a CPU. What the answers lose is measured in docs/int8.md.
+
+  llama-adapter quantize --model BUNDLE --out BUNDLE-int8
+"""
 _DEVICE_KINDS = "cpu, cuda, cuda:N, npu, npu:N or auto"
 _DEVICES = "cpu, cuda, cuda:1, npu:0, ... or auto"
 _DOCTOR = """\
@@ -153,11 +159,13 @@ def build_parser() -> Parser:
 
     _add_export(commands)
     _add_bench(commands)
+    _add_quantize(commands)
 
     doctor = _command(commands, "doctor", _run_doctor, help="check the installation and a model", description=_DOCTOR)
     _add_model(doctor)
     use = doctor.add_argument_group("intended use", "what is missing for it is an error; without, only for the CPU")
     use.add_argument("--device", metavar="D", default=SPEC.device, help=_default(_DEVICES))
+    _add_precision(use)
     _add_encoder(use)
     doctor.add_argument("--environment", action="store_true", help="only the installation, no model")
     return parser
@@ -267,6 +275,7 @@ def _add_computation(compute: Any) -> None:
     compute.add_argument(
         "--dtype", metavar="T", default=SPEC.dtype, help=_default("float32, bfloat16 or float16, as the device allows")
     )
+    _add_precision(compute)
     _add_encoder(compute)
     compute.add_argument(
         "--encoder-process", action="store_true", help="run an exported encoder in a process of its own"
@@ -280,6 +289,28 @@ def _add_computation(compute: Any) -> None:
     compute.add_argument(
         "--exif", choices=("upright", "ignore"), default=SPEC.exif, help=_default("orientation that cameras store")
     )
+    compute.add_argument(
+        "--reading",
+        choices=("exact", "fast"),
+        default=SPEC.reading,
+        help=_default("of pictures; fast differs by a level or so, much faster for large JPEGs"),
+    )
+
+
+def _add_precision(group: Any) -> None:
+    group.add_argument(
+        "--precision",
+        choices=("float", "int8"),
+        help="of the linear layers' weights; int8 rounds them to 8 bits, float keeps --dtype (default: as stored)",
+    )
+
+
+def _add_quantize(commands: Any) -> None:
+    quantize = _command(commands, "quantize", _run_quantize, help="make an 8-bit bundle", description=_QUANTIZE)
+    quantize.add_argument("--model", metavar="BUNDLE", help="bundle of floats (default: the embedded model)")
+    quantize.add_argument("--out", metavar="BUNDLE", required=True, help="folder to write")
+    quantize.add_argument("--precision", choices=("int8",), default="int8", help=_default("of the weights"))
+    quantize.add_argument("--force", action="store_true", help="replace a bundle that is there already")
 
 
 def _add_bench(commands: Any) -> None:
@@ -293,6 +324,7 @@ def _add_bench(commands: Any) -> None:
         default="yesno",
         help=_default("yesno: a choice of two in one pass; caption: 64 new tokens"),
     )
+    work.add_argument("--question", metavar="TEXT", type=parse_text, help="of yesno (default: about a person)")
     work.add_argument(
         "--batch-sizes", metavar="N,...", type=parse_batch_sizes, default="1,5,16", help=_default("in turn")
     )
@@ -466,6 +498,15 @@ def _run_convert(options: argparse.Namespace) -> int:
     return Exit.OK
 
 
+def _run_quantize(options: argparse.Namespace) -> int:
+    from app.quantised_model import QuantiseJob, quantise_bundle
+
+    bundle = quantise_bundle(settings(QuantiseJob, vars(options)))
+    num_bytes = sum(file.stat().st_size for file in bundle.iterdir())
+    print(f"wrote `{bundle}`, {num_bytes / 1e6:,.1f} MB in {options.precision}", file=sys.stderr)
+    return Exit.OK
+
+
 def _run_export_onnx(options: argparse.Namespace) -> int:
     if options.llama_dir is not None and options.adapter is None:
         raise UsageError("--llama-dir holds no encoder: it is in --adapter, which is missing")
@@ -489,7 +530,9 @@ def _run_bench(options: argparse.Namespace) -> int:
     from app.bench import BenchJob, run_bench
     from app.bench_report import check_plot, format_table, write_plot
 
-    job = settings(BenchJob, {**vars(options), "spec": spec})
+    # What was not given is left to the job.
+    values = {name: value for name, value in vars(options).items() if name != "question" or value is not None}
+    job = settings(BenchJob, {**values, "spec": spec})
     if options.out is not None and not Path(options.out).absolute().parent.is_dir():
         raise UsageError(f"The folder of `{options.out}` does not exist")
     if options.plot is not None:
@@ -532,7 +575,8 @@ def _run_doctor(options: argparse.Namespace) -> int:
 
     bundle = str(embedded_model()) if spec.model is None else spec.model
     encoder = None if spec.encoder is None else EncoderQuestion(spec=spec, beside=om_device(spec.device))
-    return run_checkup(bundle if spec.llama_dir is None else _sources(options), uses=uses, encoder=encoder)
+    target = bundle if spec.llama_dir is None else _sources(options)
+    return run_checkup(target, uses=uses, encoder=encoder, precision=spec.precision)
 
 
 def _model_flags(options: argparse.Namespace) -> list[str]:

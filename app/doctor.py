@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from app.checkpoints import LlamaFolder, ModelSources
+    from app.spec import Precision
     from llm.tokenizer import Tokenizer
     from llm.weights.adapter import AdapterFile
     from llm.weights.source import LlamaSource
@@ -38,10 +39,16 @@ class Finding:
     hint: str = ""
 
 
-def diagnose(target: "ModelSources | str | os.PathLike[str]", *, encoder: "EncoderCard | None" = None) -> list[Finding]:
+def diagnose(
+    target: "ModelSources | str | os.PathLike[str]",
+    *,
+    encoder: "EncoderCard | None" = None,
+    precision: "Precision | None" = None,
+) -> list[Finding]:
     """Check a model: a bundle's folder, or the checkpoints it would be made of.
 
-    With the card of an exported `encoder`, which takes CLIP's place, CLIP may be missing.
+    With the card of an exported `encoder`, which takes CLIP's place, CLIP may be missing. A bundle's known answer is
+    replayed in `precision`, its own where there is none.
 
     Every check that still makes sense is made, whatever the ones before it found. Files are read completely, their
     digests too, where they are known. Never raises for what is wrong with a model.
@@ -50,7 +57,7 @@ def diagnose(target: "ModelSources | str | os.PathLike[str]", *, encoder: "Encod
     if any(finding.level == "error" for finding in findings):
         return findings  # with foreign packages, nothing below could be imported
     if isinstance(target, str | os.PathLike):
-        findings += _diagnose_bundle(Path(target))
+        findings += _diagnose_bundle(Path(target), precision)
     else:
         findings += _diagnose_sources(target, encoder=encoder)
     return findings
@@ -339,7 +346,7 @@ def _check_listed_digests(place: "LlamaFolder") -> Iterator[Finding]:
             )
 
 
-def _diagnose_bundle(place: Path) -> Iterator[Finding]:
+def _diagnose_bundle(place: Path, precision: "Precision | None") -> Iterator[Finding]:
     from app.bundle import read_configs, read_manifest
 
     report = Report()
@@ -347,7 +354,7 @@ def _diagnose_bundle(place: Path) -> Iterator[Finding]:
     if manifest is None:
         yield from report.take()
         return
-    yield ok("manifest", f"The bundle holds the model {manifest['name']!r} in {manifest['dtype']}")
+    yield ok("manifest", f"The bundle holds the model {manifest['name']!r} in {_told_numbers(manifest)}")
     faults = [finding for finding in _check_files(place, manifest) if finding.level == "error"]
     if not faults:
         yield ok("files", f"All {len(manifest['files'])} files have the sizes and digests of the manifest")
@@ -361,7 +368,16 @@ def _diagnose_bundle(place: Path) -> Iterator[Finding]:
         yield finding
         tensor_faults += [finding] if finding.level == "error" else []
     if not faults and not tensor_faults:
-        yield from _check_known_answer(place)
+        yield from _check_known_answer(place, precision)
+
+
+def _told_numbers(manifest: Mapping[str, Any]) -> str:
+    """Such as: float16; or: int8 and float16, made from the model 44061ead6302."""
+    from app.bundle import stored_precision
+
+    if stored_precision(manifest) == "float":
+        return str(manifest["dtype"])
+    return f"{manifest['precision']} and {manifest['dtype']}, made from the model {manifest['origin']['digest'][:12]}"
 
 
 def _check_files(place: Path, manifest: Mapping[str, Any]) -> Iterator[Finding]:
@@ -389,22 +405,23 @@ def _check_files(place: Path, manifest: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _check_states(place: Path, manifest: Mapping[str, Any], configs: tuple[Any, Any]) -> Iterator[Finding]:
-    from app.bundle import LLM, TOKENIZER, VISION, expected_shapes, read_state
-    from llm.runtime.backend import DTYPES
+    from app.bundle import LLM, TOKENIZER, VISION, stored_forms
+    from app.tensor_files import read_tensors
     from llm.tokenizer import Tokenizer
 
     report = Report()
     for name, config in zip((VISION, LLM), configs, strict=True):
         state = report.attempt(
             name,
-            lambda name=name, config=config: read_state(  # type: ignore[misc]
-                place / name, wanted=expected_shapes(config), stored=DTYPES[manifest["dtype"]]
+            lambda name=name, config=config: read_tensors(  # type: ignore[misc]
+                place / name, forms=stored_forms(config, manifest)
             ),
         )
         yield from report.take()
         if state is not None:
             yield ok(name, f"`{name}` has its {len(state)} tensors, in the shapes of its configuration")
             yield from _check_finite(name, name, iter(state.items()))
+            yield from _check_int8(name, state)
     tokenizer = report.attempt(TOKENIZER, lambda: Tokenizer.load(place / TOKENIZER))
     yield from report.take()
     vocab_size = configs[1].vocab_size
@@ -417,7 +434,7 @@ def _check_states(place: Path, manifest: Mapping[str, Any], configs: tuple[Any, 
         )
 
 
-def _check_known_answer(place: Path) -> Iterator[Finding]:
+def _check_known_answer(place: Path, precision: "Precision | None") -> Iterator[Finding]:
     from app.bundle import KNOWN_ANSWER, is_bare
     from app.captioner import Captioner
     from llm.weights.files import read_json
@@ -444,7 +461,7 @@ def _check_known_answer(place: Path) -> Iterator[Finding]:
     prompt = known["prompt"] if known.get("input") is None else (known["prompt"], known["input"])
     options = {"max_new_tokens": known["max_new_tokens"]} if "max_new_tokens" in known else {}
     try:
-        captioner = Captioner.load(place)
+        captioner = Captioner.load(place, precision=precision)
         [answer] = captioner.generate([place / known["picture"]], [prompt], temperature=0.0, **options)
     except Exception as error:  # whatever the model or its known answer made it stumble over is what was sought
         yield Finding(
@@ -457,7 +474,16 @@ def _check_known_answer(place: Path) -> Iterator[Finding]:
     if answer.error is not None:
         yield Finding(level="error", what="known answer", sentence=answer.error.message)
     elif answer.text == known["text"]:
-        yield ok("known answer", f"The model answers {answer.text!r} about its own picture, as it should")
+        numbers = " with 8-bit weights" if captioner.info.precision == "int8" else ""
+        yield ok("known answer", f"The model answers {answer.text!r} about its own picture{numbers}, as it should")
+    elif captioner.info.precision == "int8":
+        yield Finding(
+            level="warning",
+            what="known answer",
+            sentence=f"With 8-bit weights the model answers {answer.text!r} about its own picture, and with full ones "
+            f"{known['text']!r}",
+            hint="rounding may change a word; where it changes the sense, use --precision float with the full bundle",
+        )
     else:
         yield Finding(
             level="error",
@@ -465,6 +491,18 @@ def _check_known_answer(place: Path) -> Iterator[Finding]:
             sentence=f"The model answers {answer.text!r} about its own picture, and should answer {known['text']!r}",
             hint="files and digests are right, so the computation is wrong; please report it with this output",
         )
+
+
+def _check_int8(name: str, state: "Mapping[str, Tensor]") -> Iterator[Finding]:
+    """Weights are in -127..127: kernels may take the absolute of one, and -128 has none in 8 bits."""
+    from app.quantising import LARGEST, SCALE
+    from llm.weights.files import list_keys
+
+    broken = [key for key, tensor in state.items() if key + SCALE in state and int(tensor.min()) < -LARGEST]
+    if broken:
+        sentence = f"`{name}` has 8-bit weights of -128, in {list_keys(broken)}"
+        hint = "another program wrote the file; make the bundle with `llama-adapter quantize`"
+        yield Finding(level="error", what=name, sentence=sentence, hint=hint)
 
 
 def _check_finite(what: str, name: str, tensors: "Iterator[tuple[str, Tensor]]") -> Iterator[Finding]:

@@ -51,7 +51,7 @@ def diagnose_with_encoder(target: "ModelSources | str | os.PathLike[str]", quest
     with ExitStack() as stack:
         findings, parts, backend = _look_at_files(question, stack)
         card = next((part.card for part in parts if part.card is not None), None)
-        findings = [*diagnose(target, encoder=card), *findings]
+        findings = [*diagnose(target, encoder=card, precision=question.spec.precision), *findings]
         if parts:
             findings += _compare(parts, backend, target)
     return findings

@@ -111,6 +111,7 @@ def look_at_environment() -> list[Probe]:
             return pool.submit(ask_child, question, *arguments, environ=environ, seconds=seconds)
 
         torch, torch_npu = ask("torch", seconds=TORCH_S), ask("torch_npu", seconds=TORCH_S)
+        kernels = ask("kernels", seconds=TORCH_S)
         autoload = ask("autoload", environ=plain, seconds=TORCH_S) if extensions else None
         packages = {name: ask("package", name) for name in (*PROJECT_PACKAGES, *EXPORT_PACKAGES)}
         encoder = {name: ask(name) for name in ("aclruntime", "ais_bench")}
@@ -124,6 +125,7 @@ def look_at_environment() -> list[Probe]:
         _probe("atc", atc.result()),
         _probe("torch", torch.result()),
         *([] if autoload is None else [_autoload(extensions, autoload.result())]),
+        _kernels(kernels.result()),
         _gpus(torch.result()),
         _probe("torch_npu", torch_npu.result()),
         *_operators(torch_npu.result()),
@@ -166,6 +168,13 @@ def _autoload(extensions: list[str], said: Mapping[str, Any]) -> Probe:
         return Probe(name="extensions", state="ok", found=f"`import torch` also imports {names}")
     hint = f"this project's commands load {names} only when asked; in other programs set {AUTOLOAD}=0, or uninstall it"
     return Probe(name="extensions", state="broken", found=said["found"], hint=hint)
+
+
+def _kernels(said: Mapping[str, Any]) -> Probe:
+    if said["state"] == "ok":
+        return Probe(name="CPU kernels", state="ok", found=said["found"])
+    found = said["found"] and f"none: {said['found']}"
+    return Probe(name="CPU kernels", state=said["state"], found=found, hint="plain torch computes, more slowly")
 
 
 def _gpus(torch: Mapping[str, Any]) -> Probe:

@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from app.bundle import VISION, check_sizes, expected_shapes, read_configs, read_manifest, read_state
+from app.bundle import VISION, check_sizes, read_configs, read_manifest, stored_forms, stored_precision
 from app.checkpoints import adapter_name, find_clip, resolve_channel_order
 from app.export_files import check_place, refuse_to_replace
 from app.export_talk import give, tell, told_complaints, told_next, told_parity
 from app.inputs import expand_inputs
 from app.resources import embedded_model, sample_pictures
-from llm.runtime.backend import DTYPES
+from app.tensor_files import read_tensors
+from llm.errors import CheckpointError
 from llm.weights.adapter import AdapterFile, open_adapter
 from vision.card import EncoderDtype
 from vision.config import VisionConfig
@@ -97,8 +98,13 @@ def _from_bundle(sources: EncoderSources) -> LoadedEncoder:
     place = embedded_model() if sources.model is None else Path(sources.model)
     manifest = read_manifest(place)
     check_sizes(place, manifest)
+    if stored_precision(manifest) != "float":
+        raise CheckpointError(
+            f"The bundle `{place}` has 8-bit weights, and an encoder is exported from the full ones",
+            hint="export from the bundle it was made from: the file goes with both",
+        )
     config, _ = read_configs(place, manifest)
-    state = read_state(place / VISION, wanted=expected_shapes(config), stored=DTYPES[manifest["dtype"]])
+    state = read_tensors(place / VISION, forms=stored_forms(config, manifest))
     if sources.channel_order != "auto":
         config = VisionConfig(clip=config.clip, query=config.query, channel_order=sources.channel_order)
     state = {key: tensor.float() for key, tensor in state.items()}

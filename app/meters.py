@@ -9,11 +9,13 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from app.roofline import Work, encoder_work, prefill_work, prefix_work, step_work
+from app.roofline import NumberSizes, Work, encoder_work, prefill_work, prefix_work, step_work
 from llm.config import DecoderConfig
 from llm.model.adapter import Prefix
 from llm.model.ops import Operators
-from llm.runtime.executor import Executor, ScoreRow
+from llm.runtime.executor import Executor, ScoreRow, WarmUp
+from llm.runtime.prediction import Prediction
+from llm.runtime.transfer import Transfer
 from vision.backends.base import VisionBackend
 from vision.config import VisionConfig
 
@@ -51,8 +53,8 @@ class Meter:
 class MeteredVision:
     """A vision backend whose calls are noted."""
 
-    def __init__(self, inner: VisionBackend, *, meter: Meter, config: VisionConfig, itemsize: int) -> None:
-        self._inner, self._meter, self._config, self._itemsize = inner, meter, config, itemsize
+    def __init__(self, inner: VisionBackend, *, meter: Meter, config: VisionConfig, sizes: NumberSizes) -> None:
+        self._inner, self._meter, self._config, self._sizes = inner, meter, config, sizes
 
     @property
     def name(self) -> str:
@@ -63,7 +65,7 @@ class MeteredVision:
         return self._inner.image_size
 
     def encode(self, pixels_BHWC: np.ndarray) -> Tensor:
-        work = encoder_work(self._config, num_pictures=len(pixels_BHWC), itemsize=self._itemsize)
+        work = encoder_work(self._config, num_pictures=len(pixels_BHWC), sizes=self._sizes)
         with self._meter.note("encoder", len(pixels_BHWC), work):
             return self._inner.encode(pixels_BHWC)
 
@@ -74,10 +76,10 @@ class MeteredVision:
 class MeteredExecutor:
     """An executor whose calls are noted, with `num_slots` of its slots, so that one serves every batch size."""
 
-    def __init__(self, inner: Executor, *, meter: Meter, num_slots: int, itemsize: int) -> None:
+    def __init__(self, inner: Executor, *, meter: Meter, num_slots: int, sizes: NumberSizes) -> None:
         if not 1 <= num_slots <= inner.num_slots:
             raise ValueError(f"num_slots must lie in 1..{inner.num_slots}, got {num_slots}")
-        self._inner, self._meter, self._itemsize = inner, meter, itemsize
+        self._inner, self._meter, self._sizes = inner, meter, sizes
         self.num_slots = num_slots
 
     @property
@@ -88,13 +90,21 @@ class MeteredExecutor:
     def operators(self) -> Operators:
         return self._inner.operators
 
+    @property
+    def queued(self) -> bool:
+        return self._inner.queued
+
+    @property
+    def transfer(self) -> Transfer:
+        return self._inner.transfer
+
     def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
         num_pictures = len(visual_query_BQD)
-        work = prefix_work(self.config, num_pictures=num_pictures, itemsize=self._itemsize)
+        work = prefix_work(self.config, num_pictures=num_pictures, sizes=self._sizes)
         with self._meter.note("prefix", num_pictures, work):
             return self._inner.project_prefix(visual_query_BQD)
 
-    def prefill(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> Tensor:
+    def prefill(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> Prediction:
         with self._note_prefill([len(prompt) for prompt in prompts], num_logits=len(prompts)):
             return self._inner.prefill(prompts, prefixes, first_slot=first_slot)
 
@@ -104,17 +114,20 @@ class MeteredExecutor:
         with self._note_prefill(lengths, num_logits=sum(len(choice) for row in rows for choice in row.choices)):
             return self._inner.score(rows)
 
-    def decode(self, token_ids: Sequence[int], positions: Sequence[int]) -> Tensor:
-        work = step_work(self.config, positions=positions, itemsize=self._itemsize)
+    def decode(self, token_ids: Sequence[int] | Tensor, positions: Sequence[int]) -> Prediction:
+        work = step_work(self.config, positions=positions, sizes=self._sizes)
         with self._meter.note("step", len(positions), work):
             return self._inner.decode(token_ids, positions)
 
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
         self._inner.move(source, target, num_tokens=num_tokens)
 
-    def clear(self, slot: int) -> None:
-        self._inner.clear(slot)
+    def clear(self, slot: int, *, position: int | None = None) -> None:
+        self._inner.clear(slot, position=position)
+
+    def warm_up(self, *, prompt_tokens: int, new_tokens: int) -> WarmUp:
+        return self._inner.warm_up(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
 
     def _note_prefill(self, lengths: Sequence[int], *, num_logits: int) -> AbstractContextManager[None]:
-        work = prefill_work(self.config, lengths=lengths, num_logits=num_logits, itemsize=self._itemsize)
+        work = prefill_work(self.config, lengths=lengths, num_logits=num_logits, sizes=self._sizes)
         return self._meter.note("prefill", len(lengths), work)

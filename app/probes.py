@@ -43,6 +43,18 @@ def look_at_torch() -> dict[str, Any]:
     )
 
 
+def look_at_kernels() -> dict[str, Any]:
+    """The decoder's own kernels for this processor, which are compiled now if they were not before."""
+    if importlib.util.find_spec("torch") is None:
+        return absent()
+    from llm.runtime.native.library import find_library
+
+    finding = find_library()
+    if finding.library is None:
+        return {**absent(), "found": one_line(finding.reason)}
+    return ok(f"for {', '.join(finding.library.types)}")
+
+
 def look_at_autoload() -> dict[str, Any]:
     """`import torch` as any other program does it, with the extensions that torch imports by itself."""
     try:

@@ -3,7 +3,7 @@ embedded model's tokenizer."""
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import sentencepiece
@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from app.checkpoints import DEFAULT_CONTEXT, LoadedModel
+from app.quantising import linear_weights, quantise
 from app.resources import embedded_model
+from app.spec import Precision
+from app.tensor_files import expected_forms, sketch
 from llm.config import DecoderConfig
 from llm.errors import DeviceError
-from llm.model.llama import LlamaAdapterDecoder
 from llm.runtime.backend import open_backend
 from llm.tokenizer import Tokenizer
 from vision.config import ChannelOrder, ClipConfig, QueryConfig, VisionConfig
-from vision.encoder import PictureEncoder
 
 VOCABULARY = 32000
 NUM_QUERIES = 10
@@ -91,20 +92,27 @@ def vision_config(size: LlamaSize, *, channel_order: ChannelOrder = "rgb") -> Vi
 
 
 def random_model(
-    name: str, *, dtype: torch.dtype, context: int | None = None, channel_order: ChannelOrder = "rgb"
+    name: str,
+    *,
+    dtype: torch.dtype,
+    context: int | None = None,
+    channel_order: ChannelOrder = "rgb",
+    precision: Precision = "float",
+    vision: VisionConfig | None = None,
 ) -> LoadedModel:
     """The model of a size as `parse_size` takes it, in `dtype` on the CPU; the same numbers at every call.
 
-    With greedy decoding it never says the end token. Raises ValueError for sizes that make no model, and DeviceError,
-    before anything is drawn, for one larger than the host's memory.
+    `vision` is the encoder's sizes, in place of those that `vision_config` gives, with its channel order. With the
+    precision int8, each weight is quantised as it is made. With greedy decoding the model never says the end
+    token. Raises ValueError for sizes that make no model, and DeviceError, before anything is drawn, for one larger
+    than the host's memory.
     """
     size = parse_size(name)
-    decoder, vision = decoder_config(size, context=context), vision_config(size, channel_order=channel_order)
+    decoder = decoder_config(size, context=context)
+    vision = vision_config(size, channel_order=channel_order) if vision is None else vision
     tokenizer = WiderTokenizer.around(embedded_model() / "tokenizer.model", vocab_size=decoder.vocab_size)
-    with torch.device("meta"):
-        decoder_sketch, vision_sketch = LlamaAdapterDecoder(decoder).state_dict(), PictureEncoder(vision).state_dict()
-    _check_host([decoder_sketch, vision_sketch], dtype=dtype, name=name)
-    decoder_state = random_state(decoder_sketch, dtype=dtype)
+    _check_host(decoder, vision, dtype=dtype, precision=precision, name=name)
+    decoder_state = _drawn_state(decoder, dtype=dtype, precision=precision)
     decoder_state["adapter.gates"].fill_(0.5)
     # Its logit is 0, and the greatest of thousands of random ones is above it.
     decoder_state["head.weight"][tokenizer.eos_id] = 0.0
@@ -112,23 +120,39 @@ def random_model(
         name=f"random {name}",
         digest=f"random-{name}",
         vision_config=vision,
-        vision_state=random_state(vision_sketch, dtype=dtype),
+        vision_state=_drawn_state(vision, dtype=dtype, precision=precision),
         decoder_config=decoder,
         decoder_state=decoder_state,
         tokenizer=tokenizer,
         dtype=dtype,
         sources=(),
         merged=("gates",),
+        precision=precision,
     )
 
 
+def _drawn_state(
+    config: DecoderConfig | VisionConfig, *, dtype: torch.dtype, precision: Precision
+) -> dict[str, Tensor]:
+    module = sketch(config)
+    tensors = random_tensors(module.state_dict(), dtype=dtype)
+    if precision == "float":
+        return dict(tensors)
+    return dict(quantise(tensors, linears=linear_weights(module), dtype=dtype))
+
+
 def random_state(sketch: Mapping[str, Tensor], *, dtype: torch.dtype) -> dict[str, Tensor]:
-    """A state dict with the names and shapes of `sketch`: normal weights that keep the size of what they multiply.
+    """The state dict of `random_tensors`."""
+    return dict(random_tensors(sketch, dtype=dtype))
+
+
+def random_tensors(sketch: Mapping[str, Tensor], *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Tensors with the names and shapes of `sketch`: normal weights that keep the size of what they multiply.
 
     Scales are 1, biases 0. A million numbers are drawn and repeated, which is as fast as copying.
     """
     drawn = torch.randn(_NUM_DRAWN, generator=torch.Generator().manual_seed(0)).to(dtype)
-    state, num_used = {}, 0
+    num_used = 0
     for name, tensor in sketch.items():
         values = torch.empty(tensor.shape, dtype=dtype)
         if tensor.ndim == 1 and name.endswith("weight"):
@@ -140,8 +164,7 @@ def random_state(sketch: Mapping[str, Tensor], *, dtype: torch.dtype) -> dict[st
             _repeat(drawn.roll(-num_used), into=values)
             values.mul_(_std(name, tensor))
             num_used += tensor.numel()
-        state[name] = values
-    return state
+        yield name, values
 
 
 def _repeat(drawn: Tensor, *, into: Tensor) -> None:
@@ -151,8 +174,9 @@ def _repeat(drawn: Tensor, *, into: Tensor) -> None:
         part.copy_(drawn[: len(part)])
 
 
-def _check_host(states: Sequence[Mapping[str, Tensor]], *, dtype: torch.dtype, name: str) -> None:
-    needed = sum(tensor.numel() for state in states for tensor in state.values()) * dtype.itemsize
+def _check_host(*configs: DecoderConfig | VisionConfig, dtype: torch.dtype, precision: Precision, name: str) -> None:
+    forms = [expected_forms(config, dtype=dtype, precision=precision) for config in configs]
+    needed = sum(form.num_bytes for half in forms for form in half.values())
     free = open_backend("cpu").free_bytes()
     if free is not None and needed > free:
         raise DeviceError(

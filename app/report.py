@@ -33,6 +33,8 @@ class ModelLike(Protocol):
     @property
     def dtype(self) -> str: ...
     @property
+    def precision(self) -> str: ...
+    @property
     def vision(self) -> str: ...
     @property
     def mode(self) -> str: ...
@@ -74,6 +76,7 @@ class Report:
     model_digest: str
     device: str
     dtype: str
+    precision: str  # float or int8, of the linear layers' weights
     vision: str  # what runs the encoder
     mode: str  # how the decoder's steps are run
     operators: str  # what they compute by
@@ -145,8 +148,8 @@ class Report:
             lines.append(f"bound by: {longest} ({part:.0%} of the time)")
         clock = "device waited for at each stage" if self.synchronised else "the host's times, device not waited for"
         lines += [
-            f"{self.device}, {self.dtype}, {self.mode} ({self.operators}), encoder by {self.vision}, "
-            f"batch size {self.batch_size}, "
+            f"{self.device}, {numbers(self.dtype, self.precision)}, {self.mode} ({self.operators}), "
+            f"encoder by {self.vision}, batch size {self.batch_size}, "
             f"warm-up {self.num_warm_up_pictures} pictures, {clock}",
             f"model {self.model} {self.model_digest[:12]}, "
             + ", ".join(f"{name} {version}" for name, version in self.versions.items())
@@ -180,6 +183,7 @@ def make_report(
         model_digest=model.digest,
         device=model.device,
         dtype=model.dtype,
+        precision=model.precision,
         vision=model.vision,
         mode=model.mode,
         operators=model.operators,
@@ -190,6 +194,11 @@ def make_report(
         versions=versions(),
         commit=commit(),
     )
+
+
+def numbers(dtype: str, precision: str) -> str:
+    """Such as: float32; or, with 8-bit weights: int8 and float32."""
+    return dtype if precision == "float" else f"{precision} and {dtype}"
 
 
 def versions() -> dict[str, str]:

@@ -26,6 +26,14 @@ class Work:
         return Work(self.flops + other.flops, self.bytes + other.bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class NumberSizes:
+    """Bytes of a number: in the matrices, and everywhere else."""
+
+    weight: int
+    other: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ceiling:
     """What a device can do at most, as measured: bytes and FLOPs a second."""
@@ -39,23 +47,23 @@ class Ceiling:
         return (memory, "memory") if memory > arithmetic else (arithmetic, "arithmetic")
 
 
-def encoder_work(config: VisionConfig, *, num_pictures: int, itemsize: int) -> Work:
+def encoder_work(config: VisionConfig, *, num_pictures: int, sizes: NumberSizes) -> Work:
     """One pass of the picture encoder: CLIP and the visual blocks."""
     clip, query = config.clip, config.query
     attention = clip.num_layers * _attention_flops((clip.num_patches + 1) ** 2, clip.width)
     attention += query.depth * _attention_flops((clip.num_patches + 1 + query.num_queries) ** 2, query.width)
     products = sum(2 * num_tokens * num_weights for num_tokens, num_weights in _encoder_matrices(config))
-    return Work(num_pictures * (products + attention), encoder_weights(config) * itemsize)
+    return Work(num_pictures * (products + attention), encoder_weights(config) * sizes.weight)
 
 
-def prefix_work(config: DecoderConfig, *, num_pictures: int, itemsize: int) -> Work:
+def prefix_work(config: DecoderConfig, *, num_pictures: int, sizes: NumberSizes) -> Work:
     """The adapter layers' keys and values of some pictures, made once."""
     weights = config.num_adapter_layers * 2 * config.dim**2
     written = num_pictures * _prefix_numbers(config)
-    return Work(2 * num_pictures * config.num_queries * weights, (weights + written) * itemsize)
+    return Work(2 * num_pictures * config.num_queries * weights, weights * sizes.weight + written * sizes.other)
 
 
-def prefill_work(config: DecoderConfig, *, lengths: Sequence[int], num_logits: int, itemsize: int) -> Work:
+def prefill_work(config: DecoderConfig, *, lengths: Sequence[int], num_logits: int, sizes: NumberSizes) -> Work:
     """Prompts of those lengths through the decoder, and `num_logits` of their positions through the head."""
     num_tokens = sum(lengths)
     pairs = sum(length * (length + 1) // 2 for length in lengths)
@@ -63,18 +71,18 @@ def prefill_work(config: DecoderConfig, *, lengths: Sequence[int], num_logits: i
     flops += config.num_layers * _attention_flops(pairs, config.dim)
     flops += config.num_adapter_layers * _attention_flops(num_tokens * config.num_queries, config.dim)
     cached = 2 * config.num_layers * config.dim * num_tokens
-    moved = layer_weights(config) + _head_weights(config) + cached + len(lengths) * _prefix_numbers(config)
-    return Work(flops, moved * itemsize)
+    cached += len(lengths) * _prefix_numbers(config)
+    return Work(flops, (layer_weights(config) + _head_weights(config)) * sizes.weight + cached * sizes.other)
 
 
-def step_work(config: DecoderConfig, *, positions: Sequence[int], itemsize: int) -> Work:
+def step_work(config: DecoderConfig, *, positions: Sequence[int], sizes: NumberSizes) -> Work:
     """One decode step: a token for each row, at these positions, that attends to all before it and to itself."""
     num_rows, attended = len(positions), sum(position + 1 for position in positions)
     flops = 2 * num_rows * (layer_weights(config) + _head_weights(config))
     flops += config.num_layers * _attention_flops(attended, config.dim)
     flops += config.num_adapter_layers * _attention_flops(num_rows * config.num_queries, config.dim)
     cached = 2 * config.num_layers * config.dim * attended + num_rows * _prefix_numbers(config)
-    return Work(flops, (layer_weights(config) + _head_weights(config) + cached) * itemsize)
+    return Work(flops, (layer_weights(config) + _head_weights(config)) * sizes.weight + cached * sizes.other)
 
 
 def encoder_weights(config: VisionConfig) -> int:

@@ -5,6 +5,8 @@ from typing import Literal, get_args
 
 Orientation = Literal["upright", "ignore"]
 VisionKind = Literal["torch", "onnx", "om"]
+Reading = Literal["exact", "fast"]  # of pictures: the reference's pixels to the bit, or sooner and nearly those
+Precision = Literal["float", "int8"]
 
 DEFAULT_BATCH_SIZE = 8
 
@@ -27,9 +29,11 @@ class CaptionerSpec:
     encoder_device: int | None = None  # of an OM; None: the decoder's, if that can run one, else the first
     device: str = "cpu"
     dtype: str = "float32"
+    precision: Precision | None = None  # of the linear layers' weights; None: as the model is stored
     mode: str = "eager"  # or a graph mode of the device
     operators: Literal["auto", "aten"] = "auto"
     exif: Orientation = "upright"
+    reading: Reading = "exact"
     batch_size: int = DEFAULT_BATCH_SIZE
 
     @property
@@ -59,8 +63,12 @@ class CaptionerSpec:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         if self.exif not in ("upright", "ignore"):
             raise ValueError(f"exif must be upright or ignore, got {self.exif!r}")
+        if self.reading not in get_args(Reading):
+            raise ValueError(f"reading must be exact or fast, got {self.reading!r}")
         if self.vision not in (None, *get_args(VisionKind)):
             raise ValueError(f"vision must be torch, onnx or om, got {self.vision!r}")
+        if self.precision not in (None, *get_args(Precision)):
+            raise ValueError(f"precision must be float or int8, got {self.precision!r}")
         if self.operators not in ("auto", "aten"):
             raise ValueError(f"operators must be auto or aten, got {self.operators!r}")
         if self.vision_kind != "torch" and self.encoder is None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.bench_report import circumstance_lines, headline
+from app.bench_report import circumstance_lines, headline, number_types
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 STAGES = ("read", "encoder", "prefix", "prefill", "step", "rest")
@@ -63,7 +63,7 @@ def as_markdown(results: Sequence[Result]) -> str:
         "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
     for result in results:
-        start = f"| {result['model']} | {result['dtype']} | {_threads(result)} | {result['workload']} "
+        start = f"| {result['model']} | {number_types(result)} | {_threads(result)} | {result['workload']} "
         lines += [
             f"{start}| {batch['batch_size']} | {batch['pictures_per_s']:,.2f} | {batch['tokens_per_s']:,.1f} "
             f"| {batch['latency_p50_ms']:,.0f} | {batch['latency_p95_ms']:,.0f} "
@@ -78,7 +78,7 @@ def as_markdown(results: Sequence[Result]) -> str:
 def _section(result: Result) -> list[str]:
     threads = f"{_threads(result)} thread{'s' if _threads(result) > 1 else ''}"
     lines = [
-        f"## {result['model']}, {result['workload']}, {result['dtype']}, {threads}",
+        f"## {result['model']}, {result['workload']}, {number_types(result)}, {threads}",
         "",
         f"{headline(result)}.",
         "",
@@ -106,8 +106,11 @@ def _threads(result: Result) -> int:
 
 
 def _key(result: Result) -> tuple[str, ...]:
-    names = ("model", "device", "workload", "dtype", "mode", "operators", "vision")
-    return (*(str(result[name]) for name in names), str(_threads(result)))
+    before, after = (
+        [str(result[name]) for name in names]
+        for names in (("model", "device", "workload"), ("mode", "operators", "vision"))
+    )
+    return (*before, number_types(result), *after, str(_threads(result)))
 
 
 if __name__ == "__main__":

@@ -23,8 +23,15 @@ FORBIDDEN = [
 ]
 DEVICE_NAMES = ("cuda", "npu", "torch_npu", "onnxruntime", "acl", "ais_bench")
 DEVICE_WORD = re.compile(rf"\b({'|'.join(DEVICE_NAMES)})\b", re.IGNORECASE)
-# The last two look for what is installed, in processes of its own.
-DEVICE_HOMES = ("llm/runtime/", "vision/backends/", "vision/export/", "app/environment.py", "app/probes.py")
+# Those of app look for what is installed, in processes of its own; the peers are other programs, measured beside ours.
+DEVICE_HOMES = (
+    "llm/runtime/",
+    "vision/backends/",
+    "vision/export/",
+    "app/environment.py",
+    "app/probes.py",
+    "scripts/peers/",
+)
 TELLERS = ("app/cli.py",)  # may name devices to people, not use them
 VENDOR_PACKAGES = ("torch_npu", "torchair", "acl", "ais_bench", "onnxruntime", "onnx", "triton")
 

@@ -27,7 +27,10 @@ class ClipVisionTower(nn.Module):
 
     def forward(self, pixels_BCHW: Tensor) -> Tensor:
         """Normalised pixels (B, 3, S, S) -> features (B, 1 + patches, output_dim)."""
-        patches_BTW = self.patch_embedding(pixels_BCHW).flatten(2).transpose(1, 2)
+        return self.tower(self.patch_embedding(pixels_BCHW).flatten(2).transpose(1, 2))
+
+    def tower(self, patches_BTW: Tensor) -> Tensor:
+        """Embedded patches (B, patches, W), row by row -> features (B, 1 + patches, output_dim)."""
         x_BTW = prepend(self.class_embedding[None, None], patches_BTW) + self.position_embedding
         x_BTW = self.pre_norm(x_BTW)
         for block in self.blocks:

@@ -59,12 +59,22 @@ class PictureEncoder(nn.Module):
 def encoder_from_state(config: VisionConfig, state: Mapping[str, Tensor]) -> PictureEncoder:
     """Encoder for inference around the tensors of `state`, which are shared, not copied.
 
-    Raises RuntimeError when keys or shapes are not those of `config`.
+    A linear layer with an int8 weight gets its scales as a buffer `weight_scale`; it computes only once a backend has
+    prepared it. Raises RuntimeError when keys or shapes are not those of `config`.
     """
     with torch.device("meta"):
         encoder = PictureEncoder(config)
+    encoder.requires_grad_(False)  # before whole numbers come, which have no gradient
+    _expect_scales(encoder, state)
     encoder.load_state_dict(state, assign=True)
-    return encoder.eval().requires_grad_(False)
+    return encoder.eval()
+
+
+def _expect_scales(encoder: PictureEncoder, state: Mapping[str, Tensor]) -> None:
+    for name, child in encoder.named_modules():
+        weight = state.get(f"{name}.weight")
+        if isinstance(child, nn.Linear) and weight is not None and weight.dtype == torch.int8:
+            child.register_buffer("weight_scale", torch.empty(child.out_features, device="meta"))
 
 
 def use_attention(encoder: PictureEncoder, attend: AttentionFunction) -> None:

@@ -46,7 +46,7 @@ class LoadedPicture:
 
     image: Image.Image
     digest: str  # SHA-256 in hex: of the file's bytes; of mode, size, palette and pixels for a PIL image
-    width: int  # of `image`, that is after orientation
+    width: int  # of `image`, that is after orientation, and smaller than the file's with `least_side`
     height: int
 
 
@@ -56,6 +56,7 @@ def load_picture(
     orientation: Orientation = "upright",
     max_pixels: int = DEFAULT_MAX_PIXELS,
     max_bytes: int = DEFAULT_MAX_BYTES,
+    least_side: int | None = None,
 ) -> LoadedPicture:
     """Read and decode one picture; of an animation, the first frame.
 
@@ -63,6 +64,8 @@ def load_picture(
     cameras mean it; "ignore" gives the pixels as Pillow returns them, which is CLIP's own rule (Pillow itself turns
     TIFF files upright). `max_bytes` is compared with the size on disk before reading, `max_pixels` with the header
     before decoding; above 2 * `PIL.Image.MAX_IMAGE_PIXELS` (about 179 million) Pillow's own limit refuses as well.
+    With `least_side`, a grey or RGB JPEG may be decoded at a half, a quarter or an eighth of its size, which is several
+    times faster, as long as both sides keep that many pixels: for a result of less than that size, with other values.
 
     Raises `PictureError`, and nothing else, for whatever is wrong with the picture; ValueError for an unknown
     `orientation`.
@@ -86,6 +89,8 @@ def load_picture(
         try:
             opened = _open(data, name=name)
             _check_pixels(opened.size, name=name, max_pixels=max_pixels)
+            if least_side is not None:
+                _guarded(lambda: _ask_for_less(opened, least_side=least_side), name=name)
             image = _guarded(lambda: _decoded(opened), name=name)
         except PictureError as error:
             error.digest = digest
@@ -186,6 +191,12 @@ def _open(data: bytes, *, name: str) -> Image.Image:
         raise _out_of_memory(name) from None
     except Exception as error:
         raise _why_not_opened(data, name=name, error=error) from error
+
+
+def _ask_for_less(image: Image.Image, *, least_side: int) -> None:
+    """Let a JPEG's decoder leave out the finest of the frequencies that it would decode."""
+    if image.format == "JPEG" and image.mode in ("L", "RGB"):
+        image.draft(image.mode, (least_side, least_side))
 
 
 def _decoded(image: Image.Image) -> Image.Image:

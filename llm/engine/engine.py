@@ -6,12 +6,13 @@ from typing import Protocol
 
 from torch import Tensor
 
-from llm.engine.sampler import sample
+from llm.engine.pipeline import Chosen, Pipeline
 from llm.engine.scheduler import Scheduler
 from llm.engine.sequence import Finish, Output, Request, Sequence
 from llm.errors import PromptError, PromptTooLongError
 from llm.model.adapter import Prefix
-from llm.runtime.executor import Executor, ScoreRow
+from llm.runtime.executor import Executor, ScoreRow, WarmUp
+from llm.runtime.prediction import NO_TOKEN
 
 MAX_PREFILL_TOKENS = 8192
 
@@ -35,6 +36,7 @@ class Engine:
     def __init__(self, executor: Executor, *, eos_id: int, max_prefill_tokens: int = MAX_PREFILL_TOKENS) -> None:
         self.timer: StageTimer = NoTimer()
         self._executor = executor
+        self._pipeline = Pipeline(executor)
         self._eos_id = eos_id
         self._scheduler = Scheduler(num_slots=executor.num_slots, max_prefill_tokens=max_prefill_tokens)
         self._ended: list[Output] = []  # requests that ended without a step
@@ -52,6 +54,15 @@ class Engine:
     def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
         """Visual query (B, Q, D) -> the prefix of each picture; shared by all requests about that picture."""
         return self._executor.project_prefix(visual_query_BQD)
+
+    def warm_up(self, *, prompt_tokens: int, new_tokens: int) -> WarmUp:
+        """Run, before the first request, what prompts and answers of up to these lengths will need.
+
+        Raises RuntimeError while requests are unanswered.
+        """
+        if self.num_unfinished:
+            raise RuntimeError("An engine is warmed up before its first request, or when all are answered")
+        return self._executor.warm_up(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
 
     def check(self, prompt_ids: tuple[int, ...], choices: Iterable[tuple[int, ...]] = ()) -> None:
         """Raise PromptTooLongError or PromptError when such a request could not be answered."""
@@ -91,10 +102,14 @@ class Engine:
                 self._scheduler.waiting.remove(sequence)
         for sequence in list(self._scheduler.running):
             if sequence.request.id == request_id:
+                self._pipeline.wipe(sequence, slot=self._scheduler.slot_of(sequence))
                 self._leave(sequence)
 
     def step(self) -> list[Output]:
-        """Run one program on the device and return its news; an idle engine returns nothing."""
+        """Run one program on the device and return the news; an idle engine returns nothing.
+
+        A device with a queue answers one step late: the first step's news come with the second.
+        """
         self.timer.enter("pre")
         if self._ended:
             ended, self._ended = self._ended, []
@@ -104,42 +119,41 @@ class Engine:
         first_slot = len(self._scheduler.running)
         if admitted := self._scheduler.next_admitted():
             self.timer.enter("forward")
-            logits_RV = self._executor.prefill(
-                [sequence.request.prompt_ids for sequence in admitted],
-                [sequence.request.prefix for sequence in admitted],
-                first_slot=first_slot,
-            )
-            return self._extend(admitted, logits_RV, first_slot=first_slot)
+            return self._extend(self._pipeline.prefill(admitted, first_slot=first_slot))
         if running := list(self._scheduler.running):
             self.timer.enter("forward")
-            logits_RV = self._executor.decode(
-                [sequence.token_ids[-1] for sequence in running],
-                [sequence.num_cached_tokens for sequence in running],
-            )
-            return self._extend(running, logits_RV, first_slot=0)
+            return self._extend(self._pipeline.decode(running))
         return []
 
-    def _extend(self, sequences: list[Sequence], logits_RV: Tensor, *, first_slot: int) -> list[Output]:
-        """Choose the next token of the rows from `first_slot` on; those that end leave their slots."""
+    def _extend(self, chosen: Chosen) -> list[Output]:
+        """Give sequences their next tokens; those that end leave their slots."""
         self.timer.enter("post")
         outputs: list[Output] = []
         ended: list[Sequence] = []
-        token_ids = sample(logits_RV, [sequence.next_draw() for sequence in sequences])
-        for slot, (sequence, token_id) in enumerate(zip(sequences, token_ids, strict=True), start=first_slot):
+        for sequence, token_id in zip(*chosen, strict=True):
+            if sequence.has_ended:
+                continue
             finish: Finish | None = None
-            if token_id is None:
+            if token_id == NO_TOKEN:
                 finish = "not_finite"
-                self._executor.clear(slot)
             else:
                 sequence.token_ids.append(token_id)
                 if token_id == self._eos_id:
-                    finish, token_id = "stop", None
+                    finish = "stop"
                 elif len(sequence.token_ids) == sequence.max_new_tokens:
                     finish = "length"
+            has_text = finish not in ("not_finite", "stop")
+            outputs.append(
+                Output(request_id=sequence.request.id, token_id=token_id if has_text else None, finish=finish)
+            )
             if finish is not None:
                 ended.append(sequence)
-            outputs.append(Output(request_id=sequence.request.id, token_id=token_id, finish=finish))
-        # Only now: what a moved row has in its slot is counted with its new token.
+                slot = self._scheduler.slot_of(sequence)
+                if finish == "not_finite":
+                    self._pipeline.clear(slot)
+                else:
+                    self._pipeline.wipe(sequence, slot=slot)
+        # Only now: before any row moves, each that ends has left its slot clean.
         for sequence in ended:
             self._leave(sequence)
         return outputs
@@ -166,7 +180,7 @@ class Engine:
         ]
 
     def _leave(self, sequence: Sequence) -> None:
+        sequence.has_ended = True
         move = self._scheduler.retire(sequence)
         if move is not None:
-            moved = self._scheduler.running[move.target]
-            self._executor.move(move.source, move.target, num_tokens=moved.num_cached_tokens)
+            self._pipeline.move(self._scheduler.running[move.target], source=move.source, target=move.target)

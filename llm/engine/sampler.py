@@ -2,13 +2,14 @@
 
 # R rows, V vocabulary
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from llm.engine.sampling_params import SamplingParams
+from llm.runtime.prediction import NO_TOKEN, Prediction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,30 +20,33 @@ class Draw:
     uniform: float
 
 
-def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> list[int | None]:
-    """The next token of each row, None where a row's logits are not finite numbers. Rows do not influence each other.
+Upload = Callable[[Sequence[int] | Sequence[float]], Tensor]  # numbers to the device, int64 or float32
 
-    One transfer from the device.
+
+def choose(prediction: Prediction, draws: Sequence[Draw], *, upload: Upload) -> Tensor:
+    """The next token of each row, (R,) int64 on the device; NO_TOKEN where a row's logits are not finite numbers.
+
+    Rows do not influence each other, and nothing is read from the device.
     """
-    best_R, chosen_R = logits_RV.max(dim=-1)
-    is_finite_R = best_R.isfinite()
     sampled = [row for row, draw in enumerate(draws) if not draw.params.greedy]
-    if sampled:
-        rows = torch.tensor(sampled, device=logits_RV.device)
-        chosen_R[rows] = _draw(logits_RV[rows].nan_to_num(), [draws[row] for row in sampled])
-    token_ids: list[int] = chosen_R.where(is_finite_R, -1).tolist()
-    return [None if token_id < 0 else token_id for token_id in token_ids]
+    if not sampled:
+        return prediction.best_R
+    rows_R = upload(sampled)
+    drawn_R = _draw(prediction.logits_RV[rows_R].nan_to_num(), [draws[row] for row in sampled], upload=upload)
+    chosen_R = prediction.best_R.index_copy(0, rows_R, drawn_R)
+    return chosen_R.where(prediction.best_R != NO_TOKEN, NO_TOKEN)
 
 
-def _draw(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
+def _draw(logits_RV: Tensor, draws: Sequence[Draw], *, upload: Upload) -> Tensor:
     def column(values: list[float] | list[int]) -> Tensor:
-        return torch.tensor(values, device=logits_RV.device)[:, None]
+        return upload(values)[:, None]
 
+    top_k = [min(draw.params.top_k, logits_RV.shape[-1]) for draw in draws]
     probabilities_RV = (logits_RV / column([draw.params.temperature for draw in draws])).softmax(dim=-1)
     kept_RV, order_RV = _kept_in_order(
         probabilities_RV,
         top_p=column([draw.params.top_p for draw in draws]),
-        top_k=column([min(draw.params.top_k, logits_RV.shape[-1]) for draw in draws]),
+        top_k=column(top_k) if any(top_k) else None,
     )
     cumulative_RV = kept_RV.cumsum(dim=-1)
     targets_R1 = column([draw.uniform for draw in draws]) * cumulative_RV[:, -1:]
@@ -52,12 +56,12 @@ def _draw(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
     return order_RV.gather(-1, places_R1)[:, 0]
 
 
-def _kept_in_order(probabilities_RV: Tensor, *, top_p: Tensor, top_k: Tensor) -> tuple[Tensor, Tensor]:
+def _kept_in_order(probabilities_RV: Tensor, *, top_p: Tensor, top_k: Tensor | None) -> tuple[Tensor, Tensor]:
     """Probabilities from best to worst, those that are dropped set to 0, and the token of each place."""
     sorted_RV, order_RV = probabilities_RV.sort(dim=-1, descending=True, stable=True)
-    places_V = torch.arange(sorted_RV.shape[-1], device=sorted_RV.device)
-    beyond_k = (top_k > 0) & (places_V >= top_k)
-    if bool((top_k > 0).any()):
+    if top_k is not None:
+        places_V = torch.arange(sorted_RV.shape[-1], device=sorted_RV.device)
+        beyond_k = (top_k > 0) & (places_V >= top_k)
         sorted_RV = sorted_RV.masked_fill(beyond_k, 0.0)
         sorted_RV = sorted_RV / sorted_RV.sum(dim=-1, keepdim=True)
     before_RV = sorted_RV.cumsum(dim=-1) - sorted_RV
@@ -72,7 +76,9 @@ def kept_distribution(probabilities_RV: Tensor, *, top_p: float, top_k: int = 0)
     """
     device = probabilities_RV.device
     kept_RV, order_RV = _kept_in_order(
-        probabilities_RV, top_p=torch.tensor([[top_p]], device=device), top_k=torch.tensor([[top_k]], device=device)
+        probabilities_RV,
+        top_p=torch.tensor([[top_p]], device=device),
+        top_k=torch.tensor([[top_k]], device=device) if top_k else None,
     )
     kept_RV = kept_RV / kept_RV.sum(dim=-1, keepdim=True)
     return torch.zeros_like(kept_RV).scatter(-1, order_RV, kept_RV)

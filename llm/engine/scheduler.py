@@ -37,9 +37,13 @@ class Scheduler:
         self.running.extend(admitted)
         return admitted
 
+    def slot_of(self, sequence: Sequence) -> int:
+        """The slot that a running sequence holds."""
+        return self.running.index(sequence)
+
     def retire(self, sequence: Sequence) -> Move | None:
         """End a running sequence; says which slot must move so that slots in use stay 0..n-1."""
-        slot = self.running.index(sequence)
+        slot = self.slot_of(sequence)
         last = self.running.pop()
         if last is sequence:
             return None

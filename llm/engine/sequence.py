@@ -36,12 +36,17 @@ class Output:
 
 
 class Sequence:
-    """A running request. Its newest token has not been fed to the model yet."""
+    """A running request. Its newest token has not been fed to the model yet.
+
+    Tokens are counted when their step is handed to the device, and come into `token_ids` when they are read.
+    """
 
     def __init__(self, request: Request, *, max_new_tokens: int) -> None:
         self.request = request
         self.max_new_tokens = max_new_tokens  # the request's, cut to what the context leaves
         self.token_ids: list[int] = []
+        self.has_ended = False  # what a step still says of it is dropped
+        self._num_steps = 0  # that choose a token of it
         self._random = random.Random(request.sampling.seed)
 
     @property
@@ -50,11 +55,27 @@ class Sequence:
         return len(self.request.prompt_ids) + sum(len(choice) - 1 for choice in self.request.choices)
 
     @property
+    def is_complete(self) -> bool:
+        """Whether its last token is chosen, read or not."""
+        return self._num_steps >= self.max_new_tokens
+
+    @property
     def num_cached_tokens(self) -> int:
-        """Positions of its slot in use: the prompt and every generated token but the newest."""
-        return len(self.request.prompt_ids) + max(len(self.token_ids) - 1, 0)
+        """Positions of its slot in use: the prompt and every chosen token but the newest."""
+        return len(self.request.prompt_ids) + max(min(self._num_steps, self.max_new_tokens) - 1, 0)
+
+    @property
+    def next_position(self) -> int:
+        """Where its newest token goes. A complete sequence stays where it is, within the context."""
+        return self.num_cached_tokens - (1 if self.is_complete else 0)
+
+    @property
+    def last_fed_position(self) -> int:
+        """Where its last decode step wrote."""
+        return self.num_cached_tokens - 1
 
     def next_draw(self) -> Draw:
-        """The choice rule of its next token; advances its randomness."""
+        """The choice rule of its next token, which counts from now on; advances its randomness."""
+        self._num_steps += 1
         params = self.request.sampling
         return Draw(params=params, uniform=0.0 if params.greedy else self._random.random())

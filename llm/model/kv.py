@@ -38,7 +38,10 @@ class NoCache:
 
 
 class PrefillView:
-    """New rows, written from position 0 on; they attend to their own tokens."""
+    """New rows, written from position 0 on; they attend to their own tokens.
+
+    A single row of keys and values, (1, N, S, H), is that of all rows.
+    """
 
     def __init__(self, k_LBNPH: Tensor, v_LBNPH: Tensor) -> None:
         self._k, self._v = k_LBNPH, v_LBNPH

@@ -54,6 +54,8 @@ class Attention(nn.Module):
         k_BNPH, v_BNPH = cache.update(layer, k_BSNH.transpose(1, 2), v_BSNH.transpose(1, 2))
         heads_BNSH = self.operators.causal_attention(q_BNSH, k_BNPH, v_BNPH, mask_B1SP)
         if prefix is not None:
+            # One row of tokens may stand for all: from here on each has a picture of its own.
+            q_BNSH = q_BNSH.expand(max(len(q_BNSH), len(prefix[0])), -1, -1, -1)
             heads_BNSH = heads_BNSH + self.operators.adapter_attention(q_BNSH, *prefix)
         out: Tensor = self.out(heads_BNSH.transpose(1, 2).flatten(2))
         return out
@@ -146,24 +148,31 @@ class LlamaAdapterDecoder(nn.Module):
 
         `mask_B1SP` is bool, True where a token may attend; B may be 1 and is broadcast. Without a cache P = S and the
         tokens see each other only, with gradients: the form for training and scoring.
+
+        Where all rows have the same tokens, a single row of them (1, S) will do: what comes before the first adapter
+        attention does not depend on the picture and is then computed once. The prefix says how many rows B there are.
         """
         cache = NoCache() if cache is None else cache
         first_adapter_layer = self.config.first_adapter_layer
+        num_rows = max(len(tokens_BS), prefix.k.shape[1])
         x_BSD = self.embedding(tokens_BS)
         cos_BS1H, sin_BS1H = self.rotary_cos[positions_BS].unsqueeze(2), self.rotary_sin[positions_BS].unsqueeze(2)
-        rotary = self.operators.lay_out_rotary(cos_BS1H, sin_BS1H, len(tokens_BS), x_BSD.dtype)
+        shared_rotary = self.operators.lay_out_rotary(cos_BS1H, sin_BS1H, len(tokens_BS), x_BSD.dtype)
+        rotary = shared_rotary
+        if num_rows > len(tokens_BS):
+            rotary = self.operators.lay_out_rotary(cos_BS1H, sin_BS1H, num_rows, x_BSD.dtype)
         for index, layer in enumerate(self.layers):
             j = index - first_adapter_layer
             x_BSD = layer(
                 x_BSD,
                 layer=index,
-                rotary=rotary,
+                rotary=rotary if j > 0 else shared_rotary,
                 mask_B1SP=mask_B1SP,
                 prefix=(prefix.k[j], prefix.v[j]) if j >= 0 else None,
                 cache=cache,
             )
         hidden_BSD: Tensor = self.norm(x_BSD)
-        return hidden_BSD
+        return hidden_BSD.expand(num_rows, -1, -1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states (..., D) -> float32 logits (..., V)."""

@@ -4,7 +4,7 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -12,12 +12,19 @@ from torch import nn
 from llm.config import DecoderConfig
 from llm.errors import DeviceError
 from llm.model.ops import ATEN, Operators
+from llm.runtime.cuda_graphs import CUDA_GRAPH, CudaGraphs
+from llm.runtime.cuda_operators import FUSED
+from llm.runtime.native.library import Library, find_library
+from llm.runtime.native.linear import INT8_ACTIVATIONS, install_kernels
 from llm.runtime.packed import pack_linears
+from llm.runtime.quantised import dequantise_linears
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 EAGER = "eager"
 GRAPH_ALIASES = {"acl_graph": "npugraph_ex"}  # an older name of the same thing
+
+Program = TypeVar("Program", bound=Callable[..., Any])
 
 OperatorChoice = Literal["auto", "aten"]  # a device's fused operators where it has them, or plain torch
 
@@ -29,6 +36,7 @@ class Capabilities:
     dtypes: tuple[str, ...]
     static_shapes: bool = False  # every new shape costs a compilation, so shapes are rounded up to few
     graph_modes: tuple[str, ...] = ()  # what `compile` takes
+    queued: bool = False  # computes while the host goes on, so ids are read when the next step is under way
     collective: str = "gloo"  # torch.distributed's backend between devices of this kind; nothing is distributed yet
     copies_weights: bool = False  # `prepare` makes its own, so that weights mapped from a file take memory too
     runs_om: bool = False  # an exported OM encoder can share this very device
@@ -39,6 +47,10 @@ class Mark(Protocol):
 
     def ms_since(self, earlier: Any) -> float:
         """Milliseconds from an earlier mark of the same device; waits for this one."""
+        ...
+
+    def wait(self) -> None:
+        """Return when the device has come to this point."""
         ...
 
 
@@ -58,6 +70,11 @@ class Backend(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
 
+    @property
+    def kernels(self) -> Library | None:
+        """Of our own, where modules were prepared with them: what `NativeExecutor` needs."""
+        ...
+
     def synchronise(self) -> None:
         """Return when all work handed to the device is done."""
         ...
@@ -76,12 +93,23 @@ class Backend(Protocol):
         """The operators that suit this device, model and mode; with `aten`, plain torch."""
         ...
 
-    def prepare(self, module: nn.Module) -> None:
-        """Bring the weights of a module on this device into the layout that it computes best in."""
+    def prepare(self, module: nn.Module, *, wanted: OperatorChoice = "auto") -> None:
+        """Bring the weights of a module on this device into the layout that it computes best in.
+
+        Quantised layers (llm/runtime/quantised.py) become what the device computes; with `aten`, plain torch.
+        """
         ...
 
-    def compile(self, program: Callable[..., torch.Tensor], *, mode: str) -> Callable[..., torch.Tensor]:
-        """A program of fixed shapes as one graph; raises DeviceError unless `mode` is among the graph modes."""
+    def computes_int8(self, activations: torch.dtype, *, wanted: OperatorChoice = "auto") -> bool:
+        """Whether `prepare` leaves 8-bit weights as they are; otherwise it widens them to the type of activations."""
+        ...
+
+    def compile(self, program: Program, *, mode: str) -> Program:
+        """A program of fixed shapes as one graph; raises DeviceError unless `mode` is among the graph modes.
+
+        The program takes tensors and gives a tuple of them, and what it writes elsewhere is the same when it is run
+        twice: it may be run more than once at its first call. Its results may be overwritten by any graph's next call.
+        """
         ...
 
 
@@ -90,16 +118,20 @@ class PlainBackend:
 
     name: str
     capabilities: Capabilities
+    kernels: Library | None = None
 
     def choose_operators(
         self, config: DecoderConfig, *, dtype: torch.dtype, wanted: OperatorChoice, mode: str
     ) -> Operators:
         return ATEN
 
-    def prepare(self, module: nn.Module) -> None:
-        return
+    def prepare(self, module: nn.Module, *, wanted: OperatorChoice = "auto") -> None:
+        dequantise_linears(module)
 
-    def compile(self, program: Callable[..., torch.Tensor], *, mode: str) -> Callable[..., torch.Tensor]:
+    def computes_int8(self, activations: torch.dtype, *, wanted: OperatorChoice = "auto") -> bool:
+        return False
+
+    def compile(self, program: Program, *, mode: str) -> Program:
         raise no_graph_mode(mode, backend=self.name, modes=self.capabilities.graph_modes)
 
 
@@ -110,8 +142,16 @@ class CpuBackend(PlainBackend):
     device = torch.device("cpu")
     capabilities = Capabilities(dtypes=("float32", "bfloat16", "float16"), copies_weights=True)
 
-    def prepare(self, module: nn.Module) -> None:
+    def prepare(self, module: nn.Module, *, wanted: OperatorChoice = "auto") -> None:
+        self.kernels = _kernels(wanted)
+        if self.kernels is not None:
+            install_kernels(module, library=self.kernels)
+        dequantise_linears(module)
         pack_linears(module)
+
+    def computes_int8(self, activations: torch.dtype, *, wanted: OperatorChoice = "auto") -> bool:
+        kernels = _kernels(wanted)
+        return kernels is not None and kernels.takes(torch.int8) and activations in INT8_ACTIVATIONS
 
     def synchronise(self) -> None:
         return
@@ -128,6 +168,10 @@ class CpuBackend(PlainBackend):
         return int(kibibytes[0]) * 1024 if kibibytes else None
 
 
+def _kernels(wanted: OperatorChoice) -> Library | None:
+    return find_library().library if wanted == "auto" else None
+
+
 class CudaBackend(PlainBackend):
     """One NVIDIA GPU."""
 
@@ -139,7 +183,10 @@ class CudaBackend(PlainBackend):
         half = ("bfloat16", "float16") if has_bfloat16 else ("float16",)
         # float32 means float32: by default cuDNN would round the patch convolution's inputs to 10 bits.
         torch.backends.cudnn.allow_tf32 = False
-        self.capabilities = Capabilities(dtypes=("float32", *half), collective="nccl")
+        self.capabilities = Capabilities(
+            dtypes=("float32", *half), graph_modes=(CUDA_GRAPH,), queued=True, collective="nccl"
+        )
+        self._graphs: CudaGraphs | None = None
 
     def synchronise(self) -> None:
         torch.cuda.synchronize(self.device)
@@ -152,6 +199,18 @@ class CudaBackend(PlainBackend):
     def free_bytes(self) -> int | None:
         return torch.cuda.mem_get_info(self.device)[0]
 
+    def choose_operators(
+        self, config: DecoderConfig, *, dtype: torch.dtype, wanted: OperatorChoice, mode: str
+    ) -> Operators:
+        return ATEN if wanted == "aten" else FUSED
+
+    def compile(self, program: Program, *, mode: str) -> Program:
+        if mode not in self.capabilities.graph_modes:
+            raise no_graph_mode(mode, backend=self.name, modes=self.capabilities.graph_modes)
+        if self._graphs is None:
+            self._graphs = CudaGraphs(self.device)
+        return self._graphs.capture_at_first_call(program)
+
 
 @dataclass(frozen=True, slots=True)
 class EventMark:
@@ -160,8 +219,11 @@ class EventMark:
     event: Any
 
     def ms_since(self, earlier: "EventMark") -> float:
-        self.event.synchronize()
+        self.wait()
         return float(earlier.event.elapsed_time(self.event))
+
+    def wait(self) -> None:
+        self.event.synchronize()
 
 
 def open_backend(name: str) -> Backend:

@@ -1,5 +1,11 @@
 """Decode steps as graphs: one compiled program for each number of rows and attended length. Prefill stays eager."""
 
+import contextlib
+import sys
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from llm.errors import DeviceError
@@ -8,7 +14,7 @@ from llm.model.ops import ATEN, Operators
 from llm.runtime.backend import Backend
 from llm.runtime.executor import DecodeProgram, EagerExecutor
 from llm.runtime.npu_errors import explain_npu_error
-from llm.runtime.shapes import BucketedShapes
+from llm.runtime.shapes import BucketedShapes, SteppedShapes
 
 # Programs of one executor: doublings of rows times doublings of positions, far from it. torch's own limit is 8, beyond
 # which it would run them uncompiled, or fail.
@@ -18,7 +24,7 @@ _MAX_PROGRAMS = 256
 class GraphExecutor(EagerExecutor):
     """As `EagerExecutor`, with decode steps compiled by the backend when their shape first comes.
 
-    Shapes are bucketed, and cache and prefix lie at fixed addresses, so that a program stays valid.
+    Shapes of steps are rounded up to few, and cache and prefix lie at fixed addresses, so that a program stays valid.
     """
 
     def __init__(
@@ -30,8 +36,9 @@ class GraphExecutor(EagerExecutor):
         mode: str,
         operators: Operators = ATEN,
     ) -> None:
-        super().__init__(decoder, backend=backend, num_slots=num_slots, shapes=BucketedShapes(), operators=operators)
-        self._backend, self._mode = backend, mode
+        shapes = BucketedShapes() if backend.capabilities.static_shapes else SteppedShapes()
+        super().__init__(decoder, backend=backend, num_slots=num_slots, shapes=shapes, operators=operators)
+        self._mode = mode
         self._programs: dict[tuple[int, int], DecodeProgram] = {}
 
     @property
@@ -44,23 +51,20 @@ class GraphExecutor(EagerExecutor):
         if key not in self._programs:
             compiled = self._backend.compile(super()._decode_program(num_rows, length), mode=self._mode)
 
-            def first_call(tokens_R1: Tensor, positions_R: Tensor) -> Tensor:
-                logits_RV = self._compile_by_running(compiled, tokens_R1, positions_R, length=length)
+            def first_call(tokens_R1: Tensor, positions_R: Tensor) -> tuple[Tensor, Tensor]:
+                prediction = self._compile_by_running(compiled, tokens_R1, positions_R, length=length)
                 self._programs[key] = compiled
-                return logits_RV
+                return prediction
 
             return first_call
         return self._programs[key]
 
     def _compile_by_running(
         self, compiled: DecodeProgram, tokens_R1: Tensor, positions_R: Tensor, *, length: int
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         """Compilers work when a program is first called; what fails then is the mode, not the request."""
-        import torch._dynamo  # late: it costs a second of every start
-
-        limits = {"recompile_limit": _MAX_PROGRAMS, "accumulated_recompile_limit": _MAX_PROGRAMS}
         try:
-            with torch._dynamo.config.patch(limits):
+            with _many_programs():
                 return compiled(tokens_R1, positions_R)
         except torch.OutOfMemoryError:
             raise
@@ -73,3 +77,12 @@ class GraphExecutor(EagerExecutor):
                 f"in mode `{self._mode}` ({type(error).__name__}: {reason})",
                 hint="pass `--mode eager`",
             ) from error
+
+
+def _many_programs() -> AbstractContextManager[Any]:
+    """Let torch's compiler keep as many programs as there may be, where a mode uses it: then it is imported by now."""
+    if "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()
+    limits = {"recompile_limit": _MAX_PROGRAMS, "accumulated_recompile_limit": _MAX_PROGRAMS}
+    patch: AbstractContextManager[Any] = sys.modules["torch._dynamo"].config.patch(limits)
+    return patch

@@ -5,15 +5,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from llm.config import DecoderConfig
 from llm.errors import DeviceError
 from llm.model.ops import Operators
-from llm.runtime.backend import EAGER, Capabilities, EventMark, OperatorChoice, no_graph_mode
+from llm.runtime.backend import EAGER, Capabilities, EventMark, OperatorChoice, Program, no_graph_mode
 from llm.runtime.chips import FRACTAL_NZ, family_of
 from llm.runtime.npu_load import OTHERWISE, first_line, load_torch_npu
 from llm.runtime.npu_operators import LAYOUT, TILED, Choice, choose
+from llm.runtime.quantised import dequantise_linears
 
 
 def open_npu(index: int) -> "NpuBackend":
@@ -44,6 +45,8 @@ def open_npu(index: int) -> "NpuBackend":
 
 class NpuBackend:
     """One Ascend NPU; see `open_npu`. Nothing here has run on hardware yet, only on torch_npu without kernels."""
+
+    kernels = None
 
     def __init__(self, index: int, *, torch_npu: Any) -> None:
         self._torch_npu = torch_npu
@@ -84,8 +87,9 @@ class NpuBackend:
         )
         return operators
 
-    def prepare(self, module: nn.Module) -> None:
+    def prepare(self, module: nn.Module, *, wanted: OperatorChoice = "auto") -> None:
         """Lay the weights of linear layers out in tiles where `choose_operators` chose that; embeddings stay as is."""
+        dequantise_linears(module)
         if not any(choice.operator == LAYOUT and choice.implementation == TILED for choice in self.choices):
             return
         self._torch_npu.npu.config.allow_internal_format = True
@@ -93,11 +97,15 @@ class NpuBackend:
             if isinstance(layer, nn.Linear):
                 layer.weight.data = self._torch_npu.npu_format_cast(layer.weight.data, FRACTAL_NZ)
 
-    def compile(self, program: Callable[..., Tensor], *, mode: str) -> Callable[..., Tensor]:
+    def computes_int8(self, activations: torch.dtype, *, wanted: OperatorChoice = "auto") -> bool:
+        return False
+
+    def compile(self, program: Program, *, mode: str) -> Program:
         if mode not in self.capabilities.graph_modes:
             raise no_graph_mode(mode, backend=self.name, modes=self.capabilities.graph_modes)
         try:
-            return GRAPH_COMPILERS[mode](program)
+            compiled: Program = GRAPH_COMPILERS[mode](program)
+            return compiled
         except Exception as error:  # torchair lies in torch_npu, and wants more packages and libraries than that
             raise DeviceError(
                 f"{self.name} cannot compile for `{mode}` ({type(error).__name__}: {first_line(error)})",
@@ -105,20 +113,20 @@ class NpuBackend:
             ) from error
 
 
-def _npugraph_ex(program: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _npugraph_ex(program: Callable[..., Any]) -> Any:
     # The weights never change, so the graph may keep their addresses.
     options: dict[str, Any] = {"frozen_parameter": True}
     return torch.compile(program, fullgraph=True, dynamic=False, backend="npugraph_ex", options=options)
 
 
-def _ge_graph(program: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _ge_graph(program: Callable[..., Any]) -> Any:
     torchair: Any = importlib.import_module("torchair")  # comes inside torch_npu
     configs: Any = importlib.import_module("torchair.configs.compiler_config")
     backend = torchair.get_npu_backend(compiler_config=configs.CompilerConfig())
     return torch.compile(program, fullgraph=True, dynamic=False, backend=backend)
 
 
-GRAPH_COMPILERS: dict[str, Callable[[Callable[..., Tensor]], Callable[..., Tensor]]] = {
+GRAPH_COMPILERS: dict[str, Callable[[Callable[..., Any]], Any]] = {
     "npugraph_ex": _npugraph_ex,
     "ge_graph": _ge_graph,
 }

@@ -55,6 +55,28 @@ def test_a_yesno_run_takes_one_pass_and_no_step() -> None:
     assert batch.stages_ms["step"] == 0
 
 
+def test_another_question_takes_the_place_of_the_usual_one() -> None:
+    usual = tiny_run(batch_sizes=(1,), pictures=1, rounds=1)
+    longer = tiny_run(batch_sizes=(1,), pictures=1, rounds=1, question=f"{usual.question} {usual.question}")
+
+    assert usual.question == BenchJob(spec=CaptionerSpec()).question
+    assert longer.question == f"{usual.question} {usual.question}"
+    assert longer.prompt_tokens > usual.prompt_tokens
+
+
+def test_a_run_in_8_bits_says_so_and_counts_a_byte_for_each_weight() -> None:
+    spec = CaptionerSpec(context=128, precision="int8")
+    job = BenchJob(spec=spec, random="tiny", workload="caption", batch_sizes=(1,), pictures=1, rounds=1)
+
+    rounded, plain = run_bench(job), tiny_run(workload="caption", batch_sizes=(1,), pictures=1, rounds=1)
+
+    assert (rounded.precision, plain.precision) == ("int8", "float")
+    assert "int8 and float32" in format_table(rounded)
+    moved = [one.batches[0].programs["step"] for one in (rounded, plain)]
+    num_bytes = [step.gbytes_per_s * step.ms for step in moved]
+    assert num_bytes[0] < 0.5 * num_bytes[1]
+
+
 def test_the_embedded_model_is_measured_without_random() -> None:
     result = tiny_run(random=None, workload="yesno", batch_sizes=(2,), rounds=1)
 
@@ -113,6 +135,7 @@ def test_rates_are_medians_and_shares_follow_the_fullest_calls() -> None:
         (["--rounds", "0"], "--rounds must be at least 1"),
         (["--pictures", "0"], "--pictures must be at least 1"),
         (["--batch-sizes", "0"], "whole numbers"),
+        (["--workload", "caption", "--question", "Why?"], "--question is for yesno"),
         (["--plot", "plot.txt"], "--plot writes"),
         (["--out", "nowhere/result.json"], "does not exist"),
     ],

@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import app.bundle
-from app.bundle import add_known_answer, convert, expected_shapes, load_bundle, model_digest, read_manifest, save_bundle
+from app.bundle import add_known_answer, convert, load_bundle, model_digest, read_manifest, save_bundle
 from app.checkpoints import LoadedModel, ModelSources, assemble_sources
+from app.tensor_files import TensorForm, expected_forms
 from llm.errors import CheckpointError
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -203,7 +204,8 @@ def test_shapes_are_known_without_making_room_for_the_context(
 
     monkeypatch.setattr("llm.model.llama.rotary_table", rotary_table)
     endless = dataclasses.replace(model.decoder_config, context=10**9)
-    assert expected_shapes(endless) == {key: tuple(tensor.shape) for key, tensor in model.decoder_state.items()}
+    forms = expected_forms(endless, dtype=torch.float32)
+    assert forms == {key: TensorForm(tuple(tensor.shape), tensor.dtype) for key, tensor in model.decoder_state.items()}
     assert made == [1]
 
 
@@ -304,7 +306,9 @@ def break_header(place: Path) -> None:
         (edit_config("query", num_heads=0), "num_heads must be a whole number, at least 1"),
         (edit_config("query", depth=-1), "depth must be a whole number, at least 0"),
         (edit_manifest(format="zip"), "is the manifest of something else"),
-        (edit_manifest(version=2), "has the version 2, and this program reads 1"),
+        (edit_manifest(version=3), "has the version 3, and this program reads 1 or 2"),
+        (edit_manifest(version=True), "has the version True, and this program reads 1 or 2"),
+        (edit_manifest(version=2), "incomplete or wrong in `precision`, `origin`"),
         (edit_manifest(dtype="int3"), "incomplete or wrong in `dtype`"),
         (edit_manifest(files={}), r"incomplete or wrong in `vision\.safetensors`, `llm\.safetensors`"),
         (edit_manifest(digest=None), "incomplete or wrong in `digest`"),

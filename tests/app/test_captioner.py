@@ -5,12 +5,14 @@ import io
 import random
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+import app.captioner
 from app import Answer, Captioner, RawPrompt, TextDelta
 from app.captioner import work_items
 from app.clock import STAGES
@@ -114,6 +116,27 @@ def test_upright_orientation_is_the_default_and_changes_the_answer_of_a_turned_p
     assert by_file.token_ids == by_hand.token_ids
     assert as_stored.token_ids == by_hand_as_stored.token_ids
     assert as_stored.token_ids != by_file.token_ids
+
+
+def test_pictures_read_fast_are_answered_as_those_read_exactly_and_decode_less(
+    captioner: Captioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = io.BytesIO()
+    Image.open(PICTURES[0]).convert("RGB").resize((1800, 1800), Image.Resampling.BICUBIC).save(large, "JPEG")
+    sizes: list[tuple[int, int]] = []
+    plain = app.captioner.preprocess
+
+    def noting(image: Image.Image, **options: Any) -> np.ndarray:
+        sizes.append(image.size)
+        return plain(image, **options)
+
+    monkeypatch.setattr(app.captioner, "preprocess", noting)
+    fast = Captioner.load(**model_options(), reading="fast")
+    (exactly,) = captioner.generate([large.getvalue()], max_new_tokens=8)
+    (quickly,) = fast.generate([large.getvalue()], max_new_tokens=8)
+    assert sizes == [(1800, 1800), (450, 450)]
+    assert quickly.token_ids == exactly.token_ids
+    assert quickly.digest == exactly.digest
 
 
 def test_choices_get_probabilities_that_sum_to_one_and_the_best_is_the_text(captioner: Captioner) -> None:
@@ -261,6 +284,7 @@ def test_a_bad_file_is_known_by_its_bytes(captioner: Captioner, tmp_path: Path) 
         ({"context": 0}, "context"),
         ({"visual_heads": 4}, "go with llama_dir"),
         ({"exif": "upside"}, "exif"),
+        ({"reading": "slow"}, "reading"),
     ],
 )
 def test_options_out_of_range_are_named(options: dict[str, object], named: str) -> None:

@@ -56,6 +56,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         (["caption", "--help"], 0),
         (["ask", "--help"], 0),
         (["convert", "--help"], 0),
+        (["quantize", "--help"], 0),
         (["doctor", "--help"], 0),
         (["--version"], 0),
         ([], 2),
@@ -431,3 +432,28 @@ def test_doctor_says_that_files_are_swapped(run: Run) -> None:
     assert ran.code == 1
     assert "swapped" in ran.out
     assert "hint: " in ran.out
+
+
+def test_quantize_writes_a_bundle_and_records_tell_its_answers_from_those_of_floats(run: Run, tmp_path: Path) -> None:
+    bundle, answers = str(tmp_path / "bundle"), str(tmp_path / "answers.jsonl")
+    sample = str(next(sample_pictures().glob("*.png")))
+    made = run("quantize", "--out", bundle)
+    again = run("quantize", "--out", bundle)
+
+    assert (made.code, made.out, again.code) == (0, "", 1)
+    assert "MB in int8" in made.err
+    for _ in range(2):  # what was answered in one precision is not asked again in it, and is in the other
+        for precision in ("int8", "float"):
+            assert run("caption", sample, "--model", bundle, "--out", answers, "--precision", precision).code == 0
+    records = list(read_records(answers))
+    assert len({record["id"] for record in records}) == len(records) == 2
+    assert [run.spec["precision"] for run in read_manifest(answers)] == ["int8", "float", "int8", "float"]
+
+
+def test_quantize_and_precision_know_two_kinds_of_numbers(run: Run, tmp_path: Path) -> None:
+    unknown = run("quantize", "--out", str(tmp_path / "bundle"), "--precision", "int4")
+    wrong = run("caption", picture(), "--precision", "int4")
+
+    assert (unknown.code, wrong.code) == (2, 2)
+    assert "invalid choice: 'int4'" in unknown.err
+    assert "invalid choice: 'int4'" in wrong.err

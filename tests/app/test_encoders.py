@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from app.bundle import convert
 from app.captioner import Captioner
 from app.checkpoints import ModelSources, assemble_sources
 from app.cli import main
 from app.encoders import encoder_spec
 from app.errors import Exit
+from app.quantised_model import QuantiseJob, quantise_bundle
 from app.spec import CaptionerSpec
 from llm.runtime.backend import Capabilities, CpuBackend
 from tests.app.golden import model_flags, model_options, picture
@@ -57,6 +59,24 @@ def test_clip_and_the_number_of_heads_are_not_needed_beside_an_exported_encoder(
 
     [expected] = Captioner.load(**model_options()).generate(PICTURES[:1], max_new_tokens=8)
     assert answer.token_ids == expected.token_ids
+
+
+def test_the_encoder_of_full_weights_goes_beside_8_bit_ones(encoder: Path, tmp_path: Path) -> None:
+    full = convert(ModelSources(**model_options()), tmp_path / "full")
+    rounded = quantise_bundle(QuantiseJob(model=str(full), out=str(tmp_path / "rounded")))
+    models: list[dict[str, object]] = [
+        {"model": rounded},
+        {"model": full, "precision": "int8"},
+        {**without_clip(), "precision": "int8"},
+    ]
+    answers = []
+    for options in models:
+        with Captioner.load(**options, encoder=encoder) as captioner:
+            assert captioner.info.precision == "int8"
+            [answer] = captioner.generate(PICTURES[:1], max_new_tokens=8)
+            answers.append(answer.token_ids)
+
+    assert answers[0] == answers[1] == answers[2]
 
 
 @pytest.mark.parametrize("options", [model_options("CAPTION-TINY"), without_clip("CAPTION-TINY")])

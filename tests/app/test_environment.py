@@ -226,7 +226,7 @@ def test_warnings_and_what_was_not_tried_are_no_failures(
 ) -> None:
     monkeypatch.setattr("app.checkup.look_at_environment", lambda: [Probe(name="CANN", state="broken", found="x")])
     findings = [Finding(level="not tried", what="known answer", sentence="There is none")]
-    monkeypatch.setattr("app.checkup.diagnose", lambda target: findings)
+    monkeypatch.setattr("app.checkup.diagnose", lambda target, *, precision: findings)
 
     assert run_checkup("bundle", uses=ALWAYS) == 0
     assert capsys.readouterr().out.endswith("\nno errors, 1 warning in 2 checks\n")

@@ -10,7 +10,7 @@ import pytest
 from app import report as report_module
 from app.captioner import Captioner
 from app.clock import STAGES, StageClock
-from app.report import Report, Tally, commit, make_report, versions
+from app.report import Report, Tally, commit, make_report, numbers, versions
 from tests.app.golden import PICTURES, model_options
 
 
@@ -35,6 +35,7 @@ class FakeModel:
     digest: str = "d" * 64
     device: str = "cpu"
     dtype: str = "float32"
+    precision: str = "float"
     vision: str = "torch"
     mode: str = "eager"
     operators: str = "aten"
@@ -108,6 +109,11 @@ def test_json_and_table_state_the_circumstances() -> None:
         "torch 2.",
     ):
         assert fact in table
+
+
+def test_numbers_are_named_with_8_bits_where_weights_have_them() -> None:
+    assert numbers("float32", "float") == "float32"
+    assert numbers("bfloat16", "int8") == "int8 and bfloat16"
 
 
 def test_versions_are_those_that_are_imported() -> None:

@@ -6,6 +6,7 @@ from torch import device, nn
 from app.random_model import LLAMA_SIZES, vision_config
 from app.roofline import (
     Ceiling,
+    NumberSizes,
     Work,
     decoder_weights,
     encoder_weights,
@@ -46,7 +47,7 @@ def test_a_layer_is_counted_with_four_square_matrices_and_three_of_the_feed_forw
 
 def test_a_decode_step_reads_all_weights_and_what_its_rows_attend_to() -> None:
     # Positions 2 and 5 attend to 3 and 6 tokens.
-    work = step_work(DECODER, positions=[2, 5], itemsize=2)
+    work = step_work(DECODER, positions=[2, 5], sizes=NumberSizes(2, 2))
 
     products = 2 * 2 * (480 + 40)
     attention = 3 * 4 * 9 * 4
@@ -57,7 +58,7 @@ def test_a_decode_step_reads_all_weights_and_what_its_rows_attend_to() -> None:
 
 
 def test_a_prefill_counts_the_used_half_of_attention_and_the_logits_that_are_wanted() -> None:
-    work = prefill_work(DECODER, lengths=[3, 2], num_logits=2, itemsize=4)
+    work = prefill_work(DECODER, lengths=[3, 2], num_logits=2, sizes=NumberSizes(4, 4))
 
     products = 2 * 5 * 480 + 2 * 2 * 40
     attention = 3 * 4 * (6 + 3) * 4
@@ -66,14 +67,22 @@ def test_a_prefill_counts_the_used_half_of_attention_and_the_logits_that_are_wan
     assert work.bytes == 4 * (480 + 40 + 2 * 3 * 4 * 5 + 2 * 80) == 3200
 
 
+def test_8_bit_weights_are_one_byte_each_and_the_cache_what_it_was() -> None:
+    sizes = NumberSizes(weight=1, other=4)
+
+    assert step_work(DECODER, positions=[2, 5], sizes=sizes).bytes == 480 + 40 + 4 * (2 * 3 * 4 * 9 + 2 * 80)
+    assert prefix_work(DECODER, num_pictures=3, sizes=sizes).bytes == 2 * 2 * 16 + 4 * 3 * 80
+    assert encoder_work(VISION, num_pictures=2, sizes=sizes).bytes == 24 + 48 + 6 + 12 + 112 + 16
+
+
 def test_a_prefix_is_two_products_for_each_adapter_layer() -> None:
-    work = prefix_work(DECODER, num_pictures=3, itemsize=4)
+    work = prefix_work(DECODER, num_pictures=3, sizes=NumberSizes(4, 4))
 
     assert work == Work(2 * 3 * 5 * (2 * 2 * 16), 4 * (2 * 2 * 16 + 3 * 80))
 
 
 def test_an_encoder_is_counted_layer_by_layer() -> None:
-    work = encoder_work(VISION, num_pictures=2, itemsize=4)
+    work = encoder_work(VISION, num_pictures=2, sizes=NumberSizes(4, 4))
 
     # Of CLIP: patches, blocks, attention, projection; of the visual blocks: input, blocks, attention, output.
     clip = 2 * 4 * (12 * 2) + 2 * 5 * (12 * 4) + 4 * 25 * 2 + 2 * 5 * (2 * 3)
@@ -82,7 +91,7 @@ def test_an_encoder_is_counted_layer_by_layer() -> None:
 
 
 def test_one_picture_through_the_released_encoder_is_some_195_gflop() -> None:
-    work = encoder_work(vision_config(LLAMA_SIZES["7B"]), num_pictures=1, itemsize=4)
+    work = encoder_work(vision_config(LLAMA_SIZES["7B"]), num_pictures=1, sizes=NumberSizes(4, 4))
 
     assert 190e9 < work.flops < 200e9
 

@@ -166,6 +166,36 @@ def test_choices_are_scored_as_if_each_followed_the_prompt_alone() -> None:
     assert score(PROMPTS[3], choices, companions=3) == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_question_about_many_pictures_is_scored_as_about_each_alone() -> None:
+    """Equal questions share what does not depend on the picture; two different ones share nothing."""
+    decoder = toy_decoder()
+    choices = ((7,), (8, 9, 10), (8, 11))
+    for prompts in ([PROMPTS[3]] * 5, [PROMPTS[3]] * 4 + [PROMPTS[4]]):
+        results: list[dict[int, tuple[float, ...]]] = []
+        for num_slots in (1, 5):
+            engine = toy_engine(decoder, num_slots=num_slots)
+            prefixes = engine.project_prefix(toy_visual_queries(5))
+            for index, prompt in enumerate(prompts):
+                engine.submit(Request(id=index, prompt_ids=prompt, prefix=prefixes[index], choices=choices))
+            results.append({output.request_id: output.choice_logprobs for output in drain(engine)})
+        for index in range(5):
+            assert results[1][index] == pytest.approx(results[0][index], abs=1e-5)
+        assert len(set(results[0].values())) == 5
+
+
+def test_a_prompt_about_many_pictures_is_answered_as_about_each_alone() -> None:
+    decoder = toy_decoder()
+    sampling = [SamplingParams(max_new_tokens=8)] * 6
+    results = []
+    for num_slots in (1, 6):
+        engine = toy_engine(decoder, num_slots=num_slots)
+        for request in toy_requests(engine, [PROMPTS[5]] * 6, sampling=sampling):
+            engine.submit(request)
+        results.append(answers(drain(engine)))
+    assert results[0] == results[1]
+    assert len({tuple(ids) for ids, _ in results[0].values()}) > 1
+
+
 def test_scored_and_generated_requests_share_a_queue() -> None:
     engine = toy_engine(toy_decoder(), num_slots=3)
     prefixes = engine.project_prefix(toy_visual_queries(6))

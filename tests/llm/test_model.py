@@ -1,6 +1,7 @@
 """The decoder's mathematics against a naive float64 loop, and its forms of running against each other."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -105,3 +106,27 @@ def test_block_masks_with_restarted_positions_equal_separate_sequences() -> None
     for end, places in zip(ends, (slice(4, 7), slice(7, 9)), strict=True):
         alone = full_forward(torch.tensor([[*shared, *end]]), prefix)
         torch.testing.assert_close(together[:, places], alone[:, 4:], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("num_adapter_layers", [0, 1, 2, 3])
+def test_one_row_of_tokens_stands_for_all_rows_that_differ_by_their_picture_only(num_adapter_layers: int) -> None:
+    config = replace(CONFIG, num_adapter_layers=num_adapter_layers)
+    decoder = toy_decoder(config)
+    prefix = decoder.project_prefix(toy_visual_queries(3, config=config))
+    ids = torch.randint(3, 300, (1, 7), generator=torch.Generator().manual_seed(0))
+    positions, mask = torch.arange(7)[None], torch.ones(1, 1, 7, 7, dtype=torch.bool).tril()
+    rows_of_layers: list[int] = []
+    for layer in decoder.layers:
+        layer.attention.qkv.register_forward_hook(lambda _, inputs, __: rows_of_layers.append(len(inputs[0])))
+    caches = [KVCache(config, num_slots=3, dtype=torch.float32, device="cpu") for _ in range(2)]
+    hidden = [
+        decoder(rows, positions, mask, prefix, cache.prefill_view(0, 3))
+        for rows, cache in zip((ids.expand(3, -1), ids), caches, strict=True)
+    ]
+
+    torch.testing.assert_close(hidden[1], hidden[0], atol=1e-5, rtol=0)
+    for name in ("k", "v"):
+        torch.testing.assert_close(getattr(caches[1], name), getattr(caches[0], name), atol=1e-5, rtol=0)
+    # The first adapter layer's own projections do not see the picture yet.
+    num_shared = min(config.first_adapter_layer + 1, config.num_layers)
+    assert rows_of_layers == [3, 3, 3] + [1] * num_shared + [3] * (config.num_layers - num_shared)

@@ -56,6 +56,6 @@ def test_types_that_onednn_lacks_stay_plain() -> None:
 
 def test_the_cpu_packs_what_it_is_given() -> None:
     decoder = toy_decoder()
-    CpuBackend().prepare(decoder)
+    CpuBackend().prepare(decoder, wanted="aten")
 
     assert isinstance(decoder.head, PackedLinear)

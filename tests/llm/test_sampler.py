@@ -8,11 +8,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from llm.engine.sampler import Draw, kept_distribution, sample
+from llm.engine.sampler import Draw, choose, kept_distribution
 from llm.engine.sampling_params import SamplingParams
+from llm.runtime.prediction import predict
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = json.loads((GOLDEN / "cases.json").read_text())["sampling"]
+
+
+def sample(logits: torch.Tensor, draws: list[Draw]) -> list[int | None]:
+    """The tokens of each row, None where there is none."""
+    ids = choose(predict(logits), draws, upload=torch.tensor).tolist()
+    return [None if token_id < 0 else token_id for token_id in ids]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])

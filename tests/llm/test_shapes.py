@@ -132,10 +132,10 @@ def test_padding_is_as_finite_as_the_row_that_it_fills() -> None:
         executor = EagerExecutor(decoder, backend=CpuBackend(), num_slots=num_slots, shapes=shapes)
         prefixes = executor.project_prefix(toy_visual_queries(3))
         if num_slots == 1:
-            rows = [executor.prefill([prompts[row]], [prefixes[row]], first_slot=0) for row in range(3)]
+            rows = [executor.prefill([prompts[row]], [prefixes[row]], first_slot=0).logits_RV for row in range(3)]
             logits.append(torch.cat(rows))
         else:
-            logits.append(executor.prefill(prompts, prefixes, first_slot=0))
+            logits.append(executor.prefill(prompts, prefixes, first_slot=0).logits_RV)
     assert bool(torch.stack(logits).isfinite().all())
     torch.testing.assert_close(logits[1], logits[0], atol=1e-4, rtol=0)
     torch.testing.assert_close(logits[2], logits[0], atol=1e-4, rtol=0)

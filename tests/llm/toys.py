@@ -74,8 +74,10 @@ def answers(outputs: Iterable[Output]) -> dict[int, tuple[list[int], str | None]
     return collected
 
 
-def toy_requests(engine: Engine, prompts: list[tuple[int, ...]], *, sampling: list[SamplingParams]) -> list[Request]:
-    prefixes = engine.project_prefix(toy_visual_queries(len(prompts)))
+def toy_requests(
+    engine: Engine, prompts: list[tuple[int, ...]], *, sampling: list[SamplingParams], config: DecoderConfig = CONFIG
+) -> list[Request]:
+    prefixes = engine.project_prefix(toy_visual_queries(len(prompts), config=config))
     return [
         Request(id=index, prompt_ids=prompt, prefix=prefix, sampling=params)
         for index, (prompt, prefix, params) in enumerate(zip(prompts, prefixes, sampling, strict=True))

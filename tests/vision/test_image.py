@@ -427,3 +427,50 @@ def test_suffixes_are_of_formats_that_are_read() -> None:
 )
 def test_names_are_shown_without_control_characters(name: str | bytes, shown: str) -> None:
     assert shown_name(name) == shown
+
+
+# Decoding less
+
+
+def jpeg(width: int, height: int, *, mode: str = "RGB", **options: Any) -> bytes:
+    file = BytesIO()
+    rows, columns = np.mgrid[0:height, 0:width]
+    waves = 127 + 60 * np.sin(rows / 40) + 60 * np.cos(columns / 55)
+    Image.fromarray(waves.astype(np.uint8)).convert(mode).save(file, "JPEG", quality=95, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [((1600, 1200), (800, 600)), ((1900, 2200), (475, 550)), ((895, 3000), (895, 3000)), ((100, 80), (100, 80))],
+)
+def test_a_jpeg_is_decoded_at_less_than_its_size_where_both_sides_stay_long_enough(
+    mode: str, size: tuple[int, int], expected: tuple[int, int]
+) -> None:
+    data = jpeg(*size, mode=mode)
+    whole, less = load_picture(data), load_picture(data, least_side=448)
+
+    assert whole.image.size == size
+    assert (less.width, less.height) == less.image.size == expected
+    assert less.image.mode == mode
+    assert less.digest == whole.digest
+    shrunk = np.asarray(whole.image.resize(expected, Image.Resampling.BOX), dtype=int)
+    assert np.abs(shrunk - np.asarray(less.image, dtype=int)).mean() < 1.5
+
+
+def test_a_picture_decoded_at_less_than_its_size_is_turned_upright() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+
+    assert load_picture(jpeg(1600, 1200, exif=exif), least_side=448).image.size == (600, 800)
+
+
+def test_a_jpeg_of_four_colours_is_decoded_whole() -> None:
+    assert load_picture(jpeg(1600, 1200, mode="CMYK"), least_side=448).image.size == (1600, 1200)
+
+
+def test_a_damaged_jpeg_is_told_of_when_less_is_decoded() -> None:
+    with pytest.raises(PictureError) as error:
+        load_picture(jpeg(1600, 1200)[:2000], least_side=448)
+    assert error.value.code == "truncated"

@@ -119,6 +119,32 @@ def test_lab_pictures_are_converted() -> None:
     assert preprocess(lab).min() > 240
 
 
+# Reading fast
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize(("width", "height"), [(900, 700), (480, 640), (225, 224), (100, 61)])
+def test_reading_fast_differs_by_a_level_or_two_where_nothing_was_left_out(mode: str, width: int, height: int) -> None:
+    for image in (smooth(width, height).convert(mode), noise(width, height).convert(mode)):
+        fast, exact = preprocess(image, reading="fast"), preprocess(image)
+        assert fast.shape == exact.shape
+        assert largest_difference(fast, exact) <= 2
+        assert (fast != exact).mean() < 0.01
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "1", "CMYK", "I;16"])
+def test_reading_fast_is_exact_in_other_modes(mode: str) -> None:
+    image = noise(400, 300).convert("L" if mode == "I;16" else "RGB").convert(mode)
+    if mode in ("RGBA", "LA"):
+        image.putalpha(Image.fromarray(np.asarray(noise(400, 300, seed=1))[..., 0]))
+    assert np.array_equal(preprocess(image, reading="fast"), preprocess(image))
+
+
+def test_reading_fast_is_exact_where_nothing_is_resampled_and_for_strips() -> None:
+    for image in (noise(224, 224), noise(300, 224), noise(9000, 100)):
+        assert np.array_equal(preprocess(image, reading="fast"), preprocess(image))
+
+
 # More than eight bits
 
 

@@ -1,0 +1,35 @@
+"""Lets the picture encoder's blocks run by the decoder's kernels: both halves are known here, and not to each other."""
+
+from torch import nn
+
+from llm.runtime.native.blocks import Activation, BlockParts, NativeBlocks
+from llm.runtime.native.library import Library
+from llm.runtime.native.linear import NativeLinear
+from vision.block import Block
+from vision.inference import HostEncoder
+
+
+def install_block_kernels(encoder: HostEncoder, *, library: Library) -> int:
+    """Replace the blocks of an encoder whose linear layers compute by the kernels already; returns how many."""
+    num_installed = 0
+    stacks: tuple[tuple[nn.Module, Activation], ...] = ((encoder.clip, "quick_gelu"), (encoder.query, "exact_gelu"))
+    for owner, activation in stacks:
+        blocks = [block for block in owner.blocks if isinstance(block, Block)]  # type: ignore[union-attr]
+        parts = [_parts(block) for block in blocks]
+        known = [part for part in parts if part is not None]
+        if not blocks or len(known) < len(blocks):
+            continue
+        num_heads = blocks[0].attention.num_heads
+        stack = NativeBlocks(known, num_heads=num_heads, activation=activation, library=library)
+        owner.blocks = nn.ModuleList([stack])
+        num_installed += len(blocks)
+    return num_installed
+
+
+def _parts(block: Block) -> BlockParts | None:
+    """What the kernels need of a block; None where one of its layers is not theirs."""
+    linears = block.attention.qkv, block.attention.out, block.mlp.up, block.mlp.down
+    qkv, out, up, down = (linear if isinstance(linear, NativeLinear) else None for linear in linears)
+    if qkv is None or out is None or up is None or down is None:
+        return None
+    return BlockParts(norm1=block.norm1, qkv=qkv, out=out, norm2=block.norm2, up=up, down=down)

@@ -1,0 +1,274 @@
+/* The LLaMA decoder with adapter attention over tokens of any number of rows: prefill, decode steps and scoring alike.
+ *
+ * Tokens of all rows stand one behind the other, without padding. Each says where its key and value go, which position
+ * turns them, and what it sees: places 0..shared_end-1 of its row, and places start..its own. Everything between the
+ * linear layers is float32, whatever the weights are.
+ */
+#pragma once
+
+#include <float.h>
+#include <math.h>
+
+#include "linear.h"
+
+#define NO_TOKEN -1 /* as in prediction.py */
+
+typedef struct {
+    const float *attention_norm, *feed_forward_norm;
+    linear_t qkv, out, gate, up, down;
+} layer_t;
+
+typedef struct {
+    int64_t dim, num_layers, num_heads, head_dim, ffn_dim, vocab_size, first_adapter_layer, num_queries;
+    float norm_eps;
+    int32_t kept_type; /* of cached keys and values: FLOAT32 or BFLOAT16 */
+    const float *rotary_cos, *rotary_sin; /* (positions, head_dim) */
+    const layer_t *layers;
+    const float *norm;
+    linear_t head;
+} decoder_t;
+
+/* Keys and values as (layers, rows, heads, places, head_dim); strides in elements, the last one is 1. */
+typedef struct {
+    void *k, *v;
+    int64_t layer_stride, row_stride, head_stride;
+} kept_t;
+
+typedef struct {
+    int64_t num_tokens, num_runs;
+    float *x;                 /* (tokens, dim): embeddings; computed upon in place */
+    const int64_t *run_rows;   /* (runs): a run is a row's tokens, one behind the other */
+    const int64_t *run_starts; /* (runs + 1): first token */
+    const int64_t *places, *positions, *shared_ends, *starts; /* (tokens) */
+    kept_t cache, prefix;
+    int64_t num_logits;
+    const int64_t *logit_tokens; /* (num_logits) */
+    float *logits;               /* (num_logits, vocab_size) */
+    int64_t *best;               /* (num_logits) */
+} batch_t;
+
+typedef struct {
+    const decoder_t *decoder;
+    const batch_t *batch;
+    int64_t layer;
+    float *qkv, *heads;
+    int64_t most_places;
+} attention_t;
+
+typedef struct {
+    const float *x, *weight;
+    const int64_t *tokens; /* which rows of x, or NULL for all */
+    float *out;
+    int64_t dim;
+    float eps;
+} norm_t;
+
+typedef struct {
+    const float *logits;
+    int64_t *best, vocab_size;
+} best_t;
+
+static void norm_task(const void *context, int64_t first, int64_t end) {
+    const norm_t *self = context;
+    for (int64_t row = first; row < end; row++) {
+        const float *x = self->x + (self->tokens ? self->tokens[row] : row) * self->dim;
+        float *out = self->out + row * self->dim;
+        __m512 squares = _mm512_setzero_ps();
+        for (int64_t k = 0; k < self->dim; k += LANES) {
+            __m512 part = _mm512_maskz_loadu_ps(first_lanes(self->dim - k), x + k);
+            squares = _mm512_fmadd_ps(part, part, squares);
+        }
+        __m512 scale = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(squares) / self->dim + self->eps));
+        for (int64_t k = 0; k < self->dim; k += LANES) {
+            __mmask16 lanes = first_lanes(self->dim - k);
+            __m512 part = _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, x + k), scale);
+            _mm512_mask_storeu_ps(out + k, lanes, _mm512_mul_ps(part, _mm512_maskz_loadu_ps(lanes, self->weight + k)));
+        }
+    }
+}
+
+/* Rotate query and key of each token, and leave key and value where the row keeps them. */
+static void keep(void *kept, int type, int64_t at, const float *values, int64_t count) {
+    for (int64_t i = 0; i < count; i += LANES) {
+        __m512 x = _mm512_loadu_ps(values + i);
+        if (type == FLOAT32) _mm512_storeu_ps((float *)kept + at + i, x);
+        else store_bf16((bfloat16_t *)kept + at + i, x);
+    }
+}
+
+static void rotate(float *x, const float *cos, const float *sin, int64_t head_dim) {
+    int64_t half = head_dim / 2;
+    for (int64_t i = 0; i < half; i += LANES) {
+        __mmask16 lanes = first_lanes(half - i);
+        __m512 first = _mm512_maskz_loadu_ps(lanes, x + i), second = _mm512_maskz_loadu_ps(lanes, x + half + i);
+        __m512 c = _mm512_maskz_loadu_ps(lanes, cos + i), s = _mm512_maskz_loadu_ps(lanes, sin + i);
+        _mm512_mask_storeu_ps(x + i, lanes, _mm512_fnmadd_ps(second, s, _mm512_mul_ps(first, c)));
+        _mm512_mask_storeu_ps(x + half + i, lanes, _mm512_fmadd_ps(first, s, _mm512_mul_ps(second, c)));
+    }
+}
+
+static void rotate_task(const void *context, int64_t first, int64_t end) {
+    const attention_t *self = context;
+    const decoder_t *decoder = self->decoder;
+    const batch_t *batch = self->batch;
+    int64_t head_dim = decoder->head_dim;
+    for (int64_t item = first; item < end; item++) {
+        int64_t run = item / decoder->num_heads, head = item % decoder->num_heads;
+        int64_t base = self->layer * batch->cache.layer_stride + batch->run_rows[run] * batch->cache.row_stride +
+                       head * batch->cache.head_stride;
+        for (int64_t token = batch->run_starts[run]; token < batch->run_starts[run + 1]; token++) {
+            float *q = self->qkv + 3 * token * decoder->dim + head * head_dim;
+            float *k = q + decoder->dim, *v = k + decoder->dim;
+            const float *cos = decoder->rotary_cos + batch->positions[token] * head_dim;
+            const float *sin = decoder->rotary_sin + batch->positions[token] * head_dim;
+            rotate(q, cos, sin, head_dim);
+            rotate(k, cos, sin, head_dim);
+            keep(batch->cache.k, decoder->kept_type, base + batch->places[token] * head_dim, k, head_dim);
+            keep(batch->cache.v, decoder->kept_type, base + batch->places[token] * head_dim, v, head_dim);
+        }
+    }
+}
+
+typedef struct {
+    int64_t first, end;
+} span_t;
+
+/* softmax(q k^T / sqrt(H)) v over the places of the spans, added to `heads`; `vectors` of 16 make up a head. */
+ALWAYS_INLINE void attend(const int64_t vectors, const float *q, const void *k, const void *v, int type,
+                          const span_t *spans, int num_spans, float *scores, float *heads) {
+    int64_t head_dim = vectors * LANES, count = 0;
+    float scale = 1.0f / sqrtf((float)head_dim), largest = -INFINITY;
+    for (int s = 0; s < num_spans; s++)
+        for (int64_t place = spans[s].first; place < spans[s].end; place++) {
+            __m512 sums = _mm512_setzero_ps();
+            UNROLL for (int64_t i = 0; i < vectors; i++) sums = _mm512_fmadd_ps(
+                _mm512_loadu_ps(q + i * LANES), load_as_float(k, type, place * head_dim + i * LANES), sums);
+            scores[count++] = _mm512_reduce_add_ps(sums) * scale;
+        }
+    __m512 most = _mm512_set1_ps(-INFINITY);
+    for (int64_t i = 0; i < count; i += LANES) {
+        __m512 part = _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), first_lanes(count - i), scores + i);
+        most = _mm512_max_ps(most, part);
+    }
+    largest = _mm512_reduce_max_ps(most);
+    __m512 total = _mm512_setzero_ps();
+    for (int64_t i = 0; i < count; i += LANES) {
+        __mmask16 lanes = first_lanes(count - i);
+        __m512 part = exponential(_mm512_sub_ps(_mm512_maskz_loadu_ps(lanes, scores + i), _mm512_set1_ps(largest)));
+        total = _mm512_mask_add_ps(total, lanes, total, part);
+        _mm512_mask_storeu_ps(scores + i, lanes, part);
+    }
+    __m512 inverse = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(total)), sums[16];
+    UNROLL for (int64_t i = 0; i < vectors; i++) sums[i] = _mm512_setzero_ps();
+    count = 0;
+    for (int s = 0; s < num_spans; s++)
+        for (int64_t place = spans[s].first; place < spans[s].end; place++) {
+            __m512 weight = _mm512_set1_ps(scores[count++]);
+            UNROLL for (int64_t i = 0; i < vectors; i++) sums[i] =
+                _mm512_fmadd_ps(weight, load_as_float(v, type, place * head_dim + i * LANES), sums[i]);
+        }
+    UNROLL for (int64_t i = 0; i < vectors; i++) {
+        float *place = heads + i * LANES;
+        _mm512_storeu_ps(place, _mm512_fmadd_ps(sums[i], inverse, _mm512_loadu_ps(place)));
+    }
+}
+
+static void attend_any(int64_t vectors, const float *q, const void *k, const void *v, int type, const span_t *spans,
+                       int num_spans, float *scores, float *heads) {
+    switch (vectors) { /* known to the compiler, the sums stay in registers */
+        case 2: attend(2, q, k, v, type, spans, num_spans, scores, heads); break;
+        case 4: attend(4, q, k, v, type, spans, num_spans, scores, heads); break;
+        case 8: attend(8, q, k, v, type, spans, num_spans, scores, heads); break;
+        default: attend(vectors, q, k, v, type, spans, num_spans, scores, heads);
+    }
+}
+
+static inline const void *element(const void *base, int type, int64_t at) {
+    return (const char *)base + at * (type == FLOAT32 ? 4 : 2);
+}
+
+static void attention_task(const void *context, int64_t first, int64_t end) {
+    static _Thread_local scratch_t memory;
+    const attention_t *self = context;
+    const decoder_t *decoder = self->decoder;
+    const batch_t *batch = self->batch;
+    int64_t head_dim = decoder->head_dim, vectors = head_dim / LANES, type = decoder->kept_type;
+    int64_t adapter_layer = self->layer - decoder->first_adapter_layer;
+    float *scores = scratch_take(&memory, 4 * (self->most_places + decoder->num_queries + LANES));
+    for (int64_t item = first; item < end; item++) {
+        int64_t run = item / decoder->num_heads, head = item % decoder->num_heads, row = batch->run_rows[run];
+        int64_t at = self->layer * batch->cache.layer_stride + row * batch->cache.row_stride + head * batch->cache.head_stride;
+        int64_t prefix_at = adapter_layer * batch->prefix.layer_stride + row * batch->prefix.row_stride +
+                            head * batch->prefix.head_stride;
+        for (int64_t token = batch->run_starts[run]; token < batch->run_starts[run + 1]; token++) {
+            const float *q = self->qkv + 3 * token * decoder->dim + head * head_dim;
+            float *heads = self->heads + token * decoder->dim + head * head_dim;
+            memset(heads, 0, 4 * head_dim);
+            span_t seen[2] = {{0, batch->shared_ends[token]}, {batch->starts[token], batch->places[token] + 1}};
+            attend_any(vectors, q, element(batch->cache.k, type, at), element(batch->cache.v, type, at), type, seen, 2,
+                       scores, heads);
+            if (adapter_layer < 0) continue;
+            span_t queries = {0, decoder->num_queries}; /* a softmax of their own; the gate is in the values */
+            attend_any(vectors, q, element(batch->prefix.k, type, prefix_at), element(batch->prefix.v, type, prefix_at),
+                       type, &queries, 1, scores, heads);
+        }
+    }
+}
+
+/* The best token of each row, the first of equals; NO_TOKEN where the highest logit is not a finite number. */
+static void best_task(const void *context, int64_t first, int64_t end) {
+    const best_t *self = context;
+    for (int64_t row = first; row < end; row++) {
+        const float *logits = self->logits + row * self->vocab_size;
+        __m512 largest = _mm512_set1_ps(-INFINITY), broken = _mm512_setzero_ps();
+        for (int64_t i = 0; i < self->vocab_size; i += LANES) {
+            __m512 part = _mm512_mask_loadu_ps(largest, first_lanes(self->vocab_size - i), logits + i);
+            largest = _mm512_max_ps(largest, part);
+            broken = _mm512_mask_mov_ps(broken, _mm512_cmp_ps_mask(part, part, _CMP_UNORD_Q), part);
+        }
+        float highest = _mm512_reduce_max_ps(largest);
+        bool is_finite = highest <= FLT_MAX && highest >= -FLT_MAX && _mm512_reduce_add_ps(broken) == 0.0f;
+        self->best[row] = NO_TOKEN;
+        for (int64_t i = 0; is_finite && i < self->vocab_size; i++)
+            if (logits[i] == highest) {
+                self->best[row] = i;
+                break;
+            }
+    }
+}
+
+static void forward(const decoder_t *decoder, const batch_t *batch, int num_threads) {
+    static _Thread_local scratch_t memory;
+    int64_t num_tokens = batch->num_tokens, dim = decoder->dim, most_places = 0;
+    for (int64_t token = 0; token < num_tokens; token++) {
+        int64_t seen = batch->shared_ends[token] + batch->places[token] + 1 - batch->starts[token];
+        most_places = most(most_places, seen);
+    }
+    int64_t most_rows = most(num_tokens, batch->num_logits);
+    float *normed = scratch_take(&memory, 4 * (most_rows * dim + num_tokens * (4 * dim + decoder->ffn_dim)));
+    float *qkv = normed + most_rows * dim, *heads = qkv + num_tokens * 3 * dim, *hidden = heads + num_tokens * dim;
+    int64_t num_heads = batch->num_runs * decoder->num_heads, per_head = num_tokens * decoder->head_dim / batch->num_runs;
+    int64_t norm_chunk = 1 + SMALL / dim, rotate_chunk = 1 + SMALL / per_head;
+    int64_t attention_chunk = 1 + SMALL / (per_head * most_places);
+    for (int64_t index = 0; index < decoder->num_layers; index++) {
+        const layer_t *layer = decoder->layers + index;
+        norm_t norm = {batch->x, layer->attention_norm, NULL, normed, dim, decoder->norm_eps};
+        run_items(norm_task, &norm, num_tokens, norm_chunk, num_threads);
+        apply(&layer->qkv, NULL, NONE, normed, FLOAT32, num_tokens, qkv, STORE_FLOAT32, num_threads);
+        attention_t attention = {decoder, batch, index, qkv, heads, most_places};
+        run_items(rotate_task, &attention, num_heads, rotate_chunk, num_threads);
+        run_items(attention_task, &attention, num_heads, attention_chunk, num_threads);
+        apply(&layer->out, NULL, NONE, heads, FLOAT32, num_tokens, batch->x, ADD_FLOAT32, num_threads);
+        norm.weight = layer->feed_forward_norm;
+        run_items(norm_task, &norm, num_tokens, norm_chunk, num_threads);
+        int type = layer->down.kind == BFLOAT16 ? BFLOAT16 : FLOAT32; /* as the next layer takes it */
+        apply(&layer->gate, &layer->up, NONE, normed, FLOAT32, num_tokens, hidden,
+              type == BFLOAT16 ? STORE_BFLOAT16 : STORE_FLOAT32, num_threads);
+        apply(&layer->down, NULL, NONE, hidden, type, num_tokens, batch->x, ADD_FLOAT32, num_threads);
+    }
+    norm_t norm = {batch->x, decoder->norm, batch->logit_tokens, normed, dim, decoder->norm_eps};
+    run_items(norm_task, &norm, batch->num_logits, norm_chunk, num_threads);
+    apply(&decoder->head, NULL, NONE, normed, FLOAT32, batch->num_logits, batch->logits, STORE_FLOAT32, num_threads);
+    best_t best = {batch->logits, batch->best, decoder->vocab_size};
+    run_items(best_task, &best, batch->num_logits, 1 + SMALL / decoder->vocab_size, num_threads);
+}

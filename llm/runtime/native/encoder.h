@@ -1,0 +1,156 @@
+/* Pre-norm transformer blocks without a mask, as CLIP's tower and the visual-query blocks have them, over whole batches.
+ *
+ * x += Attention(LN(x)); x += down(activation(up(LN(x)))). Everything between the linear layers is float32. Attention is
+ * computed by the tiles of linear.h: a head's keys, and then its values, are weights that all tokens pass through.
+ */
+#pragma once
+
+#include "linear.h"
+
+typedef struct {
+    const float *norm1_weight, *norm1_bias, *norm2_weight, *norm2_bias;
+    linear_t qkv, out, up, down;
+} block_t;
+
+typedef struct {
+    int64_t width, num_heads, hidden_dim, num_blocks;
+    int32_t activation;
+    float norm_eps;
+    const block_t *blocks;
+} stack_t;
+
+typedef struct {
+    const float *x, *weight, *bias;
+    float *out;
+    int64_t width;
+    float eps;
+} layer_norm_t;
+
+typedef struct {
+    const float *qkv; /* (pictures * tokens, 3 * width) */
+    float *heads;     /* (pictures * tokens, width) */
+    int64_t num_tokens, num_heads, head_dim;
+} mixing_t;
+
+static void layer_norm_task(const void *context, int64_t first, int64_t end) {
+    const layer_norm_t *self = context;
+    for (int64_t row = first; row < end; row++) {
+        const float *x = self->x + row * self->width;
+        float *out = self->out + row * self->width;
+        __m512 sums = _mm512_setzero_ps(), squares = _mm512_setzero_ps();
+        for (int64_t k = 0; k < self->width; k += LANES)
+            sums = _mm512_add_ps(sums, _mm512_maskz_loadu_ps(first_lanes(self->width - k), x + k));
+        __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(sums) / self->width);
+        for (int64_t k = 0; k < self->width; k += LANES) {
+            __mmask16 lanes = first_lanes(self->width - k);
+            __m512 part = _mm512_maskz_sub_ps(lanes, _mm512_maskz_loadu_ps(lanes, x + k), mean);
+            squares = _mm512_fmadd_ps(part, part, squares);
+        }
+        __m512 scale = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(squares) / self->width + self->eps));
+        for (int64_t k = 0; k < self->width; k += LANES) {
+            __mmask16 lanes = first_lanes(self->width - k);
+            __m512 part = _mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(lanes, x + k), mean), scale);
+            __m512 weight = _mm512_maskz_loadu_ps(lanes, self->weight + k);
+            __m512 bias = _mm512_maskz_loadu_ps(lanes, self->bias + k);
+            _mm512_mask_storeu_ps(out + k, lanes, _mm512_fmadd_ps(part, weight, bias));
+        }
+    }
+}
+
+/* e^(scale (x - largest)) over `count` sums of each of `num_rows` rows, from the blocks of a tile into rows of `stride`;
+ * `inverses` are those of the rows' totals. */
+static void soften(const float *sums, int64_t num_rows, int64_t count, float scale, float *out, int64_t stride,
+                   float *inverses) {
+    for (int64_t r = 0; r < num_rows; r++) {
+        __m512 largest = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
+        for (int64_t t = 0; t < count; t += LANES) {
+            const float *place = sums + t / BLOCK * TILE_ROWS * BLOCK + r * BLOCK + t % BLOCK;
+            largest = _mm512_mask_max_ps(largest, first_lanes(count - t), largest, _mm512_load_ps(place));
+        }
+        __m512 most_of_all = _mm512_set1_ps(_mm512_reduce_max_ps(largest) * scale);
+        for (int64_t t = 0; t < count; t += LANES) {
+            const float *place = sums + t / BLOCK * TILE_ROWS * BLOCK + r * BLOCK + t % BLOCK;
+            __mmask16 lanes = first_lanes(count - t);
+            __m512 part = exponential(_mm512_fmsub_ps(_mm512_load_ps(place), _mm512_set1_ps(scale), most_of_all));
+            total = _mm512_mask_add_ps(total, lanes, total, part);
+            _mm512_mask_storeu_ps(out + r * stride + t, lanes, part);
+        }
+        inverses[r] = 1.0f / _mm512_reduce_add_ps(total);
+    }
+}
+
+/* Tiles of float32 weights that are no layer's: `num_blocks` blocks of `num_in` inputs each, for up to 6 rows. */
+static void multiply_tiles(int64_t num_rows, const float *a, int64_t stride, const float *weights, int64_t num_in,
+                           int64_t num_blocks, float *sums) {
+    for (int64_t block = 0; block < num_blocks; block++, weights += num_in * BLOCK, sums += TILE_ROWS * BLOCK)
+        switch (num_rows) {
+            case 6: tile_float32(6, a, stride, weights, num_in, sums, false); break;
+            case 5: tile_float32(5, a, stride, weights, num_in, sums, false); break;
+            case 4: tile_float32(4, a, stride, weights, num_in, sums, false); break;
+            case 3: tile_float32(3, a, stride, weights, num_in, sums, false); break;
+            case 2: tile_float32(2, a, stride, weights, num_in, sums, false); break;
+            default: tile_float32(1, a, stride, weights, num_in, sums, false);
+        }
+}
+
+static void mixing_task(const void *context, int64_t first, int64_t end) {
+    static _Thread_local scratch_t memory;
+    const mixing_t *self = context;
+    int64_t num_tokens = self->num_tokens, head_dim = self->head_dim, width = self->num_heads * head_dim;
+    int64_t key_blocks = round_up(num_tokens, BLOCK) / BLOCK, value_blocks = round_up(head_dim, BLOCK) / BLOCK;
+    int64_t stride = key_blocks * BLOCK;
+    float *keys = scratch_take(&memory, 4 * (key_blocks * BLOCK * head_dim + value_blocks * BLOCK * num_tokens +
+                                             TILE_ROWS * (stride + stride + value_blocks * BLOCK)));
+    float *values = keys + key_blocks * BLOCK * head_dim, *sums = values + value_blocks * BLOCK * num_tokens;
+    float *weights = sums + TILE_ROWS * stride, *mixed = weights + TILE_ROWS * stride;
+    for (int64_t item = first; item < end; item++) {
+        int64_t picture = item / self->num_heads, head = item % self->num_heads;
+        const float *q = self->qkv + picture * num_tokens * 3 * width + head * head_dim;
+        float *heads = self->heads + picture * num_tokens * width + head * head_dim;
+        memset(keys + (key_blocks - 1) * BLOCK * head_dim, 0, 4 * BLOCK * head_dim);
+        memset(values, 0, 4 * value_blocks * BLOCK * num_tokens);
+        for (int64_t token = 0; token < num_tokens; token++) {
+            const float *k = q + token * 3 * width + width, *v = k + width;
+            for (int64_t i = 0; i < head_dim; i++) keys[(token / BLOCK * head_dim + i) * BLOCK + token % BLOCK] = k[i];
+            for (int64_t i = 0; i < head_dim; i += LANES)
+                _mm512_mask_storeu_ps(values + (i / BLOCK * num_tokens + token) * BLOCK + i % BLOCK,
+                                      first_lanes(head_dim - i), _mm512_maskz_loadu_ps(first_lanes(head_dim - i), v + i));
+        }
+        for (int64_t token = 0; token < num_tokens; token += TILE_ROWS) {
+            int64_t num_rows = least(TILE_ROWS, num_tokens - token);
+            float inverses[TILE_ROWS];
+            multiply_tiles(num_rows, q + token * 3 * width, 3 * width, keys, head_dim, key_blocks, sums);
+            soften(sums, num_rows, num_tokens, 1.0f / sqrtf((float)head_dim), weights, stride, inverses);
+            multiply_tiles(num_rows, weights, stride, values, num_tokens, value_blocks, mixed);
+            for (int64_t r = 0; r < num_rows; r++)
+                for (int64_t i = 0; i < head_dim; i += LANES) {
+                    const float *place = mixed + i / BLOCK * TILE_ROWS * BLOCK + r * BLOCK + i % BLOCK;
+                    _mm512_mask_storeu_ps(heads + (token + r) * width + i, first_lanes(head_dim - i),
+                                          _mm512_mul_ps(_mm512_load_ps(place), _mm512_set1_ps(inverses[r])));
+                }
+        }
+    }
+}
+
+/* x (pictures * tokens, width), in place. */
+static void run_blocks(const stack_t *stack, float *x, int64_t num_pictures, int64_t num_tokens, int num_threads) {
+    static _Thread_local scratch_t memory;
+    int64_t num_rows = num_pictures * num_tokens, width = stack->width;
+    float *normed = scratch_take(&memory, 4 * num_rows * (most(width, stack->hidden_dim) + 4 * width));
+    float *hidden = normed, *qkv = normed + num_rows * most(width, stack->hidden_dim), *heads = qkv + 3 * num_rows * width;
+    for (int64_t index = 0; index < stack->num_blocks; index++) {
+        const block_t *block = stack->blocks + index;
+        layer_norm_t norm = {x, block->norm1_weight, block->norm1_bias, normed, width, stack->norm_eps};
+        run_items(layer_norm_task, &norm, num_rows, 1 + SMALL / width, num_threads);
+        apply(&block->qkv, NULL, NONE, normed, FLOAT32, num_rows, qkv, STORE_FLOAT32, num_threads);
+        mixing_t mixing = {qkv, heads, num_tokens, stack->num_heads, width / stack->num_heads};
+        run_items(mixing_task, &mixing, num_pictures * stack->num_heads, 1, num_threads);
+        apply(&block->out, NULL, NONE, heads, FLOAT32, num_rows, x, ADD_FLOAT32, num_threads);
+        norm.weight = block->norm2_weight, norm.bias = block->norm2_bias, norm.out = heads;
+        run_items(layer_norm_task, &norm, num_rows, 1 + SMALL / width, num_threads);
+        int type = block->down.kind == BFLOAT16 ? BFLOAT16 : FLOAT32; /* as the next layer takes it */
+        apply(&block->up, NULL, stack->activation, heads, FLOAT32, num_rows, hidden,
+              type == BFLOAT16 ? STORE_BFLOAT16 : STORE_FLOAT32, num_threads);
+        apply(&block->down, NULL, NONE, hidden, type, num_rows, x, ADD_FLOAT32, num_threads);
+    }
+}

@@ -1,0 +1,58 @@
+/* What Python calls, through ctypes; `library.py` declares the same. */
+
+#if !defined(__AVX512F__) || !defined(__AVX512BW__) || !defined(__AVX512VL__) || !defined(__AVX512DQ__)
+#error "the kernels need a processor with AVX-512 (F, BW, VL, DQ)"
+#endif
+
+#include <sys/mman.h>
+
+#include "decoder.h"
+#include "encoder.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* Bits 1 << kind of the weights that this machine's kernels take. */
+EXPORT int32_t kernels_kinds(void) {
+    int32_t kinds = 1 << FLOAT32;
+#ifdef __AVX512BF16__
+    kinds |= 1 << BFLOAT16;
+#endif
+#ifdef __AVX512VNNI__
+    kinds |= 1 << INT8;
+#endif
+    return kinds;
+}
+
+EXPORT int64_t kernels_packed_bytes(int32_t kind, int64_t num_out, int64_t num_in) {
+    return packed_bytes(kind, num_out, num_in);
+}
+
+/* Lay out plain (num_out, num_in) weights; `packed` has packed_bytes bytes, with large pages asked for where it can be. */
+EXPORT void kernels_pack(int32_t kind, int64_t num_out, int64_t num_in, const void *plain, void *packed,
+                         int32_t num_threads) {
+    uintptr_t page = 2 << 20, first = ((uintptr_t)packed + page - 1) / page * page;
+    uintptr_t end = ((uintptr_t)packed + packed_bytes(kind, num_out, num_in)) / page * page;
+    if (end > first) madvise((void *)first, end - first, MADV_HUGEPAGE);
+    packing_t job = {kind, num_out, num_in, plain, packed};
+    run_items(pack_task, &job, round_up(num_out, BLOCK) / BLOCK, 1, num_threads);
+}
+
+/* out (num_rows, num_out) = x (num_rows, num_in) W^T + bias; x and out are both FLOAT32 or both BFLOAT16. */
+EXPORT void kernels_linear(const linear_t *linear, const void *x, int32_t type, int64_t num_rows, void *out,
+                           int32_t num_threads) {
+    static _Thread_local scratch_t memory;
+    input_t input = convert_input(linear->kind, x, type, linear->num_in, num_rows, linear->num_in, &memory, num_threads);
+    int how = type == FLOAT32 ? STORE_FLOAT32 : STORE_BFLOAT16;
+    product_t job = {linear, NULL, NONE, input, num_rows, out, linear->num_out, how};
+    multiply(&job, num_threads);
+}
+
+EXPORT void kernels_forward(const decoder_t *decoder, const batch_t *batch, int32_t num_threads) {
+    forward(decoder, batch, num_threads);
+}
+
+/* x (num_pictures, num_tokens, width) float32, in place. */
+EXPORT void kernels_blocks(const stack_t *stack, float *x, int64_t num_pictures, int64_t num_tokens,
+                           int32_t num_threads) {
+    run_blocks(stack, x, num_pictures, num_tokens, num_threads);
+}

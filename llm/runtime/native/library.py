@@ -1,0 +1,256 @@
+"""The kernels as a shared library: compiled once with the machine's C compiler, kept, loaded and declared to ctypes.
+
+Nothing here is needed: without a compiler, or on another processor, torch's own kernels compute.
+"""
+
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SOURCES = ("kernels.c", "decoder.h", "encoder.h", "linear.h", "vector.h", "parallel.h")
+FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fPIC", "-shared", "-fvisibility=hidden")
+NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512dq")  # as Linux names what a processor can do
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # of weights; enum in linear.h
+
+_COMPILE_SECONDS = 300
+_Function = Any  # of a library: ctypes has no public name for its type
+
+
+class LinearStruct(ctypes.Structure):
+    """`linear_t` of linear.h."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int32),
+        ("num_in", ctypes.c_int64),
+        ("num_out", ctypes.c_int64),
+        ("weight", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+    )
+
+
+class LayerStruct(ctypes.Structure):
+    """`layer_t` of decoder.h."""
+
+    _fields_ = (
+        ("attention_norm", ctypes.c_void_p),
+        ("feed_forward_norm", ctypes.c_void_p),
+        ("qkv", LinearStruct),
+        ("out", LinearStruct),
+        ("gate", LinearStruct),
+        ("up", LinearStruct),
+        ("down", LinearStruct),
+    )
+
+
+class DecoderStruct(ctypes.Structure):
+    """`decoder_t` of decoder.h."""
+
+    _fields_ = (
+        ("dim", ctypes.c_int64),
+        ("num_layers", ctypes.c_int64),
+        ("num_heads", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+        ("ffn_dim", ctypes.c_int64),
+        ("vocab_size", ctypes.c_int64),
+        ("first_adapter_layer", ctypes.c_int64),
+        ("num_queries", ctypes.c_int64),
+        ("norm_eps", ctypes.c_float),
+        ("kept_type", ctypes.c_int32),
+        ("rotary_cos", ctypes.c_void_p),
+        ("rotary_sin", ctypes.c_void_p),
+        ("layers", ctypes.POINTER(LayerStruct)),
+        ("norm", ctypes.c_void_p),
+        ("head", LinearStruct),
+    )
+
+
+class BlockStruct(ctypes.Structure):
+    """`block_t` of encoder.h."""
+
+    _fields_ = (
+        ("norm1_weight", ctypes.c_void_p),
+        ("norm1_bias", ctypes.c_void_p),
+        ("norm2_weight", ctypes.c_void_p),
+        ("norm2_bias", ctypes.c_void_p),
+        ("qkv", LinearStruct),
+        ("out", LinearStruct),
+        ("up", LinearStruct),
+        ("down", LinearStruct),
+    )
+
+
+class StackStruct(ctypes.Structure):
+    """`stack_t` of encoder.h."""
+
+    _fields_ = (
+        ("width", ctypes.c_int64),
+        ("num_heads", ctypes.c_int64),
+        ("hidden_dim", ctypes.c_int64),
+        ("num_blocks", ctypes.c_int64),
+        ("activation", ctypes.c_int32),
+        ("norm_eps", ctypes.c_float),
+        ("blocks", ctypes.POINTER(BlockStruct)),
+    )
+
+
+class KeptStruct(ctypes.Structure):
+    """`kept_t` of decoder.h."""
+
+    _fields_ = (
+        ("k", ctypes.c_void_p),
+        ("v", ctypes.c_void_p),
+        ("layer_stride", ctypes.c_int64),
+        ("row_stride", ctypes.c_int64),
+        ("head_stride", ctypes.c_int64),
+    )
+
+
+class BatchStruct(ctypes.Structure):
+    """`batch_t` of decoder.h."""
+
+    _fields_ = (
+        ("num_tokens", ctypes.c_int64),
+        ("num_runs", ctypes.c_int64),
+        ("x", ctypes.c_void_p),
+        ("run_rows", ctypes.POINTER(ctypes.c_int64)),
+        ("run_starts", ctypes.POINTER(ctypes.c_int64)),
+        ("places", ctypes.POINTER(ctypes.c_int64)),
+        ("positions", ctypes.POINTER(ctypes.c_int64)),
+        ("shared_ends", ctypes.POINTER(ctypes.c_int64)),
+        ("starts", ctypes.POINTER(ctypes.c_int64)),
+        ("cache", KeptStruct),
+        ("prefix", KeptStruct),
+        ("num_logits", ctypes.c_int64),
+        ("logit_tokens", ctypes.POINTER(ctypes.c_int64)),
+        ("logits", ctypes.c_void_p),
+        ("best", ctypes.c_void_p),
+    )
+
+
+class Library:
+    """The loaded kernels. Raises OSError when `path` is not the library of these sources."""
+
+    def __init__(self, path: Path) -> None:
+        loaded = ctypes.CDLL(str(path))
+        i32, i64, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+        self._kinds = _function(loaded, "kernels_kinds", i32)
+        self.packed_bytes = _function(loaded, "kernels_packed_bytes", i64, i32, i64, i64)
+        self.pack = _function(loaded, "kernels_pack", None, i32, i64, i64, pointer, pointer, i32)
+        self.linear = _function(loaded, "kernels_linear", None, pointer, pointer, i32, i64, pointer, i32)
+        self.blocks = _function(loaded, "kernels_blocks", None, pointer, pointer, i64, i64, i32)
+        self.forward = _function(loaded, "kernels_forward", None, pointer, pointer, i32)
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """Of weights that there are kernels for, by name."""
+        return tuple(str(dtype).removeprefix("torch.") for dtype in KINDS if self.takes(dtype))
+
+    def takes(self, dtype: torch.dtype) -> bool:
+        """Whether there are kernels for weights of this type."""
+        return dtype in KINDS and bool(self._kinds() >> KINDS[dtype] & 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """The library, or why there is none."""
+
+    library: Library | None
+    reason: str = ""
+
+
+@functools.cache
+def find_library() -> Finding:
+    """The kernels for this machine, compiled now if they were not before; a few seconds, once."""
+    if reason := _unfit_machine():
+        return Finding(library=None, reason=reason)
+    compiler = next(compilers(), None)
+    if compiler is None:
+        return Finding(library=None, reason="no C compiler is installed (gcc, clang, or the package ziglang)")
+    try:
+        return Finding(library=Library(compiled(compiler)))
+    except (OSError, AttributeError, subprocess.SubprocessError) as error:
+        told = getattr(error, "stderr", None) or str(error)
+        lines = [line for line in told.strip().splitlines() if "error" in line] or told.strip().splitlines() or ["?"]
+        return Finding(library=None, reason=f"`{shlex.join(compiler)}` could not make them: {lines[0].strip()}")
+
+
+def compilers() -> Iterator[list[str]]:
+    """Commands that may compile C here, best first."""
+    if os.environ.get("CC"):
+        yield shlex.split(os.environ["CC"])
+    for name in ("gcc", "clang", "cc"):
+        if found := shutil.which(name):
+            yield [found]
+    if importlib.util.find_spec("ziglang") is not None:
+        yield [sys.executable, "-m", "ziglang", "cc"]
+
+
+def compiled(compiler: list[str]) -> Path:
+    """Path of the library, in the user's cache; raises OSError or SubprocessError when it cannot be made."""
+    source = Path(__file__).parent
+    marks = [" ".join((*compiler, *FLAGS)), platform.machine(), *sorted(_processor_flags())]
+    digest = hashlib.sha256("\n".join(marks).encode())
+    for name in SOURCES:
+        digest.update((source / name).read_bytes())
+    target = cache_folder() / f"kernels-{digest.hexdigest()[:16]}.so"
+    if target.exists():
+        return target
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / "kernels.so"
+        command = [*compiler, *FLAGS, str(source / "kernels.c"), "-o", str(made), "-lm"]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_COMPILE_SECONDS)
+        made.replace(target)  # in one move: others may be compiling the same
+    return target
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept, a folder of the user's own: `$XDG_CACHE_HOME/llama-adapter`.
+
+    Raises OSError when it belongs to somebody else or others may write to it, since what lies there is run.
+    """
+    base = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(base) if base else Path.home() / ".cache") / "llama-adapter"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise PermissionError(f"others may write to `{folder}`: chmod go-w it, or set XDG_CACHE_HOME")
+    return folder
+
+
+def _unfit_machine() -> str:
+    """Why the kernels cannot run here; empty where they can."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return f"they are for Linux on x86_64, and this is {sys.platform} on {platform.machine()}"
+    if missing := [name for name in NEEDED if name not in _processor_flags()]:
+        return f"this processor has no {', '.join(missing)}"
+    return ""
+
+
+@functools.cache
+def _processor_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    return next((frozenset(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), frozenset())
+
+
+def _function(library: ctypes.CDLL, name: str, result: type | None, *arguments: type) -> _Function:
+    function = getattr(library, name)
+    function.restype, function.argtypes = result, arguments
+    return function

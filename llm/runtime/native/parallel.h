@@ -1,0 +1,125 @@
+/* Work in items 0..count-1, shared out to a crew of threads. Items are independent, so results do not depend on who does
+ * them.
+ *
+ * Whoever of the crew is awake draws the next items. So nobody waits for a thread that other programs keep from running,
+ * as the barriers of OpenMP do, but only for items that have been begun: beside a busy program, work takes the time that
+ * the remaining cores need for it.
+ */
+#pragma once
+
+#include <immintrin.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+typedef void (*task_t)(const void *context, int64_t first, int64_t end);
+
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
+#define MAX_CREW 256
+#define MAX_CHUNKS ((1 << 24) - 1)
+#define PATIENCE 20000 /* looks for work before a thread sleeps: some tenths of a millisecond */
+
+/* One word says all of a job: who may take part, how many chunks there are, and which comes next. */
+#define TICKET(limit, count) ((uint64_t)(limit) << 48 | (uint64_t)(count) << 24)
+#define LIMIT_OF(ticket) ((int64_t)((ticket) >> 48))
+#define COUNT_OF(ticket) ((int64_t)((ticket) >> 24 & MAX_CHUNKS))
+#define NEXT_OF(ticket) ((int64_t)((ticket) & MAX_CHUNKS))
+
+static struct {
+    pthread_mutex_t mutex; /* held by the thread whose job it is */
+    int64_t num_threads;   /* started so far */
+    /* The job; written while no chunk of an earlier one is unfinished, read by who has drawn a chunk. */
+    task_t task;
+    const void *context;
+    int64_t count, chunk;
+    _Alignas(64) _Atomic uint64_t ticket;
+    _Alignas(64) _Atomic int64_t num_done;
+    _Alignas(64) _Atomic uint32_t signal;
+    _Atomic int32_t num_sleeping;
+} crew = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+
+static void run_chunk(int64_t number) {
+    int64_t first = number * crew.chunk;
+    crew.task(crew.context, first, least(first + crew.chunk, crew.count));
+    atomic_fetch_add_explicit(&crew.num_done, 1, memory_order_release);
+}
+
+/* Draw a chunk and do it; false when there is none for this thread. */
+static bool take_chunk(int64_t index) {
+    uint64_t ticket = atomic_load(&crew.ticket);
+    if (index >= LIMIT_OF(ticket) || NEXT_OF(ticket) >= COUNT_OF(ticket)) return false;
+    ticket = atomic_fetch_add(&crew.ticket, 1);
+    /* By now it may be another job's. Then the chunk is that job's too, but this thread may be one too many for it. */
+    if (NEXT_OF(ticket) >= COUNT_OF(ticket)) return false;
+    run_chunk(NEXT_OF(ticket));
+    return true;
+}
+
+static void *work(void *argument) {
+    int64_t index = (int64_t)(intptr_t)argument;
+    for (int looks = 0;; looks++) {
+        if (take_chunk(index)) {
+            looks = 0;
+        } else if (looks < PATIENCE) {
+            _mm_pause();
+        } else {
+            uint32_t signal = atomic_load(&crew.signal);
+            atomic_fetch_add(&crew.num_sleeping, 1);
+            uint64_t ticket = atomic_load(&crew.ticket);
+            if (NEXT_OF(ticket) >= COUNT_OF(ticket)) syscall(SYS_futex, &crew.signal, FUTEX_WAIT_PRIVATE, signal, NULL);
+            atomic_fetch_sub(&crew.num_sleeping, 1);
+            looks = 0;
+        }
+    }
+    return NULL;
+}
+
+static void grow_crew(int64_t num_threads) {
+    for (; crew.num_threads < num_threads; crew.num_threads++) {
+        pthread_t thread;
+        /* Index 0 is the caller. Whoever cannot be had is not waited for. */
+        if (pthread_create(&thread, NULL, work, (void *)(intptr_t)(crew.num_threads + 1))) return;
+        pthread_detach(thread);
+    }
+}
+
+static void run_crew(task_t task, const void *context, int64_t count, int64_t chunk, int64_t num_threads) {
+    if (pthread_mutex_trylock(&crew.mutex)) { /* somebody else's job is running */
+        task(context, 0, count);
+        return;
+    }
+    num_threads = least(num_threads, MAX_CREW);
+    grow_crew(num_threads - 1);
+    chunk = most(chunk, count / MAX_CHUNKS + 1);
+    crew.task = task, crew.context = context, crew.count = count, crew.chunk = chunk;
+    int64_t num_chunks = (count + chunk - 1) / chunk;
+    atomic_store(&crew.num_done, 0);
+    atomic_store(&crew.ticket, TICKET(num_threads, num_chunks));
+    if (atomic_load(&crew.num_sleeping)) {
+        atomic_fetch_add(&crew.signal, 1);
+        syscall(SYS_futex, &crew.signal, FUTEX_WAKE_PRIVATE, INT_MAX);
+    }
+    while (take_chunk(0)) continue;
+    for (int looks = 0; atomic_load_explicit(&crew.num_done, memory_order_acquire) < num_chunks; looks++)
+        if (looks < PATIENCE) _mm_pause();
+        else sched_yield(); /* who has the rest may be waiting for this very core */
+    pthread_mutex_unlock(&crew.mutex);
+}
+
+/* Do all items, `chunk` at a time; returns when they are done. */
+static void run_items(task_t task, const void *context, int64_t count, int64_t chunk, int num_threads) {
+    if (num_threads <= 1 || count <= chunk) {
+        if (count > 0) task(context, 0, count);
+    } else {
+        run_crew(task, context, count, chunk, num_threads);
+    }
+}

@@ -1,0 +1,87 @@
+"""Measures our engine and other programs side by side, and writes docs/peers.json and docs/peers.md.
+
+Usage: python -m scripts.bench_peers [--threads N] [--sizes 1B 160M ViT-L/14] [--sections decode job vision] ...
+
+Rows of an earlier run stay unless they are measured again; `--report` only writes the page anew. Install the extra
+`peers` for the others; a program that is not there is left out, and named in the report.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from scripts.peers.results import Results, load, save
+from scripts.peers.rounds import Plan, run_rounds
+from scripts.peers.sizes import DECODERS, ENCODERS
+from scripts.peers.table import Section, engine_names
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+SECTIONS: tuple[Section, ...] = tuple(one for one in get_args(Section) if one != "machine")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure, or report; 1 when nothing could be measured."""
+    given = build_parser().parse_args(arguments)
+    out = Path(given.out)
+    before = load(out)
+
+    def keep(results: Results) -> None:
+        save(before.merged(results), out)
+
+    measured = Results()
+    if not given.report:
+        measured = run_rounds(_plan(given), tell=_tell, keep=keep)
+    _write_page(load(out), out.with_suffix(".md"))
+    return 0 if given.report or measured.rows else 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All flags; the defaults are those of `Plan`."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.bench_peers", description=__doc__)
+    parser.add_argument("--threads", type=int, default=Plan.threads, help="of every engine")
+    parser.add_argument("--sizes", nargs="+", choices=(*DECODERS, *ENCODERS), default=["1B", "160M", "ViT-L/14"])
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser.add_argument("--engines", nargs="+", choices=engine_names(), help="only these, or options beyond the usual")
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=list(Plan.batch_sizes))
+    parser.add_argument("--prefill-batch-sizes", nargs="+", type=int, default=list(Plan.prefill_batch_sizes))
+    parser.add_argument("--rounds", type=int, default=Plan.rounds)
+    parser.add_argument("--budget", type=float, default=Plan.budget_s, help="seconds for repetitions of one figure")
+    parser.add_argument("--long", type=float, default=Plan.long_s, help="a figure that takes longer is not repeated")
+    parser.add_argument("--flash", choices=("auto", "on", "off"), default=Plan.flash, help="attention of llama.cpp")
+    parser.add_argument("--work", default=str(Path(tempfile.gettempdir()) / "llama-adapter-peers"), help="for files")
+    parser.add_argument("--out", default=str(DOCS / "peers.json"))
+    parser.add_argument("--report", action="store_true", help="write the page of what is there, and measure nothing")
+    return parser
+
+
+def _plan(given: argparse.Namespace) -> Plan:
+    return Plan(
+        sections=tuple(given.sections),
+        sizes=tuple(given.sizes),
+        engines=None if given.engines is None else tuple(given.engines),
+        batch_sizes=tuple(given.batch_sizes),
+        prefill_batch_sizes=tuple(given.prefill_batch_sizes),
+        rounds=given.rounds,
+        threads=given.threads,
+        work=given.work,
+        budget_s=given.budget,
+        long_s=given.long,
+        flash=given.flash,
+    )
+
+
+def _write_page(results: Results, place: Path) -> None:
+    from scripts.peers.report import as_markdown
+
+    place.write_text(as_markdown(results), encoding="utf-8")
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

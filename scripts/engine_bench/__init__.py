@@ -1,0 +1,1 @@
+"""What `scripts/bench_engine.py` measures, a module each."""

@@ -1,0 +1,282 @@
+"""How far a model with 8-bit weights is from the same model in float32: answers, scores, logits, rows on their own.
+
+Nothing is written here: scripts/int8_report.py makes the page.
+"""
+
+# B pictures, S tokens, D model width, V vocabulary, Q queries
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from app.assemble import assemble_parts
+from app.bundle import load_bundle
+from app.captioner import Answer, Captioner
+from app.checkpoints import LoadedModel
+from app.quantising import linear_weights, quantise
+from app.random_model import random_model
+from app.resources import embedded_model
+from app.spec import CaptionerSpec, Precision
+from app.tensor_files import sketch
+from llm.errors import DeviceError
+from llm.load import decoder_from_state
+from llm.model.adapter import Prefix
+from llm.model.llama import LlamaAdapterDecoder
+from llm.prompt import format_prompt
+from llm.runtime.backend import open_backend
+from llm.runtime.native.linear import NativeLinear
+from scripts.train_embedded.score import Exam, answer_all, draw_exam, grade
+from vision.encoder import PictureEncoder, encoder_from_state
+from vision.image import PictureSource, load_picture
+from vision.preprocess import preprocess
+
+CAPTION_TOKENS = 48
+_LOGIT_BATCH = 32  # pictures in one pass
+_OUTLIER_CHANNEL, _OUTLIER_FACTOR = 100, 30.0
+_OUTLIER_TOKENS = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """Which halves of the model have 8-bit weights."""
+
+    name: str
+    decoder: Precision = "float"
+    encoder: Precision = "float"
+
+
+FLOAT = Variant(name="float32")
+VARIANTS = (
+    FLOAT,
+    Variant(name="decoder int8", decoder="int8"),
+    Variant(name="encoder int8", encoder="int8"),
+    Variant(name="both int8", decoder="int8", encoder="int8"),
+)
+
+
+def mixed_model(variant: Variant) -> LoadedModel:
+    """The embedded model in float32, with the variant's halves in 8 bits."""
+    halves = {one: load_bundle(embedded_model(), dtype=torch.float32, precision=one) for one in ("float", "int8")}
+    return dataclasses.replace(
+        halves[variant.decoder], vision_state=halves[variant.encoder].vision_state, precision=variant.decoder
+    )
+
+
+def open_captioner(variant: Variant, *, batch_size: int = 16) -> Captioner:
+    """The product's own, around the variant's weights."""
+    spec = CaptionerSpec(batch_size=batch_size)
+    return assemble_parts(spec, load=lambda dtype: mixed_model(variant)).captioner()
+
+
+def require_kernels() -> None:
+    """Raise DeviceError where 8-bit weights would be multiplied out: there would be nothing to measure."""
+    layer = nn.Sequential(nn.Linear(128, 64).requires_grad_(False))
+    open_backend("cpu").prepare(layer)
+    if not isinstance(layer[0], NativeLinear):
+        raise DeviceError(
+            "This machine does not compute in 8 bits, so the report cannot be made here",
+            hint="it takes a C compiler and a processor with AVX-512",
+        )
+
+
+def caption_all(captioner: Captioner, pictures: Sequence[PictureSource]) -> list[Answer]:
+    """Captions by the model's own prompt."""
+    return captioner.generate(pictures, max_new_tokens=CAPTION_TOKENS)
+
+
+def agreement(answers: Sequence[Answer], expected: Sequence[Answer]) -> dict[str, float]:
+    """Shares of captions that are equal, and of tokens that are, at their places, of the longer caption each."""
+    pairs = [(one.token_ids, other.token_ids) for one, other in zip(answers, expected, strict=True)]
+    num_equal = sum(sum(a == b for a, b in zip(one, other, strict=False)) for one, other in pairs)
+    return {
+        "captions": sum(one == other for one, other in pairs) / len(pairs),
+        "tokens": num_equal / sum(max(len(one), len(other)) for one, other in pairs),
+    }
+
+
+def scores(captioner: Captioner, exams: Mapping[str, Exam]) -> dict[str, dict[str, float]]:
+    """Exact answers in percent, by exam and task."""
+    return {
+        name: grade([question for _, question in exam.questions], answer_all(captioner, exam))
+        for name, exam in exams.items()
+    }
+
+
+def draw_exams(*, num_pictures: int, seed: int) -> dict[str, Exam]:
+    """Fresh pictures, and fresh ones with pairs that no training picture had."""
+    return {
+        "plain": draw_exam(num_pictures=num_pictures, seed=seed),
+        "never_drawn_pairs": draw_exam(num_pictures=num_pictures, seed=seed, never_drawn="with"),
+    }
+
+
+class Halves:
+    """Encoder and decoder of a variant as modules that the CPU has prepared: the same linear layers, all logits."""
+
+    def __init__(self, variant: Variant) -> None:
+        model = mixed_model(variant)
+        backend = open_backend("cpu")
+        self.tokenizer, self.prompt = model.tokenizer, model.prompt
+        self.image_size = model.vision_config.clip.image_size
+        self.encoder: PictureEncoder = encoder_from_state(model.vision_config, model.vision_state)
+        self.decoder: LlamaAdapterDecoder = decoder_from_state(model.decoder_config, model.decoder_state)
+        backend.prepare(self.encoder)
+        backend.prepare(self.decoder)
+
+    @torch.inference_mode()
+    def visual_queries(self, pictures: Sequence[PictureSource]) -> Tensor:
+        """(B, Q, D) float32."""
+        pixels = [preprocess(load_picture(picture).image, size=self.image_size) for picture in pictures]
+        parts = [
+            self.encoder(torch.from_numpy(np.stack(pixels[start : start + _LOGIT_BATCH])))
+            for start in range(0, len(pixels), _LOGIT_BATCH)
+        ]
+        return torch.cat(parts)
+
+    @torch.inference_mode()
+    def answer_logits(self, visual_query_BQD: Tensor, answers: Sequence[Sequence[int]]) -> Tensor:
+        """Logits (tokens of all answers, V) at the places before each token of an answer, which is given to the model.
+
+        Rows are padded behind, where no token before sees it.
+        """
+        prompt = self.tokenizer.encode(format_prompt(self.prompt))
+        logits = []
+        for start in range(0, len(answers), _LOGIT_BATCH):
+            part = answers[start : start + _LOGIT_BATCH]
+            length = len(prompt) + max(map(len, part)) - 1
+            tokens_BS = torch.zeros(len(part), length, dtype=torch.long)
+            for row, answer in enumerate(part):
+                ids = [*prompt, *answer][: len(prompt) + len(answer) - 1]
+                tokens_BS[row, : len(ids)] = torch.tensor(ids)
+            prefix = self.decoder.project_prefix(visual_query_BQD[start : start + _LOGIT_BATCH])
+            hidden_BSD = run_decoder(self.decoder, tokens_BS, prefix)
+            for row, answer in enumerate(part):
+                first = len(prompt) - 1
+                logits.append(self.decoder.logits(hidden_BSD[row, first : first + len(answer)]))
+        return torch.cat(logits)
+
+
+def run_decoder(decoder: LlamaAdapterDecoder, tokens_BS: Tensor, prefix: Prefix) -> Tensor:
+    """Hidden states (B, S, D) of tokens that see those before them."""
+    length = tokens_BS.shape[1]
+    mask = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
+    hidden_BSD: Tensor = decoder(tokens_BS, torch.arange(length)[None], mask, prefix)
+    return hidden_BSD
+
+
+def compare_logits(logits: Tensor, expected: Tensor) -> dict[str, float]:
+    """Errors of logits (N, V) in the logits' own unit; `std` of the expected ones tells what that unit is worth."""
+    error = (logits - expected).abs()
+    return {
+        "max_error": float(error.max()),
+        "mean_error": float(error.mean()),
+        "std": float(expected.std()),
+        "relative_error": float((logits - expected).norm() / expected.norm()),
+        "same_best": float((logits.argmax(-1) == expected.argmax(-1)).float().mean()),
+    }
+
+
+@torch.inference_mode()
+def rows_on_their_own(halves: Halves, pictures: Sequence[PictureSource]) -> dict[str, int]:
+    """How many of the layers with kernels give each row of a real batch other bits than the row alone: 0 is promised.
+
+    Looked at are the inputs that the layers see in one pass over `pictures` and their captions' prompt.
+    """
+    num_layers, unequal = 0, 0
+
+    def look(module: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
+        nonlocal num_layers, unequal
+        x = inputs[0]
+        alone = torch.cat([module.forward(x[row : row + 1]) for row in range(len(x))])
+        num_layers += 1
+        unequal += not torch.equal(alone, out)
+
+    modules = [*halves.encoder.modules(), *halves.decoder.modules()]
+    hooks = [module.register_forward_hook(look) for module in modules if isinstance(module, NativeLinear)]
+    try:
+        visual_query = halves.visual_queries(pictures)
+        halves.answer_logits(visual_query, [[1]] * len(pictures))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {"layer_calls": num_layers, "unequal": unequal}
+
+
+def outlier_error(size: str) -> dict[str, float]:
+    """Relative logit error of a random decoder of that size in 8 bits, without and with outliers.
+
+    One channel of every norm is made thirty times as large, so that all that reads it has an outlier in each row.
+    """
+    model = random_model(size, dtype=torch.float32)
+    return {
+        "plain": _relative_error(model, model.decoder_state),
+        "planted": _relative_error(model, _plant(model.decoder_state)),
+    }
+
+
+def _plant(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    planted = dict(state)
+    for name in (name for name in state if name.endswith("norm.weight")):
+        planted[name] = state[name].clone()
+        planted[name][_OUTLIER_CHANNEL] *= _OUTLIER_FACTOR
+    return planted
+
+
+def _relative_error(model: LoadedModel, state: Mapping[str, Tensor]) -> float:
+    linears = linear_weights(sketch(model.decoder_config))
+    in_int8 = dict(quantise(state.items(), linears=linears, dtype=torch.float32))
+    expected, logits = (_random_logits(model, one) for one in (state, in_int8))
+    return float((logits - expected).norm() / expected.norm())
+
+
+@torch.inference_mode()
+def _random_logits(model: LoadedModel, state: Mapping[str, Tensor]) -> Tensor:
+    config = model.decoder_config
+    generator = torch.Generator().manual_seed(0)
+    tokens_BS = torch.randint(3, config.vocab_size, (1, _OUTLIER_TOKENS), generator=generator)
+    visual_query_BQD = torch.randn(1, config.num_queries, config.dim, generator=generator)
+    decoder = decoder_from_state(config, state)
+    open_backend("cpu").prepare(decoder)
+    return decoder.logits(run_decoder(decoder, tokens_BS, decoder.project_prefix(visual_query_BQD)))
+
+
+def measure_variants(
+    pictures: Mapping[str, Sequence[PictureSource]],
+    exams: Mapping[str, Exam],
+    *,
+    tell: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """All figures of all variants, float32 first; `pictures` are sets by name."""
+    results: list[dict[str, Any]] = []
+    captions: dict[str, list[Answer]] = {}
+    queries: dict[str, Tensor] = {}
+    logits: dict[str, Tensor] = {}
+    for variant in VARIANTS:
+        halves = Halves(variant)
+        result: dict[str, Any] = {"name": variant.name, "decoder": variant.decoder, "encoder": variant.encoder}
+        with open_captioner(variant) as captioner:
+            answers = {name: caption_all(captioner, files) for name, files in pictures.items()}
+            result["scores"] = scores(captioner, exams)
+        with open_captioner(variant, batch_size=1) as captioner:
+            name, files = next(iter(pictures.items()))
+            alone = caption_all(captioner, files)
+            result["same_alone"] = agreement(alone, answers[name])
+        seen = {name: halves.visual_queries(files) for name, files in pictures.items()}
+        captions = captions or answers
+        forced = {name: [answer.token_ids for answer in captions[name]] for name in pictures}
+        found = {name: halves.answer_logits(seen[name], forced[name]) for name in pictures}
+        queries, logits = queries or seen, logits or found
+        result["agreement"] = {name: agreement(answers[name], captions[name]) for name in pictures}
+        result["logits"] = {name: compare_logits(found[name], logits[name]) for name in pictures}
+        result["visual_query_error"] = {
+            name: float((seen[name] - queries[name]).norm() / queries[name].norm()) for name in pictures
+        }
+        result["rows"] = rows_on_their_own(halves, next(iter(pictures.values())))
+        results.append(result)
+        tell(f"{variant.name}: {result['agreement']}")
+    return results

@@ -1,0 +1,66 @@
+"""A child process of the benchmark: `python -m scripts.peers.child TASK` measures one engine and prints a reply.
+
+Standard output is the reply alone: what libraries print goes to standard error. An engine that fails, or is not
+installed, is an answer too.
+"""
+
+import gc
+import json
+import os
+import sys
+import time
+import warnings
+from typing import Any
+
+from scripts.peers.packages import MissingPackage, versions
+from scripts.peers.table import find_engine
+from scripts.peers.task import Reply, Task
+
+
+def main(text: str) -> None:
+    """Answer the task."""
+    reply_to = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    warnings.simplefilter("ignore")  # of vendors, about themselves
+    with reply_to:
+        reply_to.write(answer(Task.from_json(text)).to_json() + "\n")
+
+
+def answer(task: Task) -> Reply:
+    """Measure as the task says, in this process; what goes wrong is told in the reply."""
+    try:
+        return _measured(task)
+    except MissingPackage as error:
+        return Reply(problem="missing", reason=str(error))
+    except Exception as error:
+        return Reply(problem="failed", reason=f"{type(error).__name__}: {error}".splitlines()[0])
+
+
+def _measured(task: Task) -> Reply:
+    import torch
+
+    from scripts.peers import opening
+
+    torch.set_num_threads(task.threads)
+    engine = find_engine(task.section, task.engine)
+    around: dict[str, Any] = opening.machine_circumstances() if task.section == "machine" else {}
+    started = time.perf_counter()
+    if task.only_files:
+        opening.make_files(task, engine)
+        return Reply(load_s=time.perf_counter() - started)
+    opened = opening.open_engine(task, engine)
+    gc.collect()  # plain weights, where packed ones took their place
+    load_s = time.perf_counter() - started
+    figures = [
+        {"name": name, **figure.to_dict(), **more} for name, figure, more in opening.measure(task, engine, opened)
+    ]
+    return Reply(
+        figures=figures,
+        load_s=load_s,
+        packages=versions(opening.PACKAGES.get(engine.program, ())),
+        circumstances=json.loads(json.dumps(around)),
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,102 @@
+"""The picture tower as our ONNX file in other runtimes: onnxruntime and OpenVINO, float and 8 bits."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from app.resources import sample_pictures
+from scripts.peers.packages import require
+from vision.backends.open import EncoderSpec, open_encoder
+from vision.config import VisionConfig
+from vision.export.onnx import export_onnx
+from vision.image import load_picture
+from vision.preprocess import preprocess
+
+ONNXRUNTIME_PACKAGES = ("onnxruntime", "onnx")
+OPENVINO_PACKAGES = ("openvino", "nncf")
+OpenVinoPrecision = Literal["f32", "bf16"]
+
+
+class OnnxRuntimeVision:
+    """onnxruntime, as our own backend runs an exported file; one call at a time on `num_threads`."""
+
+    def __init__(self, path: str | os.PathLike[str], *, num_threads: int) -> None:
+        require("onnxruntime", package="onnxruntime")
+        self._backend = open_encoder(EncoderSpec(kind="onnx", path=str(path), threads=num_threads))
+
+    def prepare(self, num_pictures: int) -> None:
+        return
+
+    def encode(self, pixels_BHWC: NDArray[np.uint8]) -> object:
+        return self._backend.encode(pixels_BHWC)
+
+
+class OpenVinoVision:
+    """OpenVINO, compiled anew for each batch size, since fixed shapes suit it best."""
+
+    def __init__(self, path: str | os.PathLike[str], *, num_threads: int, precision: OpenVinoPrecision) -> None:
+        openvino = require("openvino", package="openvino")
+        self._core, self._path, self._precision = openvino.Core(), str(path), precision
+        self._num_threads = num_threads
+        self._batch, self._compiled = 0, None
+
+    def prepare(self, num_pictures: int) -> None:
+        if self._batch != num_pictures:
+            self._batch, self._compiled = num_pictures, self._compile(num_pictures)
+
+    def encode(self, pixels_BHWC: NDArray[np.uint8]) -> object:
+        self.prepare(len(pixels_BHWC))
+        assert self._compiled is not None
+        return self._compiled(pixels_BHWC.astype(np.float32))[0]
+
+    def _compile(self, num_pictures: int) -> Any:
+        model = self._core.read_model(self._path)
+        _, *rest = model.inputs[0].get_partial_shape()
+        model.reshape([num_pictures, *(side.get_length() for side in rest)])
+        settings = {
+            "INFERENCE_PRECISION_HINT": self._precision,
+            "INFERENCE_NUM_THREADS": self._num_threads,
+            "NUM_STREAMS": 1,
+            "PERFORMANCE_HINT": "LATENCY",
+        }
+        return self._core.compile_model(model, "CPU", settings)
+
+
+def export_tower(config: VisionConfig, state: Mapping[str, Tensor], path: Path) -> None:
+    """Our export in float32; raises MissingPackage without the packages for it."""
+    for package in ("onnx", "onnxscript"):
+        require(package, package=package)
+    export_onnx(config, state, path, name="random tower", dtype="float32")
+
+
+def quantise_onnx(source: Path, target: Path) -> None:
+    """onnxruntime's dynamic quantisation: int8 weights per channel, activations quantised while it runs."""
+    quantization = require("onnxruntime.quantization", package="onnxruntime")
+    partial = target.with_suffix(".partial")
+    quantization.quantize_dynamic(str(source), str(partial), weight_type=quantization.QuantType.QInt8, per_channel=True)
+    partial.replace(target)
+
+
+def quantise_openvino(source: Path, target: Path, *, num_pictures: int = 4) -> None:
+    """NNCF's post-training quantisation for transformers, calibrated on sample pictures; `target` ends in .xml."""
+    openvino = require("openvino", package="openvino")
+    nncf = require("nncf", package="nncf")
+    model = openvino.Core().read_model(str(source))
+    size = int(model.inputs[0].get_partial_shape()[1].get_length())
+    files = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))[:num_pictures]
+    pictures = [preprocess(load_picture(str(file)).image, size=size)[None].astype(np.float32) for file in files]
+    quantised = nncf.quantize(
+        model,
+        nncf.Dataset(pictures),
+        model_type=nncf.ModelType.TRANSFORMER,
+        subset_size=len(pictures),
+    )
+    partial = target.with_name(f"partial-{target.name}")
+    openvino.save_model(quantised, str(partial), compress_to_fp16=False)
+    partial.with_suffix(".bin").replace(target.with_suffix(".bin"))
+    partial.replace(target)

@@ -1,0 +1,67 @@
+"""The files that peers run, made once in a work folder from the shared weights."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from app.random_model import WiderTokenizer
+from app.resources import embedded_model
+from scripts.peers.exported import export_tower, quantise_onnx, quantise_openvino
+from scripts.peers.gguf_file import write_gguf
+from scripts.peers.llama_cpp import quantise_gguf
+from scripts.peers.weights import bare_tower, decoder_sizes, decoder_state, encoder_state
+
+
+def place_of(file: str, *, work: Path, size: str) -> Path:
+    """Where the file of a size is, or will be."""
+    return work / size.replace("/", "-") / file
+
+
+def make_file(file: str, *, work: Path, size: str, num_threads: int) -> Path:
+    """The file, made if it is not there, with those it is made of.
+
+    Raises MissingPackage without the packages for it, and what these raise.
+    """
+    place = place_of(file, work=work, size=size)
+    if place.exists():
+        return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    source = _SOURCES.get(file)
+    if source is not None:
+        make_file(source, work=work, size=size, num_threads=num_threads)
+    _MAKERS[file](place, size, num_threads)
+    return place
+
+
+def _write_bf16(place: Path, size: str, num_threads: int) -> None:
+    config = decoder_sizes(size)
+    write_gguf(decoder_state(config, eos_id=end_id(config.vocab_size)), config, place, dtype="bf16")
+
+
+def _write_tower(place: Path, size: str, num_threads: int) -> None:
+    config = bare_tower(size)
+    export_tower(config, encoder_state(config), place)
+
+
+def end_id(vocab_size: int) -> int:
+    """The end token of the tokenizer that goes with the random weights."""
+    return WiderTokenizer.around(embedded_model() / "tokenizer.model", vocab_size=vocab_size).eos_id
+
+
+_SOURCES: Mapping[str, str] = {
+    "q8_0.gguf": "bf16.gguf",
+    "q4_0.gguf": "bf16.gguf",
+    "tower-int8.onnx": "tower.onnx",
+    "tower-int8.xml": "tower.onnx",
+}
+_MAKERS: Mapping[str, Callable[[Path, str, int], None]] = {
+    "bf16.gguf": _write_bf16,
+    "q8_0.gguf": lambda place, size, threads: quantise_gguf(
+        place.with_name("bf16.gguf"), place, kind="q8_0", num_threads=threads
+    ),
+    "q4_0.gguf": lambda place, size, threads: quantise_gguf(
+        place.with_name("bf16.gguf"), place, kind="q4_0", num_threads=threads
+    ),
+    "tower.onnx": _write_tower,
+    "tower-int8.onnx": lambda place, size, threads: quantise_onnx(place.with_name("tower.onnx"), place),
+    "tower-int8.xml": lambda place, size, threads: quantise_openvino(place.with_name("tower.onnx"), place),
+}

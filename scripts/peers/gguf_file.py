@@ -1,0 +1,80 @@
+"""Writes a decoder of ours as a GGUF file, llama.cpp's format: no adapter, no vocabulary but its size."""
+
+# D model width, N heads, H head size
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from llm.config import DecoderConfig
+from scripts.peers.packages import require
+
+GgufType = Literal["f32", "bf16"]
+
+
+def write_gguf(
+    state: Mapping[str, Tensor], config: DecoderConfig, path: str | os.PathLike[str], *, dtype: GgufType
+) -> None:
+    """Write float32 weights of ours; matrices in `dtype`, norms in float32.
+
+    The file appears complete or not at all. Raises MissingPackage without the package `gguf`.
+    """
+    gguf = require("gguf", package="gguf")
+    place = Path(path)
+    partial = place.with_suffix(".partial")
+    writer = gguf.GGUFWriter(str(partial), "llama")
+    writer.add_name("random")
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.context)
+    writer.add_embedding_length(config.dim)
+    writer.add_block_count(config.num_layers)
+    writer.add_feed_forward_length(config.ffn_dim)
+    writer.add_head_count(config.num_heads)
+    writer.add_head_count_kv(config.num_heads)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32 if dtype == "f32" else gguf.LlamaFileType.MOSTLY_BF16)
+    writer.add_tokenizer_model("no_vocab")
+    kind = gguf.GGMLQuantizationType.BF16
+    for name, tensor in gguf_tensors(state, config):
+        if tensor.ndim == 1 or dtype == "f32":
+            writer.add_tensor(name, tensor.numpy())
+        else:
+            # NumPy knows no bfloat16: its bytes go in as they are.
+            writer.add_tensor(name, tensor.to(torch.bfloat16).view(torch.uint8).numpy(), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    partial.replace(place)
+
+
+def gguf_tensors(state: Mapping[str, Tensor], config: DecoderConfig) -> Iterator[tuple[str, Tensor]]:
+    """Names and float32 tensors as llama.cpp's LLaMA has them; our biases are left out: the random ones are 0."""
+    yield "token_embd.weight", state["embedding.weight"].float()
+    yield "output_norm.weight", state["norm.weight"].float()
+    yield "output.weight", state["head.weight"].float()
+    for layer in range(config.num_layers):
+        ours, theirs = f"layers.{layer}", f"blk.{layer}"
+        q, k, v = state[f"{ours}.attention.qkv.weight"].float().chunk(3)
+        gate, up = state[f"{ours}.feed_forward.gate_up.weight"].float().chunk(2)
+        yield f"{theirs}.attn_norm.weight", state[f"{ours}.attention_norm.weight"].float()
+        yield f"{theirs}.attn_q.weight", interleaved(q, num_heads=config.num_heads)
+        yield f"{theirs}.attn_k.weight", interleaved(k, num_heads=config.num_heads)
+        yield f"{theirs}.attn_v.weight", v.contiguous()
+        yield f"{theirs}.attn_output.weight", state[f"{ours}.attention.out.weight"].float()
+        yield f"{theirs}.ffn_norm.weight", state[f"{ours}.feed_forward_norm.weight"].float()
+        yield f"{theirs}.ffn_gate.weight", gate.contiguous()
+        yield f"{theirs}.ffn_up.weight", up.contiguous()
+        yield f"{theirs}.ffn_down.weight", state[f"{ours}.feed_forward.down.weight"].float()
+
+
+def interleaved(weight: Tensor, *, num_heads: int) -> Tensor:
+    """Rows of a query or key projection (D, D) from half-split pairs (i, i + H/2) to pairs (2i, 2i + 1)."""
+    halves = weight.view(num_heads, 2, -1, weight.shape[1])
+    return halves.transpose(1, 2).reshape(weight.shape)

@@ -1,0 +1,177 @@
+"""From a task to figures: opens the engine in this very process and measures it."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from app.circumstances import circumstances, load_average
+from app.random_model import WiderTokenizer
+from app.resources import embedded_model
+from llm.runtime.backend import DTYPES
+from scripts.peers import exported, huggingface, llama_cpp
+from scripts.peers.ceilings import measure_ceilings
+from scripts.peers.files import end_id, make_file
+from scripts.peers.measuring import DecoderEngine, Figure, Rungs, VisionEngine, measure_decoder, measure_vision
+from scripts.peers.ours import JobResult, OurDecoder, OurJob, OurVision, open_parts
+from scripts.peers.reference import ReferenceJob
+from scripts.peers.sizes import JOB_ENDS
+from scripts.peers.table import Engine
+from scripts.peers.task import Task
+from scripts.peers.weights import bare_tower, decoder_sizes, decoder_state, encoder_sizes, encoder_state
+
+Named = tuple[str, Figure, dict[str, Any]]  # whose figure, the figure, and what else there is to say
+Opener = Callable[[Task, Engine], Any]
+
+PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "hf": huggingface.PACKAGES,
+    "hf-dynamic": huggingface.PACKAGES,
+    "hf-static": huggingface.PACKAGES,
+    "hf-compiled": huggingface.PACKAGES,
+    "llama.cpp": llama_cpp.PACKAGES,
+    "onnxruntime": exported.ONNXRUNTIME_PACKAGES,
+    "openvino": exported.OPENVINO_PACKAGES,
+}
+
+
+def make_files(task: Task, engine: Engine) -> None:
+    """The files that the engine runs, where they are not there yet."""
+    if engine.file:
+        make_file(engine.file, work=_work(task), size=task.size, num_threads=task.threads)
+
+
+def machine_circumstances() -> dict[str, Any]:
+    """As app/circumstances.py tells them, the load before this process computed anything."""
+    return circumstances(load_before=load_average())
+
+
+def measure(task: Task, engine: Engine, opened: Any) -> Iterator[Named]:
+    """Figures of what `open_engine` opened."""
+    rungs = Rungs(
+        batch_sizes=task.batch_sizes,
+        prefill_batch_sizes=task.prefill_batch_sizes,
+        left_out=frozenset(task.left_out),
+    )
+    match task.section:
+        case "machine":
+            yield from ((name, figure, {}) for name, figure in measure_ceilings(task.size))
+        case "decode":
+            figures = measure_decoder(
+                cast(DecoderEngine, opened), rungs, num_steps=task.num_steps, budget_s=task.budget_s
+            )
+            yield from ((engine.name, figure, {}) for figure in figures)
+        case "vision":
+            figures = measure_vision(
+                cast(VisionEngine, opened),
+                rungs,
+                image_size=bare_tower(task.size).clip.image_size,
+                budget_s=task.budget_s,
+            )
+            yield from ((engine.name, figure, {}) for figure in figures)
+        case "job":
+            yield _measure_job(engine, opened)
+
+
+def open_engine(task: Task, engine: Engine) -> Any:
+    """The engine, loaded; raises MissingPackage, and whatever loading it raises."""
+    return OPENERS[task.section, engine.program](task, engine)
+
+
+def _measure_job(engine: Engine, job: OurJob | ReferenceJob) -> Named:
+    """One run of the job, after a short one of a single picture; the rate is of pictures."""
+    job.run((2,))
+    result: JobResult = job.run()
+    figure = Figure(part="job", batch=len(JOB_ENDS), rate=len(JOB_ENDS) / result.seconds, spent_s=result.seconds)
+    answers = hashlib.sha256(repr(result.token_ids).encode()).hexdigest()[:12]
+    return engine.name, figure, {"stages_s": result.stages_s, "answers": answers}
+
+
+def _our_decoder(task: Task, engine: Engine) -> OurDecoder:
+    config = decoder_sizes(task.size)
+    # The encoder has no part in this: the smallest there is.
+    vision = encoder_sizes("vit-tiny", output_dim=config.dim)
+    most = max((*task.batch_sizes, *task.prefill_batch_sizes))
+    parts = open_parts(config, vision, dtype=engine.dtype, precision=engine.precision, batch_size=most)
+    return OurDecoder(parts.executor)
+
+
+def _our_vision(task: Task, engine: Engine) -> OurVision:
+    vision = bare_tower(task.size)
+    parts = open_parts(
+        decoder_sizes("tiny"), vision, dtype=engine.dtype, precision=engine.precision, batch_size=max(task.batch_sizes)
+    )
+    return OurVision(parts.vision)
+
+
+def _our_job(task: Task, engine: Engine) -> OurJob:
+    decoder, encoder = task.size.split("+")
+    config = decoder_sizes(decoder)
+    vision = encoder_sizes(encoder, output_dim=config.dim)
+    return OurJob(open_parts(config, vision, dtype=engine.dtype, precision=engine.precision, batch_size=len(JOB_ENDS)))
+
+
+def _reference_job(task: Task, engine: Engine) -> ReferenceJob:
+    decoder, encoder = task.size.split("+")
+    config = decoder_sizes(decoder)
+    vision = encoder_sizes(encoder, output_dim=config.dim)
+    return ReferenceJob(
+        config,
+        vision,
+        decoder_state=decoder_state(config, eos_id=end_id(config.vocab_size)),
+        encoder_state=encoder_state(vision),
+        tokenizer=WiderTokenizer.around(embedded_model() / "tokenizer.model", vocab_size=config.vocab_size),
+    )
+
+
+def _huggingface(cache: huggingface.CacheKind, *, compiled: bool = False) -> Opener:
+    def open_it(task: Task, engine: Engine) -> huggingface.HuggingFaceDecoder:
+        config = decoder_sizes(task.size)
+        state = decoder_state(config, eos_id=end_id(config.vocab_size))
+        return huggingface.HuggingFaceDecoder(state, config, dtype=DTYPES[engine.dtype], cache=cache, compiled=compiled)
+
+    return open_it
+
+
+def _huggingface_vision(task: Task, engine: Engine) -> huggingface.HuggingFaceVision:
+    config = bare_tower(task.size)
+    return huggingface.HuggingFaceVision(encoder_state(config), config.clip, dtype=DTYPES[engine.dtype])
+
+
+def _llama_cpp(task: Task, engine: Engine) -> llama_cpp.LlamaCpp:
+    return llama_cpp.LlamaCpp(
+        make_file(engine.file, work=_work(task), size=task.size, num_threads=task.threads),
+        num_rows=max((*task.batch_sizes, *task.prefill_batch_sizes)),
+        num_threads=task.threads,
+        flash=cast(llama_cpp.FlashAttention, task.flash),
+    )
+
+
+def _onnxruntime(task: Task, engine: Engine) -> exported.OnnxRuntimeVision:
+    path = make_file(engine.file, work=_work(task), size=task.size, num_threads=task.threads)
+    return exported.OnnxRuntimeVision(path, num_threads=task.threads)
+
+
+def _openvino(task: Task, engine: Engine) -> exported.OpenVinoVision:
+    path = make_file(engine.file, work=_work(task), size=task.size, num_threads=task.threads)
+    precision: exported.OpenVinoPrecision = "bf16" if engine.dtype == "bfloat16" else "f32"
+    return exported.OpenVinoVision(path, num_threads=task.threads, precision=precision)
+
+
+def _work(task: Task) -> Path:
+    return Path(task.work)
+
+
+OPENERS: Mapping[tuple[str, str], Opener] = {
+    ("machine", "machine"): lambda task, engine: None,
+    ("decode", "ours"): _our_decoder,
+    ("decode", "hf-dynamic"): _huggingface("dynamic"),
+    ("decode", "hf-static"): _huggingface("static"),
+    ("decode", "hf-compiled"): _huggingface("static", compiled=True),
+    ("decode", "llama.cpp"): _llama_cpp,
+    ("job", "ours"): _our_job,
+    ("job", "reference"): _reference_job,
+    ("vision", "ours"): _our_vision,
+    ("vision", "hf"): _huggingface_vision,
+    ("vision", "onnxruntime"): _onnxruntime,
+    ("vision", "openvino"): _openvino,
+}

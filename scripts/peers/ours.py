@@ -1,0 +1,127 @@
+"""Our own engine under the measures of the others: put together as any captioner is, around the shared weights."""
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from app.assemble import Parts, assemble_parts
+from app.captioner import Captioner
+from app.resources import sample_pictures
+from app.spec import CaptionerSpec, Precision
+from llm.config import DecoderConfig
+from llm.engine.engine import Engine
+from llm.engine.sequence import Request
+from llm.runtime.executor import Executor
+from scripts.peers.sizes import JOB_ENDS, prompt_ids
+from scripts.peers.weights import random_weights
+from vision.backends.base import VisionBackend
+from vision.config import VisionConfig
+
+
+def open_parts(
+    decoder: DecoderConfig, vision: VisionConfig, *, dtype: str, precision: Precision, batch_size: int
+) -> Parts:
+    """A model of those sizes with random weights on the CPU, `batch_size` slots."""
+    spec = CaptionerSpec(device="cpu", dtype=dtype, precision=precision, batch_size=batch_size)
+    return assemble_parts(
+        spec, load=lambda torch_dtype: random_weights(decoder, vision, dtype=torch_dtype, precision=precision)
+    )
+
+
+class OurDecoder:
+    """The executor, adapter on: what the engine calls in each of its steps."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        config = executor.config
+        visual_query_BQD = torch.randn(1, config.num_queries, config.dim, generator=torch.Generator().manual_seed(0))
+        self._prefix = executor.project_prefix(visual_query_BQD)[0]
+        self._num_tokens = 0
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> list[int]:
+        self._num_tokens = len(prompts[0])
+        prediction = self._executor.prefill(prompts, [self._prefix] * len(prompts), first_slot=0)
+        return prediction.best_R.tolist()
+
+    def spread(self, num_rows: int) -> None:
+        for row in range(1, num_rows):
+            self._executor.move(0, row, num_tokens=self._num_tokens)
+
+    def step(self, token_ids: Sequence[int], position: int) -> list[int]:
+        prediction = self._executor.decode(token_ids, [position] * len(token_ids))
+        return prediction.best_R.tolist()
+
+
+class OurVision:
+    """The encoder as the captioner calls it."""
+
+    def __init__(self, backend: VisionBackend) -> None:
+        self._backend = backend
+
+    def prepare(self, num_pictures: int) -> None:
+        return
+
+    def encode(self, pixels_BHWC: NDArray[np.uint8]) -> object:
+        return self._backend.encode(pixels_BHWC)
+
+
+class PlannedEngine(Engine):
+    """An engine whose requests end where `ends` says, in the order in which they come."""
+
+    def __init__(self, executor: Executor, *, eos_id: int) -> None:
+        super().__init__(executor, eos_id=eos_id)
+        self.ends: Iterator[int] = iter(())
+
+    def submit(self, request: Request) -> None:
+        sampling = dataclasses.replace(request.sampling, max_new_tokens=next(self.ends))
+        super().submit(dataclasses.replace(request, sampling=sampling))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class JobResult:
+    """A caption job: its seconds from files to texts, where they went, and the tokens of each picture."""
+
+    seconds: float
+    stages_s: dict[str, float]
+    token_ids: tuple[tuple[int, ...], ...]
+
+
+class OurJob:
+    """The caption job through the captioner."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._engine = PlannedEngine(parts.executor, eos_id=parts.model.tokenizer.eos_id)
+        self._captioner = Captioner(
+            spec=parts.spec,
+            info=parts.info,
+            vision=parts.vision,
+            engine=self._engine,
+            tokenizer=parts.model.tokenizer,
+            synchronise=parts.backend.synchronise,
+            mark=parts.backend.mark,
+        )
+
+    def run(self, ends: Sequence[int] = JOB_ENDS) -> JobResult:
+        """As many pictures as `ends`, each answered with that many tokens."""
+        self._engine.ends = iter(ends)
+        clock = self._captioner.profile_clock()
+        started = time.perf_counter()
+        answers = self._captioner.generate(
+            [str(file) for file in job_pictures(len(ends))], [prompt_ids(row) for row in range(len(ends))], clock=clock
+        )
+        seconds = time.perf_counter() - started
+        assert [len(answer.token_ids) for answer in answers] == list(ends), "a caption did not end as planned"
+        return JobResult(
+            seconds=seconds, stages_s=dict(clock.seconds), token_ids=tuple(answer.token_ids for answer in answers)
+        )
+
+
+def job_pictures(count: int) -> list[Path]:
+    """The first sample pictures."""
+    files = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
+    return files[:count]

@@ -1,0 +1,28 @@
+"""Packages of other programs: imported when their engine is, and told of when they are missing."""
+
+import importlib
+from importlib import metadata
+from typing import Any
+
+
+class MissingPackage(Exception):
+    """A peer cannot be measured here, and why."""
+
+
+def require(module: str, *, package: str) -> Any:
+    """The imported module; raises MissingPackage where its package is not installed, or cannot be imported."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingPackage(f"{package} cannot be imported ({error}): install the extra `peers`") from error
+
+
+def versions(packages: tuple[str, ...]) -> dict[str, str]:
+    """Versions of those that are installed."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

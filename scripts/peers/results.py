@@ -1,0 +1,131 @@
+"""docs/peers.json: rows of figures that accumulate. A new run replaces what it measured again, and nothing else."""
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+Key = tuple[str, str, str, int, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """What one engine reached in the rounds of one run: tokens, pictures, bytes or FLOPs a second."""
+
+    part: str  # a `sizes.Part`
+    engine: str
+    size: str
+    batch: int
+    threads: int
+    run: str  # a key of `Results.runs`
+    rates: tuple[float, ...]  # one for each round
+    stages_s: Mapping[str, float] = field(default_factory=dict)  # of a job's last round
+    answers: str = ""  # of a job: equal where all captions are
+
+    @property
+    def key(self) -> Key:
+        """What a later row of the same replaces."""
+        return (self.part, self.engine, self.size, self.batch, self.threads)
+
+    @property
+    def median(self) -> float:
+        """Of all rounds."""
+        return statistics.median(self.rates)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Missing:
+    """An engine that could not be measured, and why."""
+
+    engine: str
+    size: str
+    section: str
+    threads: int
+    problem: str  # `missing` or `failed`
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Results:
+    """All that is known: circumstances of each run, rows and engines that are missing."""
+
+    runs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    rows: tuple[Row, ...] = ()
+    missing: tuple[Missing, ...] = ()
+
+    def find(self, part: str, engine: str, size: str, *, batch: int, threads: int) -> Row | None:
+        """The row of those, None where there is none."""
+        key = (part, engine, size, batch, threads)
+        return next((row for row in self.rows if row.key == key), None)
+
+    def engines(self, part: str, size: str, *, threads: int) -> list[str]:
+        """Engines with a row there, in the order of the rows."""
+        found = (row for row in self.rows if (row.part, row.size, row.threads) == (part, size, threads))
+        return list(dict.fromkeys(row.engine for row in found))
+
+    def merged(self, other: "Results") -> "Results":
+        """These with what `other` has anew; runs of which no row is left are forgotten."""
+        replaced = {row.key for row in other.rows}
+        rows = (*(row for row in self.rows if row.key not in replaced), *other.rows)
+        runs = {**self.runs, **other.runs}
+        used = {row.run for row in rows}
+        tried = {_place(one) for one in other.missing}
+        present = {(row.engine, row.size, row.threads) for row in other.rows}
+        kept = [
+            one
+            for one in self.missing
+            if _place(one) not in tried and (one.engine, one.size, one.threads) not in present
+        ]
+        return Results(
+            runs={name: run for name, run in runs.items() if name in used},
+            rows=tuple(rows),
+            missing=(*kept, *other.missing),
+        )
+
+
+def load(path: Path) -> Results:
+    """What `save` wrote; nothing where there is no file."""
+    if not path.is_file():
+        return Results()
+    values = json.loads(path.read_text(encoding="utf-8"))
+    return Results(
+        runs=values["runs"],
+        rows=tuple(Row(**{**row, "rates": tuple(row["rates"])}) for row in values["rows"]),
+        missing=tuple(Missing(**one) for one in values["missing"]),
+    )
+
+
+def save(results: Results, path: Path) -> None:
+    """Write JSON with a row a line, so that differences can be read."""
+    runs = json.dumps(dict(results.runs), indent=1)
+    rows = _lines(asdict(row) for row in _rounded(results.rows))
+    missing = _lines(asdict(one) for one in results.missing)
+    content = f'{{"runs": {runs},\n"rows": [\n{rows}\n],\n"missing": [\n{missing}\n]}}\n'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content, encoding="utf-8")
+
+
+def _rounded(rows: Sequence[Row]) -> list[Row]:
+    return [
+        replace(
+            row,
+            rates=tuple(_four_digits(rate) for rate in row.rates),
+            stages_s={name: _four_digits(seconds) for name, seconds in row.stages_s.items()},
+        )
+        for row in rows
+    ]
+
+
+def _four_digits(number: float) -> float:
+    return float(f"{number:.4g}")
+
+
+def _lines(values: Iterable[Mapping[str, Any]]) -> str:
+    stated = ({name: value for name, value in one.items() if value not in ({}, "")} for one in values)
+    return ",\n".join(map(json.dumps, stated))
+
+
+def _place(one: Missing) -> tuple[str, str, str, int]:
+    return (one.engine, one.size, one.section, one.threads)

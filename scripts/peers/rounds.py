@@ -1,0 +1,223 @@
+"""The rounds of a run: child after child, one alive at a time, every engine once in each round."""
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from scripts.peers.results import Missing, Results, Row
+from scripts.peers.sizes import DECODERS, ENCODERS, JOB_ENCODERS, NUM_STEPS, job_size
+from scripts.peers.table import MACHINE, PARTS_OF, Section, chosen_engines, find_engine
+from scripts.peers.task import Reply, Task
+
+ROOT = Path(__file__).resolve().parents[2]
+# So many threads a child takes, whichever library does the work.
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "ORT_DISABLE_TELEMETRY": "1"}
+
+Runner = Callable[[Task], Reply]
+Tell = Callable[[str], None]
+
+
+# Without slots, so that a default can be read off the class.
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run measures, as plain values."""
+
+    sections: tuple[Section, ...]
+    sizes: tuple[str, ...]  # of decoders and encoders
+    engines: tuple[str, ...] | None  # None: all but the slow options
+    batch_sizes: tuple[int, ...] = (1, 5, 16)
+    prefill_batch_sizes: tuple[int, ...] = (1, 5)
+    rounds: int = 3
+    threads: int = 1
+    work: str
+    budget_s: float = 2.5
+    long_s: float = 8.0  # what took longer in the first round is not repeated
+    flash: str = "auto"
+
+    def __post_init__(self) -> None:
+        for size in self.sizes:
+            if size not in (*DECODERS, *ENCODERS):
+                raise ValueError(f"sizes are {', '.join((*DECODERS, *ENCODERS))}, got {size!r}")
+        for name in ("rounds", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not self.batch_sizes or min((*self.batch_sizes, *self.prefill_batch_sizes)) < 1:
+            raise ValueError(f"batch sizes must be at least 1, got {self.batch_sizes} and {self.prefill_batch_sizes}")
+
+    def tasks(self) -> Iterator[Task]:
+        """All of one round, in order; the machine's own ceilings in front of each size."""
+        for size in self.sizes:
+            yield self._task("machine", MACHINE.name, size)
+            sections: tuple[Section, ...] = ("vision",) if size in ENCODERS else ("decode",)
+            for section in sections:
+                if section in self.sections:
+                    for engine in chosen_engines(self.engines, section):
+                        yield self._task(section, engine.name, size)
+            if "job" in self.sections:
+                for encoder in JOB_ENCODERS.get(size, ()):
+                    for engine in chosen_engines(self.engines, "job"):
+                        yield self._task("job", engine.name, job_size(size, encoder))
+
+    def _task(self, section: Section, engine: str, size: str) -> Task:
+        return Task(
+            section=section,
+            engine=engine,
+            size=size,
+            work=self.work,
+            threads=self.threads,
+            batch_sizes=self.batch_sizes,
+            prefill_batch_sizes=self.prefill_batch_sizes,
+            num_steps=NUM_STEPS.get(size, 32),
+            budget_s=self.budget_s,
+            flash=self.flash,
+        )
+
+
+@dataclass(kw_only=True, slots=True)
+class Gathered:
+    """What has come in so far of one run."""
+
+    run: str
+    circumstances: dict[str, Any] = field(default_factory=dict)
+    rates: dict[tuple[str, str, str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+    details: dict[tuple[str, str, str, int], dict[str, Any]] = field(default_factory=dict)
+    too_long: dict[tuple[str, str], set[tuple[str, int]]] = field(default_factory=lambda: defaultdict(set))
+    missing: dict[tuple[str, str, str], Missing] = field(default_factory=dict)
+
+    def take(self, task: Task, reply: Reply, *, long_s: float) -> None:
+        """One child's reply."""
+        if reply.problem:
+            self.missing[task.section, task.engine, task.size] = Missing(
+                engine=task.engine,
+                size=task.size,
+                section=task.section,
+                threads=task.threads,
+                problem=reply.problem,
+                reason=reply.reason.replace(task.work, "WORK"),
+            )
+            return
+        if reply.circumstances and not self.circumstances:
+            self.circumstances = dict(reply.circumstances)
+        self.circumstances.setdefault("peers", {}).update(reply.packages)
+        for figure in reply.figures:
+            key = (figure["part"], figure["name"], task.size, figure["batch"])
+            self.rates[key].append(figure["rate"])
+            self.details[key] = {name: figure[name] for name in ("stages_s", "answers") if name in figure}
+            if figure["spent_s"] > long_s:
+                self.too_long[task.engine, task.size].add((figure["part"], figure["batch"]))
+
+    def next_task(self, task: Task) -> Task | None:
+        """The task without what is too long to repeat; None where nothing is left of it, or it cannot be run."""
+        if (task.section, task.engine, task.size) in self.missing:
+            return None
+        left_out = self.too_long[task.engine, task.size]
+        is_all_out = bool(left_out) and all((part, batch) in left_out for part, batch in wanted_rungs(task))
+        return None if is_all_out else replace(task, left_out=tuple(sorted(left_out)))
+
+    def results(self, *, threads: int, settings: dict[str, Any]) -> Results:
+        """As rows, beside the circumstances and the settings of the run."""
+        rows = tuple(
+            Row(
+                part=part,
+                engine=engine,
+                size=size,
+                batch=batch,
+                threads=threads,
+                run=self.run,
+                rates=tuple(rates),
+                **self.details[part, engine, size, batch],
+            )
+            for (part, engine, size, batch), rates in self.rates.items()
+        )
+        runs = {self.run: {**self.circumstances, "settings": settings}}
+        return Results(runs=runs, rows=rows, missing=tuple(self.missing.values()))
+
+
+def run_rounds(plan: Plan, *, tell: Tell, keep: Callable[[Results], None], run: Runner | None = None) -> Results:
+    """Make the files, then measure round after round; `keep` is given all results so far after each of them.
+
+    `run` answers a task, by default in a child process. An engine that fails or is missing is left out from then on.
+    """
+    run = run or run_child
+    gathered = Gathered(run=datetime.now(UTC).isoformat(timespec="seconds"))
+    settings = {"rounds": plan.rounds, "budget_s": plan.budget_s, "long_s": plan.long_s, "flash": plan.flash}
+    _make_files(plan, gathered, run=run, tell=tell)
+    results = Results()
+    started = time.perf_counter()
+    for number in range(1, plan.rounds + 1):
+        tasks = list(plan.tasks())
+        for index, task in enumerate(tasks, start=1):
+            asked = gathered.next_task(task)
+            if asked is None:
+                continue
+            begun = time.perf_counter()
+            reply = run(asked)
+            gathered.take(asked, reply, long_s=plan.long_s)
+            spent_s = time.perf_counter() - begun
+            tell(f"round {number}/{plan.rounds}, {index}/{len(tasks)}: {describe(asked, reply)} [{spent_s:.1f} s]")
+        results = gathered.results(threads=plan.threads, settings=settings)
+        keep(results)
+        tell(f"round {number} of {plan.rounds} ended, {time.perf_counter() - started:.0f} s since the first began")
+    return results
+
+
+def wanted_rungs(task: Task) -> list[tuple[str, int]]:
+    """Pairs (part, batch) of a task's figures."""
+    parts = PARTS_OF[task.section]
+    if task.section in ("machine", "job"):
+        return list(itertools.product(parts, (1 if task.section == "machine" else 5,)))
+    rungs = [("prefill", batch) for batch in task.prefill_batch_sizes] if task.section == "decode" else []
+    return [*rungs, *((parts[-1], batch) for batch in task.batch_sizes)]
+
+
+def run_child(task: Task, *, timeout_s: float = 600.0) -> Reply:
+    """Answer a task in a process of its own; one that dies, or hangs, is a failure in the reply."""
+    environment = {**os.environ, **_QUIET, **dict.fromkeys(_THREAD_VARIABLES, str(task.threads))}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "scripts.peers.child", task.to_json()],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired:
+        return Reply(problem="failed", reason=f"took longer than {timeout_s:.0f} s")
+    if done.returncode != 0 or not done.stdout.strip():
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        return Reply(problem="failed", reason=f"ended with status {done.returncode}: {last}")
+    return Reply.from_json(done.stdout.strip().splitlines()[-1])
+
+
+def describe(task: Task, reply: Reply) -> str:
+    """One line for a person."""
+    head = f"{task.size} {task.engine}"
+    if reply.problem:
+        return f"{head} {reply.problem}: {reply.reason}"
+    if task.section == "machine":
+        figures = ", ".join(f"{figure['name']} {figure['rate'] / 1e9:.1f} G/s" for figure in reply.figures)
+    else:
+        figures = ", ".join(f"{figure['part']} {figure['batch']}: {figure['rate']:.2f}/s" for figure in reply.figures)
+    return f"{head} {figures}"
+
+
+def _make_files(plan: Plan, gathered: Gathered, *, run: Runner, tell: Tell) -> None:
+    """Before the rounds, with all processors: files that peers run, where they are not there yet."""
+    Path(plan.work).mkdir(parents=True, exist_ok=True)
+    for task in plan.tasks():
+        if not find_engine(task.section, task.engine).file:
+            continue
+        reply = run(replace(task, only_files=True, threads=os.cpu_count() or 1))
+        if reply.problem:
+            gathered.take(task, reply, long_s=plan.long_s)
+        tell(f"files of {task.size} {task.engine}: {reply.reason or f'there, {reply.load_s:.1f} s'}")

@@ -1,0 +1,63 @@
+"""How much of what the machine can do a figure of ours is: of its memory bandwidth, and of its matrix products."""
+
+from dataclasses import dataclass
+
+from app.roofline import NumberSizes, Work, encoder_work, prefill_work, step_work
+from scripts.peers.results import Results, Row
+from scripts.peers.sizes import NUM_PROMPT_TOKENS, NUM_STEPS
+from scripts.peers.weights import bare_tower, decoder_sizes
+
+# Engines of ours: bytes of their numbers, and the ceiling of their products.
+OURS = {
+    "ours-float32": (NumberSizes(4, 4), "matmul-float32"),
+    "ours-bfloat16": (NumberSizes(2, 2), "matmul-bfloat16"),
+    "ours-int8": (NumberSizes(1, 4), "matmul-int8"),
+    "ours-int8-bfloat16": (NumberSizes(1, 2), "matmul-int8"),
+}
+_MOST = 0.7  # of a ceiling: from here on it is what bounds a figure
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """Parts of the ceilings of the same run or, where that did not measure them, of the last that did."""
+
+    memory: float
+    arithmetic: float
+
+    @property
+    def sentence(self) -> str:
+        """What bounds a figure, in a few words."""
+        if max(self.memory, self.arithmetic) < _MOST:
+            return f"neither: {self.memory:.0%} of bandwidth, {self.arithmetic:.0%} of matmul"
+        if self.memory > self.arithmetic:
+            return f"memory: {self.memory:.0%} of bandwidth"
+        return f"arithmetic: {self.arithmetic:.0%} of matmul"
+
+
+def share_of(row: Row, results: Results) -> Share | None:
+    """The shares of a figure of ours; None for others, and where no ceiling was measured."""
+    if row.engine not in OURS or row.part not in ("decode", "prefill", "vision"):
+        return None
+    sizes, matmul = OURS[row.engine]
+    read_row = results.find("ceiling", "read", row.size, batch=1, threads=row.threads)
+    matmul_row = results.find("ceiling", matmul, row.size, batch=1, threads=row.threads)
+    if read_row is None or matmul_row is None:
+        return None
+    work, seconds = _work(row, sizes)
+    # A ceiling is the best that was seen: whatever slowed a round down was not the machine's limit.
+    return Share(
+        memory=work.bytes / seconds / max(read_row.rates), arithmetic=work.flops / seconds / max(matmul_row.rates)
+    )
+
+
+def _work(row: Row, sizes: NumberSizes) -> tuple[Work, float]:
+    """Counted work of one call, and the seconds it took."""
+    if row.part == "vision":
+        return encoder_work(bare_tower(row.size), num_pictures=row.batch, sizes=sizes), row.batch / row.median
+    config = decoder_sizes(row.size)
+    if row.part == "prefill":
+        lengths = [NUM_PROMPT_TOKENS] * row.batch
+        work = prefill_work(config, lengths=lengths, num_logits=row.batch, sizes=sizes)
+        return work, row.batch * NUM_PROMPT_TOKENS / row.median
+    middle = NUM_PROMPT_TOKENS + NUM_STEPS[row.size] // 2
+    return step_work(config, positions=[middle] * row.batch, sizes=sizes), row.batch / row.median

@@ -1,0 +1,34 @@
+"""What is measured: sizes of decoders and encoders by name, and how many tokens. Plain values, nothing is imported."""
+
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+Part = Literal["decode", "prefill", "job", "vision", "ceiling"]
+PARTS: tuple[Part, ...] = get_args(Part)
+
+# As app/random_model.py has them; `vit-tiny` is the encoder in front of its tiny decoder.
+DECODERS = ("tiny", "160M", "1B")
+ENCODERS = ("vit-tiny", "ViT-L/14")
+# Encoders that a whole caption job is run with, in front of each decoder.
+JOB_ENCODERS: Mapping[str, tuple[str, ...]] = {
+    "tiny": ("vit-tiny",),
+    "160M": ("embedded", "ViT-L/14"),
+    "1B": ("embedded", "ViT-L/14"),
+}
+
+NUM_PROMPT_TOKENS = 55
+NUM_STEPS: Mapping[str, int] = {"tiny": 32, "160M": 32, "1B": 12}
+CONTEXT = 128  # positions that a row has room for
+
+# The job: as many pictures, captions planned to end after so many tokens.
+JOB_ENDS = (12, 25, 38, 51, 64)
+
+
+def job_size(decoder: str, encoder: str) -> str:
+    """A job's size in one word, for example `1B+ViT-L/14`."""
+    return f"{decoder}+{encoder}"
+
+
+def prompt_ids(row: int, *, length: int = NUM_PROMPT_TOKENS) -> list[int]:
+    """The prompt of a row: the begin token, and numbers that differ from row to row."""
+    return [1, *(3 + (7919 * (row + 1) * (place + 1)) % 31000 for place in range(length - 1))]

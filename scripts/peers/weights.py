@@ -1,0 +1,150 @@
+"""The random weights that every engine computes with: ours, and under the names and layouts of the others."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from app.bundle import read_manifest
+from app.checkpoints import LoadedModel
+from app.quantising import convert_precision
+from app.random_model import (
+    LLAMA_SIZES,
+    NUM_QUERIES,
+    WiderTokenizer,
+    decoder_config,
+    parse_size,
+    random_state,
+    vision_config,
+)
+from app.resources import embedded_model
+from app.spec import Precision
+from llm.config import DecoderConfig
+from llm.model.llama import LlamaAdapterDecoder
+from scripts.peers.sizes import CONTEXT
+from vision.config import QueryConfig, VisionConfig
+from vision.encoder import PictureEncoder
+
+
+def decoder_sizes(size: str) -> DecoderConfig:
+    """The decoder of a size of app/random_model.py, with room for `CONTEXT` positions."""
+    return decoder_config(parse_size(size), context=CONTEXT)
+
+
+def encoder_sizes(encoder: str, *, output_dim: int) -> VisionConfig:
+    """The encoder of that name, in front of a language model `output_dim` wide.
+
+    `vit-tiny` and `ViT-L/14` bring the visual blocks of app/random_model.py, `embedded` those of the embedded model.
+    """
+    if encoder == "embedded":
+        config = VisionConfig.from_dict(read_manifest(embedded_model())["vision"])
+    else:
+        config = vision_config(LLAMA_SIZES["tiny" if encoder == "vit-tiny" else "7B"])
+    return dataclasses.replace(config, query=dataclasses.replace(config.query, output_dim=output_dim))
+
+
+def bare_tower(encoder: str) -> VisionConfig:
+    """CLIP's tower of that name alone: behind it no visual blocks, and projections that take 0.2 % of the time.
+
+    This is what can be compared with encoders that know of no visual blocks.
+    """
+    config = encoder_sizes(encoder, output_dim=64)
+    query = QueryConfig(
+        num_queries=NUM_QUERIES, width=config.clip.output_dim, depth=0, num_heads=2, mlp_dim=64, output_dim=64
+    )
+    return dataclasses.replace(config, query=query)
+
+
+def decoder_state(config: DecoderConfig, *, eos_id: int) -> dict[str, Tensor]:
+    """Float32 weights with open gates; with greedy decoding they never say the end token."""
+    with torch.device("meta"):
+        sketch = LlamaAdapterDecoder(config).state_dict()
+    state = random_state(sketch, dtype=torch.float32)
+    state["adapter.gates"].fill_(0.5)
+    state["head.weight"][eos_id] = 0.0
+    return state
+
+
+def encoder_state(config: VisionConfig) -> dict[str, Tensor]:
+    """Float32 weights of a `PictureEncoder`."""
+    with torch.device("meta"):
+        sketch = PictureEncoder(config).state_dict()
+    return random_state(sketch, dtype=torch.float32)
+
+
+def random_weights(
+    decoder: DecoderConfig, vision: VisionConfig, *, dtype: torch.dtype, precision: Precision
+) -> LoadedModel:
+    """A model of our own of those sizes. Half and 8-bit weights are the float32 ones, rounded."""
+    tokenizer = WiderTokenizer.around(embedded_model() / "tokenizer.model", vocab_size=decoder.vocab_size)
+    with torch.device("meta"):
+        decoder_sketch, vision_sketch = LlamaAdapterDecoder(decoder), PictureEncoder(vision)
+    drawn = decoder_state(decoder, eos_id=tokenizer.eos_id)
+    return LoadedModel(
+        name="random",
+        digest="random",
+        vision_config=vision,
+        vision_state=convert_precision(encoder_state(vision), vision_sketch, dtype=dtype, wanted=precision),
+        decoder_config=decoder,
+        decoder_state=convert_precision(drawn, decoder_sketch, dtype=dtype, wanted=precision),
+        tokenizer=tokenizer,
+        dtype=dtype,
+        sources=(),
+        merged=("gates",),
+        precision=precision,
+    )
+
+
+def huggingface_decoder(state: Mapping[str, Tensor], config: DecoderConfig, *, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The state dict of `LlamaForCausalLM`, which knows no adapter; its query and key rows are half-split as well.
+
+    Our biases are left out: the random ones are 0.
+    """
+    named = {
+        "model.embed_tokens.weight": state["embedding.weight"],
+        "model.norm.weight": state["norm.weight"],
+        "lm_head.weight": state["head.weight"],
+    }
+    for layer in range(config.num_layers):
+        ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
+        q, k, v = state[f"{ours}.attention.qkv.weight"].chunk(3)
+        gate, up = state[f"{ours}.feed_forward.gate_up.weight"].chunk(2)
+        named |= {
+            f"{theirs}.input_layernorm.weight": state[f"{ours}.attention_norm.weight"],
+            f"{theirs}.post_attention_layernorm.weight": state[f"{ours}.feed_forward_norm.weight"],
+            f"{theirs}.self_attn.q_proj.weight": q,
+            f"{theirs}.self_attn.k_proj.weight": k,
+            f"{theirs}.self_attn.v_proj.weight": v,
+            f"{theirs}.self_attn.o_proj.weight": state[f"{ours}.attention.out.weight"],
+            f"{theirs}.mlp.gate_proj.weight": gate,
+            f"{theirs}.mlp.up_proj.weight": up,
+            f"{theirs}.mlp.down_proj.weight": state[f"{ours}.feed_forward.down.weight"],
+        }
+    return {name: tensor.to(dtype) for name, tensor in named.items()}
+
+
+def huggingface_tower(state: Mapping[str, Tensor], *, num_layers: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The state dict of `CLIPVisionModel`, without the names' common beginning; it has no projection."""
+    named = {
+        "embeddings.class_embedding": state["clip.class_embedding"],
+        "embeddings.patch_embedding.weight": state["clip.patch_embedding.weight"],
+        "embeddings.position_embedding.weight": state["clip.position_embedding"],
+    }
+    for part in ("weight", "bias"):
+        named[f"pre_layrnorm.{part}"] = state[f"clip.pre_norm.{part}"]
+        named[f"post_layernorm.{part}"] = state[f"clip.post_norm.{part}"]
+        for layer in range(num_layers):
+            ours, theirs = f"clip.blocks.{layer}", f"encoder.layers.{layer}"
+            q, k, v = state[f"{ours}.attention.qkv.{part}"].chunk(3)
+            named |= {
+                f"{theirs}.layer_norm1.{part}": state[f"{ours}.norm1.{part}"],
+                f"{theirs}.layer_norm2.{part}": state[f"{ours}.norm2.{part}"],
+                f"{theirs}.self_attn.q_proj.{part}": q,
+                f"{theirs}.self_attn.k_proj.{part}": k,
+                f"{theirs}.self_attn.v_proj.{part}": v,
+                f"{theirs}.self_attn.out_proj.{part}": state[f"{ours}.attention.out.{part}"],
+                f"{theirs}.mlp.fc1.{part}": state[f"{ours}.mlp.up.{part}"],
+                f"{theirs}.mlp.fc2.{part}": state[f"{ours}.mlp.down.{part}"],
+            }
+    return {name: tensor.to(dtype) for name, tensor in named.items()}

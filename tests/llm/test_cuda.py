@@ -1,0 +1,183 @@
+"""NVIDIA GPUs, acted out: fused operators compute what plain ones do, and recorded steps answer as eager ones."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from llm.engine.engine import Engine
+from llm.engine.sampling_params import SamplingParams
+from llm.errors import DeviceError
+from llm.load import open_executor
+from llm.model.llama import LlamaAdapterDecoder, use_operators
+from llm.model.ops import ATEN
+from llm.runtime.backend import CpuBackend, CudaBackend, resolve_mode
+from llm.runtime.cuda_graphs import CudaGraphs
+from llm.runtime.cuda_operators import FUSED
+from llm.runtime.executor import EagerExecutor
+from llm.runtime.graph import GraphExecutor
+from tests.fakes.cuda_graphs import FakeCuda
+from tests.llm.toys import CONFIG, EOS_ID, answers, drain, toy_decoder, toy_prompts, toy_requests, toy_visual_queries
+
+WIDE = replace(CONFIG, context=256)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda()
+    fake.install(monkeypatch)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda index: "Paper GPU")
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (1 << 40, 1 << 40))
+    return fake
+
+
+class HostCuda(CudaBackend):
+    """The backend of a GPU whose tensors lie on the host."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.device = torch.device("cpu")
+
+    def mark(self) -> Any:
+        return None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fused_operators_compute_what_plain_ones_do(dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=draw).to(dtype)
+
+    tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
+    q, k, v, gated = normal(3, 4, 6, 16), normal(3, 4, 9, 16), normal(3, 4, 9, 16), normal(3, 4, 5, 16)
+    keys = normal(3, 4, 5, 16)
+    mask = torch.ones(3, 1, 6, 9, dtype=torch.bool).tril(diagonal=2)
+    angles = torch.randn(1, 6, 1, 8, generator=draw).repeat(1, 1, 1, 2)
+    x, weight = normal(3, 6, 64), normal(64)
+    results = []
+    for operators in (ATEN, FUSED):
+        rotary = operators.lay_out_rotary(angles.cos(), angles.sin(), 3, dtype)
+        results.append(
+            (
+                operators.rms_norm(x, weight, 1e-6),
+                *operators.rotate(q.transpose(1, 2), k[:, :, :6].transpose(1, 2), *rotary),
+                operators.causal_attention(q, k, v, mask),
+                operators.causal_attention(q, k, v, mask[:1]),
+                operators.adapter_attention(q, keys, gated),
+            )
+        )
+    for plain, fused in zip(*results, strict=True):
+        assert fused.dtype == plain.dtype == dtype
+        torch.testing.assert_close(fused, plain, **tolerance)
+
+
+def test_a_decoder_of_fused_operators_gives_the_plain_logits() -> None:
+    logits = []
+    for operators in (ATEN, FUSED):
+        decoder = toy_decoder()
+        use_operators(decoder, operators)
+        executor = EagerExecutor(decoder, backend=CpuBackend(), num_slots=3, operators=operators)
+        prefixes = executor.project_prefix(toy_visual_queries(3))
+        for prompts in (toy_prompts(3), [toy_prompts(1)[0]] * 3):
+            logits.append(executor.prefill(prompts, prefixes, first_slot=0).logits_RV)
+            logits.append(executor.decode([5, 6, 7], [len(prompt) for prompt in prompts]).logits_RV)
+    for plain, fused in zip(logits[:4], logits[4:], strict=True):
+        torch.testing.assert_close(fused, plain, atol=1e-4, rtol=1e-4)
+
+
+def test_a_gpu_has_a_queue_and_graphs_and_its_own_operators(cuda: FakeCuda) -> None:
+    backend = CudaBackend(0)
+
+    assert resolve_mode("graph", backend=backend) == resolve_mode("cuda_graph", backend=backend) == "cuda_graph"
+    assert backend.capabilities.queued
+    assert backend.choose_operators(CONFIG, dtype=torch.bfloat16, wanted="auto", mode="eager") is FUSED
+    assert backend.choose_operators(CONFIG, dtype=torch.bfloat16, wanted="aten", mode="eager") is ATEN
+    with pytest.raises(DeviceError, match="has no mode `inductor`"):
+        backend.compile(lambda: None, mode="inductor")
+
+
+def test_recorded_steps_read_late_give_the_answers_of_eager_ones(cuda: FakeCuda) -> None:
+    prompts = toy_prompts(6, longest=70)
+    sampling = [
+        SamplingParams(max_new_tokens=2 + 6 * index, temperature=index % 2, top_k=20, seed=index) for index in range(6)
+    ]
+    state = toy_decoder(WIDE).state_dict()
+    graphs = open_executor(WIDE, state, backend=HostCuda(), num_slots=3, mode="cuda_graph")
+    plain = open_executor(WIDE, state, backend=CpuBackend(), num_slots=1, operators="aten")
+    results = []
+    for executor in (graphs, plain):
+        engine = Engine(executor, eos_id=EOS_ID)
+        for request in toy_requests(engine, prompts, sampling=sampling):
+            engine.submit(request)
+        results.append(answers(drain(engine)))
+
+    assert results[0] == results[1]
+    assert isinstance(graphs, GraphExecutor)
+    assert cuda.num_captures() == len(graphs.programs)
+    assert {rows for rows, _ in graphs.programs} == {1, 2, 3}
+    assert {length for _, length in graphs.programs} == {64, 128}
+    (pool,) = cuda.pools  # one for all graphs
+    assert pool.num_replays > 2 * cuda.num_captures()
+    assert set(cuda.warm_up_streams).isdisjoint({cuda.main})
+
+
+def test_a_warm_up_records_everything_up_front(cuda: FakeCuda) -> None:
+    executor = open_executor(CONFIG, toy_decoder().state_dict(), backend=HostCuda(), num_slots=9, mode="cuda_graph")
+    done = executor.warm_up(prompt_tokens=20, new_tokens=44)
+
+    assert isinstance(executor, GraphExecutor)
+    assert sorted(executor.programs) == [(rows, 64) for rows in range(1, 10)]
+    assert done.programs == 18
+    assert cuda.num_captures() == 9
+
+
+def test_a_step_that_asks_the_host_cannot_be_recorded_and_the_mode_is_named(cuda: FakeCuda) -> None:
+    backend = HostCuda()
+    decoder: LlamaAdapterDecoder = toy_decoder()
+    use_operators(decoder, replace(FUSED, swiglu=lambda x: ATEN.swiglu(x) * (2.0 if bool(x.isnan().any()) else 1.0)))
+    executor = GraphExecutor(decoder, backend=backend, num_slots=2, mode="cuda_graph")
+    with pytest.raises(DeviceError, match="not permitted when stream is capturing") as caught:
+        executor.decode([5], [0])
+    assert caught.value.hint == "pass `--mode eager`"
+
+
+def test_a_graph_computes_with_what_it_is_given_each_time_and_keeps_nothing(cuda: FakeCuda) -> None:
+    graphs = CudaGraphs(torch.device("cpu"))
+    held = torch.zeros(3)
+
+    def program(x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        held[places] = x
+        return held * 2, x.sort()[1]
+
+    def other_program(x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (x + 1,)
+
+    recorded, other = graphs.capture_at_first_call(program), graphs.capture_at_first_call(other_program)
+    for values, places in (([1.0, 5.0], [0, 2]), ([7.0, 3.0], [1, 0])):
+        x, at = torch.tensor(values), torch.tensor(places)
+        expected = held.clone()
+        expected[at] = x
+        doubled, best = recorded(x, at)
+        assert doubled.tolist() == (expected * 2).tolist()
+        assert best.tolist() == x.sort()[1].tolist()
+        (more,) = other(x)
+        assert more.tolist() == (x + 1).tolist()
+
+
+def test_results_of_all_graphs_lie_in_one_place(cuda: FakeCuda) -> None:
+    graphs = CudaGraphs(torch.device("cpu"))
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 2, x.sum(dim=1).long()
+
+    four, two, three = (torch.full((rows, 5), float(rows)) for rows in (4, 2, 3))
+    places = []
+    for x in (four, two, three):
+        doubled, sums = graphs.capture_at_first_call(program)(x)
+        assert doubled.tolist() == (x * 2).tolist()
+        assert sums.tolist() == [5 * len(x)] * len(x)
+        places.append((doubled.data_ptr(), sums.data_ptr()))
+    assert len(set(places)) == 1

@@ -1,0 +1,301 @@
+"""The rounds and their results: nothing is measured here, replies are made up."""
+
+import importlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.bench_peers import main
+from scripts.peers import rounds
+from scripts.peers.child import answer
+from scripts.peers.measuring import Rungs, measure_decoder, median_of_warm
+from scripts.peers.report import as_markdown
+from scripts.peers.results import Missing, Results, Row, load, save
+from scripts.peers.rounds import Plan, run_rounds
+from scripts.peers.shares import share_of
+from scripts.peers.sizes import DECODERS, ENCODERS
+from scripts.peers.table import ENGINES, PARTS_OF, SECTIONS, chosen_engines
+from scripts.peers.targets import TARGETS, Target, check
+from scripts.peers.task import Reply, Task
+
+TASK = Task(section="decode", engine="hf-float32", size="tiny", work="work", threads=1, batch_sizes=(1, 2))
+
+
+def row(engine: str, rates: tuple[float, ...], **changes: Any) -> Row:
+    values = {"part": "decode", "size": "1B", "batch": 1, "threads": 1, "run": "first", **changes}
+    return Row(engine=engine, rates=rates, **values)
+
+
+def results(*rows: Row, **runs: Any) -> Results:
+    return Results(runs={"first": {}, **runs}, rows=rows)
+
+
+class MadeUp:
+    """Answers every task with a rate for each of its figures; what took long took `spent_s`."""
+
+    def __init__(self, *, problems: dict[str, Reply] | None = None, spent_s: float = 1.0) -> None:
+        self.tasks: list[Task] = []
+        self._problems, self._spent_s = problems or {}, spent_s
+
+    def __call__(self, task: Task) -> Reply:
+        if task.only_files:
+            return Reply()
+        self.tasks.append(task)
+        if task.engine in self._problems:
+            return self._problems[task.engine]
+        figures = [
+            {"name": task.engine, "part": part, "batch": batch, "rate": 2.0, "spent_s": self._spent_s * batch}
+            for part, batch in rounds.wanted_rungs(task)
+            if (part, batch) not in task.left_out
+        ]
+        return Reply(figures=figures)
+
+
+def plan(tmp_path: Path, **changes: Any) -> Plan:
+    values = {
+        "sections": ("decode",),
+        "sizes": ("tiny",),
+        "engines": ("ours-float32", "hf-float32"),
+        "work": str(tmp_path),
+        "long_s": 4.0,
+        **changes,
+    }
+    return Plan(**values)
+
+
+def test_every_round_starts_every_engine_once_and_in_turn(tmp_path: Path) -> None:
+    made_up = MadeUp()
+
+    run_rounds(plan(tmp_path, rounds=2), tell=lambda line: None, keep=lambda results: None, run=made_up)
+
+    assert [task.engine for task in made_up.tasks] == ["machine", "ours-float32", "hf-float32"] * 2
+
+
+def test_what_took_long_is_not_repeated(tmp_path: Path) -> None:
+    made_up = MadeUp()
+
+    found = run_rounds(plan(tmp_path, rounds=2), tell=lambda line: None, keep=lambda results: None, run=made_up)
+
+    lengths = {one.batch: len(one.rates) for one in found.rows if one.part == "decode"}
+    assert lengths == {1: 2, 5: 1, 16: 1}
+
+
+def test_an_engine_of_which_all_took_long_is_not_started_again(tmp_path: Path) -> None:
+    made_up = MadeUp(spent_s=5.0)
+
+    run_rounds(plan(tmp_path, rounds=3), tell=lambda line: None, keep=lambda results: None, run=made_up)
+
+    assert len(made_up.tasks) == 3
+
+
+@pytest.mark.parametrize("problem", ["missing", "failed"])
+def test_an_engine_that_cannot_be_measured_is_told_of_and_stops_nothing(tmp_path: Path, problem: Any) -> None:
+    made_up = MadeUp(problems={"hf-float32": Reply(problem=problem, reason=f"no luck in {tmp_path}")})
+
+    found = run_rounds(plan(tmp_path, rounds=2), tell=lambda line: None, keep=lambda results: None, run=made_up)
+
+    assert [(one.engine, one.problem, one.reason) for one in found.missing] == [
+        ("hf-float32", problem, "no luck in WORK")
+    ]
+    assert {one.engine for one in found.rows} == {"machine", "ours-float32"}
+    assert "no luck in WORK" in as_markdown(found)
+
+
+def test_a_missing_package_is_an_answer_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    importing = importlib.import_module
+
+    def without_transformers(name: str, package: str | None = None) -> Any:
+        if name == "transformers":
+            raise ImportError("No module named 'transformers'")
+        return importing(name, package)
+
+    monkeypatch.setattr("scripts.peers.packages.importlib.import_module", without_transformers)
+
+    reply = answer(TASK)
+
+    assert reply.problem == "missing"
+    assert "transformers" in reply.reason
+    assert "peers" in reply.reason
+
+
+def test_an_engine_that_breaks_is_an_answer_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(task: Task, engine: object) -> None:
+        raise RuntimeError("it broke\nin two lines")
+
+    monkeypatch.setattr("scripts.peers.opening.open_engine", broken)
+
+    assert answer(TASK) == Reply(problem="failed", reason="RuntimeError: it broke")
+
+
+@pytest.mark.slow
+def test_a_child_answers_on_its_standard_output(tmp_path: Path) -> None:
+    task = Task(
+        section="decode",
+        engine="ours-float32",
+        size="tiny",
+        work=str(tmp_path),
+        threads=1,
+        batch_sizes=(2,),
+        prefill_batch_sizes=(1,),
+        num_steps=4,
+        budget_s=0.1,
+    )
+
+    reply = rounds.run_child(task)
+
+    assert reply.problem == "", reply.reason
+    assert [(figure["part"], figure["batch"]) for figure in reply.figures] == [("prefill", 1), ("decode", 2)]
+    assert all(figure["rate"] > 0 for figure in reply.figures)
+
+
+def test_a_task_and_a_reply_survive_their_way_to_another_process() -> None:
+    task = replace(TASK, left_out=(("prefill", 5),))
+    reply = Reply(figures=[{"name": "one", "rate": 1.5}], packages={"gguf": "0.1"})
+
+    assert Task.from_json(task.to_json()) == task
+    assert Reply.from_json(reply.to_json()) == reply
+
+
+def test_a_new_run_replaces_its_own_rows_and_no_others(tmp_path: Path) -> None:
+    before = results(row("hf-float32", (1.0,)), row("ours-float32", (2.0,)))
+    after = Results(runs={"second": {}}, rows=(row("ours-float32", (3.0, 4.0), run="second"),))
+    place = tmp_path / "docs" / "peers.json"
+
+    save(before, place)
+    save(load(place).merged(after), place)
+
+    assert [(one.engine, one.rates) for one in load(place).rows] == [
+        ("hf-float32", (1.0,)),
+        ("ours-float32", (3.0, 4.0)),
+    ]
+    assert set(load(place).runs) == {"first", "second"}
+
+
+def test_a_run_of_which_nothing_is_left_is_forgotten() -> None:
+    after = Results(runs={"second": {}}, rows=(row("hf-float32", (3.0,), run="second"),))
+
+    assert set(results(row("hf-float32", (1.0,))).merged(after).runs) == {"second"}
+
+
+def test_a_missing_engine_is_forgotten_when_it_is_measured() -> None:
+    gone = Missing(engine="hf-float32", size="1B", section="decode", threads=1, problem="missing", reason="none")
+    before = replace(results(), missing=(gone,))
+
+    assert before.merged(results()).missing == (gone,)
+    assert before.merged(results(row("hf-float32", (1.0,)))).missing == ()
+
+
+def test_a_target_is_a_ratio_of_medians_over_the_best_peer() -> None:
+    target = Target(part="decode", ours="ours-int8", peers=("slow", "fast", "absent"), size="1B", batch=1, wanted=1.5)
+    found = results(row("ours-int8", (9.0, 30.0, 28.0)), row("slow", (5.0,)), row("fast", (20.0, 10.0, 21.0)))
+
+    reached = check(target, found, threads=1)
+
+    assert reached.peer is not None
+    assert reached.peer.engine == "fast"
+    assert reached.ratio == pytest.approx(28.0 / 20.0)
+    assert reached.is_met is False
+    assert check(replace(target, wanted=1.4), found, threads=1).is_met is True
+
+
+def test_a_target_that_was_not_measured_is_neither_met_nor_missed() -> None:
+    target = Target(part="decode", ours="ours-int8", peers=("fast",), size="1B", batch=1, wanted=1.5)
+
+    assert check(target, results(row("ours-int8", (1.0,))), threads=1).is_met is None
+    assert check(target, results(row("ours-int8", (1.0,)), row("fast", (1.0,))), threads=2).is_met is None
+
+
+def test_every_target_is_of_engines_and_figures_that_are_measured() -> None:
+    measured = {(part, engine.name) for engine in ENGINES if engine.by_default for part in PARTS_OF[engine.section]}
+
+    for target in TARGETS:
+        assert {(target.part, one) for one in (target.ours, *target.peers)} <= measured
+        assert set(target.size.split("+")) <= {*DECODERS, *ENCODERS, "embedded"}
+
+
+def test_the_page_marks_what_was_missed_and_says_what_bounds_it() -> None:
+    # 1.26 billion weights in bfloat16 are 2.5 GB: 10 steps a second take 25 GB/s of the 30 GB/s there are.
+    found = results(
+        row("ours-bfloat16", (10.0,)),
+        row("llama.cpp-bf16", (12.5,)),
+        row("read", (30e9,), part="ceiling"),
+        row("matmul-bfloat16", (300e9,), part="ceiling"),
+    )
+
+    page = as_markdown(found)
+
+    assert "| 1B decode, batch 1 | ours-bfloat16 | llama.cpp-bf16 | 1.0x | 0.80x | **missed** | memory: 8" in page
+    share = share_of(found.rows[0], found)
+    assert share is not None
+    assert share.memory == pytest.approx(0.81, abs=0.04)
+    assert share_of(found.rows[1], found) is None
+
+
+def test_figures_of_different_runs_are_told_apart() -> None:
+    found = results(row("ours-float32", (10.0,)), row("hf-float32", (5.0,), run="second"), second={})
+
+    assert "hf-float32 (another run)" in as_markdown(found)
+
+
+def test_the_report_alone_measures_nothing(tmp_path: Path) -> None:
+    save(results(row("ours-float32", (10.0,))), tmp_path / "peers.json")
+
+    assert main(["--report", "--out", str(tmp_path / "peers.json")]) == 0
+    assert "ours-float32" in (tmp_path / "peers.md").read_text(encoding="utf-8")
+
+
+def test_options_are_measured_only_when_they_are_named() -> None:
+    names = [engine.name for engine in chosen_engines(None, "decode")]
+
+    assert "hf-bfloat16-compiled" not in names
+    assert [one.name for one in chosen_engines(["hf-bfloat16-compiled"], "decode")] == ["hf-bfloat16-compiled"]
+
+
+def test_names_are_unique_in_their_section() -> None:
+    for section in SECTIONS:
+        names = [engine.name for engine in ENGINES if engine.section == section]
+        assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("changes", [{"sizes": ("2B",)}, {"rounds": 0}, {"threads": 0}, {"batch_sizes": ()}])
+def test_a_plan_that_cannot_be_is_refused(tmp_path: Path, changes: Any) -> None:
+    with pytest.raises(ValueError, match=r"sizes are|at least 1"):
+        plan(tmp_path, **changes)
+
+
+class Counting:
+    """A decoder that notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def prefill(self, prompts: Any) -> list[int]:
+        self.calls.append(("prefill", len(prompts)))
+        return [1] * len(prompts)
+
+    def spread(self, num_rows: int) -> None:
+        self.calls.append(("spread", num_rows))
+
+    def step(self, token_ids: Any, position: int) -> list[int]:
+        self.calls.append(("step", len(token_ids)))
+        return list(token_ids)
+
+
+def test_rows_are_copied_where_their_prefill_is_not_measured() -> None:
+    engine = Counting()
+
+    figures = list(
+        measure_decoder(engine, Rungs(batch_sizes=(1, 16), prefill_batch_sizes=(1,)), num_steps=5, budget_s=0.0)
+    )
+
+    assert [(figure.part, figure.batch) for figure in figures] == [("prefill", 1), ("decode", 1), ("decode", 16)]
+    assert ("prefill", 16) not in engine.calls
+    assert engine.calls.count(("spread", 16)) == 1
+    assert engine.calls.count(("step", 16)) == 5  # a warm-up and four, which is the least
+
+
+def test_the_first_call_counts_only_where_there_are_few() -> None:
+    assert median_of_warm([9.0, 1.0, 2.0, 3.0]) == 2.0
+    assert median_of_warm([4.0, 2.0]) == 3.0

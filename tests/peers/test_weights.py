@@ -1,0 +1,134 @@
+"""The other programs' weights are ours under other names: what they compute is the same."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from llm.config import DecoderConfig
+from llm.load import open_executor
+from llm.runtime.backend import open_backend
+from scripts.peers.gguf_file import gguf_tensors, interleaved
+from scripts.peers.huggingface import HuggingFaceDecoder, HuggingFaceVision
+from scripts.peers.measuring import DecoderEngine
+from scripts.peers.ours import OurDecoder
+from scripts.peers.sizes import prompt_ids
+from scripts.peers.weights import bare_tower, decoder_sizes, decoder_state, encoder_state
+from vision.encoder import encoder_from_state
+
+EOS_ID = 2
+
+
+def without_adapter() -> tuple[DecoderConfig, dict[str, Tensor]]:
+    """The tiny decoder with closed gates: a LLaMA, as the others know it."""
+    config = decoder_sizes("tiny")
+    state = decoder_state(config, eos_id=EOS_ID)
+    state["adapter.gates"].zero_()
+    return config, state
+
+
+def some_steps(engine: DecoderEngine, *, spread: bool) -> list[list[int]]:
+    """Tokens of three rows; with `spread`, of copies of the first."""
+    prompts = [prompt_ids(0 if spread else row, length=9) for row in range(3)]
+    token_ids = engine.prefill(prompts[:1]) * 3 if spread else engine.prefill(prompts)
+    if spread:
+        engine.spread(3)
+    steps = [token_ids]
+    for number in range(4):
+        steps.append(engine.step(steps[-1], len(prompts[0]) + number))
+    return steps
+
+
+def our_decoder(config: DecoderConfig, state: dict[str, Tensor]) -> OurDecoder:
+    return OurDecoder(open_executor(config, state, backend=open_backend("cpu"), num_slots=3))
+
+
+def test_copies_of_a_row_go_on_as_rows_of_that_prompt_do() -> None:
+    config = decoder_sizes("tiny")
+    engine = our_decoder(config, decoder_state(config, eos_id=EOS_ID))
+
+    alone = [engine.prefill([prompt_ids(0, length=9)])]
+    for number in range(4):
+        alone.append(engine.step(alone[-1], 9 + number))
+
+    assert some_steps(engine, spread=True) == [step * 3 for step in alone]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("spread", [False, True])
+def test_hugging_face_says_the_same_from_the_same_weights(cache: str, spread: bool) -> None:
+    pytest.importorskip("transformers")
+    config, state = without_adapter()
+    theirs = HuggingFaceDecoder(state, config, dtype=torch.float32, cache="static" if cache == "static" else "dynamic")
+
+    assert some_steps(theirs, spread=spread) == some_steps(our_decoder(config, state), spread=spread)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_hugging_face_sees_the_same_with_the_same_weights() -> None:
+    pytest.importorskip("transformers")
+    config = bare_tower("vit-tiny")
+    state = encoder_state(config)
+    encoder = encoder_from_state(config, state)
+    pixels = torch.randint(0, 256, (2, 224, 224, 3), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+
+    hidden_BTW = HuggingFaceVision(state, config.clip, dtype=torch.float32).encode(pixels.numpy())
+    with torch.inference_mode():
+        theirs = encoder.clip.projection(encoder.clip.post_norm(hidden_BTW))
+
+        torch.testing.assert_close(theirs, encoder.features(pixels), rtol=1e-4, atol=1e-4)
+
+
+def test_query_rows_go_from_halves_to_pairs() -> None:
+    rows = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
+
+    assert interleaved(rows, num_heads=1).flatten().tolist() == [0.0, 2.0, 1.0, 3.0]
+    assert interleaved(torch.cat([rows, rows + 4]), num_heads=2).flatten().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+def test_every_weight_of_a_plain_llama_is_in_the_gguf_file() -> None:
+    config, state = without_adapter()
+
+    written = sum(tensor.numel() for _, tensor in gguf_tensors(state, config))
+
+    ours = {name: tensor for name, tensor in state.items() if not name.startswith("adapter.")}
+    assert written == sum(tensor.numel() for name, tensor in ours.items() if not name.endswith("bias"))
+
+
+def test_a_gguf_file_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    from scripts.peers.gguf_file import write_gguf
+
+    config, state = without_adapter()
+    write_gguf(state, config, tmp_path / "float32.gguf", dtype="f32")
+    write_gguf(state, config, tmp_path / "bf16.gguf", dtype="bf16")
+
+    for name in ("float32.gguf", "bf16.gguf"):
+        found = {one.name: one for one in gguf.GGUFReader(str(tmp_path / name)).tensors}
+        for theirs, tensor in gguf_tensors(state, config):
+            values = torch.from_numpy(gguf.dequantize(found[theirs].data, found[theirs].tensor_type).copy())
+            wanted = tensor.bfloat16().float() if name == "bf16.gguf" and tensor.ndim > 1 else tensor
+            assert torch.equal(values.view(wanted.shape), wanted), theirs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", [False, True])
+def test_llama_cpp_says_the_same_from_the_same_weights(tmp_path: Path, spread: bool) -> None:
+    pytest.importorskip("gguf")
+    pytest.importorskip("llama_cpp")
+    from scripts.peers.gguf_file import write_gguf
+    from scripts.peers.llama_cpp import LlamaCpp
+
+    config, state = without_adapter()
+    write_gguf(state, config, tmp_path / "float32.gguf", dtype="f32")
+    engine = LlamaCpp(tmp_path / "float32.gguf", num_rows=3, num_threads=1)
+    try:
+        theirs = some_steps(engine, spread=spread)
+    finally:
+        engine.close()
+
+    assert theirs == some_steps(our_decoder(config, state), spread=spread)

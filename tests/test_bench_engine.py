@@ -1,0 +1,83 @@
+"""The engine's benchmark: its jobs make the captions they say they make; how fast is nobody's promise."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.assemble import Parts
+from llm.engine.engine import Engine
+from scripts.bench_engine import QUICK, main, measure, write
+from scripts.engine_bench.batching import POLICIES, Job, Policy, measure_batching, planned_lengths, run_job
+from scripts.engine_bench.models import opened
+
+
+@pytest.fixture(scope="module")
+def parts() -> Iterator[Parts]:
+    with opened("tiny", dtype="float32", device="cpu", num_slots=3) as parts:
+        yield parts
+
+
+@pytest.mark.parametrize("number", [1, 2, 16, 64])
+def test_planned_lengths_are_evenly_from_4_to_64_and_the_same_at_every_call(number: int) -> None:
+    lengths = planned_lengths(number)
+
+    assert len(lengths) == number
+    assert lengths == planned_lengths(number)
+    assert min(lengths) == 4
+    assert number == 1 or max(lengths) == 64
+    assert max(np.diff(sorted(lengths)), default=0) <= -(-60 // max(1, number - 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_makes_the_planned_captions(parts: Parts, policy: Policy) -> None:
+    lengths = (4, 9, 6, 5, 12, 4, 7)
+    engine = Engine(parts.executor, eos_id=-1)
+    visual_query_BQD = parts.vision.encode(np.zeros((1, *[parts.vision.image_size] * 2, 3), dtype=np.uint8))
+    (prefix,) = engine.project_prefix(visual_query_BQD)
+    asked: list[int] = []
+
+    def prefixes(indices: object) -> list[object]:
+        asked.extend(indices)  # type: ignore[call-overload]
+        return [prefix] * len(indices)  # type: ignore[arg-type]
+
+    made = run_job(engine, Job(lengths=lengths, prompt_ids=(1, 5, 6), prefixes=prefixes), policy=policy)  # type: ignore[arg-type]
+
+    assert asked == list(range(7))
+    assert made == ([9, 9, 9, 12, 12, 12, 7] if policy == "static" else list(lengths))
+    assert engine.num_unfinished == 0
+
+
+@pytest.mark.slow
+def test_a_policy_is_compared_with_continuous_batching(parts: Parts) -> None:
+    pixels = np.zeros((2, *[parts.vision.image_size] * 2, 3), dtype=np.uint8)
+
+    result = measure_batching(parts, pixels_BHWC=pixels, pictures=5, rounds=1, with_encoder=True)
+
+    assert result.tokens == sum(planned_lengths(5))
+    assert result.speedups["continuous"] == 1
+    rates = result.pictures_per_s
+    assert result.speedups["static"] == pytest.approx(rates["continuous"] / rates["static"])
+
+
+@pytest.mark.slow
+def test_everything_is_measured_and_written_as_json_and_page(tmp_path: Path) -> None:
+    content = measure(QUICK)
+    write(content, tmp_path)
+
+    assert json.loads((tmp_path / "engine.json").read_text(encoding="utf-8")) == json.loads(json.dumps(content))
+    page = (tmp_path / "engine.md").read_text(encoding="utf-8")
+    assert page.count("| tiny | float32 | ") == page.count("| embedded | float32 | ") == 4
+    assert [row["pictures"] for row in content["folders"]] == [1, 10]
+    for row in content["steps"]:
+        assert 0 <= row["overhead_share"] < 1
+        assert row["linears_ms"] < row["step_ms"]
+
+
+def test_an_unknown_type_is_a_usage_error() -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--dtype", "int4"])
+    assert ended.value.code == 2

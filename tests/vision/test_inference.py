@@ -1,0 +1,56 @@
+"""The encoder in the form for the host answers as the plain one."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from tests.fakes.exported import sample_pixels
+from vision.block import plain_attention, quick_gelu
+from vision.config import ClipConfig, QueryConfig, VisionConfig
+from vision.encoder import PictureEncoder
+from vision.inference import FoldedPatches, HostEncoder, half_attention, quick_gelu_
+
+CONFIG = VisionConfig(
+    clip=ClipConfig(image_size=224, patch_size=56, width=32, num_layers=2, num_heads=2, output_dim=16),
+    query=QueryConfig(num_queries=3, width=16, depth=1, num_heads=2, mlp_dim=32, output_dim=8),
+)
+
+
+def random_encoder(config: VisionConfig = CONFIG, *, dtype: torch.dtype = torch.float32) -> PictureEncoder:
+    torch.manual_seed(0)
+    return PictureEncoder(config).to(dtype).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("order", ["rgb", "bgr"])
+def test_folded_patches_are_normalisation_and_embedding(order: str) -> None:
+    encoder = random_encoder(dataclasses.replace(CONFIG, channel_order=order))
+    pixels = torch.from_numpy(sample_pixels()[:2])
+
+    expected = encoder.clip.patch_embedding(encoder.normalise(pixels)).flatten(2).transpose(1, 2)
+
+    torch.testing.assert_close(FoldedPatches(encoder)(pixels), expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_form_for_the_host_is_as_near_to_float32_as_the_plain_one(dtype: torch.dtype) -> None:
+    pixels = torch.from_numpy(sample_pixels()[:3])
+    reference = random_encoder()(pixels)
+    plain_error = (random_encoder(dtype=dtype)(pixels).float() - reference).square().mean().sqrt()
+
+    ours = HostEncoder(random_encoder(dtype=dtype))(pixels)
+
+    assert ours.dtype == dtype
+    assert (ours.float() - reference).square().mean().sqrt() < 1.5 * plain_error + 1e-6
+
+
+def test_in_place_activation_is_quick_gelu() -> None:
+    x = torch.linspace(-20, 20, 401)
+
+    torch.testing.assert_close(quick_gelu_(x.clone()), quick_gelu(x))
+
+
+def test_half_attention_is_softmax_attention() -> None:
+    q, k, v = torch.randn(3, 2, 4, 9, 8, generator=torch.Generator().manual_seed(0))
+
+    torch.testing.assert_close(half_attention(q, k, v), plain_attention(q, k, v))

@@ -1,0 +1,81 @@
+"""The encoder as the CPU computes it best: the same mathematics in fewer passes. Training and export do without."""
+
+# B pictures, H x W x C pixels, T patches, F numbers of a patch (rows, columns, colours), W width, N heads, H head size
+
+import torch
+from torch import Tensor, nn
+
+from vision.block import Mlp, fused_attention, quick_gelu
+from vision.encoder import PictureEncoder, use_attention
+
+BYTE_RANGE = 255.0  # pixels are bytes, normalisation is meant for 0..1
+
+
+class FoldedPatches(nn.Module):
+    """Normalisation and patch embedding as one linear layer, in float32 whatever the type of the encoder.
+
+    A patch embedding has no padding, so that W ((x / 255 - mean) / std) is a linear layer of x with a bias.
+    """
+
+    def __init__(self, encoder: PictureEncoder) -> None:
+        super().__init__()
+        weight_WCPP = encoder.clip.patch_embedding.weight.detach().float()
+        scaled_WCPP = weight_WCPP / encoder.std.float()
+        if encoder.config.channel_order == "bgr":
+            # The weights of what training called the first colour belong to the last one of RGB pixels.
+            scaled_WPPC = scaled_WCPP.flip(1).permute(0, 2, 3, 1)
+        else:
+            scaled_WPPC = scaled_WCPP.permute(0, 2, 3, 1)
+        self.patch_size = encoder.config.clip.patch_size
+        self.dtype = encoder.dtype
+        width, num_features = len(weight_WCPP), weight_WCPP[0].numel()
+        self.linear = nn.Linear(num_features, width, device="meta")
+        self.linear.weight = nn.Parameter((scaled_WPPC / BYTE_RANGE).reshape(width, num_features), requires_grad=False)
+        shift_W = -(scaled_WCPP * encoder.mean.float()).sum((1, 2, 3))
+        self.linear.bias = nn.Parameter(shift_W, requires_grad=False)
+
+    def forward(self, pixels_BHWC: Tensor) -> Tensor:
+        """Pixels uint8 (B, S, S, 3) RGB -> embedded patches (B, T, W), row by row, in the encoder's type."""
+        num_pictures, side, patch = len(pixels_BHWC), pixels_BHWC.shape[1] // self.patch_size, self.patch_size
+        patches_BTF = (
+            pixels_BHWC.reshape(num_pictures, side, patch, side, patch, 3)
+            .transpose(2, 3)  # while they are bytes: a quarter of the memory to move
+            .reshape(num_pictures, side * side, patch * patch * 3)
+        )
+        patches_BTW: Tensor = self.linear(patches_BTF.float())
+        return patches_BTW.to(self.dtype)
+
+
+class HostEncoder(nn.Module):
+    """A `PictureEncoder` for inference on the host. Shares its tensors; the answer differs by rounding only."""
+
+    def __init__(self, encoder: PictureEncoder) -> None:
+        super().__init__()
+        self.patches = FoldedPatches(encoder)
+        self.clip, self.query = encoder.clip, encoder.query
+        for module in self.modules():
+            if isinstance(module, Mlp) and module.activation is quick_gelu:
+                module.activation = quick_gelu_
+        use_attention(encoder, fused_attention if encoder.dtype == torch.float32 else half_attention)
+
+    def forward(self, pixels_BHWC: Tensor) -> Tensor:
+        """Pixels uint8 (B, S, S, 3) RGB -> visual query (B, Q, D) in the type of the weights."""
+        visual_query_BQD: Tensor = self.query(self.clip.tower(self.patches(pixels_BHWC)))
+        return visual_query_BQD
+
+
+def quick_gelu_(x: Tensor) -> Tensor:
+    """CLIP's activation, x * sigmoid(1.702 x), over x itself: memory that was just written is in the caches."""
+    return torch.nn.functional.silu(x.mul_(1.702), inplace=True).mul_(1 / 1.702)
+
+
+def half_attention(q_BNTH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor) -> Tensor:
+    """Softmax attention in half types by two plain products, for which processors have instructions.
+
+    torch's fused attention on the host computes half types at the speed of float32. Here the scores are rounded to the
+    half type, as everything between two layers is.
+    """
+    q_BNTH = (q_BNTH * q_BNTH.shape[-1] ** -0.5).contiguous()
+    scores_BNTT = q_BNTH @ k_BNTH.contiguous().transpose(-1, -2)
+    heads_BNTH: Tensor = scores_BNTT.softmax(dim=-1) @ v_BNTH.contiguous()
+    return heads_BNTH
