@@ -74,21 +74,21 @@ class Pipeline:
         """Forget all of a slot, whose numbers are not finite."""
         self._executor.clear(slot)
 
-    @torch.inference_mode()
     def move(self, sequence: Sequence, *, source: int, target: int) -> None:
         """What `sequence` has in slot `source` replaces slot `target`."""
         self._executor.move(source, target, num_tokens=sequence.num_cached_tokens)
         if self._executor.queued:
-            self._newest_ids[target] = self._newest_ids[source]
+            with torch.inference_mode():
+                self._newest_ids[target] = self._newest_ids[source]
             self.wipe(sequence, slot=source)
 
-    @torch.inference_mode()
     def _choose(self, sequences: Seq[Sequence], prediction: Prediction, first_slot: int) -> _Step:
         transfer = self._executor.transfer
         ids_R = choose(prediction, [sequence.next_draw() for sequence in sequences], upload=transfer.upload)
         if self._executor.queued:
-            # A row without a token is fed some token until that is known.
-            self._newest_ids[first_slot : first_slot + len(sequences)] = ids_R.clamp(min=0)
+            with torch.inference_mode():
+                # A row without a token is fed some token until that is known.
+                self._newest_ids[first_slot : first_slot + len(sequences)] = ids_R.clamp(min=0)
         return _Step(sequences, transfer.fetch(ids_R))
 
     def _exchange(self, step: _Step | None) -> Chosen:

@@ -54,8 +54,8 @@ class Attention(nn.Module):
         k_BNPH, v_BNPH = cache.update(layer, k_BSNH.transpose(1, 2), v_BSNH.transpose(1, 2))
         heads_BNSH = self.operators.causal_attention(q_BNSH, k_BNPH, v_BNPH, mask_B1SP)
         if prefix is not None:
-            # One row of tokens may stand for all: from here on each has a picture of its own.
-            q_BNSH = q_BNSH.expand(max(len(q_BNSH), len(prefix[0])), -1, -1, -1)
+            if len(q_BNSH) < len(prefix[0]):  # one row stands for all; from here on each has a picture of its own
+                q_BNSH = q_BNSH.expand(len(prefix[0]), -1, -1, -1)
             heads_BNSH = heads_BNSH + self.operators.adapter_attention(q_BNSH, *prefix)
         out: Tensor = self.out(heads_BNSH.transpose(1, 2).flatten(2))
         return out

@@ -37,7 +37,12 @@ class Transfer:
         return torch.tensor(values, pin_memory=True).to(self._backend.device, non_blocking=True)
 
     def fetch(self, values: Tensor) -> Fetched:
-        """Begin to bring int64 `values` to the host; they may be overwritten by what is computed from now on."""
+        """Begin to bring int64 `values` to the host.
+
+        With a queue they may be overwritten by what is computed from now on; without one they are read at once.
+        """
+        if not self._backend.capabilities.queued:
+            return Fetched(values, mark=None)
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=self._pins)
         host.copy_(values, non_blocking=True)
-        return Fetched(host, mark=self._backend.mark() if self._backend.capabilities.queued else None)
+        return Fetched(host, mark=self._backend.mark())
