@@ -1,4 +1,4 @@
-"""Measures the engine: continuous against static batches, folders of many sizes, and where a decode step's time goes.
+"""Measures what is around the model: batching, folders of many sizes, where a decode step's time goes, and reading.
 
 Usage: python -m scripts.bench_engine [--quick] [--device D] [--dtype T] [--rounds N] [--out FOLDER]
 
@@ -25,6 +25,7 @@ from scripts.engine_bench.batching import measure_batching
 from scripts.engine_bench.folder import measure_folders
 from scripts.engine_bench.models import ModelName, opened
 from scripts.engine_bench.page import as_markdown
+from scripts.engine_bench.reading import SIZES, measure_change, measure_reading
 from scripts.engine_bench.step_time import measure_step
 from vision.image import load_picture
 from vision.preprocess import preprocess
@@ -45,20 +46,30 @@ class Settings:
     num_slots: int = 16
     folders: tuple[int, ...] = (1, 10, 100, 500, 2000)
     step_rows: tuple[int, ...] = (1, 16)
+    megapixels: tuple[int, ...] = tuple(SIZES)
     rounds: int = 3
 
 
 QUICK = Settings(
-    dtypes=("float32",), model="tiny", pictures=12, num_slots=4, folders=(1, 10), step_rows=(1, 4), rounds=1
+    dtypes=("float32",),
+    model="tiny",
+    pictures=12,
+    num_slots=4,
+    folders=(1, 10),
+    step_rows=(1, 4),
+    megapixels=(1,),
+    rounds=1,
 )
 
 
 def measure(settings: Settings, *, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Everything, as JSON values; `tell` gets a line for each thing that was measured."""
     load_before, started = load_average(), time.perf_counter()
-    # First, since the most memory that a process ever had never falls.
     with opened("embedded", dtype=FOLDER_DTYPE, device=settings.device, num_slots=DEFAULT_BATCH_SIZE) as parts:
+        # First of all, since the most memory that a process ever had never falls.
         folders = measure_folders(parts, sizes=settings.folders, rounds=settings.rounds)
+        change = measure_change(parts)
+    reading = [measure_reading(megapixels=size, rounds=settings.rounds) for size in settings.megapixels]
     tell(", ".join(f"{row.pictures} pictures: {row.pictures_per_s:.1f} a second" for row in folders))
     batching, steps, about = _decoders(settings, tell=tell)
     return {
@@ -69,6 +80,8 @@ def measure(settings: Settings, *, tell: Callable[[str], None] = lambda line: No
         "folder_slots": DEFAULT_BATCH_SIZE,
         "folders": [dataclasses.asdict(row) for row in folders],
         "steps": steps,
+        "reading": [dataclasses.asdict(row) for row in reading],
+        "reading_change": dataclasses.asdict(change),
         "seconds": time.perf_counter() - started,
         "circumstances": circumstances(load_before=load_before),
     }
