@@ -8,12 +8,8 @@ from app.resources import embedded_model
 from scripts.peers.exported import export_tower, quantise_onnx, quantise_openvino
 from scripts.peers.gguf_file import write_gguf
 from scripts.peers.llama_cpp import quantise_gguf
+from scripts.peers.sizes import place_of
 from scripts.peers.weights import bare_tower, decoder_sizes, decoder_state, encoder_state
-
-
-def place_of(file: str, *, work: Path, size: str) -> Path:
-    """Where the file of a size is, or will be."""
-    return work / size.replace("/", "-") / file
 
 
 def make_file(file: str, *, work: Path, size: str, num_threads: int) -> Path:

@@ -95,9 +95,12 @@ def _shares(results: Results, *, threads: int) -> Iterator[str]:
         what = "bandwidth" if row.part == "decode" else "matmul"
         mark = "met" if part >= WANTED_SHARE else "**missed**"
         name = f"{row.size} {row.part}, batch {row.batch}"
-        lines.append(f"| {name} | {row.engine} | {WANTED_SHARE:.0%} of {what} | {part:.0%} | {mark} |")
+        beside = f"matmul {share.arithmetic:.0%}" if row.part == "decode" else f"bandwidth {share.memory:.0%}"
+        lines.append(f"| {name} | {row.engine} | {WANTED_SHARE:.0%} of {what} | {part:.0%} | {mark} | {beside} |")
     if lines:
-        yield from ("| figure | ours | wanted | reached | |", "| --- | --- | ---: | ---: | --- |", *lines, "")
+        yield "| figure | ours | wanted | reached | | beside it |"
+        yield "| --- | --- | ---: | ---: | --- | --- |"
+        yield from (*lines, "")
     ceilings = [row for row in results.rows if row.part == "ceiling" and row.threads == threads]
     if ceilings:
         yield "Ceilings, the best of all rounds: " + "; ".join(map(_ceiling, ceilings)) + "."

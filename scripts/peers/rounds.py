@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.peers.results import Missing, Results, Row
-from scripts.peers.sizes import DECODERS, ENCODERS, JOB_ENCODERS, NUM_STEPS, job_size
+from scripts.peers.sizes import DECODERS, ENCODERS, JOB_ENCODERS, NUM_STEPS, job_size, place_of
 from scripts.peers.table import MACHINE, PARTS_OF, Section, chosen_engines, find_engine
 from scripts.peers.task import Reply, Task
 
@@ -215,9 +215,10 @@ def _make_files(plan: Plan, gathered: Gathered, *, run: Runner, tell: Tell) -> N
     """Before the rounds, with all processors: files that peers run, where they are not there yet."""
     Path(plan.work).mkdir(parents=True, exist_ok=True)
     for task in plan.tasks():
-        if not find_engine(task.section, task.engine).file:
+        file = find_engine(task.section, task.engine).file
+        if not file or place_of(file, work=Path(plan.work), size=task.size).exists():
             continue
         reply = run(replace(task, only_files=True, threads=os.cpu_count() or 1))
         if reply.problem:
             gathered.take(task, reply, long_s=plan.long_s)
-        tell(f"files of {task.size} {task.engine}: {reply.reason or f'there, {reply.load_s:.1f} s'}")
+        tell(f"files of {task.size} {task.engine}: {reply.reason or f'made, {reply.load_s:.1f} s'}")

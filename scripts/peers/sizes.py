@@ -1,6 +1,7 @@
 """What is measured: sizes of decoders and encoders by name, and how many tokens. Plain values, nothing is imported."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal, get_args
 
 Part = Literal["decode", "prefill", "job", "vision", "ceiling"]
@@ -32,3 +33,8 @@ def job_size(decoder: str, encoder: str) -> str:
 def prompt_ids(row: int, *, length: int = NUM_PROMPT_TOKENS) -> list[int]:
     """The prompt of a row: the begin token, and numbers that differ from row to row."""
     return [1, *(3 + (7919 * (row + 1) * (place + 1)) % 31000 for place in range(length - 1))]
+
+
+def place_of(file: str, *, work: Path, size: str) -> Path:
+    """Where the file of a size is, or will be."""
+    return work / size.replace("/", "-") / file

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tests.fakes.exported import sample_pixels
-from vision.block import plain_attention, quick_gelu
+from vision.block import fused_attention, plain_attention, quick_gelu
 from vision.config import ClipConfig, QueryConfig, VisionConfig
 from vision.encoder import PictureEncoder
-from vision.inference import FoldedPatches, HostEncoder, half_attention, quick_gelu_
+from vision.inference import FoldedPatches, HostEncoder, attention_for, bfloat16_attention, quick_gelu_
 
 CONFIG = VisionConfig(
     clip=ClipConfig(image_size=224, patch_size=56, width=32, num_layers=2, num_heads=2, output_dim=16),
@@ -50,7 +50,17 @@ def test_in_place_activation_is_quick_gelu() -> None:
     torch.testing.assert_close(quick_gelu_(x.clone()), quick_gelu(x))
 
 
-def test_half_attention_is_softmax_attention() -> None:
+def test_products_of_bfloat16_are_softmax_attention() -> None:
     q, k, v = torch.randn(3, 2, 4, 9, 8, generator=torch.Generator().manual_seed(0))
 
-    torch.testing.assert_close(half_attention(q, k, v), plain_attention(q, k, v))
+    torch.testing.assert_close(bfloat16_attention(q, k, v), plain_attention(q, k, v))
+
+
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_plain_products_serve_bfloat16_where_the_processor_has_instructions_for_it(
+    has_instructions: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_instructions)
+
+    assert attention_for(torch.bfloat16) is (bfloat16_attention if has_instructions else fused_attention)
+    assert attention_for(torch.float32) is attention_for(torch.float16) is fused_attention
