@@ -351,6 +351,7 @@ def test_a_seed_repeats_a_sampled_answer(run: Run) -> None:
     assert run(arguments, "--seed", "5").texts() != run(arguments, "--seed", "6").texts()
 
 
+@pytest.mark.slow
 def test_convert_writes_a_bundle_that_answers_as_its_sources(run: Run, tmp_path: Path) -> None:
     bundle = str(tmp_path / "bundle")
     made = run("convert", model_flags(), "--out", bundle, "--dtype", "float32")
@@ -378,6 +379,7 @@ def test_convert_names_the_dtypes_there_are(run: Run, tmp_path: Path) -> None:
     assert "float16" in ran.err
 
 
+@pytest.mark.slow
 def test_doctor_is_content_with_the_golden_checkpoints(run: Run) -> None:
     ran = run("doctor", model_flags())
 
@@ -423,6 +425,7 @@ def test_usage_errors_point_at_the_help_of_their_own_command(run: Run, arguments
     assert ran.err.endswith(f"hint: `llama-adapter {words} --help` lists what there is\n")
 
 
+@pytest.mark.slow
 def test_doctor_says_that_files_are_swapped(run: Run) -> None:
     flags = model_flags()
     adapter, clip = flags[5], flags[7]

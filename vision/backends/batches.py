@@ -14,13 +14,14 @@ _UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 def best_batch_size(config: VisionConfig, *, itemsize: int, cache_bytes: int) -> int:
     """Pictures in a call of the encoder, at least 1; `itemsize` is that of its numbers, in bytes.
 
-    The widest activations are those inside a block's two linear layers. Half of the cache is left for the weights that
-    stream by, and for the operators' other side.
+    The widest activations are those inside a block's two linear layers. They get a quarter of the cache: weights stream
+    by, and operators read as much as they write. Of a ViT-L/14 in bfloat16, five at a time were an eighth slower than
+    three.
     """
     clip, query = config.clip, config.query
     num_tokens = 1 + clip.num_patches
     widest = max(num_tokens * 4 * clip.width, (num_tokens + query.num_queries) * query.mlp_dim)
-    return max(1, cache_bytes // 2 // (widest * itemsize))
+    return max(1, cache_bytes // 4 // (widest * itemsize))
 
 
 def even_batches(num_pictures: int, *, largest: int) -> list[int]:
