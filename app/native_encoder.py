@@ -15,9 +15,8 @@ def install_block_kernels(encoder: HostEncoder, *, library: Library) -> int:
     stacks: tuple[tuple[nn.Module, Activation], ...] = ((encoder.clip, "quick_gelu"), (encoder.query, "exact_gelu"))
     for owner, activation in stacks:
         blocks = [block for block in owner.blocks if isinstance(block, Block)]  # type: ignore[union-attr]
-        parts = [_parts(block) for block in blocks]
-        known = [part for part in parts if part is not None]
-        if not blocks or len(known) < len(blocks):
+        known = [part for block in blocks if (part := _parts(block)) is not None]
+        if not known or len(known) < len(owner.blocks):  # type: ignore[arg-type]
             continue
         num_heads = blocks[0].attention.num_heads
         stack = NativeBlocks(known, num_heads=num_heads, activation=activation, library=library)

@@ -51,7 +51,14 @@ class NativeBlocks(nn.Module):
         self._pointer = ctypes.addressof(self._struct)
 
     def forward(self, x_BTW: Tensor) -> Tensor:
-        """(B, T, W), float32 or bfloat16, to the same; the argument is left as it is."""
+        """(B, T, W), float32 or bfloat16, to the same; the argument is left as it is.
+
+        Raises RuntimeError for another width.
+        """
+        if x_BTW.ndim != 3 or x_BTW.shape[2] != self._struct.width or not x_BTW.is_cpu:
+            raise RuntimeError(
+                f"blocks of width {self._struct.width} were given {tuple(x_BTW.shape)} on {x_BTW.device}"
+            )
         x_float = x_BTW.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
         num_pictures, num_tokens, _ = x_BTW.shape
         self._library.blocks(self._pointer, x_float.data_ptr(), num_pictures, num_tokens, torch.get_num_threads())

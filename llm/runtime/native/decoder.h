@@ -145,6 +145,7 @@ ALWAYS_INLINE void attend(const int64_t vectors, const float *q, const void *k, 
                 _mm512_loadu_ps(q + i * LANES), load_as_float(k, type, place * head_dim + i * LANES), sums);
             scores[count++] = _mm512_reduce_add_ps(sums) * scale;
         }
+    if (!count) return; /* an adapter without queries adds nothing */
     __m512 most = _mm512_set1_ps(-INFINITY);
     for (int64_t i = 0; i < count; i += LANES) {
         __m512 part = _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), first_lanes(count - i), scores + i);

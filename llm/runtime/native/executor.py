@@ -67,7 +67,9 @@ class _Tokens:
         self.starts.extend(itertools.repeat(place, count))
 
     def end_row(self, row: int) -> None:
-        """What was added since the last one is of `row`."""
+        """What was added since the last one is of `row`; raises IndexError when that is nothing."""
+        if len(self.ids) == self.run_starts[-1]:
+            raise IndexError(f"row {row} has no tokens")
         self.run_rows.append(row)
         self.run_starts.append(len(self.ids))
 
@@ -155,9 +157,7 @@ class NativeExecutor(EagerExecutor):
         # Of one layer: no layer looks at another's, and nothing is kept beyond this call.
         shape = (1, len(rows), config.num_heads, widest, config.head_dim)
         k, v = (torch.empty(shape, dtype=self._cache.k.dtype) for _ in range(2))
-        prefix = Prefix(
-            torch.cat([row.prefix.k for row in rows], dim=1), torch.cat([row.prefix.v for row in rows], dim=1)
-        )
+        prefix = Prefix(self._joined([row.prefix.k for row in rows]), self._joined([row.prefix.v for row in rows]))
         logits_TV = torch.cat([self._run(tokens, k, v, prefix).logits_RV for tokens in _scored(rows)])
         targets = torch.tensor([token for row in rows for choice in row.choices for token in choice])
         per_token = logits_TV.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
@@ -165,13 +165,17 @@ class NativeExecutor(EagerExecutor):
         scores = iter([float(part.sum()) for part in torch.split(per_token, lengths)])
         return [list(itertools.islice(scores, len(row.choices))) for row in rows]
 
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """Keys or values of several pictures as the kernels read them; raises ValueError for those of another model."""
+        joined = torch.cat(list(parts), dim=1).to(self._prefix.k.dtype).contiguous()
+        layers, _, *sizes = self._prefix.k.shape
+        if joined.shape != (layers, len(parts), *sizes):
+            raise ValueError(f"prefixes of {tuple(joined.shape)} for slots of {tuple(self._prefix.k.shape)}")
+        return joined
+
     def _run(self, tokens: _Tokens, k: Tensor, v: Tensor, prefix: Prefix) -> Prediction:
         """What follows the tokens that are asked about; keys and values are (L or 1, R, N, P, H), written in place."""
-        # The kernels write where they are told: what is out of range has to be refused here.
-        if max(tokens.run_rows) >= k.shape[1] or max(tokens.places) >= k.shape[3]:
-            raise IndexError(f"slot {max(tokens.run_rows)}, place {max(tokens.places)}: there are {tuple(k.shape)}")
-        if max(tokens.positions) >= self.config.context:
-            raise IndexError(f"position {max(tokens.positions)} in a context of {self.config.context}")
+        _check(tokens, num_rows=k.shape[1], num_places=k.shape[3], context=self.config.context)
         x_TD = self._decoder.embedding(torch.tensor(tokens.ids)).float()
         num_logits = len(tokens.logit_tokens)
         logits_RV = torch.empty(num_logits, self.config.vocab_size)
@@ -229,6 +233,21 @@ def _scored(rows: Sequence[ScoreRow]) -> Iterable[_Tokens]:
             tokens.add(choice[:-1], place=start - first, position=length, shared_end=length)
         tokens.end_row(row)
     yield tokens
+
+
+def _check(tokens: _Tokens, *, num_rows: int, num_places: int, context: int) -> None:
+    """Raise IndexError for what is out of range: the kernels read and write where they are told."""
+    num_tokens = len(tokens.ids)
+    if len(tokens.places) != num_tokens or len(tokens.positions) != num_tokens:
+        raise IndexError(f"{len(tokens.positions)} positions of {num_tokens} tokens")
+    ranges = (
+        ("slot", tokens.run_rows, num_rows),
+        ("place", tokens.places, num_places),
+        ("position", tokens.positions, context),
+    )
+    for name, values, count in ranges:
+        if min(values) < 0 or max(values) >= count:
+            raise IndexError(f"{name}s {min(values)} to {max(values)}: there are {count}")
 
 
 def _native(module: torch.nn.Module) -> NativeLinear:

@@ -178,21 +178,25 @@ def find_library() -> Finding:
     """The kernels for this machine, compiled now if they were not before; a few seconds, once."""
     if reason := _unfit_machine():
         return Finding(library=None, reason=reason)
-    compiler = next(compilers(), None)
-    if compiler is None:
-        return Finding(library=None, reason="no C compiler is installed (gcc, clang, or the package ziglang)")
-    try:
-        return Finding(library=Library(compiled(compiler)))
-    except (OSError, AttributeError, subprocess.SubprocessError) as error:
-        told = getattr(error, "stderr", None) or str(error)
-        lines = [line for line in told.strip().splitlines() if "error" in line] or told.strip().splitlines() or ["?"]
-        return Finding(library=None, reason=f"`{shlex.join(compiler)}` could not make them: {lines[0].strip()}")
+    reasons = []
+    for compiler in compilers():
+        try:
+            return Finding(library=Library(compiled(compiler)))
+        except (OSError, AttributeError, subprocess.SubprocessError) as error:
+            reasons.append(f"`{shlex.join(compiler)}` could not make them: {_said(error)}")
+    return Finding(
+        library=None, reason=(*reasons, "no C compiler is installed (gcc, clang, or the package ziglang)")[0]
+    )
 
 
 def compilers() -> Iterator[list[str]]:
-    """Commands that may compile C here, best first."""
-    if os.environ.get("CC"):
-        yield shlex.split(os.environ["CC"])
+    """Commands that may compile C here, best first; the one in `$CC` alone where it is set."""
+    if command := os.environ.get("CC"):
+        try:
+            yield shlex.split(command)
+        except ValueError:  # a quotation that does not end
+            yield [command]
+        return
     for name in ("gcc", "clang", "cc"):
         if found := shutil.which(name):
             yield [found]
@@ -203,7 +207,7 @@ def compilers() -> Iterator[list[str]]:
 def compiled(compiler: list[str]) -> Path:
     """Path of the library, in the user's cache; raises OSError or SubprocessError when it cannot be made."""
     source = Path(__file__).parent
-    marks = [" ".join((*compiler, *FLAGS)), platform.machine(), *sorted(_processor_flags())]
+    marks = [" ".join((*compiler, *FLAGS)), platform.machine(), _c_library(), *sorted(_processor_flags())]
     digest = hashlib.sha256("\n".join(marks).encode())
     for name in SOURCES:
         digest.update((source / name).read_bytes())
@@ -213,7 +217,17 @@ def compiled(compiler: list[str]) -> Path:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / "kernels.so"
         command = [*compiler, *FLAGS, str(source / "kernels.c"), "-o", str(made), "-lm"]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_COMPILE_SECONDS)
+        subprocess.run(
+            command,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_COMPILE_SECONDS,
+        )
+        with made.open("rb") as file:
+            os.fsync(file)  # a library that a power failure cut short would be found, and end the process, ever after
         made.replace(target)  # in one move: others may be compiling the same
     return target
 
@@ -221,15 +235,35 @@ def compiled(compiler: list[str]) -> Path:
 def cache_folder() -> Path:
     """Where compiled kernels are kept, a folder of the user's own: `$XDG_CACHE_HOME/llama-adapter`.
 
-    Raises OSError when it belongs to somebody else or others may write to it, since what lies there is run.
+    Raises OSError when there is no place for it, when it belongs to somebody else or others may write to it, since
+    what lies there is run.
     """
     base = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(base) if base else Path.home() / ".cache") / "llama-adapter"
+    try:
+        folder = (Path(base) if base else Path.home() / ".cache") / "llama-adapter"
+    except RuntimeError as error:  # a container's user that no list of users knows
+        raise FileNotFoundError("this user has no home folder: set XDG_CACHE_HOME") from error
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+    if status.st_uid != os.getuid():
+        raise PermissionError(f"`{folder}` belongs to another user: chown it, or set XDG_CACHE_HOME")
+    if status.st_mode & 0o022:
         raise PermissionError(f"others may write to `{folder}`: chmod go-w it, or set XDG_CACHE_HOME")
     return folder
+
+
+def _said(error: Exception) -> str:
+    """One line of what went wrong, in the compiler's own words where it has any."""
+    told = getattr(error, "stderr", None) or str(error)
+    text = told.decode(errors="replace") if isinstance(told, bytes) else told  # bytes are what a time limit leaves
+    lines = text.strip().splitlines()
+    return next((line for line in lines if "error" in line), (*lines, "?")[0]).strip()
+
+
+def _c_library() -> str:
+    """Which C library is loaded: what was linked to a newer one cannot be, where systems share a home folder."""
+    name = "CS_GNU_LIBC_VERSION"
+    return (os.confstr(name) or "") if name in os.confstr_names else ""
 
 
 def _unfit_machine() -> str:

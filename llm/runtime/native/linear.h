@@ -47,14 +47,33 @@ typedef struct {
 enum { NONE = 0, QUICK_GELU = 1, EXACT_GELU = 2 };
 enum { STORE_FLOAT32 = 0, STORE_BFLOAT16 = 1, ADD_FLOAT32 = 2 };
 
-/* Memory that a thread keeps from call to call. */
-typedef struct {
+/* Memory that a thread keeps from call to call, and gives back when it ends. */
+typedef struct scratch {
     void *memory;
     size_t num_bytes;
+    struct scratch *next; /* of this thread's */
 } scratch_t;
+
+static pthread_key_t scratches; /* of each thread, the first */
+static bool has_scratches;
+
+static void scratch_free_all(void *first) {
+    for (scratch_t *scratch = first; scratch; scratch = scratch->next) free(scratch->memory);
+}
+
+static void scratch_make_key(void) { has_scratches = !pthread_key_create(&scratches, scratch_free_all); }
+
+static void scratch_remember(scratch_t *scratch) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, scratch_make_key);
+    if (!has_scratches) return;
+    scratch->next = pthread_getspecific(scratches);
+    pthread_setspecific(scratches, scratch);
+}
 
 static void *scratch_take(scratch_t *scratch, size_t num_bytes) {
     if (num_bytes > scratch->num_bytes) {
+        if (!scratch->memory) scratch_remember(scratch);
         free(scratch->memory);
         scratch->num_bytes = round_up(num_bytes + num_bytes / 4, 4096);
         scratch->memory = aligned_alloc(64, scratch->num_bytes);
@@ -143,7 +162,8 @@ static void quantise_group(const conversion_t *self, int64_t row, int64_t group)
         _mm_mask_storeu_epi8(out + k, first_lanes(end - k), _mm512_cvtsepi32_epi8(rounded));
     }
     self->scales[row * self->num_groups + group] = absmax / 127.0f + _mm512_reduce_add_ps(broken);
-    self->offsets[row * self->num_groups + group] = -128 * _mm512_reduce_add_epi32(sum);
+    /* Unsigned, as it may overflow where x is no number. */
+    self->offsets[row * self->num_groups + group] = (int32_t)(-128u * (uint32_t)_mm512_reduce_add_epi32(sum));
 }
 
 static void convert_task(const void *context, int64_t first, int64_t end) {

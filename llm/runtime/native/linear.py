@@ -27,6 +27,7 @@ class NativeLinear(nn.Module):
         weight = linear.weight.detach().contiguous()
         self._library = library
         self.weight_dtype = weight.dtype
+        self._activations = (torch.float32,) if weight.dtype == torch.float32 else (torch.float32, torch.bfloat16)
         kind, shape = KINDS[weight.dtype], (linear.out_features, linear.in_features)
         num_bytes = library.packed_bytes(kind, *shape)
         # Not parameters or buffers: they can be neither moved nor saved.
@@ -47,6 +48,16 @@ class NativeLinear(nn.Module):
         self._pointer = ctypes.addressof(self.struct)
 
     def forward(self, x: Tensor) -> Tensor:
+        """(..., in_features) to (..., out_features).
+
+        Raises RuntimeError, as torch does, for another number of features, type or device.
+        """
+        # The kernels read where they are told: another type or size would have them read beyond the tensor.
+        if x.dtype not in self._activations or x.shape[-1:] != (self.in_features,) or not x.is_cpu:
+            raise RuntimeError(
+                f"a layer of {self.in_features} inputs with {self.weight_dtype} weights was given "
+                f"{tuple(x.shape)} of {x.dtype} on {x.device}"
+            )
         x = x.contiguous()
         out = x.new_empty(*x.shape[:-1], self.out_features)
         num_rows = x.numel() // self.in_features
@@ -74,6 +85,7 @@ def can_take(linear: nn.Linear, *, activations: torch.dtype, library: Library) -
     weights = linear.weight.dtype
     return (
         library.takes(weights)
+        and linear.in_features > 0
         and linear.in_features % _DEPTH == 0
         and (weights != torch.int8 or activations in INT8_ACTIVATIONS)
     )
@@ -83,8 +95,9 @@ def install_kernels(module: nn.Module, *, library: Library) -> int:
     """Replace the linear layers inside `module` that the kernels take; returns how many. Plain weights are let go."""
     activations = float_type(module)
     num_installed = 0
-    for owner in list(module.modules()):
-        for name, child in list(owner.named_children()):
+    for owner in module.modules():  # no list of them, which would keep all plain weights to the end
+        for name in [name for name, _ in owner.named_children()]:
+            child = getattr(owner, name)
             if isinstance(child, nn.Linear) and can_take(child, activations=activations, library=library):
                 setattr(owner, name, NativeLinear(child, library=library))
                 num_installed += 1

@@ -25,14 +25,15 @@ static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
 #define MAX_CREW 256
-#define MAX_CHUNKS ((1 << 24) - 1)
+#define FIELD ((1 << 24) - 1)
+#define MAX_CHUNKS (FIELD - MAX_CREW) /* each thread may count one too many */
 #define PATIENCE 20000 /* looks for work before a thread sleeps: some tenths of a millisecond */
 
 /* One word says all of a job: who may take part, how many chunks there are, and which comes next. */
 #define TICKET(limit, count) ((uint64_t)(limit) << 48 | (uint64_t)(count) << 24)
 #define LIMIT_OF(ticket) ((int64_t)((ticket) >> 48))
-#define COUNT_OF(ticket) ((int64_t)((ticket) >> 24 & MAX_CHUNKS))
-#define NEXT_OF(ticket) ((int64_t)((ticket) & MAX_CHUNKS))
+#define COUNT_OF(ticket) ((int64_t)((ticket) >> 24 & FIELD))
+#define NEXT_OF(ticket) ((int64_t)((ticket) & FIELD))
 
 static struct {
     pthread_mutex_t mutex; /* held by the thread whose job it is */
@@ -64,6 +65,9 @@ static bool take_chunk(int64_t index) {
     return true;
 }
 
+/* Threads sleep in classes, 1, 2-3, 4-7 and so on, so that a job for few of them does not wake all. */
+static uint32_t class_of(int64_t index) { return 1u << (63 - __builtin_clzll((uint64_t)index)); }
+
 static void *work(void *argument) {
     int64_t index = (int64_t)(intptr_t)argument;
     for (int looks = 0;; looks++) {
@@ -75,7 +79,8 @@ static void *work(void *argument) {
             uint32_t signal = atomic_load(&crew.signal);
             atomic_fetch_add(&crew.num_sleeping, 1);
             uint64_t ticket = atomic_load(&crew.ticket);
-            if (NEXT_OF(ticket) >= COUNT_OF(ticket)) syscall(SYS_futex, &crew.signal, FUTEX_WAIT_PRIVATE, signal, NULL);
+            if (index >= LIMIT_OF(ticket) || NEXT_OF(ticket) >= COUNT_OF(ticket))
+                syscall(SYS_futex, &crew.signal, FUTEX_WAIT_BITSET_PRIVATE, signal, NULL, NULL, class_of(index));
             atomic_fetch_sub(&crew.num_sleeping, 1);
             looks = 0;
         }
@@ -106,7 +111,8 @@ static void run_crew(task_t task, const void *context, int64_t count, int64_t ch
     atomic_store(&crew.ticket, TICKET(num_threads, num_chunks));
     if (atomic_load(&crew.num_sleeping)) {
         atomic_fetch_add(&crew.signal, 1);
-        syscall(SYS_futex, &crew.signal, FUTEX_WAKE_PRIVATE, INT_MAX);
+        uint32_t classes = 2 * class_of(num_threads - 1) - 1;
+        syscall(SYS_futex, &crew.signal, FUTEX_WAKE_BITSET_PRIVATE, INT_MAX, NULL, NULL, classes);
     }
     while (take_chunk(0)) continue;
     for (int looks = 0; atomic_load_explicit(&crew.num_done, memory_order_acquire) < num_chunks; looks++)

@@ -87,6 +87,69 @@ def test_a_compiler_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) 
     assert "/nowhere/cc" in find_library().reason
 
 
+def test_a_command_whose_quotation_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "gcc 'x")
+    monkeypatch.setattr(native, "_unfit_machine", lambda: "")
+
+    assert find_library().library is None
+    assert "gcc" in find_library().reason
+
+
+def test_a_compiler_that_fails_in_no_known_encoding_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "broken-cc"
+    broken.write_bytes(b"#!/bin/sh\nprintf 'error: \\377 bad' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CC", str(broken))
+    monkeypatch.setattr(native, "_unfit_machine", lambda: "")
+
+    assert "error: \N{REPLACEMENT CHARACTER} bad" in find_library().reason
+
+
+def test_a_compiler_that_does_not_end_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], **_: object) -> None:
+        raise subprocess.TimeoutExpired(command, 300, stderr=b"waiting for a licence")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(native, "_unfit_machine", lambda: "")
+    monkeypatch.setattr(native, "compilers", lambda: iter([["cc"]]))
+
+    assert find_library().reason == "`cc` could not make them: waiting for a licence"
+
+
+def test_where_one_compiler_fails_the_next_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(compiler: list[str]) -> Path:
+        if compiler == ["no-headers"]:
+            raise OSError("stdlib.h: No such file")
+        return Path("made by", *compiler)
+
+    monkeypatch.setattr(native, "_unfit_machine", lambda: "")
+    monkeypatch.setattr(native, "compilers", lambda: iter([["no-headers"], ["with-headers"]]))
+    monkeypatch.setattr(native, "compiled", made)
+    monkeypatch.setattr(native, "Library", lambda path: path)
+
+    assert find_library().library == Path("made by/with-headers")
+
+
+def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", home)
+    monkeypatch.setattr(native, "_unfit_machine", lambda: "")
+    monkeypatch.setattr(native, "compilers", lambda: iter([["cc"]]))
+
+    assert "XDG_CACHE_HOME" in find_library().reason
+
+
+def test_a_cache_of_another_user_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.mkdir(parents=True)
+    monkeypatch.setattr(os, "getuid", lambda: cache.stat().st_uid + 1)
+
+    with pytest.raises(PermissionError, match="another user"):
+        cache_folder()
+
+
 def test_what_the_compiler_made_must_be_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     liar = tmp_path / "liar-cc"
     liar.write_text(

@@ -1,7 +1,13 @@
 """The kernels' linear layers compute what plain ones do, each row as if it were alone."""
 
+import copy
 import ctypes
+import os
+import threading
+import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,6 +57,10 @@ def expected(linear: nn.Linear, x: Tensor) -> Tensor:
         return int8_linear(x, linear.weight, linear.get_buffer("weight_scale"), linear.bias)
     bias = None if linear.bias is None else linear.bias.float()
     return nn.functional.linear(x.float(), linear.weight.float(), bias).to(x.dtype)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def activations(*shape: int, kind: torch.dtype) -> Tensor:
@@ -164,6 +174,72 @@ def test_views_that_are_not_contiguous_are_taken(library: Library) -> None:
     x = torch.randn(48, 6).T
 
     torch.testing.assert_close(NativeLinear(linear, library=library)(x), linear(x), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.zeros(4, 24),
+        torch.zeros(()),
+        torch.zeros(4, 48, dtype=torch.bfloat16),
+        torch.zeros(4, 48, dtype=torch.float64),
+        torch.zeros(4, 48, device="meta"),
+    ],
+    ids=["another width", "no width", "bfloat16", "float64", "elsewhere"],
+)
+def test_what_a_layer_of_float32_cannot_read_is_refused(x: Tensor, library: Library) -> None:
+    native = NativeLinear(layer(torch.float32, num_in=48, num_out=80, library=library), library=library)
+
+    with pytest.raises(RuntimeError, match="48 inputs"):
+        native(x)
+
+
+def test_layers_are_not_copied_together_with_addresses_of_another(library: Library) -> None:
+    native = NativeLinear(layer(torch.float32, num_in=48, num_out=80, library=library), library=library)
+
+    with pytest.raises(ValueError, match="pointers"):
+        copy.deepcopy(native)
+
+
+def test_threads_give_back_their_memory_when_they_end(library: Library) -> None:
+    native = NativeLinear(layer(torch.bfloat16, num_in=4096, num_out=64, library=library), library=library)
+    x = activations(500, 4096, kind=torch.float32)  # 4 MB in bfloat16
+    torch.set_num_threads(1)
+    native(x)
+    before = resident_bytes()
+
+    for _ in range(30):
+        thread = threading.Thread(target=native, args=(x,))
+        thread.start()
+        thread.join()
+
+    assert resident_bytes() - before < 60e6
+
+
+def test_two_callers_at_once_get_the_same_bits(library: Library) -> None:
+    native = NativeLinear(layer(torch.float32, num_in=512, num_out=640, library=library), library=library)
+    x = activations(40, 512, kind=torch.float32)
+    expected_bits = native(x)
+    torch.set_num_threads(3)
+
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda _: native(x), range(200)))
+
+    assert all(torch.equal(result, expected_bits) for result in results)
+
+
+def test_plain_weights_are_let_go_one_by_one(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Sequential(*[nn.Sequential(nn.Linear(48, 48)) for _ in range(5)])
+    kept = [weakref.ref(part[0].weight) for part in module]
+    alive = []
+    monkeypatch.setattr(
+        "llm.runtime.native.linear.NativeLinear",
+        lambda linear, *, library: alive.append(sum(weight() is not None for weight in kept)) or nn.Identity(),
+    )
+
+    install_kernels(module, library=library)
+
+    assert alive == [5, 4, 3, 2, 1]
 
 
 def test_part_of_a_layer_is_a_layer_in_the_same_memory(library: Library) -> None:
