@@ -1,9 +1,8 @@
 /* Work in items 0..count-1, shared out to a crew of threads. Items are independent, so results do not depend on who does
  * them.
  *
- * Whoever of the crew is awake draws the next items. So nobody waits for a thread that other programs keep from running,
- * as the barriers of OpenMP do, but only for items that have been begun: beside a busy program, work takes the time that
- * the remaining cores need for it.
+ * Whoever of the crew is awake draws the next items. So nobody waits for a thread that other programs keep from starting,
+ * as at the barriers of OpenMP, but only for items that somebody has begun.
  */
 #pragma once
 
