@@ -33,6 +33,7 @@ from app.report import Tally, make_report, versions
 from app.resources import sample_pictures
 from app.spec import CaptionerSpec
 from llm.engine.sampling_params import SamplingParams
+from llm.runtime.backend import EAGER
 
 EMBEDDED_NOTE = (
     "note: the embedded model knows drawn shapes and nothing else; for photographs pass --model, "
@@ -100,6 +101,9 @@ def run_job(job: Job) -> int:
         stack.callback(scribe.close)
         for note in captioner.info.notes:
             scribe.say(f"note: {note}")
+        if captioner.info.mode != EAGER and question.choices is None:
+            warm_up = captioner.warm_up(prompt, max_new_tokens=job.sampling.max_new_tokens)
+            scribe.say(f"warm-up: {warm_up.programs} programs ready in {warm_up.seconds:.1f} s")
         clock = StageClock() if job.profile is None else captioner.profile_clock(waits=job.profile == "wait")
         interruption = stack.enter_context(_Interruption())
 

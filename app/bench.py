@@ -26,7 +26,7 @@ from app.resources import sample_pictures
 from app.roofline import NumberSizes, decoder_shapes, decoder_weights, encoder_shapes, encoder_weights
 from app.spec import CaptionerSpec
 from llm.prompt import format_prompt
-from llm.runtime.backend import resolve_dtype
+from llm.runtime.backend import EAGER, resolve_dtype
 
 QUESTION = "Is there a person in the picture? Answer Yes or No."
 CHOICES = ("Yes", "No")
@@ -148,9 +148,14 @@ class _Bench:
         self._captioner = metered.captioner()
 
     def warm_up(self) -> None:
-        """One full batch, whose answers are cut short: kernels are chosen and memory is taken here."""
+        """One full batch, whose answers are cut short: kernels are chosen and memory is taken here.
+
+        In a graph mode, the programs of all shapes that will come are compiled too.
+        """
         files = list(itertools.islice(itertools.cycle(self._pictures), self.batch_size))
         started = time.perf_counter()
+        if self._captioner.info.mode != EAGER and self._job.workload == "caption":
+            self._captioner.warm_up(self._instruction, max_new_tokens=NUM_NEW_TOKENS)
         self._answer(files, max_new_tokens=_NUM_WARM_UP_TOKENS)
         self.warm_up_s = time.perf_counter() - started
 

@@ -18,6 +18,7 @@ from llm.engine.engine import Engine
 from llm.engine.sampling_params import SamplingParams
 from llm.engine.sequence import Output, Request
 from llm.prompt import format_prompt
+from llm.runtime.executor import WarmUp
 from llm.tokenizer import IncrementalDetokenizer, Tokenizer
 from vision.backends.base import VisionBackend
 from vision.errors import PictureError
@@ -412,6 +413,14 @@ class Captioner:
             choice=choice,
             ms=conversation.ms,
         )
+
+    def warm_up(self, prompt: Prompt | None = None, *, max_new_tokens: int = SamplingParams.max_new_tokens) -> WarmUp:
+        """Run what answers to such a prompt need, so that the first picture does not wait for programs to compile.
+
+        It pays for graph modes. Raises as `check_prompt`, and RuntimeError while answers are under way.
+        """
+        encoded = self._encode_prompt(self.info.default_prompt if prompt is None else prompt, None)
+        return self._engine.warm_up(prompt_tokens=len(encoded.token_ids), new_tokens=max_new_tokens)
 
     def check_prompt(self, prompt: Prompt, choices: Sequence[str] | None = None) -> None:
         """Raise PromptTooLongError, PromptError or ValueError when this prompt could not be answered."""
