@@ -137,8 +137,7 @@ class _Bench:
         files = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
         self._pictures = list(itertools.islice(itertools.cycle(files), job.pictures))
         self._meter = Meter(synchronise=parts.backend.synchronise)
-        itemsize = resolve_dtype(parts.info.dtype, backend=parts.backend).itemsize
-        sizes = NumberSizes(weight=1 if parts.info.precision == "int8" else itemsize, other=itemsize)
+        sizes = _number_sizes(parts)
         metered = dataclasses.replace(
             parts,
             spec=dataclasses.replace(parts.spec, batch_size=batch_size),
@@ -187,6 +186,13 @@ class _Bench:
             choices=CHOICES if self._job.workload == "yesno" else None,
             clock=clock,
         )
+
+
+def _number_sizes(parts: Parts) -> NumberSizes:
+    """Bytes of a number as it is computed with: 8-bit weights that the device widens are as large as all else."""
+    dtype = resolve_dtype(parts.info.dtype, backend=parts.backend)
+    in_int8 = parts.info.precision == "int8" and parts.backend.computes_int8(dtype, wanted=parts.spec.operators)
+    return NumberSizes(weight=1 if in_int8 else dtype.itemsize, other=dtype.itemsize)
 
 
 def _instruction(job: BenchJob, parts: Parts) -> str:

@@ -64,7 +64,8 @@ line has made gets its side-car by --adopt FILE.om, with the flags that it was m
 """
 _QUANTIZE = """\
 Round the weights of all linear layers of a bundle to 8 bits, each output with a scale of its own: half the size of
-float16, and faster on a CPU. What the answers lose is measured in docs/int8.md.
+float16, and faster on a CPU that has the kernels (`doctor --environment` tells); elsewhere they are widened at load.
+What the answers lose is measured in docs/int8.md.
 
   llama-adapter quantize --model BUNDLE --out BUNDLE-int8
 """

@@ -12,6 +12,7 @@ from llm.runtime.backend import EAGER, Backend, OperatorChoice
 from llm.runtime.executor import EagerExecutor, Executor
 from llm.runtime.native.executor import NativeExecutor, can_run
 from llm.runtime.plan import check_memory, plan_memory
+from llm.runtime.quantised import SCALE
 from llm.runtime.shapes import BucketedShapes, ExactShapes
 
 
@@ -33,7 +34,7 @@ def _expect_scales(decoder: LlamaAdapterDecoder, state: Mapping[str, Tensor]) ->
     for name, child in decoder.named_modules():
         weight = state.get(f"{name}.weight")
         if isinstance(child, nn.Linear) and weight is not None and weight.dtype == torch.int8:
-            child.register_buffer("weight_scale", torch.empty(child.out_features, device="meta"))
+            child.register_buffer(SCALE, torch.empty(child.out_features, device="meta"))
 
 
 def open_executor(

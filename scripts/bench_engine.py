@@ -2,7 +2,8 @@
 
 Usage: python -m scripts.bench_engine [--quick] [--device D] [--dtype T] [--rounds N] [--out FOLDER]
 
-Writes engine.json and engine.md. `--quick` only shows that it runs: tiny models, few pictures, one round.
+Writes engine.json and engine.md. `--quick` only shows that it runs: tiny models, few pictures, one round, and nothing
+is written without `--out`.
 """
 
 import argparse
@@ -137,15 +138,26 @@ def settings_from(options: argparse.Namespace) -> Settings:
     return settings if options.rounds is None else dataclasses.replace(settings, rounds=options.rounds)
 
 
+def _whole(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    return int(text)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small and fast: does it run?")
     parser.add_argument("--device", default=Settings().device)
     parser.add_argument("--dtype", choices=tuple(DTYPES), help="of the decoder (default: float32 and bfloat16)")
-    parser.add_argument("--rounds", type=int, help="of every measurement (default: 3)")
-    parser.add_argument("--out", type=Path, default=DOCS, help="folder to write to (default: docs)")
+    parser.add_argument("--rounds", type=_whole, help="of every measurement (default: 3, with --quick 1)")
+    parser.add_argument("--out", type=Path, help="folder to write to (default: docs, with --quick none)")
     options = parser.parse_args(arguments)
-    write(measure(settings_from(options), tell=lambda line: print(line, file=sys.stderr)), options.out)
+    folder = options.out or (None if options.quick else DOCS)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)  # what is wrong with it shows before an hour of measuring
+    content = measure(settings_from(options), tell=lambda line: print(line, file=sys.stderr))
+    if folder is not None:
+        write(content, folder)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,13 @@ SECTIONS: tuple[Section, ...] = tuple(one for one in get_args(Section) if one !=
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure, or report; 1 when nothing could be measured."""
-    given = build_parser().parse_args(arguments)
+    """Measure, or report; 1 when no engine could be measured, 2 for flags that make no sense."""
+    parser = build_parser()
+    given = parser.parse_args(arguments)
+    try:
+        plan = _plan(given)
+    except ValueError as error:
+        parser.error(str(error))
     out = Path(given.out)
     before = load(out)
 
@@ -33,26 +38,33 @@ def main(arguments: Sequence[str]) -> int:
 
     measured = Results()
     if not given.report:
-        measured = run_rounds(_plan(given), tell=_tell, keep=keep)
+        measured = run_rounds(plan, tell=_tell, keep=keep)
     _write_page(load(out), out.with_suffix(".md"))
-    return 0 if given.report or measured.rows else 1
+    return 0 if given.report or any(row.part != "ceiling" for row in measured.rows) else 1
 
 
 def build_parser() -> argparse.ArgumentParser:
     """All flags; the defaults are those of `Plan`."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.bench_peers", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.bench_peers",
+        description=(__doc__ or "").partition("Usage:")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument("--threads", type=int, default=Plan.threads, help="of every engine")
-    parser.add_argument("--sizes", nargs="+", choices=(*DECODERS, *ENCODERS), default=["1B", "160M", "ViT-L/14"])
-    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    sizes = ["1B", "160M", "ViT-L/14"]
+    parser.add_argument("--sizes", nargs="+", choices=(*DECODERS, *ENCODERS), default=sizes, help="of models")
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="what is measured")
     parser.add_argument("--engines", nargs="+", choices=engine_names(), help="only these, or options beyond the usual")
-    parser.add_argument("--batch-sizes", nargs="+", type=int, default=list(Plan.batch_sizes))
-    parser.add_argument("--prefill-batch-sizes", nargs="+", type=int, default=list(Plan.prefill_batch_sizes))
-    parser.add_argument("--rounds", type=int, default=Plan.rounds)
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=list(Plan.batch_sizes), help="of steps, pictures")
+    parser.add_argument(
+        "--prefill-batch-sizes", nargs="+", type=int, default=list(Plan.prefill_batch_sizes), help="of prefill"
+    )
+    parser.add_argument("--rounds", type=int, default=Plan.rounds, help="each starts every engine once")
     parser.add_argument("--budget", type=float, default=Plan.budget_s, help="seconds for repetitions of one figure")
-    parser.add_argument("--long", type=float, default=Plan.long_s, help="a figure that takes longer is not repeated")
+    parser.add_argument("--long", type=float, default=Plan.long_s, help="seconds; what takes longer is not repeated")
     parser.add_argument("--flash", choices=("auto", "on", "off"), default=Plan.flash, help="attention of llama.cpp")
     parser.add_argument("--work", default=str(Path(tempfile.gettempdir()) / "llama-adapter-peers"), help="for files")
-    parser.add_argument("--out", default=str(DOCS / "peers.json"))
+    parser.add_argument("--out", default=str(DOCS / "peers.json"), help="results; the page is written beside them")
     parser.add_argument("--report", action="store_true", help="write the page of what is there, and measure nothing")
     return parser
 

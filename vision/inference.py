@@ -2,11 +2,13 @@
 
 # B pictures, H x W x C pixels, T patches, F numbers of a patch (rows, columns, colours), W width, N heads, H head size
 
+import copy
+
 import torch
 from torch import Tensor, nn
 
-from vision.block import AttentionFunction, Mlp, fused_attention, quick_gelu
-from vision.encoder import PictureEncoder, use_attention
+from vision.block import AttentionFunction, Mlp, SelfAttention, fused_attention, quick_gelu
+from vision.encoder import PictureEncoder
 
 BYTE_RANGE = 255.0  # pixels are bytes, normalisation is meant for 0..1
 
@@ -47,16 +49,22 @@ class FoldedPatches(nn.Module):
 
 
 class HostEncoder(nn.Module):
-    """A `PictureEncoder` for inference on the host. Shares its tensors; the answer differs by rounding only."""
+    """A `PictureEncoder` for inference on the host; the answer differs by rounding only.
+
+    Shares the tensors of `encoder`, not its modules: that one stays as it is.
+    """
 
     def __init__(self, encoder: PictureEncoder) -> None:
         super().__init__()
         self.patches = FoldedPatches(encoder)
-        self.clip, self.query = encoder.clip, encoder.query
+        shared = {id(tensor): tensor for tensor in (*encoder.parameters(), *encoder.buffers())}
+        self.clip, self.query = copy.deepcopy((encoder.clip, encoder.query), shared)
+        attend = attention_for(encoder.dtype)
         for module in self.modules():
             if isinstance(module, Mlp) and module.activation is quick_gelu:
                 module.activation = quick_gelu_
-        use_attention(encoder, attention_for(encoder.dtype))
+            elif isinstance(module, SelfAttention):
+                module.attend = attend
 
     def forward(self, pixels_BHWC: Tensor) -> Tensor:
         """Pixels uint8 (B, S, S, 3) RGB -> visual query (B, Q, D) in the type of the weights."""

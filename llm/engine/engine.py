@@ -56,7 +56,7 @@ class Engine:
         return self._executor.project_prefix(visual_query_BQD)
 
     def warm_up(self, *, prompt_tokens: int, new_tokens: int) -> WarmUp:
-        """Run, before the first request, what prompts and answers of up to these lengths will need.
+        """Run, before the first request, the steps that prompts and answers of up to these lengths may need.
 
         Raises RuntimeError while requests are unanswered.
         """

@@ -99,9 +99,11 @@ class Executor(Protocol):
         ...
 
     def warm_up(self, *, prompt_tokens: int, new_tokens: int) -> WarmUp:
-        """Run what prompts and answers of up to these lengths will need, before the first of them comes.
+        """Run, before the first request, the steps that prompts and answers of up to these lengths may need.
 
-        Waits for the device. No slot may be in use.
+        Where decode steps come in few shapes that is all of them, else the largest; for each number of rows there is a
+        prefill of equal prompts of that length, and prefills of other shapes meet the device when they come. Waits for
+        the device. No slot may be in use.
         """
         ...
 

@@ -4,10 +4,12 @@ import io
 import itertools
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from PIL import Image
 
 from app.assemble import Parts
@@ -45,11 +47,12 @@ def measure_reading(*, megapixels: int, rounds: int) -> SpeedResult:
     """Both ways in turn, on a picture like a photograph: noise at many scales."""
     data = _jpeg(_noise(*SIZES[megapixels]))
     seconds: dict[Reading, list[float]] = {reading: [] for reading in READINGS}
-    pixels = {reading: read(data, reading) for reading in READINGS}
-    for _, reading in itertools.product(range(4 * rounds), READINGS):
-        started = time.perf_counter()
-        read(data, reading)
-        seconds[reading].append(time.perf_counter() - started)
+    with _one_thread():
+        pixels = {reading: read(data, reading) for reading in READINGS}
+        for _, reading in itertools.product(range(4 * rounds), READINGS):
+            started = time.perf_counter()
+            read(data, reading)
+            seconds[reading].append(time.perf_counter() - started)
     difference = np.abs(pixels["fast"].astype(int) - pixels["exact"])
     return SpeedResult(
         megapixels=megapixels,
@@ -74,6 +77,17 @@ def measure_change(parts: Parts) -> ChangeResult:
         same_captions=sum(one == other for one, other in zip(*texts, strict=True)),
         visual_query_difference=float(difference),
     )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Pillow takes one, torch as many as it has: pictures are read side by side, so that is no gain of one of them."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def read(data: bytes, reading: Reading) -> np.ndarray:

@@ -12,7 +12,7 @@ import time
 import warnings
 from typing import Any
 
-from scripts.peers.packages import MissingPackage, versions
+from scripts.peers.packages import MissingPackage
 from scripts.peers.table import find_engine
 from scripts.peers.task import Reply, Task
 
@@ -57,7 +57,7 @@ def _measured(task: Task) -> Reply:
     return Reply(
         figures=figures,
         load_s=load_s,
-        packages=versions(opening.PACKAGES.get(engine.program, ())),
+        packages=opening.about(engine),
         circumstances=json.loads(json.dumps(around)),
     )
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -89,6 +90,12 @@ class LlamaCpp:
     def _logits(self, place: int) -> np.ndarray:
         pointer = self._lib.llama_get_logits_ith(self._context, place)
         return np.ctypeslib.as_array(pointer, (self._vocab_size,))
+
+
+def instructions() -> str:
+    """What the library was built to use, as it says itself, such as `AVX2 AVX512 AVX512_BF16`."""
+    told = _library().llama_print_system_info().decode()
+    return " ".join(re.findall(r"(\w+) = 1", told))
 
 
 def quantise_gguf(

@@ -55,7 +55,6 @@ class Figure:
     batch: int
     rate: float
     spent_s: float
-    note: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

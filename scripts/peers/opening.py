@@ -14,6 +14,7 @@ from scripts.peers.ceilings import measure_ceilings
 from scripts.peers.files import end_id, make_file
 from scripts.peers.measuring import DecoderEngine, Figure, Rungs, VisionEngine, measure_decoder, measure_vision
 from scripts.peers.ours import JobResult, OurDecoder, OurJob, OurVision, open_parts
+from scripts.peers.packages import versions
 from scripts.peers.reference import ReferenceJob
 from scripts.peers.sizes import JOB_ENDS
 from scripts.peers.table import Engine
@@ -70,6 +71,12 @@ def measure(task: Task, engine: Engine, opened: Any) -> Iterator[Named]:
             yield from ((engine.name, figure, {}) for figure in figures)
         case "job":
             yield _measure_job(engine, opened)
+
+
+def about(engine: Engine) -> dict[str, str]:
+    """Versions of what the engine is run by; of llama.cpp also for which instructions it was built."""
+    told = versions(PACKAGES.get(engine.program, ()))
+    return {**told, "llama.cpp for": llama_cpp.instructions()} if engine.program == "llama.cpp" else told
 
 
 def open_engine(task: Task, engine: Engine) -> Any:

@@ -16,7 +16,9 @@ from app.spec import CaptionerSpec, Precision
 from llm.config import DecoderConfig
 from llm.engine.engine import Engine
 from llm.engine.sequence import Request
+from llm.runtime.backend import DTYPES, open_backend
 from llm.runtime.executor import Executor
+from scripts.peers.packages import MissingPackage
 from scripts.peers.sizes import JOB_ENDS, prompt_ids
 from scripts.peers.weights import random_weights
 from vision.backends.base import VisionBackend
@@ -26,7 +28,12 @@ from vision.config import VisionConfig
 def open_parts(
     decoder: DecoderConfig, vision: VisionConfig, *, dtype: str, precision: Precision, batch_size: int
 ) -> Parts:
-    """A model of those sizes with random weights on the CPU, `batch_size` slots."""
+    """A model of those sizes with random weights on the CPU, `batch_size` slots.
+
+    Raises MissingPackage where 8-bit weights would be widened: figures of int8 would be those of floats.
+    """
+    if precision == "int8" and not open_backend("cpu").computes_int8(DTYPES[dtype]):
+        raise MissingPackage("8-bit weights would be widened here: the kernels for them cannot be had")
     spec = CaptionerSpec(device="cpu", dtype=dtype, precision=precision, batch_size=batch_size)
     return assemble_parts(
         spec, load=lambda torch_dtype: random_weights(decoder, vision, dtype=torch_dtype, precision=precision)

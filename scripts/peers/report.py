@@ -21,7 +21,9 @@ on one machine in turn. This page is made of [peers.json](peers.json).
   where there were several; what took long in the first round was not repeated.
 - **decode**: {NUM_PROMPT_TOKENS} tokens of prompt, then greedy steps for all rows at once; the median step counts.
   Rows whose prompt was not computed for the prefill figure are copies of the first.
-  **prefill**: prompts of {NUM_PROMPT_TOKENS} tokens to their first new token.
+  **prefill**: prompts of {NUM_PROMPT_TOKENS} tokens to their first new token. A round calls a prefill, or an encoder,
+  up to five times in a few seconds, and the median counts: without the first call where there were three or more, so
+  that what is slow is measured cold.
 - **ours** always computes the adapter, in all layers but the first; the others cannot, and have that much less to do.
   int8 is our 8-bit weights with activations quantised row by row; what is not a linear layer is float32.
 - **hf**: Hugging Face transformers, the model called as its `generate` does, whose own work between the steps is left
@@ -31,8 +33,10 @@ on one machine in turn. This page is made of [peers.json](peers.json).
   {JOB_ENDS[-1]} tokens, through the captioner. **reference** is a loop as the reference's: float32, plain linear
   layers, the adapter's keys and values made anew at each step, the whole batch to the end of its longest caption.
 - **vision**: CLIP's tower with all tokens, without the visual blocks, which the others do not know.
-- **of the machine**: the larger of two shares: counted bytes over the bandwidth, counted FLOPs over the rate of packed
-  linear layers in the same number type, both measured in the same run.
+- **of the machine**: the larger of two shares: counted bytes over the bandwidth, the best of summing and copying a
+  large buffer; counted FLOPs over the rate of the linear layers alone, laid out and computed as ours are, at 257 or
+  1,024 rows, in the same number type. Both were measured in the same run. The second tells what all else costs beside
+  the products, not how good the products are: for that, see the other programs.
 """
 _UNITS = {"decode": "tokens/s", "prefill": "tokens/s", "vision": "pictures/s", "job": "pictures/s"}
 _TITLES = {"decode": "Decode", "prefill": "Prefill", "vision": "Pictures", "job": "Caption jobs"}
@@ -102,8 +106,9 @@ def _shares(results: Results, *, threads: int) -> Iterator[str]:
         yield "| --- | --- | ---: | ---: | --- | --- |"
         yield from (*lines, "")
     ceilings = [row for row in results.rows if row.part == "ceiling" and row.threads == threads]
-    if ceilings:
-        yield "Ceilings, the best of all rounds: " + "; ".join(map(_ceiling, ceilings)) + "."
+    for run in dict.fromkeys(row.run for row in ceilings):
+        told = "; ".join(_ceiling(row) for row in ceilings if row.run == run)
+        yield f"Ceilings of the run of {run}, the best of its rounds: {told}."
         yield ""
 
 

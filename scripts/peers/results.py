@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-Key = tuple[str, str, str, int, int]
+Key = tuple[str, str, str, int, int, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,8 +26,8 @@ class Row:
 
     @property
     def key(self) -> Key:
-        """What a later row of the same replaces."""
-        return (self.part, self.engine, self.size, self.batch, self.threads)
+        """What a later row of the same replaces; ceilings stay beside the figures of their own run."""
+        return (self.part, self.engine, self.size, self.batch, self.threads, self.run if self.part == "ceiling" else "")
 
     @property
     def median(self) -> float:
@@ -55,9 +55,9 @@ class Results:
     rows: tuple[Row, ...] = ()
     missing: tuple[Missing, ...] = ()
 
-    def find(self, part: str, engine: str, size: str, *, batch: int, threads: int) -> Row | None:
-        """The row of those, None where there is none."""
-        key = (part, engine, size, batch, threads)
+    def find(self, part: str, engine: str, size: str, *, batch: int, threads: int, run: str = "") -> Row | None:
+        """The row of those, None where there is none; a ceiling is found by its run too."""
+        key = (part, engine, size, batch, threads, run)
         return next((row for row in self.rows if row.key == key), None)
 
     def engines(self, part: str, size: str, *, threads: int) -> list[str]:
@@ -70,7 +70,7 @@ class Results:
         replaced = {row.key for row in other.rows}
         rows = (*(row for row in self.rows if row.key not in replaced), *other.rows)
         runs = {**self.runs, **other.runs}
-        used = {row.run for row in rows}
+        used = {row.run for row in (*(row for row in rows if row.part != "ceiling"), *other.rows)}
         tried = {_place(one) for one in other.missing}
         present = {(row.engine, row.size, row.threads) for row in other.rows}
         kept = [
@@ -80,7 +80,7 @@ class Results:
         ]
         return Results(
             runs={name: run for name, run in runs.items() if name in used},
-            rows=tuple(rows),
+            rows=tuple(row for row in rows if row.run in used),
             missing=(*kept, *other.missing),
         )
 
@@ -98,13 +98,15 @@ def load(path: Path) -> Results:
 
 
 def save(results: Results, path: Path) -> None:
-    """Write JSON with a row a line, so that differences can be read."""
+    """Write JSON with a row a line, so that differences can be read; complete or not at all: runs are interrupted."""
     runs = json.dumps(dict(results.runs), indent=1)
     rows = _lines(asdict(row) for row in _rounded(results.rows))
     missing = _lines(asdict(one) for one in results.missing)
     content = f'{{"runs": {runs},\n"rows": [\n{rows}\n],\n"missing": [\n{missing}\n]}}\n'
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content, encoding="utf-8")
+    partial = path.with_suffix(".partial")
+    partial.write_text(content, encoding="utf-8")
+    partial.replace(path)
 
 
 def _rounded(rows: Sequence[Row]) -> list[Row]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.peers.results import Missing, Results, Row
-from scripts.peers.sizes import DECODERS, ENCODERS, JOB_ENCODERS, NUM_STEPS, job_size, place_of
+from scripts.peers.sizes import DECODERS, ENCODERS, JOB_ENCODERS, JOB_ENDS, NUM_STEPS, job_size, place_of
 from scripts.peers.table import MACHINE, PARTS_OF, Section, chosen_engines, find_engine
 from scripts.peers.task import Reply, Task
 
@@ -57,11 +57,10 @@ class Plan:
         """All of one round, in order; the machine's own ceilings in front of each size."""
         for size in self.sizes:
             yield self._task("machine", MACHINE.name, size)
-            sections: tuple[Section, ...] = ("vision",) if size in ENCODERS else ("decode",)
-            for section in sections:
-                if section in self.sections:
-                    for engine in chosen_engines(self.engines, section):
-                        yield self._task(section, engine.name, size)
+            section: Section = "vision" if size in ENCODERS else "decode"
+            if section in self.sections:
+                for engine in chosen_engines(self.engines, section):
+                    yield self._task(section, engine.name, size)
             if "job" in self.sections:
                 for encoder in JOB_ENCODERS.get(size, ()):
                     for engine in chosen_engines(self.engines, "job"):
@@ -102,7 +101,7 @@ class Gathered:
                 section=task.section,
                 threads=task.threads,
                 problem=reply.problem,
-                reason=reply.reason.replace(task.work, "WORK"),
+                reason=_without_places(reply.reason, work=task.work),
             )
             return
         if reply.circumstances and not self.circumstances:
@@ -174,7 +173,7 @@ def wanted_rungs(task: Task) -> list[tuple[str, int]]:
     """Pairs (part, batch) of a task's figures."""
     parts = PARTS_OF[task.section]
     if task.section in ("machine", "job"):
-        return list(itertools.product(parts, (1 if task.section == "machine" else 5,)))
+        return list(itertools.product(parts, (1 if task.section == "machine" else len(JOB_ENDS),)))
     rungs = [("prefill", batch) for batch in task.prefill_batch_sizes] if task.section == "decode" else []
     return [*rungs, *((parts[-1], batch) for batch in task.batch_sizes)]
 
@@ -209,6 +208,13 @@ def describe(task: Task, reply: Reply) -> str:
     else:
         figures = ", ".join(f"{figure['part']} {figure['batch']}: {figure['rate']:.2f}/s" for figure in reply.figures)
     return f"{head} {figures}"
+
+
+def _without_places(reason: str, *, work: str) -> str:
+    """Where things lie on this machine does not belong on the page."""
+    for place, name in ((work, "WORK"), (sys.prefix, "PYTHON"), (str(ROOT), "ROOT")):
+        reason = reason.replace(place, name)
+    return reason
 
 
 def _make_files(plan: Plan, gathered: Gathered, *, run: Runner, tell: Tell) -> None:

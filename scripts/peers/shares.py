@@ -19,7 +19,7 @@ _MOST = 0.7  # of a ceiling: from here on it is what bounds a figure
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """Parts of the ceilings of the same run or, where that did not measure them, of the last that did."""
+    """Parts of the ceilings that were measured in the same run."""
 
     memory: float
     arithmetic: float
@@ -35,12 +35,12 @@ class Share:
 
 
 def share_of(row: Row, results: Results) -> Share | None:
-    """The shares of a figure of ours; None for others, and where no ceiling was measured."""
+    """The shares of a figure of ours; None for others, and where its run measured no ceiling."""
     if row.engine not in OURS or row.part not in ("decode", "prefill", "vision"):
         return None
     sizes, matmul = OURS[row.engine]
-    read_row = results.find("ceiling", "read", row.size, batch=1, threads=row.threads)
-    matmul_row = results.find("ceiling", matmul, row.size, batch=1, threads=row.threads)
+    read_row = results.find("ceiling", "read", row.size, batch=1, threads=row.threads, run=row.run)
+    matmul_row = results.find("ceiling", matmul, row.size, batch=1, threads=row.threads, run=row.run)
     if read_row is None or matmul_row is None:
         return None
     work, seconds = _work(row, sizes)

@@ -50,6 +50,7 @@ def _ours(section: Section) -> tuple[Engine, ...]:
 ENGINES: tuple[Engine, ...] = (
     *_ours("decode"),
     Engine(name="hf-float32", section="decode", program="hf-dynamic", note="eager, growing cache"),
+    Engine(name="hf-bfloat16", section="decode", program="hf-dynamic", dtype="bfloat16", note="eager, growing cache"),
     Engine(
         name="hf-bfloat16-static", section="decode", program="hf-static", dtype="bfloat16", note="eager, static cache"
     ),

@@ -91,6 +91,14 @@ def test_the_blocks_leave_their_argument_alone() -> None:
     assert torch.equal(x, before)
 
 
+@pytest.mark.parametrize("shape", [(0, 17, 64), (2, 0, 64)], ids=["no pictures", "no tokens"])
+@torch.inference_mode()
+def test_blocks_of_nothing_give_nothing(shape: tuple[int, ...]) -> None:
+    ours, _ = encoders(CONFIG, torch.float32)
+
+    assert ours.clip.blocks[0](torch.zeros(shape)).shape == shape
+
+
 @torch.inference_mode()
 def test_blocks_with_a_layer_that_is_not_the_kernels_stay() -> None:
     encoder = HostEncoder(PictureEncoder(CONFIG).requires_grad_(False))

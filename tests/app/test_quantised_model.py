@@ -243,11 +243,12 @@ def test_doctor_warns_where_8_bits_change_the_known_answer(own_bundle: Path) -> 
     manifest["files"][file.name] = {"bytes": file.stat().st_size, "sha256": file_digest(file)}
     (own_bundle / "manifest.json").write_text(json.dumps(manifest))
 
-    last = diagnose(own_bundle)[-1]
+    last, widened = diagnose(own_bundle)[-1], diagnose(own_bundle, precision="float")[-1]
 
     assert (last.level, last.what) == ("warning", "known answer")
     assert last.sentence.startswith("With 8-bit weights the model answers 'a large red star")
     assert last.sentence.endswith("and with full ones 'a blue star'")
+    assert (widened.level, widened.sentence) == (last.level, last.sentence)
 
 
 def test_doctor_finds_weights_that_the_kernels_are_not_made_for(own_bundle: Path) -> None:

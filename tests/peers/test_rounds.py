@@ -1,6 +1,7 @@
 """The rounds and their results: nothing is measured here, replies are made up."""
 
 import importlib
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,15 +93,15 @@ def test_an_engine_of_which_all_took_long_is_not_started_again(tmp_path: Path) -
 
 @pytest.mark.parametrize("problem", ["missing", "failed"])
 def test_an_engine_that_cannot_be_measured_is_told_of_and_stops_nothing(tmp_path: Path, problem: Any) -> None:
-    made_up = MadeUp(problems={"hf-float32": Reply(problem=problem, reason=f"no luck in {tmp_path}")})
+    made_up = MadeUp(problems={"hf-float32": Reply(problem=problem, reason=f"no luck in {tmp_path}, {sys.prefix}")})
 
     found = run_rounds(plan(tmp_path, rounds=2), tell=lambda line: None, keep=lambda results: None, run=made_up)
 
     assert [(one.engine, one.problem, one.reason) for one in found.missing] == [
-        ("hf-float32", problem, "no luck in WORK")
+        ("hf-float32", problem, "no luck in WORK, PYTHON")
     ]
     assert {one.engine for one in found.rows} == {"machine", "ours-float32"}
-    assert "no luck in WORK" in as_markdown(found)
+    assert "no luck in WORK, PYTHON" in as_markdown(found)
 
 
 def test_a_missing_package_is_an_answer_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,6 +119,15 @@ def test_a_missing_package_is_an_answer_and_no_failure(monkeypatch: pytest.Monke
     assert reply.problem == "missing"
     assert "transformers" in reply.reason
     assert "peers" in reply.reason
+
+
+def test_8_bits_are_not_measured_where_they_would_be_widened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llm.runtime.backend.CpuBackend.computes_int8", lambda self, activations, **more: False)
+
+    reply = answer(replace(TASK, engine="ours-int8"))
+
+    assert (reply.problem, reply.figures) == ("missing", [])
+    assert "widened" in reply.reason
 
 
 def test_an_engine_that_breaks_is_an_answer_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,6 +243,22 @@ def test_the_page_marks_what_was_missed_and_says_what_bounds_it() -> None:
     assert share_of(found.rows[1], found) is None
 
 
+def test_a_share_is_of_the_ceilings_of_its_own_run() -> None:
+    ceilings = {"read": 30e9, "matmul-float32": 300e9}
+    before = results(
+        row("ours-float32", (1.0,)), *(row(name, (rate,), part="ceiling") for name, rate in ceilings.items())
+    )
+    lower = (row(name, (rate / 2,), part="ceiling", run="second") for name, rate in ceilings.items())
+    after = Results(runs={"second": {}}, rows=(row("hf-float32", (1.0,), run="second"), *lower))
+
+    merged = before.merged(after)
+
+    assert share_of(merged.rows[0], merged) == share_of(before.rows[0], before) is not None
+
+    again = replace(after, rows=(row("ours-float32", (2.0,), run="second"), *after.rows))
+    assert {one.run for one in before.merged(again).rows} == {"second"}
+
+
 def test_figures_of_different_runs_are_told_apart() -> None:
     found = results(row("ours-float32", (10.0,)), row("hf-float32", (5.0,), run="second"), second={})
 
@@ -246,11 +272,33 @@ def test_the_report_alone_measures_nothing(tmp_path: Path) -> None:
     assert "ours-float32" in (tmp_path / "peers.md").read_text(encoding="utf-8")
 
 
+def test_a_run_in_which_no_engine_could_be_measured_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = MadeUp(problems={"hf-float32": Reply(problem="failed", reason="no luck")})
+    monkeypatch.setattr("scripts.peers.rounds.run_child", broken)
+    flags = ["--sizes", "tiny", "--sections", "decode", "--rounds", "1"]
+    places = ["--work", str(tmp_path), "--out", str(tmp_path / "peers.json")]
+
+    assert main([*flags, *places, "--engines", "hf-float32"]) == 1
+    assert main([*flags, *places, "--engines", "ours-float32"]) == 0
+
+
+def test_flags_that_make_no_sense_are_a_usage_error() -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--rounds", "0"])
+    assert ended.value.code == 2
+
+
 def test_options_are_measured_only_when_they_are_named() -> None:
     names = [engine.name for engine in chosen_engines(None, "decode")]
 
     assert "hf-bfloat16-compiled" not in names
     assert [one.name for one in chosen_engines(["hf-bfloat16-compiled"], "decode")] == ["hf-bfloat16-compiled"]
+
+
+def test_the_page_is_what_the_figures_make() -> None:
+    docs = rounds.ROOT / "docs"
+
+    assert as_markdown(load(docs / "peers.json")) == (docs / "peers.md").read_text(encoding="utf-8")
 
 
 def test_names_are_unique_in_their_section() -> None:

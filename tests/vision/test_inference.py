@@ -44,6 +44,21 @@ def test_the_form_for_the_host_is_as_near_to_float32_as_the_plain_one(dtype: tor
     assert (ours.float() - reference).square().mean().sqrt() < 1.5 * plain_error + 1e-6
 
 
+def test_the_encoder_that_it_is_made_of_stays_as_it_is_and_shares_its_tensors() -> None:
+    encoder = random_encoder(dtype=torch.bfloat16)
+    pixels = torch.from_numpy(sample_pixels()[:1])
+    before = encoder(pixels)
+    parts = [(block.mlp.activation, block.attention.attend) for block in encoder.clip.blocks]
+
+    ours = HostEncoder(encoder)
+    ours.clip.blocks[1] = torch.nn.Identity()
+
+    assert torch.equal(encoder(pixels), before)
+    assert [(block.mlp.activation, block.attention.attend) for block in encoder.clip.blocks] == parts
+    assert ours.clip.blocks[0].mlp.up.weight is encoder.clip.blocks[0].mlp.up.weight
+    assert ours.query.queries is encoder.query.queries
+
+
 def test_in_place_activation_is_quick_gelu() -> None:
     x = torch.linspace(-20, 20, 401)
 

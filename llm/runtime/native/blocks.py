@@ -10,8 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from llm.runtime.native.library import BlockStruct, Library, StackStruct
+from llm.runtime.native.library import Library
 from llm.runtime.native.linear import NativeLinear
+from llm.runtime.native.structs import BlockStruct, StackStruct
 
 Activation = Literal["quick_gelu", "exact_gelu"]
 _ACTIVATIONS: dict[Activation, int] = {"quick_gelu": 1, "exact_gelu": 2}  # enum in linear.h

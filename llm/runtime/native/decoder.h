@@ -87,7 +87,7 @@ static void norm_task(const void *context, int64_t first, int64_t end) {
     }
 }
 
-/* Rotate query and key of each token, and leave key and value where the row keeps them. */
+/* Leave a key or a value of one head, `count` a multiple of 16, at place `at`. */
 static void keep(void *kept, int type, int64_t at, const float *values, int64_t count) {
     for (int64_t i = 0; i < count; i += LANES) {
         __m512 x = _mm512_loadu_ps(values + i);
@@ -107,6 +107,7 @@ static void rotate(float *x, const float *cos, const float *sin, int64_t head_di
     }
 }
 
+/* Rotate query and key of each token, and leave key and value where the row keeps them. */
 static void rotate_task(const void *context, int64_t first, int64_t end) {
     const attention_t *self = context;
     const decoder_t *decoder = self->decoder;
@@ -137,7 +138,7 @@ typedef struct {
 ALWAYS_INLINE void attend(const int64_t vectors, const float *q, const void *k, const void *v, int type,
                           const span_t *spans, int num_spans, float *scores, float *heads) {
     int64_t head_dim = vectors * LANES, count = 0;
-    float scale = 1.0f / sqrtf((float)head_dim), largest = -INFINITY;
+    float scale = 1.0f / sqrtf((float)head_dim);
     for (int s = 0; s < num_spans; s++)
         for (int64_t place = spans[s].first; place < spans[s].end; place++) {
             __m512 sums = _mm512_setzero_ps();
@@ -146,12 +147,12 @@ ALWAYS_INLINE void attend(const int64_t vectors, const float *q, const void *k, 
             scores[count++] = _mm512_reduce_add_ps(sums) * scale;
         }
     if (!count) return; /* an adapter without queries adds nothing */
-    __m512 most = _mm512_set1_ps(-INFINITY);
+    __m512 highest = _mm512_set1_ps(-INFINITY);
     for (int64_t i = 0; i < count; i += LANES) {
         __m512 part = _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), first_lanes(count - i), scores + i);
-        most = _mm512_max_ps(most, part);
+        highest = _mm512_max_ps(highest, part);
     }
-    largest = _mm512_reduce_max_ps(most);
+    float largest = _mm512_reduce_max_ps(highest);
     __m512 total = _mm512_setzero_ps();
     for (int64_t i = 0; i < count; i += LANES) {
         __mmask16 lanes = first_lanes(count - i);

@@ -5,6 +5,8 @@
  */
 #pragma once
 
+#include <math.h>
+
 #include "linear.h"
 
 typedef struct {
@@ -136,6 +138,7 @@ static void mixing_task(const void *context, int64_t first, int64_t end) {
 static void run_blocks(const stack_t *stack, float *x, int64_t num_pictures, int64_t num_tokens, int num_threads) {
     static _Thread_local scratch_t memory;
     int64_t num_rows = num_pictures * num_tokens, width = stack->width;
+    if (!num_rows) return; /* the tasks count on a token */
     float *normed = scratch_take(&memory, 4 * num_rows * (most(width, stack->hidden_dim) + 4 * width));
     float *hidden = normed, *qkv = normed + num_rows * most(width, stack->hidden_dim), *heads = qkv + 3 * num_rows * width;
     for (int64_t index = 0; index < stack->num_blocks; index++) {

@@ -16,8 +16,9 @@ from llm.model.llama import Layer, LlamaAdapterDecoder
 from llm.model.ops import ATEN
 from llm.runtime.backend import Backend
 from llm.runtime.executor import EagerExecutor, ScoreRow
-from llm.runtime.native.library import KINDS, BatchStruct, DecoderStruct, KeptStruct, LayerStruct, Library
+from llm.runtime.native.library import KINDS, Library
 from llm.runtime.native.linear import NativeLinear
+from llm.runtime.native.structs import BatchStruct, DecoderStruct, KeptStruct, LayerStruct
 from llm.runtime.prediction import Prediction
 
 _BLOCK = 64  # outputs that the kernels compute together

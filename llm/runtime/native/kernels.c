@@ -1,4 +1,4 @@
-/* What Python calls, through ctypes; `library.py` declares the same. */
+/* What Python calls, through ctypes; `library.py` declares the same functions, `structs.py` the structures. */
 
 #if !defined(__AVX512F__) || !defined(__AVX512BW__) || !defined(__AVX512VL__) || !defined(__AVX512DQ__)
 #error "the kernels need a processor with AVX-512 (F, BW, VL, DQ)"
@@ -40,11 +40,7 @@ EXPORT void kernels_pack(int32_t kind, int64_t num_out, int64_t num_in, const vo
 /* out (num_rows, num_out) = x (num_rows, num_in) W^T + bias; x and out are both FLOAT32 or both BFLOAT16. */
 EXPORT void kernels_linear(const linear_t *linear, const void *x, int32_t type, int64_t num_rows, void *out,
                            int32_t num_threads) {
-    static _Thread_local scratch_t memory;
-    input_t input = convert_input(linear->kind, x, type, linear->num_in, num_rows, linear->num_in, &memory, num_threads);
-    int how = type == FLOAT32 ? STORE_FLOAT32 : STORE_BFLOAT16;
-    product_t job = {linear, NULL, NONE, input, num_rows, out, linear->num_out, how};
-    multiply(&job, num_threads);
+    apply(linear, NULL, NONE, x, type, num_rows, out, type == FLOAT32 ? STORE_FLOAT32 : STORE_BFLOAT16, num_threads);
 }
 
 EXPORT void kernels_forward(const decoder_t *decoder, const batch_t *batch, int32_t num_threads) {

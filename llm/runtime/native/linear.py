@@ -5,8 +5,9 @@ import ctypes
 import torch
 from torch import Tensor, nn
 
-from llm.runtime.native.library import KINDS, Library, LinearStruct
-from llm.runtime.quantised import float_type
+from llm.runtime.native.library import KINDS, Library
+from llm.runtime.native.structs import LinearStruct
+from llm.runtime.quantised import SCALE, float_type
 
 INT8_ACTIVATIONS = (torch.float32, torch.bfloat16)
 
@@ -34,7 +35,7 @@ class NativeLinear(nn.Module):
         self._memory = torch.empty(num_bytes + _ALIGNMENT, dtype=torch.uint8)
         start = -self._memory.data_ptr() % _ALIGNMENT + self._memory.data_ptr()
         library.pack(kind, *shape, weight.data_ptr(), start, torch.get_num_threads())
-        scale = getattr(linear, "weight_scale", None)
+        scale = getattr(linear, SCALE, None)
         self._scale = None if scale is None else scale.detach().float().contiguous()
         self._bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
         self.struct = LinearStruct(

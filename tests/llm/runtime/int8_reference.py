@@ -7,7 +7,7 @@ whole numbers, and groups are added in float32.
 # R rows, G groups of input features, K features in a group, O output features
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 GROUP = 128
 LARGEST = 127
@@ -36,27 +36,3 @@ def int8_linear(x: Tensor, weight_OF: Tensor, weight_scale_O: Tensor, bias_O: Te
     if bias_O is not None:
         out_RO = out_RO + bias_O.float()
     return out_RO.to(x.dtype).view(*x.shape[:-1], len(weight_OF))
-
-
-class Int8Linear(nn.Module):
-    """As the quantised `nn.Linear` it is made of."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.weight, self.weight_scale = linear.weight.detach(), linear.get_buffer("weight_scale")
-        self.bias = None if linear.bias is None else linear.bias.detach()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return int8_linear(x, self.weight, self.weight_scale, self.bias)
-
-
-def install_reference(module: nn.Module) -> int:
-    """Replace the quantised linear layers inside `module`; returns how many there were."""
-    num_replaced = 0
-    for name, child in module.named_children():
-        if not isinstance(child, nn.Linear):
-            num_replaced += install_reference(child)
-        elif child.weight.dtype == torch.int8:
-            setattr(module, name, Int8Linear(child))
-            num_replaced += 1
-    return num_replaced

@@ -15,6 +15,7 @@ from llm.runtime.backend import CpuBackend
 from llm.runtime.executor import EagerExecutor, Executor, ScoreRow
 from llm.runtime.native.executor import NativeExecutor
 from llm.runtime.native.library import find_library
+from llm.runtime.prediction import NO_TOKEN
 from tests.llm.toys import EOS_ID, answers, drain, toy_decoder, toy_prompts, toy_requests, toy_visual_queries
 
 CONFIG = DecoderConfig(
@@ -158,15 +159,27 @@ def test_the_engine_answers_as_with_the_plain_decoder() -> None:
     assert collected[0] == collected[1]
 
 
-def test_weights_that_overflowed_end_only_their_own_rows() -> None:
+def test_a_picture_without_numbers_ends_its_own_row_only() -> None:
     ours, _ = executors()
     pictures = prefixes(ours, 2)
     broken = Prefix(pictures[1].k, pictures[1].v * float("nan"))
 
-    logits = ours.prefill(toy_prompts(2), [pictures[0], broken], first_slot=0).logits_RV
+    logits_RV, best_R = ours.prefill(toy_prompts(2), [pictures[0], broken], first_slot=0)
 
-    assert logits[0].isfinite().all()
-    assert not logits[1].isfinite().any()
+    assert logits_RV[0].isfinite().all()
+    assert not logits_RV[1].isfinite().any()
+    assert best_R.tolist() == [int(logits_RV[0].argmax()), NO_TOKEN]
+
+
+def test_of_equal_logits_the_first_token_is_the_best() -> None:
+    decoder = toy_decoder(CONFIG)
+    decoder.head.weight[100:] = decoder.head.weight[:100].repeat(2, 1)  # each logit three times
+    executor = open_executor(CONFIG, decoder.state_dict(), backend=CpuBackend(), num_slots=6)
+
+    logits_RV, best_R = executor.prefill(toy_prompts(6), prefixes(executor, 6), first_slot=0)
+
+    assert best_R.tolist() == [row.index(max(row)) for row in logits_RV.tolist()]
+    assert max(best_R.tolist()) < 100
 
 
 @pytest.mark.parametrize(("slot", "position"), [(6, 3), (0, 64)])
