@@ -18,7 +18,7 @@ from app.encoders import (
     encoder_spec,
     om_card,
 )
-from app.native_encoder import install_block_kernels
+from app.native_encoder import KernelsFirst, install_block_kernels
 from app.quantised_model import quantise_model
 from app.resources import embedded_model
 from app.spec import CaptionerSpec
@@ -107,6 +107,7 @@ def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> P
             backend.prepare(in_torch.module, wanted=spec.operators)
             if backend.kernels is not None and isinstance(in_torch.module, HostEncoder):
                 install_block_kernels(in_torch.module, library=backend.kernels)
+                in_torch.module = KernelsFirst(in_torch.module)
         elif vision is None:
             # Last of all: the decoder's device has to be there before the OM's own context.
             vision = stack.enter_context(closing(open_encoder(encoder_spec(spec, backend=backend, mode=mode))))

@@ -1,10 +1,11 @@
 """Lets the picture encoder's blocks run by the decoder's kernels: both halves are known here, and not to each other."""
 
-from torch import nn
+from torch import Tensor, nn
 
 from llm.runtime.native.blocks import Activation, BlockParts, NativeBlocks
 from llm.runtime.native.library import Library
 from llm.runtime.native.linear import NativeLinear
+from llm.runtime.native.threads import torch_stands_aside
 from vision.block import Block
 from vision.inference import HostEncoder
 
@@ -23,6 +24,20 @@ def install_block_kernels(encoder: HostEncoder, *, library: Library) -> int:
         owner.blocks = nn.ModuleList([stack])
         num_installed += len(blocks)
     return num_installed
+
+
+class KernelsFirst(nn.Module):
+    """An encoder whose blocks compute by the kernels, with torch's threads out of their way."""
+
+    def __init__(self, encoder: HostEncoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, pixels_BHWC: Tensor) -> Tensor:
+        """As the encoder's."""
+        with torch_stands_aside():
+            visual_query_BQD: Tensor = self.encoder(pixels_BHWC)
+            return visual_query_BQD
 
 
 def _parts(block: Block) -> BlockParts | None:

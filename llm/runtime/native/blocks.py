@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from llm.runtime.native.library import Library
 from llm.runtime.native.linear import NativeLinear
 from llm.runtime.native.structs import BlockStruct, StackStruct
+from llm.runtime.native.threads import num_threads
 
 Activation = Literal["quick_gelu", "exact_gelu"]
 _ACTIVATIONS: dict[Activation, int] = {"quick_gelu": 1, "exact_gelu": 2}  # enum in linear.h
@@ -62,7 +63,7 @@ class NativeBlocks(nn.Module):
             )
         x_float = x_BTW.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
         num_pictures, num_tokens, _ = x_BTW.shape
-        self._library.blocks(self._pointer, x_float.data_ptr(), num_pictures, num_tokens, torch.get_num_threads())
+        self._library.blocks(self._pointer, x_float.data_ptr(), num_pictures, num_tokens, num_threads())
         return x_float.to(x_BTW.dtype)
 
     def _describe(self, block: BlockParts) -> BlockStruct:

@@ -19,6 +19,7 @@ from llm.runtime.executor import EagerExecutor, ScoreRow
 from llm.runtime.native.library import KINDS, Library
 from llm.runtime.native.linear import NativeLinear
 from llm.runtime.native.structs import BatchStruct, DecoderStruct, KeptStruct, LayerStruct
+from llm.runtime.native.threads import num_threads, torch_stands_aside
 from llm.runtime.prediction import Prediction
 
 _BLOCK = 64  # outputs that the kernels compute together
@@ -124,7 +125,12 @@ class NativeExecutor(EagerExecutor):
         self._kept.append(tensor.detach().float().contiguous())
         return self._kept[-1].data_ptr()
 
+    @torch_stands_aside()
+    def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
+        return super().project_prefix(visual_query_BQD)
+
     @torch.inference_mode()
+    @torch_stands_aside()
     def prefill(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> Prediction:
         slots = slice(first_slot, first_slot + len(prompts))
         self._prefix.k[:, slots] = torch.cat([prefix.k for prefix in prefixes], dim=1)
@@ -152,6 +158,7 @@ class NativeExecutor(EagerExecutor):
         return self._run(tokens, self._cache.k, self._cache.v, self._prefix)
 
     @torch.inference_mode()
+    @torch_stands_aside()
     def score(self, rows: Sequence[ScoreRow]) -> list[list[float]]:
         config = self.config
         widest = max(len(row.prompt_ids) + sum(map(len, row.choices)) for row in rows)
@@ -198,7 +205,7 @@ class NativeExecutor(EagerExecutor):
             logits=logits_RV.data_ptr(),
             best=best_R.data_ptr(),
         )
-        self._library.forward(self._pointer, ctypes.addressof(batch), torch.get_num_threads())
+        self._library.forward(self._pointer, ctypes.addressof(batch), num_threads())
         return Prediction(logits_RV, best_R)
 
 

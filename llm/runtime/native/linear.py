@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from llm.runtime.native.library import KINDS, Library
 from llm.runtime.native.structs import LinearStruct
+from llm.runtime.native.threads import num_threads
 from llm.runtime.quantised import SCALE, float_type
 
 INT8_ACTIVATIONS = (torch.float32, torch.bfloat16)
@@ -34,7 +35,7 @@ class NativeLinear(nn.Module):
         # Not parameters or buffers: they can be neither moved nor saved.
         self._memory = torch.empty(num_bytes + _ALIGNMENT, dtype=torch.uint8)
         start = -self._memory.data_ptr() % _ALIGNMENT + self._memory.data_ptr()
-        library.pack(kind, *shape, weight.data_ptr(), start, torch.get_num_threads())
+        library.pack(kind, *shape, weight.data_ptr(), start, num_threads())
         scale = getattr(linear, SCALE, None)
         self._scale = None if scale is None else scale.detach().float().contiguous()
         self._bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
@@ -62,9 +63,7 @@ class NativeLinear(nn.Module):
         x = x.contiguous()
         out = x.new_empty(*x.shape[:-1], self.out_features)
         num_rows = x.numel() // self.in_features
-        self._library.linear(
-            self._pointer, x.data_ptr(), KINDS[x.dtype], num_rows, out.data_ptr(), torch.get_num_threads()
-        )
+        self._library.linear(self._pointer, x.data_ptr(), KINDS[x.dtype], num_rows, out.data_ptr(), num_threads())
         return out
 
     def part(self, first: int, num_out: int) -> LinearStruct:

@@ -15,6 +15,7 @@ from llm.runtime.backend import CpuBackend
 from llm.runtime.executor import EagerExecutor, Executor, ScoreRow
 from llm.runtime.native.executor import NativeExecutor
 from llm.runtime.native.library import find_library
+from llm.runtime.native.threads import num_threads, torch_stands_aside
 from llm.runtime.prediction import NO_TOKEN
 from tests.llm.toys import EOS_ID, answers, drain, toy_decoder, toy_prompts, toy_requests, toy_visual_queries
 
@@ -272,3 +273,19 @@ def test_quantised_weights_run_by_the_kernels_and_are_widened_without_them() -> 
         pytest.skip("this processor has no kernels for int8")
     error = (quantised - float_native).norm() / float_native.norm()
     assert 1e-5 < error < 0.05
+
+
+def test_torch_has_its_threads_back_after_each_call_also_after_a_failing_one() -> None:
+    ours, _ = executors()
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with torch_stands_aside():
+            assert (torch.get_num_threads(), num_threads()) == (1, 3)
+            ours.prefill(toy_prompts(2), prefixes(ours, 2), first_slot=0)
+            assert (torch.get_num_threads(), num_threads()) == (1, 3)
+        with pytest.raises(IndexError):
+            ours.prefill([[]], prefixes(ours, 1), first_slot=0)
+        assert (torch.get_num_threads(), num_threads()) == (3, 3)
+    finally:
+        torch.set_num_threads(before)
