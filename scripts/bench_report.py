@@ -36,6 +36,10 @@ Measured by `llama-adapter bench`, which reads sample pictures, encodes and answ
 - **bound by**: the largest share of the time. Memory or arithmetic count for as much of a call's time as their ceiling
   explains; what is left of all calls, and all that is neither call nor reading, is overhead.
 
+![Time of a picture by stage, and shares of the ceilings, for random 160M in bfloat16](performance-160M.png)
+
+(`llama-adapter bench --random 160M --workload caption --dtype bfloat16 --plot FILE.png`, two threads)
+
 The machine is shared, and other programs ran beside: the load before each run is given, and how many processors the
 run itself kept busy at each batch size, which is the number of threads where nobody took its place. Ceilings are from
 the same minutes as the figures beside them. Where there was one round only, figures may be some per cent off.
