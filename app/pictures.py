@@ -1,0 +1,56 @@
+"""One picture -> the square of pixels that the encoder takes, or why there is none. For any number of threads."""
+
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from app.answers import AnswerError
+from app.spec import CaptionerSpec
+from vision.errors import PictureError
+from vision.image import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS, PictureSource, load_picture
+from vision.preprocess import preprocess
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PictureReading:
+    """A picture as it was read: its pixels, or why they could not be had."""
+
+    digest: str  # of the file's bytes; empty when they could not be read
+    pixels: np.ndarray | None  # uint8 (size, size, 3)
+    error: AnswerError | None
+    elapsed_ms: float
+
+
+class PictureReader:
+    """Reads and resizes as a spec says, for an encoder that sees squares of `size` pixels."""
+
+    def __init__(self, spec: CaptionerSpec, *, size: int) -> None:
+        self._spec, self._size = spec, size
+        # Who trained on OpenCV's order of colours read with OpenCV, which gives plain colours before any resizing.
+        self._convert: Literal["last", "first"] = "first" if spec.channel_order == "bgr" else "last"
+        # Twice the size, so that the last step still averages over what is there.
+        self._least_side = 2 * size if spec.reading == "fast" else None
+
+    def read(
+        self, source: PictureSource, *, max_pixels: int = DEFAULT_MAX_PIXELS, max_bytes: int = DEFAULT_MAX_BYTES
+    ) -> PictureReading:
+        """Read one picture; what is wrong with it comes back as `error`."""
+        started = time.perf_counter()
+        digest, pixels, problem = "", None, None
+        try:
+            loaded = load_picture(
+                source,
+                orientation=self._spec.exif,
+                least_side=self._least_side,
+                max_pixels=max_pixels,
+                max_bytes=max_bytes,
+            )
+            digest = loaded.digest
+            pixels = preprocess(loaded.image, size=self._size, convert=self._convert, reading=self._spec.reading)
+        except PictureError as error:
+            digest = digest or error.digest
+            problem = AnswerError(code=error.code, message=error.message)
+        elapsed_ms = (time.perf_counter() - started) * 1e3
+        return PictureReading(digest=digest, pixels=pixels, error=problem, elapsed_ms=elapsed_ms)
