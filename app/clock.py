@@ -52,6 +52,12 @@ class StageClock:
         self._stage = None
         self._note(None)
 
+    def take(self) -> dict[str, float]:
+        """Seconds by stage since this was last called, or since the start; time goes on in the stage that it is in."""
+        self._since = self._settle()
+        taken, self.seconds = self.seconds, dict.fromkeys(STAGES, 0.0)
+        return taken
+
     def read_device_seconds(self) -> dict[str, float] | None:
         """Seconds between the device's own marks, by stage; None where it gives none. Waits for the last mark."""
         self._read_marks()

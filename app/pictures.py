@@ -22,6 +22,11 @@ class PictureReading:
     error: AnswerError | None
     elapsed_ms: float
 
+    @property
+    def is_only_digest(self) -> bool:
+        """Whether nothing was decoded, since the digest told enough."""
+        return self.pixels is None and self.error is None
+
 
 class PictureReader:
     """Reads and resizes as a spec says, for an encoder that sees squares of `size` pixels."""
@@ -34,14 +39,20 @@ class PictureReader:
         self._least_side = 2 * size if spec.reading == "fast" else None
 
     def read(
-        self, source: PictureSource, *, max_pixels: int = DEFAULT_MAX_PIXELS, max_bytes: int = DEFAULT_MAX_BYTES
+        self,
+        source: PictureSource,
+        *,
+        name: str | None = None,
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+        max_bytes: int = DEFAULT_MAX_BYTES,
     ) -> PictureReading:
-        """Read one picture; what is wrong with it comes back as `error`."""
+        """Read one picture; what is wrong with it comes back as `error`. Messages call bytes by `name`."""
         started = time.perf_counter()
         digest, pixels, problem = "", None, None
         try:
             loaded = load_picture(
                 source,
+                name=name,
                 orientation=self._spec.exif,
                 least_side=self._least_side,
                 max_pixels=max_pixels,

@@ -14,6 +14,11 @@ Result = TypeVar("Result")
 MAX_THREADS = 4
 
 
+def num_reading_threads() -> int:
+    """Threads that read pictures on this machine."""
+    return min(MAX_THREADS, os.cpu_count() or 1)
+
+
 class ReadAhead(Generic[Item, Result]):
     """Applies `read` to the items of `source` in threads, up to `ahead` of them before they are asked for.
 
@@ -31,8 +36,7 @@ class ReadAhead(Generic[Item, Result]):
     ) -> None:
         self._source, self._read, self._ahead, self._shareable = source, read, ahead, shareable
         self._pending: deque[Future[Result]] = deque()
-        threads = min(MAX_THREADS, os.cpu_count() or 1)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="read")
+        self._pool = ThreadPoolExecutor(num_reading_threads(), thread_name_prefix="read")
 
     def take(self, count: int) -> list[Result]:
         """The next results in order, `count` of them; fewer mean that there are no more."""

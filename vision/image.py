@@ -53,6 +53,7 @@ class LoadedPicture:
 def load_picture(
     source: PictureSource,
     *,
+    name: str | None = None,
     orientation: Orientation = "upright",
     max_pixels: int = DEFAULT_MAX_PIXELS,
     max_bytes: int = DEFAULT_MAX_BYTES,
@@ -60,12 +61,13 @@ def load_picture(
 ) -> LoadedPicture:
     """Read and decode one picture; of an animation, the first frame.
 
-    `source` is a path, the bytes of a file, or a PIL image. `orientation="upright"` applies the EXIF orientation as
-    cameras mean it; "ignore" gives the pixels as Pillow returns them, which is CLIP's own rule (Pillow itself turns
-    TIFF files upright). `max_bytes` is compared with the size on disk before reading, `max_pixels` with the header
-    before decoding; above 2 * `PIL.Image.MAX_IMAGE_PIXELS` (about 179 million) Pillow's own limit refuses as well.
-    With `least_side`, a grey or RGB JPEG may be decoded at a half, a quarter or an eighth of its size, which is several
-    times faster, as long as both sides keep that many pixels: for a result of less than that size, with other values.
+    `source` is a path, the bytes of a file, or a PIL image; in messages bytes and images are called by `name`, where it
+    is given. `orientation="upright"` applies the EXIF orientation as cameras mean it; "ignore" gives the pixels as
+    Pillow returns them, which is CLIP's own rule (Pillow itself turns TIFF files upright). `max_bytes` is compared with
+    the size on disk before reading, `max_pixels` with the header before decoding; above 2 * `PIL.Image.MAX_IMAGE_PIXELS`
+    (about 179 million) Pillow's own limit refuses as well. With `least_side`, a grey or RGB JPEG may be decoded at a
+    half, a quarter or an eighth of its size, which is several times faster, as long as both sides keep that many pixels:
+    for a result of less than that size, with other values.
 
     Raises `PictureError`, and nothing else, for whatever is wrong with the picture; ValueError for an unknown
     `orientation`.
@@ -73,13 +75,14 @@ def load_picture(
     if orientation not in get_args(Orientation):
         raise ValueError(f"orientation must be upright or ignore, got {orientation!r}")
     if isinstance(source, Image.Image):
-        name = "the given PIL image"
+        name = "the given PIL image" if name is None else f"`{shown_name(name)}`"
         _check_pixels(source.size, name=name, max_pixels=max_pixels)
         image = _guarded(lambda: _decoded(source), name=name)
         digest = _guarded(lambda: _digest_of_pixels(image), name=name)
     else:
         if isinstance(source, bytes):
-            name, data = "the given bytes", source
+            name = "the given bytes" if name is None else f"`{shown_name(name)}`"
+            data = source
             _check_bytes(len(data), name=name, max_bytes=max_bytes)
         else:
             name, data = _read_file(source, max_bytes=max_bytes)

@@ -1,0 +1,75 @@
+"""What a service promises and tells of itself, as plain values: limits, status, errors, and who is told."""
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from app.answers import Answer
+
+State = Literal["loading", "ready", "restarting", "draining", "failed", "closed"]
+
+
+class ServiceError(Exception):
+    """A request that is not taken now; `retry_after_s` says when it may be, None where nobody knows."""
+
+    def __init__(self, message: str, *, hint: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message, self.hint, self.retry_after_s = message, hint, retry_after_s
+
+
+class BusyError(ServiceError):
+    """As many requests wait as may wait, of all clients or of this one."""
+
+
+class UnavailableError(ServiceError):
+    """The service is loading, restarting, draining or closed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServiceLimits:
+    """What is taken, kept and waited for at most. Raises ValueError for what cannot be meant."""
+
+    max_waiting: int = 128  # requests behind those that are being answered
+    max_waiting_per_client: int = 64  # of them
+    max_waiting_bytes: int = 512 * 2**20  # of their pictures, as files
+    timeout_s: float = 120.0  # from submit to the answer
+    stall_s: float = 120.0  # that one step may take, before the service counts as stalled
+    max_pixels: int = 50_000_000
+    max_picture_bytes: int = 32 * 2**20
+    max_prompt_chars: int = 20_000  # of the prompt, and of all choices together
+    encoded_bytes: int = 256 * 2**20  # of pictures kept encoded, on the device; 0 keeps none
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not (value > 0 or (value == 0 and field.name == "encoded_bytes")):
+                raise ValueError(f"{field.name} must be above 0, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServiceStatus:
+    """How the service is; nothing of what was asked is in it."""
+
+    state: State
+    is_stalled: bool  # a step takes longer than steps may
+    num_running: int
+    num_waiting: int
+    num_encoded: int  # pictures that are kept encoded
+    restarts: int
+    last_error: str | None
+    uptime_s: float
+
+
+class Observer:
+    """Told what happens, in the service's threads, one call at a time; this one does nothing."""
+
+    def first_token(self, seconds: float) -> None:
+        """From submit to the first piece of text, or to the answer where there is none before."""
+
+    def stage(self, stage: str, seconds: float) -> None:
+        """Of one pass of the engine thread; of one picture for `read`."""
+
+    def finished(self, answer: Answer, seconds: float) -> None:
+        """An answer of any kind, and the time from submit."""
+
+    def restarted(self) -> None:
+        """The engine failed and is loaded anew."""

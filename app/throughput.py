@@ -1,0 +1,140 @@
+"""Where the time of runs through the service went: plain figures, kept for the life of the process. No plots here."""
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+from weakref import WeakKeyDictionary
+
+from app.clock import STAGES
+
+MAX_RUNS: Final = 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Circumstances:
+    """What the figures of a run depend on beside the pictures."""
+
+    model: str
+    model_digest: str
+    device: str
+    dtype: str
+    precision: str
+    vision: str  # what runs the encoder
+    mode: str
+    operators: str
+    threads: int
+    batch_size: int  # slots of the engine: no more requests are answered at once
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFigures:
+    """One run: pictures of one client, so many under way at once.
+
+    The stages are those of the engine thread while the run lasted; with `was_shared`, others' pictures are in them.
+    """
+
+    kind: Literal["batch", "measure"]
+    started_at: str  # ISO 8601, UTC
+    in_flight: int  # requests under way at once, at most
+    num_pictures: int  # answered
+    num_failed: int
+    num_tokens: int
+    num_reused: int  # of the answered: those that were encoded before
+    wall_s: float
+    stages_s: dict[str, float]
+    was_shared: bool
+    circumstances: Circumstances
+
+    @property
+    def rows(self) -> int:
+        """Pictures answered at once, at most: the batch size."""
+        return min(self.in_flight, self.circumstances.batch_size)
+
+    @property
+    def pictures_per_s(self) -> float:
+        """Answered pictures by wall time."""
+        return self.num_pictures / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of the answers by wall time."""
+        return self.num_tokens / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def stage_ms(self) -> dict[str, float]:
+        """Milliseconds per answered picture by stage, in the order of a picture's way."""
+        if not self.num_pictures:
+            return {}
+        return {stage: self.stages_s.get(stage, 0.0) * 1e3 / self.num_pictures for stage in STAGES}
+
+    @property
+    def bound_by(self) -> tuple[str, float] | None:
+        """The longest stage and its share of all stages; None when no time was measured."""
+        total = sum(self.stages_s.values())
+        if total <= 0:
+            return None
+        stage = max(self.stages_s, key=lambda name: self.stages_s[name])
+        return stage, self.stages_s[stage] / total
+
+    @property
+    def busy_share(self) -> float:
+        """How much of the run the engine thread was at work; the rest it waited for pictures."""
+        return min(1.0, sum(self.stages_s.values()) / self.wall_s) if self.wall_s > 0 else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, the derived figures among them."""
+        bound_by = self.bound_by
+        return {
+            **asdict(self),
+            "rows": self.rows,
+            "pictures_per_s": self.pictures_per_s,
+            "tokens_per_s": self.tokens_per_s,
+            "stage_ms_per_picture": self.stage_ms,
+            "bound_by": None if bound_by is None else {"stage": bound_by[0], "share": bound_by[1]},
+            "busy_share": self.busy_share,
+        }
+
+
+def stage_differences(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Seconds by stage between two readings; nothing below zero, as after a restart that began anew."""
+    return {stage: max(0.0, seconds - before.get(stage, 0.0)) for stage, seconds in after.items()}
+
+
+class RunHistory:
+    """The newest runs, oldest first. Threads may share it."""
+
+    def __init__(self, *, max_runs: int = MAX_RUNS) -> None:
+        self._runs: deque[RunFigures] = deque(maxlen=max_runs)
+        self._lock = threading.Lock()
+
+    def add(self, run: RunFigures) -> None:
+        """Keep a run; the oldest one makes room."""
+        with self._lock:
+            self._runs.append(run)
+
+    def runs(self) -> list[RunFigures]:
+        """All that are kept."""
+        with self._lock:
+            return list(self._runs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"format": "llama-adapter-throughput", "version": 1, "runs": [run.to_dict() for run in self.runs()]}
+
+
+def latest_by_rows(runs: list[RunFigures]) -> list[RunFigures]:
+    """For each number of requests in flight the newest run that answered a picture, by rising number."""
+    newest = {run.in_flight: run for run in runs if run.num_pictures}
+    return [newest[number] for number in sorted(newest)]
+
+
+_histories: WeakKeyDictionary[object, RunHistory] = WeakKeyDictionary()
+_histories_lock = threading.Lock()
+
+
+def history_of(service: object) -> RunHistory:
+    """The runs through one service: what one tab measures, another one shows."""
+    with _histories_lock:
+        return _histories.setdefault(service, RunHistory())
