@@ -7,8 +7,8 @@ BIN := .venv/bin
 demo: .venv/.installed
 	$(BIN)/python demo_bsz.py
 
-# Everything: `check`, and the tests that run the command line or train something.
-test: check
+# Everything: `check`, and the tests that run the command line, a browser, or train something.
+test: check .venv/.browser
 	$(BIN)/python -m pytest -m slow
 
 # Format, lint, types and the quick tests.
@@ -26,6 +26,11 @@ clean:
 
 .venv/.installed: pyproject.toml | .venv/bin/python
 	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+# Chromium for the tests of the page, from the system's packages where there is none.
+.venv/.browser: scripts/get_browser.sh | .venv/bin/python
+	scripts/get_browser.sh
 	touch $@
 
 .venv/.installed-dev: pyproject.toml | .venv/bin/python

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from app.errors import Exit, UsageError, run_guarded
+from app.service_types import ServiceLimits
 from app.spec import CaptionerSpec
 from app.startup import decline_telemetry, defer_device_extensions
 from llm.engine.sampling_params import SamplingParams
@@ -22,6 +23,7 @@ T = TypeVar("T")
 
 SPEC = CaptionerSpec()
 SAMPLING = SamplingParams()
+LIMITS = ServiceLimits()
 CONVERT_DTYPE = "float16"
 
 _DESCRIPTION = """\
@@ -71,6 +73,18 @@ What the answers lose is measured in docs/int8.md.
 """
 _DEVICE_KINDS = "cpu, cuda, cuda:N, npu, npu:N or auto"
 _DEVICES = "cpu, cuda, cuda:1, npu:0, ... or auto"
+_SERVE = """\
+Answer over HTTP as OpenAI's chat completions do: pictures as data URIs, answers whole or streamed. Requests of all
+clients share the engine's batches. SIGTERM answers what was accepted, then ends.
+
+  llama-adapter serve --port 8000
+  curl http://127.0.0.1:8000/docs
+"""
+_WEB = """\
+A page to look at pictures and talk about them: chat, yes or no, batches, throughput; the API of `serve` is beside it.
+It is for this machine alone unless --host says otherwise, and asks nobody for a password: elsewhere, put a proxy with
+one before it.
+"""
 _DOCTOR = """\
 Check this installation part by part and a model tensor by tensor, and say what is wrong and what to do. Without model
 flags the embedded model is checked. What the intended use does not need may be absent. Exit code 0 when nothing is
@@ -161,6 +175,7 @@ def build_parser() -> Parser:
     _add_export(commands)
     _add_bench(commands)
     _add_quantize(commands)
+    _add_serving(commands)
 
     doctor = _command(commands, "doctor", _run_doctor, help="check the installation and a model", description=_DOCTOR)
     _add_model(doctor)
@@ -230,9 +245,7 @@ def _add_answering(parser: Parser) -> None:
     )
     answer.add_argument("--top-k", metavar="K", type=int, default=SAMPLING.top_k, help=_default("0 keeps every token"))
     answer.add_argument("--seed", metavar="S", type=int, help="makes sampled answers repeatable")
-    compute = parser.add_argument_group("computation")
-    compute.add_argument("--batch-size", metavar="N", type=int, default=SPEC.batch_size, help=_default())
-    _add_computation(compute)
+    _add_computation(_with_batch_size(parser))
     output = parser.add_argument_group("output")
     output.add_argument(
         "--out", metavar="FILE.jsonl", help="append records to a file; pictures already answered there are left out"
@@ -257,6 +270,12 @@ def _add_answering(parser: Parser) -> None:
     output.add_argument(
         "--quiet", action="store_true", help="no progress and no notes on stderr; errors that no record holds are told"
     )
+
+
+def _with_batch_size(parser: Parser) -> Any:
+    compute = parser.add_argument_group("computation")
+    compute.add_argument("--batch-size", metavar="N", type=int, default=SPEC.batch_size, help=_default())
+    return compute
 
 
 def _add_encoder(group: Any) -> None:
@@ -337,6 +356,62 @@ def _add_bench(commands: Any) -> None:
     output.add_argument("--plot", metavar="FILE.png", help="draw the result, as PNG or SVG (needs matplotlib)")
     output.add_argument("--json", action="store_true", help="JSON on stdout in place of the table")
     output.add_argument("--quiet", action="store_true", help="no progress on stderr")
+
+
+def _add_serving(commands: Any) -> None:
+    serve = _command(commands, "serve", _run_serve, help="answer over HTTP, as OpenAI does", description=_SERVE)
+    _add_server(serve, port=8000)
+    web = _command(commands, "web", _run_web, help="a page for the browser, beside that", description=_WEB)
+    _add_server(web, port=7860)
+
+
+def _add_server(parser: Parser, *, port: int) -> None:
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help=_default("to listen at"))
+    group.add_argument("--port", metavar="N", type=int, default=port, help=_default("0 takes a free one"))
+    group.add_argument(
+        "--host-name",
+        metavar="NAME",
+        dest="host_names",
+        action="append",
+        default=[],
+        help="answer to this host name as well, as behind a proxy; repeat it for more",
+    )
+    group.add_argument("--max-body-mib", metavar="N", type=int, default=48, help=_default("of a request"))
+    group.add_argument(
+        "--drain-s", metavar="S", type=float, default=60.0, help=_default("seconds to answer what is left at the end")
+    )
+    group.add_argument("--quiet", action="store_true", help="no notes and no line for each request on stderr")
+    api = parser.add_argument_group("API")
+    api.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="keys to ask for, one a line, in a file that only its owner reads (or in LLAMA_ADAPTER_API_KEY)",
+    )
+    api.add_argument(
+        "--allow-url-host",
+        metavar="HOST",
+        dest="allowed_hosts",
+        action="append",
+        default=[],
+        help="fetch pictures by https from this host; repeat it for more (default: none are fetched)",
+    )
+    limits = parser.add_argument_group("limits")
+    for name, kind, text in (
+        ("max_waiting", int, "requests that wait for a slot; further ones are refused"),
+        ("max_waiting_per_client", int, "of them of one client"),
+        ("timeout_s", float, "seconds from a request to its whole answer"),
+        ("max_pixels", int, "of a picture"),
+        ("max_picture_bytes", int, "of a picture's file"),
+        ("max_prompt_chars", int, "of a prompt"),
+        ("encoded_bytes", int, "of pictures that are kept encoded for further questions"),
+    ):
+        default = getattr(LIMITS, name)
+        metavar = "S" if kind is float else "N"
+        flag = "--" + name.replace("_", "-")
+        limits.add_argument(flag, metavar=metavar, type=kind, default=default, help=_default(text))
+    _add_model(parser)
+    _add_computation(_with_batch_size(parser))
 
 
 def _add_export(commands: Any) -> None:
@@ -524,6 +599,27 @@ def _run_export_om(options: argparse.Namespace) -> int:
     values = {**vars(options), "atc_flags": tuple(options.atc_flags)}
     run_export_om(settings(OmJob, values, shown={"atc_flags": "--atc-flag", "onnx": "FILE.onnx"}))
     return Exit.OK
+
+
+def _run_serve(options: argparse.Namespace) -> int:
+    return _serve(options, has_page=False)
+
+
+def _run_web(options: argparse.Namespace) -> int:
+    return _serve(options, has_page=True)
+
+
+def _serve(options: argparse.Namespace, *, has_page: bool) -> int:
+    spec = spec_from(options)
+    limits = settings(ServiceLimits, vars(options))
+    from app.serving import ServeJob, run_serve
+
+    values = {
+        **vars(options),
+        "host_names": tuple(options.host_names),
+        "allowed_hosts": tuple(options.allowed_hosts),
+    }
+    return run_serve(settings(ServeJob, {**values, "spec": spec, "limits": limits, "has_page": has_page}))
 
 
 def _run_bench(options: argparse.Namespace) -> int:

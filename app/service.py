@@ -50,7 +50,7 @@ __all__ = [
 
 _WATCH_S = 0.1  # how late the deadline of a waiting request may be noticed
 _LATE_S = 5.0  # a running request past its deadline is left to the engine thread for so long
-_MAX_BACKOFF_S = 30.0
+_FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 30.0  # before the engine is loaded again; doubled while it fails
 
 _CANCELLED = AnswerError(code="cancelled", message="The request was cancelled.")
 
@@ -68,7 +68,7 @@ class Service:
         """`load` makes the captioner, in the engine thread: once, and again when the engine has failed."""
         self.limits = limits or ServiceLimits()
         self._load = load
-        self._observer, self._observing = observer or Observer(), threading.Lock()
+        self._observer = observer or Observer()
         self._changed = threading.Condition()  # guards the state, the room and what is running
         self._closing = threading.Event()
         self._state: State = "loading"
@@ -234,12 +234,11 @@ class Service:
                 self._room.note_finish(now)
                 self._num_fruitless = 0
             self._changed.notify_all()
-        with self._observing:
-            seconds = now - entry.ticket.submitted
-            if answer.error is None and not entry.has_text:
-                self._observer.first_token(seconds)
-            self._observer.finished(answer, seconds)
         entry.ticket.deliver(answer)
+        seconds = now - entry.ticket.submitted
+        if answer.error is None and not entry.has_text:
+            self._observer.first_token(seconds)
+        self._observer.finished(answer, seconds)
 
     def _end_all(self, error: AnswerError) -> None:
         with self._changed:
@@ -311,8 +310,7 @@ class Service:
     def _open(self) -> Captioner | None:
         """The model, loaded; None where the service is to end. Tries again where it once worked."""
         while True:
-            backoff_s = min(0.1 * 2.0**self._num_fruitless, _MAX_BACKOFF_S) if self._num_fruitless else 0.0
-            if self._closing.wait(backoff_s):
+            if self._closing.wait(self._backoff_s()):
                 return None
             try:
                 captioner = self._load()
@@ -332,6 +330,11 @@ class Service:
                 self._heartbeat = time.perf_counter()
                 self._changed.notify_all()
             return captioner
+
+    def _backoff_s(self) -> float:
+        if not self._num_fruitless:
+            return 0.0
+        return min(_FIRST_BACKOFF_S * 2.0 ** (self._num_fruitless - 1), _MAX_BACKOFF_S)
 
     def _serve(self, captioner: Captioner) -> None:
         """Answer requests until the service is closed."""
@@ -411,8 +414,7 @@ class Service:
                 continue
             if not entry.has_text:
                 entry.has_text = True
-                with self._observing:
-                    self._observer.first_token(time.perf_counter() - entry.ticket.submitted)
+                self._observer.first_token(time.perf_counter() - entry.ticket.submitted)
             if not entry.is_done:
                 entry.ticket.deliver(event)
 
@@ -424,8 +426,7 @@ class Service:
     def _note_stage(self, stage: str, seconds: float) -> None:
         with self._changed:
             self._stage_seconds[stage] += seconds
-        with self._observing:
-            self._observer.stage(stage, seconds)
+        self._observer.stage(stage, seconds)
 
     def _engine_failed(self, error: Exception) -> None:
         """Requests in the engine fail with it; those that wait, wait for the next one."""
@@ -442,8 +443,7 @@ class Service:
         code = "out_of_memory" if problem.http_status == 503 else "engine_failed"
         for entry in [admitted.entry for admitted in running]:
             self._fail(entry, AnswerError(code=code, message="The engine failed while it answered; ask again."))
-        with self._observing:
-            self._observer.restarted()
+        self._observer.restarted()
 
 
 def _length(prompt: Prompt) -> int:

@@ -60,7 +60,7 @@ class ServiceStatus:
 
 
 class Observer:
-    """Told what happens, in the service's threads, one call at a time; this one does nothing."""
+    """Told what happens, by several threads of the service, which it must not keep waiting; this one does nothing."""
 
     def first_token(self, seconds: float) -> None:
         """From submit to the first piece of text, or to the answer where there is none before."""

@@ -61,13 +61,13 @@ def load_picture(
 ) -> LoadedPicture:
     """Read and decode one picture; of an animation, the first frame.
 
-    `source` is a path, the bytes of a file, or a PIL image; in messages bytes and images are called by `name`, where it
-    is given. `orientation="upright"` applies the EXIF orientation as cameras mean it; "ignore" gives the pixels as
-    Pillow returns them, which is CLIP's own rule (Pillow itself turns TIFF files upright). `max_bytes` is compared with
-    the size on disk before reading, `max_pixels` with the header before decoding; above 2 * `PIL.Image.MAX_IMAGE_PIXELS`
-    (about 179 million) Pillow's own limit refuses as well. With `least_side`, a grey or RGB JPEG may be decoded at a
-    half, a quarter or an eighth of its size, which is several times faster, as long as both sides keep that many pixels:
-    for a result of less than that size, with other values.
+    `source` is a path, the bytes of a file, or a PIL image; in messages bytes and images are called by `name`, where
+    it is given. `orientation="upright"` applies the EXIF orientation as cameras mean it; "ignore" gives the pixels as
+    Pillow returns them, which is CLIP's own rule (Pillow itself turns TIFF files upright). `max_bytes` is compared
+    with the size on disk before reading, `max_pixels` with the header before decoding; above 2 *
+    `PIL.Image.MAX_IMAGE_PIXELS` (about 179 million) Pillow's own limit refuses as well. With `least_side`, a grey or
+    RGB JPEG may be decoded at a half, a quarter or an eighth of its size, which is several times faster, as long as
+    both sides keep that many pixels: for a result of less than that size, with other values.
 
     Raises `PictureError`, and nothing else, for whatever is wrong with the picture; ValueError for an unknown
     `orientation`.
