@@ -25,6 +25,8 @@ from vision.export.packages import EXPORT_PACKAGES, INSTALL_HINT
 from vision.export.toolkit import SET_ENV
 
 PROJECT_PACKAGES = ("numpy", "pillow", "safetensors", "sentencepiece")
+SERVER_PACKAGES = ("fastapi", "uvicorn")
+PAGE_PACKAGES = ("gradio",)
 # Generous: the first import of torch from a network disk takes long.
 TORCH_S, OTHERS_S = 180.0, 60.0
 
@@ -35,6 +37,8 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "--device npu": ("torch_npu", "CANN", "NPU devices"),
     "--vision onnx": ("onnxruntime",),
     "--vision om": ("CANN", "NPU devices", "aclruntime", "ais_bench"),
+    "serve": SERVER_PACKAGES,
+    "web": (*SERVER_PACKAGES, *PAGE_PACKAGES),
     "export onnx": EXPORT_PACKAGES,
     "export om": ("CANN", "atc"),
 }
@@ -53,6 +57,8 @@ ADVICE: Mapping[str, str] = {
     "atc": "comes with CANN: source its `set_env.sh`",
     **dict.fromkeys(("aclruntime", "ais_bench"), "install it from source: docs/ascend.md"),
     **dict.fromkeys(EXPORT_PACKAGES, INSTALL_HINT),
+    **dict.fromkeys(SERVER_PACKAGES, "pip install --editable '.[serve]'"),
+    **dict.fromkeys(PAGE_PACKAGES, "pip install --editable '.[web]'"),
 }
 
 
@@ -113,7 +119,8 @@ def look_at_environment() -> list[Probe]:
         torch, torch_npu = ask("torch", seconds=TORCH_S), ask("torch_npu", seconds=TORCH_S)
         kernels = ask("kernels", seconds=TORCH_S)
         autoload = ask("autoload", environ=plain, seconds=TORCH_S) if extensions else None
-        packages = {name: ask("package", name) for name in (*PROJECT_PACKAGES, *EXPORT_PACKAGES)}
+        extras = (*EXPORT_PACKAGES, *SERVER_PACKAGES, *PAGE_PACKAGES)
+        packages = {name: ask("package", name) for name in (*PROJECT_PACKAGES, *extras)}
         encoder = {name: ask(name) for name in ("aclruntime", "ais_bench")}
         devices, atc = pool.submit(probes.list_devices), pool.submit(probes.look_at_atc)
     return [
@@ -130,7 +137,7 @@ def look_at_environment() -> list[Probe]:
         _probe("torch_npu", torch_npu.result()),
         *_operators(torch_npu.result()),
         *(_probe(name, said.result()) for name, said in encoder.items()),
-        *(_probe(name, packages[name].result()) for name in EXPORT_PACKAGES),
+        *(_probe(name, packages[name].result()) for name in extras),
     ]
 
 

@@ -1,6 +1,7 @@
 """`serve` and `web`: a model behind HTTP, for programs alone or with a page for people, on one engine thread."""
 
 import dataclasses
+import importlib
 import logging
 import os
 import re
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from app.server.metrics import Metrics
 
 API_KEY_VARIABLE = "LLAMA_ADAPTER_API_KEY"
+SERVER_PACKAGES = ("fastapi", "fastapi_offline", "httpx", "prometheus_client", "uvicorn")
+PAGE_PACKAGES = ("gradio",)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +63,7 @@ def run_serve(job: ServeJob) -> int:
     Raises what app/errors.py lists: for the model, for an address that cannot be had, and for packages of the extras
     `serve` and `web` that are missing.
     """
+    check_packages(has_page=job.has_page)
     from app.server.metrics import Metrics
     from app.server.running import address_of, bind, run
 
@@ -94,6 +98,19 @@ def run_serve(job: ServeJob) -> int:
             on_start=lambda: print(f"serving on {address}", file=sys.stderr, flush=True),
         )
     return Exit.INTERRUPTED if ended_by == signal.SIGINT else Exit.OK
+
+
+def check_packages(*, has_page: bool) -> None:
+    """Raise UsageError unless the packages of the extra are there."""
+    for name in (*SERVER_PACKAGES, *(PAGE_PACKAGES if has_page else ())):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            command = "web" if has_page else "serve"
+            raise UsageError(
+                f"`llama-adapter {command}` needs packages of its own, and {name} cannot be imported: {error}",
+                hint=f"pip install --editable '.[{command}]'",
+            ) from None
 
 
 def load_warm(spec: CaptionerSpec, *, tell: Callable[[str], None]) -> Captioner:
