@@ -305,6 +305,9 @@ class Service:
                 self._encoded.clear()
                 gc.collect()  # the next model may need the memory of this one
         finally:
+            with self._changed:
+                if not self._closing.is_set():
+                    self._state = "failed"  # nobody is there any more to answer
             self._end_all(_CANCELLED)
 
     def _open(self) -> Captioner | None:
