@@ -1,0 +1,86 @@
+"""The application: routes, guards and errors put together around one service. Starts no server and no engine."""
+
+from dataclasses import dataclass, field
+from importlib.metadata import version
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi_offline import FastAPIOffline
+from starlette.exceptions import HTTPException
+
+from app.server.access import AccessLog
+from app.server.chat import complete_chat
+from app.server.documentation import CHAT_BODY, CHAT_REPLY, DESCRIPTION, SUMMARY, TITLE, document, errors
+from app.server.guards import GuardSettings, add_guards
+from app.server.metrics import Metrics
+from app.server.operations import operations
+from app.server.pictures import PictureSettings
+from app.server.problems import ApiError, of_status
+from app.server.replies import ChatCompletion
+from app.service import Service
+from app.service_types import ServiceLimits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ApiSettings:
+    """What a server of the API is started with; the defaults are for a loopback address."""
+
+    pictures: PictureSettings = field(
+        default_factory=lambda: PictureSettings(max_picture_bytes=ServiceLimits().max_picture_bytes)
+    )
+    guards: GuardSettings = field(default_factory=GuardSettings)
+
+
+def create_api(service: Service, *, settings: ApiSettings, metrics: Metrics | None = None) -> FastAPI:
+    """The API of a service. `metrics` is what the service was given as its observer; without, its times are missing."""
+    metrics = metrics or Metrics()
+    metrics.watch(service)
+    app = FastAPIOffline(
+        title=TITLE,
+        summary=SUMMARY,
+        description=DESCRIPTION,
+        version=version("llama-adapter"),
+        docs_url="/docs",
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.include_router(operations(service, metrics=metrics))
+
+    @app.post(
+        "/v1/chat/completions",
+        tags=["chat"],
+        response_model=ChatCompletion,
+        responses={200: CHAT_REPLY, **errors(400, 401, 404, 408, 413, 415, 429, 500, 503, 504)},
+        openapi_extra={"requestBody": CHAT_BODY},
+    )
+    async def create_chat_completion(request: Request) -> Response:
+        """Answer a question about a picture."""
+        return await complete_chat(request, service=service, pictures=settings.pictures)
+
+    document(app, needs_key=bool(settings.guards.api_keys))
+    _tell_errors(app)
+    add_guards(app, settings=settings.guards)
+    app.add_middleware(AccessLog, metrics=metrics)  # the last one added is the outermost
+    return app
+
+
+def _tell_errors(app: FastAPI) -> None:
+    """Give every error one form, whoever raises it."""
+
+    @app.exception_handler(ApiError)
+    async def tell_error(request: Request, error: ApiError) -> Response:
+        return _reply(error)
+
+    @app.exception_handler(HTTPException)
+    async def tell_status(request: Request, error: HTTPException) -> Response:
+        problem = of_status(error.status_code)
+        problem.headers.update(error.headers or {})
+        return _reply(problem)
+
+    @app.exception_handler(RequestValidationError)
+    async def tell_invalid(request: Request, error: RequestValidationError) -> Response:
+        return _reply(of_status(400))
+
+
+def _reply(error: ApiError) -> Response:
+    return Response(error.body(), status_code=error.status, headers=error.headers, media_type="application/json")

@@ -1,0 +1,263 @@
+"""OpenAI's own client against the API with the embedded model: answers, streams and errors."""
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import openai
+import pytest
+
+from app import Captioner
+from app.answers import AnswerError, TextDelta
+from app.resources import sample_pictures
+from app.server.api import ApiSettings, create_api
+from app.server.guards import GuardSettings
+from app.server.metrics import Metrics
+from app.service import Service
+from app.service_types import BusyError, ServiceLimits, UnavailableError
+from app.ticket import Ticket
+from tests.server.live import StubService, answer, served
+from tests.server.requests import RED_STAR, data_uri, image, user
+
+pytestmark = pytest.mark.slow
+
+KEY = "a-long-enough-key"
+QUESTIONS = [
+    ("01-yellow-moon-green-cross.png", "What color is the moon?"),
+    ("03-purple-triangle.png", ""),
+    ("12-red-star.jpg", "Where is the star?"),
+    ("12-red-star.jpg", "Describe this image."),
+]
+
+
+@pytest.fixture(scope="module")
+def captioner() -> Captioner:
+    return Captioner.load()
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    metrics = Metrics()
+    service = Service(Captioner.load, limits=ServiceLimits(max_waiting=200), observer=metrics)
+    service.start()
+    service.wait_until_ready()
+    settings = ApiSettings(guards=GuardSettings(api_keys=(KEY,)))
+    with served(create_api(service, settings=settings, metrics=metrics)) as url:
+        yield f"{url}/v1"
+    service.close()
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=60.0) as client:
+        yield client
+
+
+def about(name: str, *texts: str) -> list[Any]:
+    picture = sample_pictures() / name
+    return [user(image(data_uri(picture.read_bytes(), kind=picture.suffix[1:])), *texts)]
+
+
+def star(*texts: str) -> list[Any]:
+    return about(RED_STAR.name, *texts)
+
+
+def test_a_question_is_answered_with_the_counts_of_its_tokens(client: openai.OpenAI) -> None:
+    said = client.chat.completions.create(model="default", messages=star("What color is the star?"))
+
+    (choice,) = said.choices
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "red", "stop")
+    assert said.model == "embedded"
+    assert said.usage is not None
+    assert said.usage.completion_tokens >= 1
+    assert said.usage.total_tokens == said.usage.prompt_tokens + said.usage.completion_tokens
+    assert said._request_id
+
+
+def test_a_stream_gives_the_same_text_piece_by_piece(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model="default", messages=star("Describe this image."))
+
+    chunks = list(
+        client.chat.completions.create(
+            model="default",
+            messages=star("Describe this image."),
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+
+    pieces = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
+    assert len(pieces) > 1
+    assert "".join(pieces) == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
+    assert chunks[-1].usage == whole.usage
+
+
+def test_the_client_s_own_stream_helper_puts_the_answer_together(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(model="default", messages=star("What color is the star?")) as stream:
+        said = stream.get_final_completion()
+
+    assert said.choices[0].message.content == "red"
+
+
+@pytest.mark.parametrize(
+    ("over_http", "from_python"),
+    [
+        ({}, {}),
+        ({"max_tokens": 3}, {"max_new_tokens": 3}),
+        ({"temperature": 1.5, "top_p": 1.0, "seed": 7}, {"temperature": 1.5, "top_p": 1.0, "seed": 7}),
+        (
+            {"temperature": 2.0, "seed": -3, "extra_body": {"top_k": 5}},
+            {"temperature": 2.0, "seed": -3, "top_k": 5},
+        ),
+    ],
+)
+def test_answers_are_those_of_the_captioner_for_the_same_seed_and_settings(
+    client: openai.OpenAI, captioner: Captioner, over_http: dict[str, Any], from_python: dict[str, Any]
+) -> None:
+    def ask(question: tuple[str, str]) -> tuple[str | None, str]:
+        name, text = question
+        choice = client.chat.completions.create(model="default", messages=about(name, text), **over_http).choices[0]
+        return choice.message.content, choice.finish_reason
+
+    with ThreadPoolExecutor(len(QUESTIONS)) as pool:  # together, so that they share batches
+        answers = list(pool.map(ask, QUESTIONS))
+
+    pictures = [sample_pictures() / name for name, _ in QUESTIONS]
+    prompts = [text or captioner.info.default_prompt for _, text in QUESTIONS]
+    expected = captioner.generate(pictures, prompts, **from_python)
+    assert answers == [(answer.text, answer.finish) for answer in expected]
+
+
+def test_choices_are_scored_as_the_captioner_scores_them(client: openai.OpenAI, captioner: Captioner) -> None:
+    said = client.chat.completions.create(
+        model="default", messages=star("Is there a red star?"), extra_body={"answer_choices": ["yes", "no"]}
+    )
+
+    (expected,) = captioner.generate([RED_STAR], "Is there a red star?", choices=["yes", "no"])
+    assert said.choices[0].message.content == expected.text == "yes"
+    probabilities = said.choices[0].model_extra["answer_probabilities"]
+    assert probabilities == pytest.approx(expected.choice)
+
+
+def test_a_system_text_is_the_instruction_and_the_user_s_its_input(client: openai.OpenAI, captioner: Captioner) -> None:
+    system = {"role": "system", "content": "Describe this image."}
+
+    said = client.chat.completions.create(model="default", messages=[system, *star("Is it red?")])
+
+    (expected,) = captioner.generate([RED_STAR], [("Describe this image.", "Is it red?")])
+    assert said.choices[0].message.content == expected.text
+
+
+def test_a_stop_text_ends_the_answer_before_it(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model="default", messages=star("Describe this image."))
+    text = whole.choices[0].message.content
+    assert text is not None
+    assert "star" in text
+
+    cut = client.chat.completions.create(model="default", messages=star("Describe this image."), stop=["star", "zzz"])
+
+    assert cut.choices[0].message.content == text.partition("star")[0]
+    assert cut.choices[0].finish_reason == "stop"
+
+
+def test_a_follow_up_asks_about_the_same_picture_and_says_what_was_ignored(client: openai.OpenAI) -> None:
+    messages = star("What color is the star?")
+    first = client.chat.completions.create(model="default", messages=messages)
+    messages += [first.choices[0].message.model_dump(), {"role": "user", "content": "What shape is the red object?"}]
+
+    said = client.chat.completions.with_raw_response.create(model="default", messages=messages)
+
+    assert said.parse().choices[0].message.content == "star"
+    assert said.headers["x-ignored-turns"] == "2"
+
+
+def test_the_model_is_listed(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["embedded"]
+    assert client.models.retrieve("embedded").id == "embedded"
+
+
+def test_errors_are_those_that_the_client_knows(client: openai.OpenAI) -> None:
+    create = client.chat.completions.create
+
+    with pytest.raises(openai.NotFoundError) as not_found:
+        create(model="gpt-4o", messages=star("What?"))
+    with pytest.raises(openai.BadRequestError) as unsupported:
+        create(model="default", messages=star("What?"), n=2)
+    with pytest.raises(openai.BadRequestError) as unreadable:
+        create(model="default", messages=[user(image(data_uri(RED_STAR.read_bytes()[:900])))])
+    with pytest.raises(openai.BadRequestError) as too_long:
+        create(model="default", messages=star("What? " * 2000))
+    with pytest.raises(openai.AuthenticationError) as unknown:
+        client.with_options(api_key="another-long-key").chat.completions.create(model="default", messages=star("What?"))
+
+    assert not_found.value.code == "model_not_found"
+    assert (unsupported.value.code, unsupported.value.param) == ("unsupported_parameter", "n")
+    assert unreadable.value.code == "truncated"
+    assert too_long.value.code == "context_length_exceeded"
+    assert unknown.value.code == "invalid_api_key"
+
+
+def test_a_picture_that_cannot_be_read_fails_a_stream_before_it_begins(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="default", messages=[user(image(data_uri(b"no picture")))], stream=True)
+
+    assert caught.value.code == "not_a_picture"
+
+
+def test_many_asynchronous_clients_are_all_answered(url: str) -> None:
+    async def ask_all() -> list[str | None]:
+        async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=60.0) as client:
+            asked = [
+                client.chat.completions.create(model="default", messages=star("What color is the star?"))
+                for _ in range(40)
+            ]
+            return [said.choices[0].message.content for said in await asyncio.gather(*asked)]
+
+    assert asyncio.run(ask_all()) == ["red"] * 40
+
+
+def test_an_engine_that_breaks_in_a_stream_raises_in_the_client() -> None:
+    def break_down(ticket: Ticket) -> None:
+        ticket.deliver(TextDelta(index=0, text="a "))
+        ticket.deliver(answer("a ", error=AnswerError(code="engine_failed", message="The engine failed.")))
+
+    with stub_client(StubService(break_down)) as client:
+        stream = client.chat.completions.create(model="default", messages=star("What?"), stream=True)
+        received = [next(stream).choices[0].delta.content for _ in range(2)]
+        with pytest.raises(openai.APIError) as caught:
+            next(stream)
+
+    assert received == ["", "a "]
+    assert (caught.value.code, caught.value.message) == ("engine_failed", "The engine failed.")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "kind"),
+    [
+        (BusyError("Full", retry_after_s=7.0), openai.RateLimitError),
+        (UnavailableError("Draining", retry_after_s=7.0), openai.InternalServerError),
+    ],
+)
+def test_a_full_or_draining_service_says_when_to_come_back(
+    refusal: Exception, kind: type[openai.APIStatusError]
+) -> None:
+    def refuse(ticket: Ticket) -> None:
+        raise refusal
+
+    with stub_client(StubService(refuse)) as client, pytest.raises(kind) as caught:
+        client.chat.completions.create(model="default", messages=star("What?"))
+
+    assert caught.value.response.headers["retry-after"] == "7"
+
+
+@contextmanager
+def stub_client(service: StubService) -> Iterator[openai.OpenAI]:
+    with (
+        served(create_api(service, settings=ApiSettings())) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60.0) as client,
+    ):
+        yield client

@@ -1,0 +1,86 @@
+"""schemathesis against the API with the embedded model: generated requests, right and wrong, by the schema.
+
+LLAMA_ADAPTER_FUZZ_EXAMPLES raises how many are made of each operation. One conformance check is left out of one run
+each: without the hooks, that valid requests are accepted, since a schema cannot say what is a picture; and that
+undeclared methods are refused with 405 under /v1/models, where a POST that is no JSON is refused as such (415) first.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app import Captioner
+from app.server.api import ApiSettings, create_api
+from app.server.metrics import Metrics
+from app.service import Service
+from tests.app.golden import ROOT
+from tests.server.live import served
+
+pytestmark = pytest.mark.slow
+
+EXAMPLES = int(os.environ.get("LLAMA_ADAPTER_FUZZ_EXAMPLES", "40"))
+HOOKS = Path(__file__).with_name("schema_fuzz_hooks.py")
+REQUEST_TIMEOUT_S = 30  # one that takes longer is told as a failure
+CONFIGURATION = """
+[[operations]]
+include-path-regex = "^/v1/models"
+[operations.checks.unsupported_method]
+enabled = false
+"""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    metrics = Metrics()
+    service = Service(Captioner.load, observer=metrics)
+    service.start()
+    service.wait_until_ready()
+    with served(create_api(service, settings=ApiSettings(), metrics=metrics)) as url:
+        yield url
+    service.close()
+
+
+@pytest.mark.parametrize("is_mended", [False, True], ids=["as generated", "mended so that they can be answered"])
+def test_generated_requests_get_what_the_schema_promises_and_never_a_5xx(
+    url: str, tmp_path: Path, is_mended: bool
+) -> None:
+    configuration = tmp_path / "schemathesis.toml"
+    configuration.write_text((f'hooks = "{HOOKS}"\n' if is_mended else "") + CONFIGURATION)
+    flags = [] if is_mended else ["--exclude-checks", "positive_data_acceptance"]
+
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(configuration)),
+            *("run", f"{url}/openapi.json", "--phases", "examples,coverage,fuzzing", "--continue-on-failure"),
+            *("--max-examples", str(EXAMPLES), "--request-timeout", str(REQUEST_TIMEOUT_S), "--no-color", *flags),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    found = re.search(r"(\d+) generated, (\d+) passed", ran.stdout)
+    assert found is not None, ran.stdout
+    assert int(found[1]) == int(found[2]) >= 300
+    counts = requests_by_status(url)
+    print({status: sum(counts[status]) for status in sorted(counts)})  # shown by `pytest -s`
+    assert not [status for status in counts if status >= 500]
+    assert sum(counts[200]) >= 20
+    assert httpx.get(f"{url}/health", trust_env=False).json()["restarts"] == 0
+
+
+def requests_by_status(url: str) -> dict[int, list[int]]:
+    """How many requests the server answered with each status, one number for each route and method."""
+    found: dict[int, list[int]] = {}
+    text = httpx.get(f"{url}/metrics", trust_env=False).text
+    for status, count in re.findall(r'^llama_adapter_http_requests_total{.*status="(\d+)"} (\d+)', text, re.MULTILINE):
+        found.setdefault(int(status), []).append(int(count))
+    return found

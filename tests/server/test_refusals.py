@@ -1,0 +1,52 @@
+"""What a server has to refuse, sent to one that runs: each request gets its status and code, the next is answered."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from scripts.refused_inputs import SITE, ask_all_pictures
+from scripts.service_bench.exchange import exchange
+from scripts.service_bench.process import ServerProcess
+from scripts.service_bench.refused import all_cases, allowed_hosts
+from scripts.service_bench.site import RedirectingSite
+
+pytestmark = pytest.mark.slow
+
+CASES = [pytest.param(number, id=case.name) for number, case in enumerate(all_cases(0)) if not case.is_slow]
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[RedirectingSite]:
+    with RedirectingSite() as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def server(site: RedirectingSite) -> Iterator[ServerProcess]:
+    hosts = [flag for host in allowed_hosts(site.port) for flag in ("--allow-url-host", host)]
+    with ServerProcess(*hosts, command=SITE) as server:
+        yield server
+
+
+@pytest.mark.parametrize("number", CASES)
+def test_a_bad_request_is_refused_as_it_should_be(site: RedirectingSite, server: ServerProcess, number: int) -> None:
+    case = all_cases(site.port)[number]
+
+    came = exchange(server.host, server.port, case.pieces())
+
+    assert (came.status, came.code) == (case.status, case.code)
+    assert came.message
+    assert "Traceback" not in came.message
+
+
+def test_good_requests_are_answered_after_all_of_them(server: ServerProcess) -> None:
+    asyncio.run(ask_all_pictures(server))
+
+
+def test_nothing_of_the_requests_is_in_the_log(server: ServerProcess) -> None:
+    said = "\n".join(server.lines)
+
+    for private in ("passwd", "evil.test", "meta-data", "base64", "script", "word word"):
+        assert private not in said
+    assert "Traceback" not in said
