@@ -25,7 +25,7 @@ from vision.formats import PICTURE_SUFFIXES
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from app.server.metrics import Metrics
+    from app.server.api import ApiSettings
 
 API_KEY_VARIABLE = "LLAMA_ADAPTER_API_KEY"
 SERVER_PACKAGES = ("fastapi", "fastapi_offline", "httpx", "prometheus_client", "uvicorn")
@@ -64,11 +64,13 @@ def run_serve(job: ServeJob) -> int:
     `serve` and `web` that are missing.
     """
     check_packages(has_page=job.has_page)
+    from app.server.api import create_api
     from app.server.metrics import Metrics
     from app.server.running import address_of, bind, run
 
     tell = _teller(quiet=job.quiet)
     keys = read_api_keys(job.api_key_file)
+    settings = api_settings(job, keys=keys)
     if job.has_page and keys:
         tell("note: keys are asked for by the API; whoever reaches the page needs none")
     with ExitStack() as stack:
@@ -84,7 +86,7 @@ def run_serve(job: ServeJob) -> int:
             tell(f"note: {note}")
         if job.spec.is_embedded:
             tell(EMBEDDED_NOTE)
-        application = build_api(job, service, metrics=metrics, keys=keys)
+        application = create_api(service, settings=settings, metrics=metrics)
         if job.has_page:
             stack.enter_context(add_page(application, service))
         address = address_of(listener)
@@ -122,23 +124,25 @@ def load_warm(spec: CaptionerSpec, *, tell: Callable[[str], None]) -> Captioner:
     return captioner
 
 
-def build_api(job: ServeJob, service: Service, *, metrics: "Metrics", keys: tuple[str, ...]) -> "FastAPI":
-    """The application of `serve`; needs the packages of its extra."""
-    from app.server.api import ApiSettings, create_api
+def api_settings(job: ServeJob, *, keys: tuple[str, ...]) -> "ApiSettings":
+    """What gets to the API, and what it fetches; raises UsageError for hosts that cannot be allowed."""
+    from app.server.api import ApiSettings
     from app.server.guards import GuardSettings, host_names_for
     from app.server.pictures import PictureSettings
 
-    settings = ApiSettings(
-        pictures=PictureSettings(
-            max_picture_bytes=job.limits.max_picture_bytes, allowed_hosts=tuple(job.allowed_hosts)
-        ),
-        guards=GuardSettings(
-            max_body_bytes=job.max_body_mib * 2**20,
-            host_names=host_names_for(job.host, more=job.host_names),
-            api_keys=keys,
-        ),
-    )
-    return create_api(service, settings=settings, metrics=metrics)
+    try:
+        return ApiSettings(
+            pictures=PictureSettings(
+                max_picture_bytes=job.limits.max_picture_bytes, allowed_hosts=tuple(job.allowed_hosts)
+            ),
+            guards=GuardSettings(
+                max_body_bytes=job.max_body_mib * 2**20,
+                host_names=host_names_for(job.host, more=job.host_names),
+                api_keys=keys,
+            ),
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def add_page(application: "FastAPI", service: Service) -> AbstractContextManager[object]:
