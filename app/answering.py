@@ -18,6 +18,7 @@ from app.captioner import Answer, Captioner, Prompt, RawPrompt, WorkItem
 from app.clock import StageClock
 from app.errors import Exit, forget_stdout
 from app.inputs import PictureInput, expand_inputs
+from app.record_settings import record_settings
 from app.records import (
     Record,
     RecordWriter,
@@ -326,21 +327,14 @@ def one_line(text: str) -> str:
 
 def _settings(job: Job, captioner: Captioner) -> dict[str, Any]:
     """What an answer depends on beside picture, prompt and model."""
-    encoder = captioner.info.encoder  # of its own number type, so that answers may differ
-    precision = captioner.info.precision
-    return {
-        **dataclasses.asdict(job.sampling),
-        "choices": None if job.question.choices is None else list(job.question.choices),
-        "form": job.question.form,
-        "input": job.question.input,
-        "exif": captioner.spec.exif,
-        "dtype": captioner.info.dtype,
-        "context": captioner.info.context,
-        "channel_order": captioner.spec.channel_order,
-        **({} if captioner.spec.reading == "exact" else {"reading": captioner.spec.reading}),
-        **({} if precision == "float" else {"precision": precision}),
-        **({} if encoder is None else {"encoder": encoder}),
-    }
+    return record_settings(
+        captioner.spec,
+        info=captioner.info,
+        sampling=job.sampling,
+        choices=job.question.choices,
+        form=job.question.form,
+        input=job.question.input,
+    )
 
 
 def _resolved(captioner: Captioner) -> dict[str, Any]:

@@ -65,6 +65,12 @@ _UNEXPECTED = Rule(
 RULES: Mapping[str, Rule] = {
     "app.errors.UsageError": Rule(exit_code=Exit.USAGE, http_status=400),
     "app.records.RecordFileError": Rule(exit_code=Exit.FAILED, http_status=500),
+    # These two say their status themselves.
+    "app.server.problems.ApiError": Rule(exit_code=Exit.FAILED, http_status=400),
+    "app.server.picture_errors.PictureRefusedError": Rule(exit_code=Exit.FAILED, http_status=400),
+    "app.service_types.ServiceError": Rule(exit_code=Exit.FAILED, http_status=503),
+    "app.service_types.BusyError": Rule(exit_code=Exit.FAILED, http_status=429),
+    "app.service_types.UnavailableError": Rule(exit_code=Exit.FAILED, http_status=503),
     "vision.errors.PictureError": Rule(exit_code=Exit.PICTURE_ERRORS, http_status=400),
     "vision.weights.VisionCheckpointError": Rule(
         exit_code=Exit.FAILED, http_status=500, hint="`llama-adapter doctor` with the same model flags says more"

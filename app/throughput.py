@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 from weakref import WeakKeyDictionary
@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 from app.clock import STAGES
 
 MAX_RUNS: Final = 30
+_BESIDE_THE_ENGINE: Final = ("read",)  # stages in threads of their own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +33,8 @@ class Circumstances:
 class RunFigures:
     """One run: pictures of one client, so many under way at once.
 
-    The stages are those of the engine thread while the run lasted; with `was_shared`, others' pictures are in them.
+    The stages are those of the service while the run lasted; with `was_shared`, others' pictures are in them. All but
+    `read` follow one another in the engine thread.
     """
 
     kind: Literal["batch", "measure"]
@@ -80,8 +82,9 @@ class RunFigures:
 
     @property
     def busy_share(self) -> float:
-        """How much of the run the engine thread was at work; the rest it waited for pictures."""
-        return min(1.0, sum(self.stages_s.values()) / self.wall_s) if self.wall_s > 0 else 0.0
+        """How much of the run the engine thread was at work; the rest it waited for pictures to be read, or asked."""
+        busy_s = sum(seconds for stage, seconds in self.stages_s.items() if stage not in _BESIDE_THE_ENGINE)
+        return min(1.0, busy_s / self.wall_s) if self.wall_s > 0 else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, the derived figures among them."""
@@ -124,10 +127,13 @@ class RunHistory:
         return {"format": "llama-adapter-throughput", "version": 1, "runs": [run.to_dict() for run in self.runs()]}
 
 
-def latest_by_rows(runs: list[RunFigures]) -> list[RunFigures]:
-    """For each number of requests in flight the newest run that answered a picture, by rising number."""
-    newest = {run.in_flight: run for run in runs if run.num_pictures}
-    return [newest[number] for number in sorted(newest)]
+def to_compare(runs: Sequence[RunFigures]) -> list[RunFigures]:
+    """The newest run that answered a picture for each number of requests in flight, by rising number.
+
+    Runs with pictures that were encoded before stand apart: they have less to do.
+    """
+    newest = {(run.in_flight, run.num_reused > 0): run for run in runs if run.num_pictures}
+    return [newest[key] for key in sorted(newest)]
 
 
 _histories: WeakKeyDictionary[object, RunHistory] = WeakKeyDictionary()

@@ -36,6 +36,7 @@ class Ticket:
         self._cancel = cancel
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._listener: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._is_text_wanted = True
 
     def cancel(self) -> None:
         """Ask for the end: the last event is then an answer with error `cancelled` and the text until then.
@@ -74,7 +75,8 @@ class Ticket:
             await woken.wait()
 
     async def answer(self) -> Answer:
-        """As `result`, without blocking the event loop."""
+        """As `result`, without blocking the event loop, which is woken only once."""
+        self._is_text_wanted = False
         async for event in self:
             if isinstance(event, Answer):
                 return event
@@ -83,7 +85,7 @@ class Ticket:
     def deliver(self, event: Event) -> None:
         """Hand an event to whoever reads; for the service."""
         self._events.put(event)
-        if self._listener is not None:
+        if self._listener is not None and (self._is_text_wanted or isinstance(event, Answer)):
             loop, woken = self._listener
             with suppress(RuntimeError):  # the loop is closed: nobody reads any more
                 loop.call_soon_threadsafe(woken.set)

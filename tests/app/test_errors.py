@@ -20,15 +20,15 @@ from vision.errors import PictureError
 
 
 def error_classes() -> list[str]:
-    """Names of all classes of errors that our packages define."""
+    """Names of all classes of errors that our packages define and let out."""
     names = []
     for package in ("app", "llm", "vision"):
         for path in sorted((ROOT / package).rglob("*.py")):
             module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.ClassDef) and any(
-                    isinstance(base, ast.Name) and base.id.endswith(("Error", "Exception")) for base in node.bases
-                ):
+                if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
+                    continue
+                if any(isinstance(base, ast.Name) and base.id.endswith(("Error", "Exception")) for base in node.bases):
                     names.append(f"{module}.{node.name}")
     return names
 

@@ -1,0 +1,246 @@
+"""Pictures out of an uploaded zip, one entry at a time: nothing is unpacked to disk, and no header is believed."""
+
+import io
+import os
+import re
+import stat
+import threading
+import zipfile
+from collections import Counter
+from dataclasses import dataclass
+from types import TracebackType
+from typing import BinaryIO, Final, Self
+
+from vision.errors import PictureError
+from vision.formats import PICTURE_SUFFIXES, shown_name
+
+ARCHIVE_SUFFIXES: Final = frozenset({".zip", ".7z", ".rar", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst"})
+
+_CHUNK_BYTES: Final = 2**20
+_ENCRYPTED: Final = 0x1  # of a zip's flag bits
+# Python unpacks these two bit by bit; of the others, a small piece may at once become gigabytes.
+_BOUNDED_METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArchiveLimits:
+    """What is taken of one archive at most."""
+
+    max_entry_bytes: int  # of one unpacked picture
+    max_entries: int = 2_000  # pictures; those behind are left out, and said to be
+    max_total_bytes: int = 2**30  # of all unpacked pictures together
+    max_directory_bytes: int = 2 * 2**20  # of the list of entries: far more than so many need
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArchiveEntry:
+    """One picture in an archive."""
+
+    name: str  # printable, relative, with its folders; no two are equal
+    index: int  # among all entries of the archive
+
+
+class Archive:
+    """An open zip: its pictures in order, and what was passed over and why. Threads may read from it.
+
+    Opening raises `PictureError` for what is no zip, or one of too many entries. Close it, or use it in a `with`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, name: str, limits: ArchiveLimits) -> None:
+        self.name, self.limits = name, limits
+        self.pictures: list[ArchiveEntry] = []
+        self.passed_over: Counter[str] = Counter()  # entries, by what they are
+        self.num_renamed = 0  # pictures whose names led out of the archive
+        self._lock = threading.Lock()
+        self._num_bytes_left = limits.max_total_bytes
+        try:
+            self._file = open(path, "rb")  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            raise PictureError("unreadable", f"`{name}` cannot be read ({error.strerror}); add it again.") from error
+        try:
+            self._zip = zipfile.ZipFile(_Bounded(self._file, max_read=limits.max_directory_bytes))
+            self._entries = self._zip.infolist()
+            self._choose()
+        except _TooMuchAtOnceError:
+            self._file.close()
+            raise PictureError(
+                "too_large",
+                f"Wanted a zip with at most {limits.max_entries:,} pictures, but the list of entries in `{name}` "
+                f"takes more than {limits.max_directory_bytes:,} bytes; split it into several.",
+            ) from None
+        except Exception as error:  # a damaged list fails in many ways, all of them the file's fault
+            self._file.close()
+            raise _not_a_zip(name, error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; harmless when repeated."""
+        with self._lock:
+            self._zip.close()
+            self._file.close()
+
+    def read(self, entry: ArchiveEntry) -> bytes:
+        """The bytes of one picture. Raises `PictureError` for what cannot be had, and when a limit is reached."""
+        info = self._entries[entry.index]
+        label = f"`{entry.name}`"
+        if info.flag_bits & _ENCRYPTED:
+            raise PictureError(
+                "unsupported", f"{label} is encrypted, which is not read; make a zip without a password."
+            )
+        if info.compress_type not in _BOUNDED_METHODS:
+            raise PictureError("unsupported", f"{label} is packed by a method that is not read; make an ordinary zip.")
+        with self._lock:
+            most = min(self.limits.max_entry_bytes, self._num_bytes_left)
+            try:
+                data = self._read(info, most + 1)
+            except Exception as error:
+                raise PictureError(
+                    "truncated", f"{label} is cut off or damaged inside `{self.name}`; make the zip again."
+                ) from error
+            self._num_bytes_left = max(0, self._num_bytes_left - len(data))
+        if len(data) > most:
+            raise self._too_large(label, is_entry=most == self.limits.max_entry_bytes)
+        return data
+
+    def notes(self) -> list[str]:
+        """What people are told of the archive beside its pictures, in sentences; empty when all of it is used."""
+        sentences = []
+        if passed := [counted(number, what) for what, number in sorted(self.passed_over.items())]:
+            sentences.append(f"{self.name}: passed over {', '.join(passed)}.")
+        if self.num_renamed:
+            names = counted(self.num_renamed, "name that led out of the archive", "names that led out of the archive")
+            sentences.append(f"{self.name}: shortened {names}.")
+        return sentences
+
+    def _read(self, info: zipfile.ZipInfo, most: int) -> bytes:
+        """The first bytes of an entry, whatever size its header claims; its checksum is compared at its end."""
+        unpacked = io.BytesIO()
+        with self._zip.open(info) as file:
+            while unpacked.tell() < most and (chunk := file.read(min(_CHUNK_BYTES, most - unpacked.tell()))):
+                unpacked.write(chunk)
+        return unpacked.getvalue()
+
+    def _too_large(self, label: str, *, is_entry: bool) -> PictureError:
+        if is_entry:
+            return PictureError(
+                "too_large",
+                f"Wanted at most {self.limits.max_entry_bytes:,} bytes, but {label} has more once unpacked; "
+                "make it smaller.",
+            )
+        return PictureError(
+            "too_large",
+            f"The pictures of `{self.name}` take more than {self.limits.max_total_bytes:,} bytes once unpacked, and "
+            f"{label} lies behind that; split the archive.",
+        )
+
+    def _choose(self) -> None:
+        """Which entries are pictures to answer for, and what the others are."""
+        taken: set[str] = set()
+        for index, info in enumerate(self._entries):
+            if info.is_dir():
+                continue
+            name, led_elsewhere = safe_name(info.filename)
+            kind = _kind_of_no_picture(name, mode=info.external_attr >> 16)
+            if kind is None and len(self.pictures) >= self.limits.max_entries:
+                kind = "picture too many"
+            if kind is not None:
+                self.passed_over[kind] += 1
+                continue
+            self.num_renamed += led_elsewhere
+            self.pictures.append(ArchiveEntry(name=unique_name(name, taken), index=index))
+
+
+_PLURALS: Final = {
+    "link": "links",
+    "hidden file": "hidden files",
+    "archive inside the archive": "archives inside the archive",
+    "file that is no picture": "files that are no pictures",
+    "picture too many": "pictures too many",
+    "more": "more",
+}
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Such as: 1 link, 2,000 links."""
+    return f"{number:,} {one if number == 1 else many or _PLURALS.get(one, one + 's')}"
+
+
+def _kind_of_no_picture(name: str, *, mode: int) -> str | None:
+    """What an entry is, in words; None for a picture."""
+    suffix = os.path.splitext(name)[1].lower()
+    if stat.S_ISLNK(mode):
+        return "link"
+    if any(part.startswith(".") or part == "__MACOSX" for part in name.split("/")):
+        return "hidden file"
+    if suffix in ARCHIVE_SUFFIXES:
+        return "archive inside the archive"
+    return None if suffix in PICTURE_SUFFIXES else "file that is no picture"
+
+
+def safe_name(name: str) -> tuple[str, bool]:
+    """A relative, printable name from what an archive or a browser calls a file, and whether it led elsewhere.
+
+    Backslashes count as separators, for archives that Windows wrote; drives, leading slashes and `..` are dropped.
+    """
+    slashed = name.replace("\\", "/")
+    relative = re.sub(r"^[A-Za-z]:", "", slashed)
+    parts = [part for part in relative.split("/") if part not in ("", ".", "..")]
+    led_elsewhere = relative != slashed or relative.startswith("/") or ".." in relative.split("/")
+    return shown_name("/".join(parts)) or "picture", led_elsewhere
+
+
+def unique_name(name: str, taken: set[str]) -> str:
+    """The name, with a number before its suffix where it is taken, and noted as taken. Case makes no difference."""
+    stem, suffix = os.path.splitext(name)
+    candidate, number = name, 1
+    while candidate.casefold() in taken:
+        number += 1
+        candidate = f"{stem} ({number}){suffix}"
+    taken.add(candidate.casefold())
+    return candidate
+
+
+def _not_a_zip(name: str, error: Exception) -> PictureError:
+    words = " ".join(str(error).split())[:120]
+    return PictureError(
+        "truncated", f"Wanted a whole zip, but `{name}` is none, or is cut off or damaged ({words}); make it again."
+    )
+
+
+class _TooMuchAtOnceError(Exception):
+    """An archive whose list of entries would take too much memory."""
+
+
+class _Bounded(io.RawIOBase):
+    """A file of which no more than so many bytes are read at once, whatever its own headers ask for."""
+
+    def __init__(self, file: BinaryIO, *, max_read: int) -> None:
+        self._file, self._max_read = file, max_read
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        wanted = self._max_read + 1 if size is None or size < 0 else size
+        if wanted > self._max_read + 1:
+            raise _TooMuchAtOnceError
+        data = self._file.read(wanted)
+        if len(data) > self._max_read:
+            raise _TooMuchAtOnceError
+        return data
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True

@@ -1,0 +1,286 @@
+"""Many pictures through the service, as one client of it: a window of requests under way, results as they come.
+
+No Gradio, no HTML; pictures and answers as values are in batch_types.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable
+from concurrent.futures import Executor
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final, Literal
+
+import torch
+
+from app.answers import Answer, AnswerError
+from app.record_settings import record_settings
+from app.records import answer_to_record, new_run_id
+from app.report import Tally
+from app.service import Ask, Service, ServiceError, Ticket
+from app.throughput import Circumstances, RunFigures, stage_differences
+from app.web.batch_types import PictureFile, Progress, Question, Result
+from app.web.byte_budget import ByteBudget
+from app.web.runs import Run
+from app.web.thumbnails import thumbnail
+from vision.errors import PictureError
+
+TICK_S: Final = 0.4  # how often whoever shows the run hears of it
+_RATE_WINDOW_S: Final = 10.0
+_MAX_WAIT_S: Final = 0.5  # for a service that is busy, before it is asked again: it costs nothing
+_NOTICE_S: Final = 0.1  # how late a stop may be noticed meanwhile
+
+
+def default_window(service: Service) -> int:
+    """As many requests as keep every slot in use while answers are on their way; never all that may wait."""
+    most = min(service.limits.max_waiting_per_client, service.limits.max_waiting)
+    return max(1, min(2 * service.spec.batch_size, most))
+
+
+class BatchRun:
+    """One run. Read `results` to its end; `run.stop()`, from any thread, ends it early and keeps what is done."""
+
+    def __init__(
+        self,
+        service: Service,
+        files: Iterable[PictureFile],
+        *,
+        question: Question,
+        run: Run,
+        client: str,
+        num_pictures: int | None = None,
+        window: int | None = None,
+        thumbnails: Executor | None = None,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Without `thumbnails`, the threads that make them, there are none. Raises UnavailableError without a model."""
+        self._service, self._files, self._question = service, iter(files), question
+        self._run, self._own = run, Run()  # stopped from outside, and by a problem
+        self._client, self._num_pictures, self._thumbnails, self._now = client, num_pictures, thumbnails, now
+        self.window = default_window(service) if window is None else window
+        self.run_id = new_run_id()
+        self._settings = record_settings(
+            service.spec, info=service.info, sampling=question.sampling, choices=question.choices
+        )
+        # Asked for now: while the service restarts, or when it has closed, it tells neither.
+        self._circumstances, self._exif = circumstances_of(service), service.spec.exif
+        self._tally, self._num_reused = Tally(), 0
+        self._num_begun = 0
+        self._collected: list[Result] = []  # since the last tick
+        self._num_tickets = 0  # under way in the service
+        self._was_shared = False
+        self._waits_for = ""
+        self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self._started = now()
+        self._ended: float | None = None
+        self._marks: deque[tuple[float, int]] = deque([(self._started, 0)])
+        self._stages_before = self._stages_after = service.stage_seconds()
+        self._budget = ByteBudget(max(1, service.limits.max_waiting_bytes // 8))
+        self._reading = asyncio.Semaphore(2)
+
+    async def results(self) -> AsyncGenerator[list[Result]]:
+        """What has come since the last time, every `TICK_S` seconds or so; empty lists are signs of life.
+
+        Raises, at the end, what the service says of a question that it does not take, and UnavailableError when it
+        has closed.
+        """
+        workers = [asyncio.create_task(self._work()) for _ in range(self.window)]
+        try:
+            pending = set(workers)
+            while pending:
+                finished, pending = await asyncio.wait(pending, timeout=TICK_S, return_when=asyncio.FIRST_EXCEPTION)
+                problems = [worker.exception() for worker in finished]
+                if any(problem is not None for problem in problems):
+                    self._own.stop()
+                if not pending:
+                    self._end()
+                yield self._take()
+            for worker in workers:
+                worker.result()
+        finally:
+            self._own.stop()
+            for worker in workers:
+                worker.cancel()
+            self._end()
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is by now."""
+        done = self._tally.num_pictures + self._tally.num_failed
+        now = self._now() if self._ended is None else self._ended
+        began, done_before = self._marks[0] if self._ended is None else (self._started, 0)
+        rate = (done - done_before) / (now - began) if now > began else 0.0
+        left = None if self._num_pictures is None else self._num_pictures - done
+        return Progress(
+            num_pictures=self._num_pictures,
+            num_done=done,
+            num_failed=self._tally.num_failed,
+            elapsed_s=now - self._started,
+            pictures_per_s=rate,
+            remaining_s=left / rate if left is not None and rate > 0 else None,
+            waits_for=self._waits_for,
+        )
+
+    def figures(self, *, kind: Literal["batch", "measure"]) -> RunFigures:
+        """Where its time went, until now or its end."""
+        ended = self._now() if self._ended is None else self._ended
+        return RunFigures(
+            kind=kind,
+            started_at=self._started_at,
+            in_flight=max(1, min(self.window, self._num_begun)),
+            num_pictures=self._tally.num_pictures,
+            num_failed=self._tally.num_failed,
+            num_tokens=self._tally.num_tokens,
+            num_reused=self._num_reused,
+            wall_s=ended - self._started,
+            stages_s=stage_differences(self._stages_before, self._stages_after),
+            was_shared=self._was_shared,
+            circumstances=self._circumstances,
+        )
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self._run.is_stopped or self._own.is_stopped
+
+    def _take(self) -> list[Result]:
+        results, self._collected = self._collected, []
+        now = self._now()
+        self._marks.append((now, self._tally.num_pictures + self._tally.num_failed))
+        while len(self._marks) > 2 and now - self._marks[1][0] > _RATE_WINDOW_S:
+            self._marks.popleft()
+        return results
+
+    def _end(self) -> None:
+        if self._ended is None:
+            self._ended, self._waits_for = self._now(), ""
+            self._stages_after = self._service.stage_seconds()
+
+    async def _work(self) -> None:
+        """Answer one picture after another until there are no more."""
+        while not self._is_stopped and (file := next(self._files, None)) is not None:
+            index, self._num_begun = self._num_begun, self._num_begun + 1
+            result = await self._answer(index, file)
+            if result is not None:
+                self._collected.append(result)
+
+    async def _answer(self, index: int, file: PictureFile) -> Result | None:
+        """One picture from its file to its record; None when it was cancelled."""
+        try:
+            async with self._reading:  # few at once: what is read waits in memory
+                data = await asyncio.to_thread(file.read)
+                await self._budget.acquire(len(data))
+        except PictureError as error:
+            return self._result(index, _unread(index, file.name, self._question.prompt, error))
+        try:
+            ticket = await self._submit(file.name, data)
+            return None if ticket is None else await self._follow(index, ticket, data)
+        finally:
+            await self._budget.release(len(data))
+
+    async def _submit(self, name: str, data: bytes) -> Ticket | None:
+        """A ticket, if need be after waiting for room; None when the run was stopped meanwhile."""
+        question = self._question
+        ask = Ask(
+            picture=data,
+            prompt=question.prompt,
+            label=name,
+            sampling=question.sampling,
+            choices=question.choices,
+            client=self._client,
+        )
+        while not self._is_stopped:
+            try:
+                ticket = self._service.submit(ask)
+            except ServiceError as error:
+                if error.retry_after_s is None:
+                    raise
+                self._waits_for = error.message
+                await self._pause(min(error.retry_after_s, _MAX_WAIT_S))
+                continue
+            self._waits_for = ""
+            return ticket
+        return None
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but not on when the run is stopped."""
+        until = self._now() + seconds
+        while not self._is_stopped and (rest_s := until - self._now()) > 0:
+            await asyncio.sleep(min(rest_s, _NOTICE_S))
+
+    async def _follow(self, index: int, ticket: Ticket, data: bytes) -> Result | None:
+        self._num_tickets += 1
+        self._run.add(ticket)
+        self._own.add(ticket)
+        try:
+            small = await self._small(data)
+            answer = await ticket.answer()
+        finally:
+            ticket.cancel()  # harmless when it is answered
+            self._run.discard(ticket)
+            self._own.discard(ticket)
+            self._num_tickets -= 1
+        self._look_around()
+        if answer.error is not None and answer.error.code == "cancelled":
+            return None
+        return self._result(index, answer, small)
+
+    async def _small(self, data: bytes) -> str | None:
+        if self._thumbnails is None:
+            return None
+        limits, loop = self._service.limits, asyncio.get_running_loop()
+        make = partial(
+            thumbnail,
+            data,
+            max_pixels=limits.max_pixels,
+            max_bytes=limits.max_picture_bytes,
+            orientation=self._exif,
+        )
+        return await loop.run_in_executor(self._thumbnails, make)
+
+    def _look_around(self) -> None:
+        """Notice whether others are served as well: what is under way beyond our own."""
+        status = self._service.status()
+        self._was_shared = self._was_shared or status.num_running + status.num_waiting > self._num_tickets
+
+    def _result(self, index: int, answer: Answer, small: str | None = None) -> Result:
+        if answer.error is not None:
+            message = answer.error.message.replace("the given bytes", f"`{answer.picture}`")
+            answer = replace(answer, error=AnswerError(code=answer.error.code, message=message))
+        self._tally.add(answer)
+        self._num_reused += answer.is_reused and answer.error is None
+        digest = self._circumstances.model_digest
+        record = answer_to_record(answer, model_digest=digest, sampling=self._settings, run=self.run_id)
+        return Result(index=index, record=record, thumbnail=small)
+
+
+def circumstances_of(service: Service) -> Circumstances:
+    """Raises UnavailableError without a model."""
+    info = service.info
+    return Circumstances(
+        model=info.name,
+        model_digest=info.digest,
+        device=info.device,
+        dtype=info.dtype,
+        precision=info.precision,
+        vision=info.vision,
+        mode=info.mode,
+        operators=info.operators,
+        threads=torch.get_num_threads(),
+        batch_size=service.spec.batch_size,
+    )
+
+
+def _unread(index: int, name: str, prompt: str, error: PictureError) -> Answer:
+    """The answer for a file whose bytes could not be had."""
+    return Answer(
+        index=index,
+        picture=name,
+        digest="",
+        prompt=prompt,
+        text="",
+        token_ids=(),
+        finish="error",
+        error=AnswerError(code=error.code, message=error.message),
+    )

@@ -1,0 +1,67 @@
+"""Asking one question: from a picture in the upload folder to a turn that grows. Knows the service, not Gradio."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+
+from app.answers import Answer, Event
+from app.errors import describe
+from app.service import Ask, Service
+from app.ticket import Ticket
+from app.web.chat_state import PickedPicture, Turn
+from app.web.runs import Run
+from app.web.uploads import read_upload
+from llm.engine.sampling_params import SamplingParams
+
+_log = logging.getLogger("llama_adapter.web")
+
+
+async def ask(
+    service: Service, run: Run, *, picture: PickedPicture, question: str, sampling: SamplingParams, client: str
+) -> AsyncGenerator[Turn]:
+    """The turn at first, whenever there is more of it, and at its end; whatever goes wrong stands in it."""
+    turn = Turn(question=question)
+    yield turn
+    try:
+        data = await asyncio.to_thread(read_upload, picture.source, max_bytes=service.limits.max_picture_bytes)
+        ticket = service.submit(
+            Ask(picture=data, prompt=question, label=picture.name, sampling=sampling, client=client)
+        )
+        run.add(ticket)
+        async with aclosing(in_bundles(ticket)) as bundles:
+            async for events in bundles:
+                text = "".join(event.text for event in events if not isinstance(event, Answer))
+                answer = next((event for event in events if isinstance(event, Answer)), None)
+                turn = replace(turn, text=turn.text + text, answer=answer)
+                yield turn
+        run.discard(ticket)
+    except Exception as error:
+        problem = describe(error)
+        if problem.http_status == 500:
+            _log.error("a question was not answered: %s", type(error).__name__)
+        yield replace(turn, problem=problem)
+
+
+async def in_bundles(ticket: Ticket) -> AsyncGenerator[list[Event]]:
+    """What is ready, together: who is slower than the engine gets more at a time. Closing it early cancels."""
+    news: asyncio.Queue[Event] = asyncio.Queue()
+
+    async def pump() -> None:
+        async for event in ticket:
+            news.put_nowait(event)
+
+    pumping = asyncio.create_task(pump())
+    is_whole = False
+    try:
+        while not is_whole:
+            bundle = [await news.get()]
+            while not news.empty():
+                bundle.append(news.get_nowait())
+            is_whole = isinstance(bundle[-1], Answer)
+            yield bundle
+    finally:
+        if not is_whole:
+            ticket.cancel()
+        pumping.cancel()

@@ -1,0 +1,84 @@
+"""The whole page: its frame and five tabs, and how Gradio is to serve it. What a tab does is in its own module."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from app.service import Service
+from app.web.about import build_about, build_head
+from app.web.batch import build_batch
+from app.web.chat import build_chat
+from app.web.closed_routes import ClosedRoutes
+from app.web.guarded_blocks import GuardedBlocks
+from app.web.picture_input import AT_ONCE
+from app.web.runs import Runs
+from app.web.theme import STYLE, build_theme
+from app.web.throughput import build_throughput
+from app.web.yes_no import build_yes_no
+
+MAX_SESSIONS = 256  # pages whose state is remembered; the oldest is forgotten
+MAX_STREAMING = 256  # events under way, of all pages; the service has its own order
+MAX_QUEUED = 256  # and those that wait behind them
+_CLEANING_SECONDS = 600
+_UPLOAD_SECONDS = 6 * 3600  # how long an uploaded picture is kept
+
+
+def build_page(service: Service, *, samples: Sequence[Path]) -> gr.Blocks:
+    """The page of a started service, not served yet; `samples` are offered as pictures to try.
+
+    Mount it with the settings of `page_settings`, inside `app.web.uploads.private_uploads`.
+    """
+    runs = Runs()
+    page = GuardedBlocks(
+        title="LLaMA-Adapter", analytics_enabled=False, delete_cache=(_CLEANING_SECONDS, _UPLOAD_SECONDS)
+    )
+    with page:
+        opening = build_head(service)
+        with gr.Tabs(elem_id="page-tabs"):
+            with gr.Tab("Chat", id="chat"):
+                opening += build_chat(service, samples=samples, runs=runs)
+            with gr.Tab("Yes/No", id="yes-no"):
+                opening += build_yes_no(service, samples=samples, runs=runs)
+            with gr.Tab("Batch", id="batch"):
+                build_batch(service)
+            with gr.Tab("Throughput", id="throughput"):
+                build_throughput(service)
+            with gr.Tab("About", id="about"):
+                opening += build_about(service)
+
+        def leave(request: gr.Request) -> None:
+            runs.stop(str(request.session_hash))
+
+        page.load(lambda: [make() for _, make in opening], None, [component for component, _ in opening], **AT_ONCE)
+        page.unload(leave)
+    page.state_session_capacity = MAX_SESSIONS
+    # Gradio looks at the paths of files only in pages that it has launched itself.
+    page.has_launched = True
+    page.max_threads = MAX_STREAMING
+    page.queue(max_size=MAX_QUEUED, api_open=False)
+    return page
+
+
+def page_settings(service: Service) -> dict[str, Any]:
+    """Arguments for `gr.mount_gradio_app(app, page, path, **page_settings(service))`."""
+    return {
+        "theme": build_theme(),
+        "css_paths": [STYLE],
+        "footer_links": [],
+        "run_history": False,
+        "show_error": False,
+        "max_file_size": service.limits.max_picture_bytes,
+        "ssr_mode": False,
+        "enable_monitoring": False,
+        "pwa": False,
+        "mcp_server": False,
+        # Starlette takes its middlewares as (class, arguments, keywords).
+        "app_kwargs": {
+            "middleware": [(ClosedRoutes, (), {})],
+            "docs_url": None,
+            "redoc_url": None,
+            "openapi_url": None,
+        },
+    }

@@ -1,0 +1,85 @@
+"""The one folder whose files the page reads: what users uploaded, and the sample pictures copied there."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from gradio import processing_utils, utils
+
+from vision.errors import PictureError
+
+_FOLDER_VARIABLES = ("GRADIO_TEMP_DIR", "GRADIO_EXAMPLES_CACHE")  # the second one's files would be served as well
+
+
+@contextmanager
+def private_uploads() -> Iterator[Path]:
+    """A fresh folder for uploads, readable by this user only and removed at the end; build and serve the page inside.
+
+    Without it Gradio keeps them in a folder of the machine's temporary files that all its programs share.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="llama-adapter-"))
+    before = {name: os.environ.get(name) for name in _FOLDER_VARIABLES}
+    for name, part in zip(_FOLDER_VARIABLES, ("uploads", "examples"), strict=True):
+        (folder / part).mkdir()
+        os.environ[name] = str(folder / part)
+    try:
+        yield folder / "uploads"
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def uploaded(path: str | None) -> Path | None:
+    """The path with all links resolved, or None unless it is a regular file of the upload folder."""
+    if not path or "\0" in path:
+        return None
+    real = Path(os.path.realpath(path))
+    folder = os.path.realpath(utils.get_upload_folder())
+    return real if real.is_relative_to(folder) and real.is_file() else None
+
+
+def read_upload(path: str, *, max_bytes: int) -> bytes:
+    """The bytes of an uploaded file. Raises PictureError for one that is gone, foreign, or larger than `max_bytes`."""
+    real = uploaded(path)
+    if real is None:
+        raise PictureError("missing", "The picture is no longer on the server; choose it again.")
+    try:
+        with real.open("rb") as file:
+            data = file.read(max_bytes + 1)
+    except OSError:
+        raise PictureError("unreadable", "The uploaded picture could not be read; choose it again.") from None
+    if len(data) > max_bytes:
+        raise PictureError("too_large", f"Wanted at most {max_bytes:,} bytes, but the file has more; make it smaller.")
+    return data
+
+
+def place_in_uploads(path: Path) -> str:
+    """A copy of one of our own files among the uploads, under its own name; equal bytes have one copy."""
+    return str(processing_utils.save_file_to_cache(path, cache_dir=utils.get_upload_folder()))
+
+
+def refuse_foreign_files(payload: Any) -> None:
+    """Raise `gr.Error` when an event's values speak of a file that was not uploaded, or of one elsewhere on the web.
+
+    Gradio looks at these paths only in pages that it serves itself, only where a value says that it is a file, and
+    it downloads web addresses.
+    """
+    pending = [payload]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            path = value.get("path")
+            if path is not None and not (isinstance(path, str) and uploaded(path)):
+                raise gr.Error("Only pictures that were uploaded on this page can be used; choose the picture again.")
+            pending.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            pending.extend(value)

@@ -1,0 +1,224 @@
+"""Archives: pictures come out one by one; nothing in one is believed, unpacked to disk or passed over in silence."""
+
+import io
+import os
+import stat
+import struct
+import zipfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.web.archive import Archive, ArchiveLimits, safe_name, unique_name
+from vision.errors import PictureError
+
+LIMITS = ArchiveLimits(max_entry_bytes=1_000, max_entries=5, max_total_bytes=3_000, max_directory_bytes=4_096)
+
+
+def packed(tmp_path: Path, entries: Mapping[Any, bytes], *, method: int = zipfile.ZIP_DEFLATED) -> Path:
+    path = tmp_path / "pictures.zip"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, data in entries.items():
+            archive.writestr(name, data, compress_type=method)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("damaged")
+
+
+def opened(path: Path, limits: ArchiveLimits = LIMITS) -> Archive:
+    return Archive(path, name=path.name, limits=limits)
+
+
+def error_of(archive: Archive, number: int = 0) -> PictureError:
+    with pytest.raises(PictureError) as caught:
+        archive.read(archive.pictures[number])
+    return caught.value
+
+
+def test_pictures_are_read_entry_by_entry_in_their_order(tmp_path: Path) -> None:
+    with opened(packed(tmp_path, {"b.png": b"one", "cats/a.JPG": b"two"})) as archive:
+        assert [entry.name for entry in archive.pictures] == ["b.png", "cats/a.JPG"]
+        assert [archive.read(entry) for entry in reversed(archive.pictures)] == [b"two", b"one"]
+        assert archive.notes() == []
+    assert os.listdir(tmp_path) == ["pictures.zip"]  # nothing was unpacked
+
+
+def test_what_is_no_picture_is_counted_and_told(tmp_path: Path) -> None:
+    link = zipfile.ZipInfo("link.png")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    entries: dict[Any, bytes] = {
+        "a.png": b"x",
+        "folder/": b"",
+        "notes.txt": b"x",
+        "list.csv": b"x",
+        "__MACOSX/._a.png": b"x",
+        ".hidden.png": b"x",
+        "cats/.DS_Store": b"x",
+        "more.zip": b"x",
+        link: b"/etc/passwd",
+    }
+    with opened(packed(tmp_path, entries)) as archive:
+        assert [entry.name for entry in archive.pictures] == ["a.png"]
+        assert archive.notes() == [
+            "pictures.zip: passed over 1 archive inside the archive, 2 files that are no pictures, 3 hidden files, "
+            "1 link."
+        ]
+
+
+def test_names_that_lead_out_of_the_archive_stay_inside_and_are_told(tmp_path: Path) -> None:
+    names = ["../../up.png", "/root.png", "C:\\disk\\a.png", "ok.png"]
+    with opened(packed(tmp_path, dict.fromkeys(names, b"x"))) as archive:
+        assert [entry.name for entry in archive.pictures] == ["up.png", "root.png", "disk/a.png", "ok.png"]
+        assert archive.notes() == ["pictures.zip: shortened 3 names that led out of the archive."]
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name:UserWarning")
+def test_equal_names_are_told_apart_and_each_keeps_its_own_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "pictures.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for data in (b"one", b"two"):
+            archive.writestr("a.png", data)
+        archive.writestr("A.png", b"three")
+    with opened(path) as pictures:
+        assert [entry.name for entry in pictures.pictures] == ["a.png", "a (2).png", "A (3).png"]
+        assert [pictures.read(entry) for entry in pictures.pictures] == [b"one", b"two", b"three"]
+
+
+def test_control_characters_of_a_name_are_shown_as_escapes(tmp_path: Path) -> None:
+    with opened(packed(tmp_path, {"a\x1b[2Jb.png": b"x"})) as archive:
+        assert archive.pictures[0].name == "a\\x1b[2Jb.png"
+
+
+# Too much
+
+
+def test_a_picture_is_read_up_to_the_limit_only_and_then_refused(tmp_path: Path) -> None:
+    with opened(packed(tmp_path, {"a.png": bytes(1_000), "b.png": bytes(1_001), "c.png": bytes(10**7)})) as archive:
+        assert len(archive.read(archive.pictures[0])) == 1_000
+        assert error_of(archive, 1).code == error_of(archive, 2).code == "too_large"
+
+
+def test_a_header_that_claims_a_small_size_is_not_believed(tmp_path: Path) -> None:
+    path = packed(tmp_path, {"a.png": bytes(10**6)})
+    data = path.read_bytes().replace(struct.pack("<L", 10**6), struct.pack("<L", 10))
+    path.write_bytes(data)
+    with opened(path) as archive:
+        assert error_of(archive).code in ("too_large", "truncated")
+
+
+def test_all_pictures_together_are_limited(tmp_path: Path) -> None:
+    with opened(packed(tmp_path, {f"{number}.png": bytes(900) for number in range(5)})) as archive:
+        for entry in archive.pictures[:3]:
+            archive.read(entry)
+        problem = error_of(archive, 3)
+        assert (problem.code, error_of(archive, 4).code) == ("too_large", "too_large")
+        assert "together" in problem.message or "take more than 3,000 bytes" in problem.message
+
+
+def test_pictures_behind_the_limit_are_left_out_and_told(tmp_path: Path) -> None:
+    with opened(packed(tmp_path, {f"{number}.png": b"x" for number in range(7)})) as archive:
+        assert len(archive.pictures) == 5
+        assert archive.notes() == ["pictures.zip: passed over 2 pictures too many."]
+
+
+def test_a_list_of_entries_that_would_fill_the_memory_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = packed(tmp_path, {f"{number:0100}.txt": b"" for number in range(100)})
+
+    with pytest.raises(PictureError, match="more than 4,096 bytes") as caught:
+        opened(path)
+    assert caught.value.code == "too_large"
+
+
+# Damaged, encrypted, odd
+
+
+@pytest.mark.parametrize("data", [b"", b"PK\x03\x04", b"no archive at all", b"PK\x05\x06" + b"\xff" * 18])
+def test_what_is_no_zip_is_an_error_of_the_file(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "pictures.zip"
+    path.write_bytes(data)
+
+    with pytest.raises(PictureError) as caught:
+        opened(path)
+    assert caught.value.code in ("truncated", "too_large")
+    assert "pictures.zip" in caught.value.message
+
+
+def test_a_zip_that_is_gone_is_an_error_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(PictureError) as caught:
+        opened(tmp_path / "gone.zip")
+    assert caught.value.code == "unreadable"
+
+
+def test_an_encrypted_picture_is_refused_and_the_others_are_read(tmp_path: Path) -> None:
+    path = packed(tmp_path, {"a.png": b"one", "b.png": b"two"})
+    data = bytearray(path.read_bytes())
+    entry = data.find(b"PK\x01\x02")  # of a.png in the central directory
+    data[entry + 8] |= 1
+    path.write_bytes(data)
+    with opened(path) as archive:
+        problem = error_of(archive)
+        assert (problem.code, "encrypted" in problem.message) == ("unsupported", True)
+        assert archive.read(archive.pictures[1]) == b"two"
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_methods_that_unpack_without_bounds_are_refused(tmp_path: Path, method: int) -> None:
+    with opened(packed(tmp_path, {"a.png": bytes(10**6)}, method=method)) as archive:
+        assert error_of(archive).code == "unsupported"
+
+
+def test_a_picture_whose_checksum_is_wrong_is_damaged_and_the_next_is_read(tmp_path: Path) -> None:
+    path = packed(tmp_path, {"a.png": b"first picture", "b.png": b"second"}, method=zipfile.ZIP_STORED)
+    path.write_bytes(path.read_bytes().replace(b"first picture", b"first pictuRE"))
+    with opened(path) as archive:
+        assert error_of(archive).code == "truncated"
+        assert archive.read(archive.pictures[1]) == b"second"
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    cut=st.none() | st.integers(0, 400),
+    edits=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=4),
+)
+def test_damage_anywhere_costs_a_picture_error_and_nothing_else(
+    cut: int | None, edits: list[tuple[int, int]], folder: Path
+) -> None:
+    damaged = bytearray(_sound_zip()[:cut])
+    for position, value in edits if damaged else ():
+        damaged[position % len(damaged)] = value
+    path = folder / "damaged.zip"
+    path.write_bytes(damaged)
+
+    with suppress(PictureError), opened(path) as archive:
+        for entry in archive.pictures:
+            with suppress(PictureError):
+                assert len(archive.read(entry)) <= LIMITS.max_entry_bytes
+
+
+def _sound_zip() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.png", b"first " * 20)
+        archive.writestr("cats/b.png", b"second " * 20)
+    return buffer.getvalue()
+
+
+# Names
+
+
+def test_a_name_with_nothing_in_it_is_called_picture() -> None:
+    assert safe_name("../..")[0] == safe_name("")[0] == "picture"
+
+
+def test_a_number_makes_a_name_unique_before_its_suffix() -> None:
+    taken: set[str] = set()
+
+    assert [unique_name("a.png", taken) for _ in range(3)] == ["a.png", "a (2).png", "a (3).png"]
