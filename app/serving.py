@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from app.server.api import ApiSettings
 
 API_KEY_VARIABLE = "LLAMA_ADAPTER_API_KEY"
-SERVER_PACKAGES = ("fastapi", "fastapi_offline", "httpx", "prometheus_client", "uvicorn")
+SERVER_PACKAGES = ("fastapi", "fastapi_offline", "httpcore", "prometheus_client", "uvicorn")
 PAGE_PACKAGES = ("gradio",)
 
 

@@ -12,6 +12,8 @@ from app.server.picture_errors import PictureRefusedError as PictureRefusedError
 MAX_HEADER_LENGTH = 256  # of a data URI, up to its comma
 _IMAGE_HEADER = re.compile(r"image/[a-z0-9][a-z0-9.+-]*(?:;[a-z0-9-]+=[a-z0-9.+-]*)*;base64")
 
+_PIECE_CHARS = 256 * 2**10  # whole groups of 4
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureSettings:
@@ -82,10 +84,16 @@ def _decoded_size(url: str, *, start: int) -> int:
 
 
 def _decode(url: str, start: int) -> bytes:
+    content = bytearray()
     with suppress(ValueError):  # of damaged base64, or of text beyond ASCII
-        content = binascii.a2b_base64(url[start:], strict_mode=True)
+        for place in range(start, len(url), _PIECE_CHARS):
+            # In pieces, since a call holds Python's lock and with it the event loop.
+            piece = url[place : place + _PIECE_CHARS]
+            if piece.endswith("=") and place + len(piece) < len(url):
+                raise ValueError("padding before the end")
+            content += binascii.a2b_base64(piece, strict_mode=True)
         if len(content) == _decoded_size(url, start=start):  # some versions of Python take more padding than is right
-            return content
+            return bytes(content)
     raise PictureRefusedError(
         "The data URI's base64 is damaged: A-Z, a-z, 0-9, + and / with padding are expected, no line breaks.",
         code="invalid_base64_image",

@@ -114,12 +114,12 @@ def _starters(service: Service) -> str:
 
 def _connect_picture(controls: _Controls, events: ChatEvents) -> None:
     shown = [controls.session, controls.picture, controls.about_picture, controls.log, *controls.buttons()]
-    # Each choice counts, also while an earlier one is looked at: pasting first tells that the picture is taken away.
-    each: dict[str, Any] = {"trigger_mode": "multiple", **AT_ONCE}
+    # What was chosen last counts: pasting a picture first tells that the present one is taken away.
+    last: dict[str, Any] = {"trigger_mode": "always_last", **AT_ONCE}
     # Unprocessed: Gradio would open the picture.
     chosen = [controls.picture, controls.session]
-    controls.picture.input(events.choose, chosen, shown, preprocess=False, **each)
-    controls.samples.click(events.choose_sample, controls.session, shown, **each)
+    controls.picture.input(events.choose, chosen, shown, preprocess=False, **last)
+    controls.samples.click(events.choose_sample, controls.session, shown, **last)
 
 
 def _connect_questions(controls: _Controls, events: ChatEvents, *, at_once: int) -> None:

@@ -207,7 +207,8 @@ def test_bodies_under_way_together_are_bounded_and_their_room_is_given_back() ->
         first, second, third = (Client(b"a" * 90), Client(b"b" * 90), Client(b"c" * 90))
         task = asyncio.create_task(first.asking(app))
         await begun.wait()
-        await second.asking(app)
+        async with asyncio.timeout(20):
+            await second.asking(app)
         may_end.set()
         await task
         await third.asking(app)
@@ -251,7 +252,15 @@ def test_json_is_taken(content_type: str) -> None:
 
 @pytest.mark.parametrize(
     "content_type",
-    ["", "text/plain", "text/plain; application/json", "multipart/form-data", "application/x-www-form-urlencoded"],
+    [
+        "",
+        "text/plain",
+        "text/plain; application/json",
+        "text/json",
+        "application/json-x",
+        "multipart/form-data",
+        "application/x-www-form-urlencoded",
+    ],
 )
 @pytest.mark.parametrize("body", [b"", b"{}"])
 def test_what_a_page_of_another_site_can_post_is_refused(content_type: str, body: bytes) -> None:

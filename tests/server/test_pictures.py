@@ -5,7 +5,7 @@ import base64
 import tracemalloc
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.server.pictures import PictureRefusedError, PictureSettings, read_picture
@@ -27,9 +27,25 @@ def data_uri(content: bytes, *, media_type: str = "image/png") -> str:
     return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=1, max_size=200))
 def test_a_data_uri_becomes_its_bytes(content: bytes) -> None:
     assert read(data_uri(content)) == content
+
+
+@pytest.mark.parametrize("extra", [-1, 0, 1, 2, 3])
+def test_a_picture_of_several_pieces_is_put_together(extra: int) -> None:
+    content = bytes(range(251)) * 3134
+    content = content[: 2 * 196_608 + extra]  # base64 of 2 pieces, and what is around that
+    assert read(data_uri(content), settings=PictureSettings(max_picture_bytes=10**6)) == content
+
+
+def test_padding_at_the_end_of_a_piece_is_damage_unless_all_ends_there() -> None:
+    piece = base64.b64encode(bytes(196_607)).decode()
+    assert len(piece) == 262_144
+    assert refused(f"data:image/png;base64,{piece}AAAA", settings=PictureSettings(max_picture_bytes=10**6)).code == (
+        "invalid_base64_image"
+    )
 
 
 @pytest.mark.parametrize(

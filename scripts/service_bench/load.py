@@ -1,0 +1,116 @@
+"""So many clients, each with a request at a time, for a bounded time: what they were answered, and how fast."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scripts.service_bench.client import Connection, Reply, ask_once
+from scripts.service_bench.process import ServerProcess
+from scripts.service_bench.questions import Workload
+
+TIMEOUT_S = 60.0  # a request that takes longer has hung
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One measurement of one load."""
+
+    clients: int
+    seconds: float
+    num_answered: int  # within the seconds
+    num_wrong: int  # whole, and not what the captioner says
+    first_token_s: list[float]
+    total_s: list[float]
+    others: dict[str, int]  # what became of the rest, such as `refused 429`
+    client_cpu_share: float  # of one core
+    server_cpu_share: float
+
+
+async def run_load(
+    server: ServerProcess, workload: Workload, *, clients: int, seconds: float, expected: Sequence[str]
+) -> Sample:
+    """Measure; `expected` has the right answer to each question of the workload."""
+    replies: list[tuple[int, Reply]] = []
+    server_cpu, client_cpu = server.cpu_s(), time.process_time()
+    started = time.perf_counter()
+    deadline = started + seconds
+    await asyncio.gather(
+        *(_ask_until(deadline, server=server, workload=workload, replies=replies) for _ in range(clients))
+    )
+    wall = time.perf_counter() - started
+    answered = [(index, reply) for index, reply in replies if reply.outcome == "answered"]
+    others = Counter(shown_outcome(reply) for _, reply in replies if reply.outcome != "answered")
+    return Sample(
+        clients=clients,
+        seconds=seconds,
+        num_answered=sum(reply.started + reply.total_s <= deadline for _, reply in answered),
+        num_wrong=sum(reply.text != expected[index] for index, reply in answered),
+        first_token_s=[reply.first_token_s for _, reply in answered],
+        total_s=[reply.total_s for _, reply in answered],
+        others=dict(others),
+        client_cpu_share=(time.process_time() - client_cpu) / wall,
+        server_cpu_share=(server.cpu_s() - server_cpu) / wall,
+    )
+
+
+async def _ask_until(
+    deadline: float, *, server: ServerProcess, workload: Workload, replies: list[tuple[int, Reply]]
+) -> None:
+    connection: Connection | None = None
+    while time.perf_counter() < deadline:
+        index, body = next(workload)
+        if connection is None or not connection.is_open:
+            try:
+                connection = await Connection.open(server.host, server.port)
+            except OSError:
+                replies.append((index, Reply(outcome="not_accepted")))
+                return
+        replies.append((index, await connection.ask(body, timeout_s=TIMEOUT_S)))
+    if connection is not None:
+        await connection.close()
+
+
+async def warm_up(server: ServerProcess, workload: Workload, *, number: int) -> None:
+    """Ask so many questions, one after the other; raises RuntimeError for one that is not answered."""
+    for _ in range(number):
+        _, body = next(workload)
+        reply = await ask_once(server.host, server.port, body, timeout_s=TIMEOUT_S)
+        if reply.outcome != "answered":
+            raise RuntimeError(f"A request before the measurement was not answered: {shown_outcome(reply)}")
+
+
+def shown_outcome(reply: Reply) -> str:
+    """An outcome with what tells refusals apart."""
+    return f"refused {reply.status} {reply.code}" if reply.outcome == "refused" else reply.outcome
+
+
+def summary(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Samples of one load, as JSON values: rates of the rounds, and percentiles of all requests together."""
+    others: Counter[str] = Counter()
+    for sample in samples:
+        others.update(sample.others)
+    rates = [sample.num_answered / sample.seconds for sample in samples]
+    return {
+        "clients": samples[0].clients,
+        "requests": sum(len(sample.total_s) for sample in samples),
+        "num_wrong": sum(sample.num_wrong for sample in samples),
+        "others": dict(others),
+        "requests_per_s": float(np.median(rates)),
+        "rounds": rates,
+        "first_token_ms": percentiles_ms([second for sample in samples for second in sample.first_token_s]),
+        "total_ms": percentiles_ms([second for sample in samples for second in sample.total_s]),
+        "client_cpu_share": float(np.mean([sample.client_cpu_share for sample in samples])),
+        "server_cpu_share": float(np.mean([sample.server_cpu_share for sample in samples])),
+    }
+
+
+def percentiles_ms(seconds: Sequence[float]) -> dict[str, float] | None:
+    """p50 and p95 in milliseconds; None of nothing."""
+    if not seconds:
+        return None
+    return {f"p{share}": float(np.percentile(seconds, share)) * 1e3 for share in (50, 95)}

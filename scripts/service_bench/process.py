@@ -1,0 +1,104 @@
+"""`llama-adapter serve` as a process of its own: its address, its memory and processor time, its end."""
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+READY = "serving on "
+
+
+class ServerProcess:
+    """A server on a free port of loopback, ready from its creation on."""
+
+    def __init__(self, *flags: str, command: Sequence[str] = ("-m", "app", "serve"), timeout_s: float = 120.0) -> None:
+        """Start it; raises RuntimeError with its last words where it does not get ready in time."""
+        self.lines: list[str] = []  # of its stderr
+        self._addresses: queue.Queue[str | None] = queue.Queue()
+        self._process = subprocess.Popen(
+            [sys.executable, *command, "--port", "0", *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        try:
+            address = self._addresses.get(timeout=timeout_s)
+        except queue.Empty:
+            address = None
+        if address is None:
+            self.kill()
+            raise RuntimeError("The server did not get ready: " + " | ".join(self.lines[-5:]))
+        self.host, _, port = address.removeprefix("http://").rpartition(":")
+        self.port = int(port)
+
+    def _read(self) -> None:
+        """A pipe that is not read would stop the server."""
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self.lines.append(line.rstrip("\n"))
+            if READY in line:
+                self._addresses.put(line.partition(READY)[2].split()[0])
+        self._addresses.put(None)
+
+    @property
+    def pid(self) -> int:
+        """Of the process, also when it has ended."""
+        return self._process.pid
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._process.send_signal(signal.SIGTERM)
+
+    def wait(self, *, timeout_s: float) -> int:
+        """Its exit code; raises subprocess.TimeoutExpired."""
+        code = self._process.wait(timeout_s)
+        self._reader.join(timeout_s)
+        return code
+
+    def kill(self) -> None:
+        """End it at once; harmless when it has ended."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
+    def resident_mb(self) -> float:
+        """Memory in use now."""
+        return self._status_mb("VmRSS")
+
+    def peak_mb(self) -> float:
+        """The most memory since the start, or since `forget_peak`."""
+        return self._status_mb("VmHWM")
+
+    def forget_peak(self) -> None:
+        """Let the peak begin anew at what is in use now."""
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+
+    def cpu_s(self) -> float:
+        """Processor seconds of all its threads."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def _status_mb(self, name: str) -> float:
+        lines = Path(f"/proc/{self.pid}/status").read_text(encoding="utf-8").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()

@@ -1,0 +1,148 @@
+"""What a service promises under load, tried out: equal answers, plain refusals when full, nothing lost at its end."""
+
+import asyncio
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from app.captioner import Captioner
+from scripts.service_bench.client import Connection, Reply
+from scripts.service_bench.load import TIMEOUT_S, percentiles_ms, shown_outcome
+from scripts.service_bench.process import ServerProcess
+from scripts.service_bench.questions import Question, Workload
+
+
+def sampled(questions: Sequence[Question]) -> list[Question]:
+    """The same questions, each drawn with a seed of its own."""
+    return [
+        dataclasses.replace(question, temperature=1.0, top_p=0.95, seed=1000 + index)
+        for index, question in enumerate(questions)
+    ]
+
+
+def own_answers(captioner: Captioner, questions: Sequence[Question]) -> list[tuple[str, str, int]]:
+    """Text, finish and number of tokens of each question, by the captioner itself, one at a time."""
+    answers: list[tuple[str, str, int]] = []
+    for question in questions:
+        (answer,) = captioner.generate(
+            [question.picture],
+            question.prompt,
+            temperature=question.temperature,
+            top_p=question.top_p,
+            seed=question.seed,
+        )
+        answers.append((answer.text, answer.finish, len(answer.token_ids)))
+    return answers
+
+
+async def check_equality(
+    server: ServerProcess, questions: Sequence[Question], expected: Sequence[tuple[str, str, int]], *, clients: int
+) -> dict[str, Any]:
+    """Ask everything of `clients` connections at once, every other time as a stream, and compare."""
+    waiting = list(enumerate(questions))
+    different: list[str] = []
+
+    async def ask_all() -> None:
+        connection = await Connection.open(server.host, server.port)
+        while waiting:
+            index, question = waiting.pop()
+            reply = await connection.ask(question.body(stream=index % 2 == 0), timeout_s=TIMEOUT_S)
+            if (reply.text, reply.finish, reply.num_tokens) != expected[index]:
+                different.append(f"{question.name}: {shown_outcome(reply)}")
+        await connection.close()
+
+    await asyncio.gather(*(ask_all() for _ in range(clients)))
+    return {"requests": len(questions), "different": len(different), "examples": different[:5], "clients": clients}
+
+
+async def overload(
+    server: ServerProcess, workload: Workload, *, requests: int, expected: Sequence[str]
+) -> dict[str, Any]:
+    """Open so many connections, then send a request on each at the same moment."""
+    connections = [await Connection.open(server.host, server.port) for _ in range(requests)]
+    bodies = [next(workload) for _ in connections]
+    started = time.perf_counter()
+    replies = await asyncio.gather(
+        *(connection.ask(body, timeout_s=TIMEOUT_S) for connection, (_, body) in zip(connections, bodies, strict=True))
+    )
+    seconds = time.perf_counter() - started
+    await asyncio.gather(*(connection.close() for connection in connections))
+    outcomes = Counter(shown_outcome(reply) for reply in replies)
+    answered = [(index, reply) for (index, _), reply in zip(bodies, replies, strict=True) if reply.status == 200]
+    turned_away = [reply for reply in replies if reply.status in (429, 503)]
+    return {
+        "requests": requests,
+        "outcomes": dict(outcomes),
+        "num_wrong": sum(reply.text != expected[index] for index, reply in answered),
+        "num_without_retry_after": sum(not _says_when(reply) for reply in turned_away),
+        "retry_after_s": sorted({int(reply.headers["retry-after"]) for reply in turned_away if _says_when(reply)}),
+        "answered_ms": percentiles_ms([reply.total_s for _, reply in answered]),
+        "refused_ms": percentiles_ms([reply.total_s for reply in turned_away]),
+        "seconds": seconds,
+    }
+
+
+def _says_when(reply: Reply) -> bool:
+    value = reply.headers.get("retry-after", "")
+    return value.isdecimal() and int(value) >= 1
+
+
+async def end_under_load(
+    server: ServerProcess, workload: Workload, *, clients: int, after_s: float, expected: Sequence[str]
+) -> dict[str, Any]:
+    """Send SIGTERM while `clients` ask over and over, until none gets a connection any more.
+
+    Who has a connection keeps it; who is refused asks again over another one.
+    """
+    replies: list[tuple[int, Reply]] = []
+    under_way: set[int] = set()  # clients with a request that is not answered
+
+    async def ask_until_refused(client: int) -> None:
+        connection: Connection | None = None
+        while True:
+            index, body = next(workload)
+            if connection is None or not connection.is_open:
+                try:
+                    connection = await Connection.open(server.host, server.port)
+                except OSError:
+                    return
+            under_way.add(client)
+            reply = await connection.ask(body, timeout_s=TIMEOUT_S)
+            under_way.discard(client)
+            replies.append((index, reply))
+            if reply.status == 503:
+                await asyncio.sleep(0.05)  # as a client would, only sooner
+
+    clients_at_work = asyncio.gather(*(ask_until_refused(client) for client in range(clients)))
+    await asyncio.sleep(after_s)
+    num_under_way = len(under_way)
+    ended_at = time.perf_counter()
+    server.terminate()
+    exit_code = await asyncio.to_thread(server.wait, timeout_s=TIMEOUT_S)
+    drain_s = time.perf_counter() - ended_at
+    await clients_at_work
+    return at_the_end(replies, ended_at=ended_at, expected=expected) | {
+        "clients": clients,
+        "num_under_way": num_under_way,
+        "exit_code": exit_code,
+        "drain_s": drain_s,
+    }
+
+
+def at_the_end(replies: Sequence[tuple[int, Reply]], *, ended_at: float, expected: Sequence[str]) -> dict[str, Any]:
+    """What became of requests that were under way at the end or came after it, and how many were lost."""
+    before = [one for one in replies if one[1].started < ended_at]
+    after = [one for one in replies if one[1].started >= ended_at]
+    across = [reply for _, reply in before if reply.started + reply.total_s > ended_at]
+    answered = [(index, reply) for index, reply in replies if reply.outcome == "answered"]
+    return {
+        "num_before": len(before),
+        "across": dict(Counter(shown_outcome(reply) for reply in across)),
+        "after": dict(Counter(shown_outcome(reply) for _, reply in after)),
+        "num_wrong": sum(reply.text != expected[index] for index, reply in answered),
+        # Whole answers and refusals in words are kept promises, and so is a connection that was never served.
+        "num_lost": sum(reply.outcome in ("broken", "hung") for _, reply in replies)
+        + sum(reply.outcome == "not_accepted" for reply in across),
+    }

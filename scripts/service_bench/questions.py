@@ -1,0 +1,90 @@
+"""What is asked: sample pictures of the embedded model with questions, as bodies of chat requests."""
+
+import base64
+import itertools
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from app.resources import sample_pictures
+
+CAPTION = "Generate caption of this image"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """One picture, what is asked about it, and how the answer is drawn."""
+
+    name: str
+    picture: bytes
+    prompt: str
+    temperature: float = 0.0
+    top_p: float = 0.75
+    seed: int | None = None
+
+    def body(self, *, stream: bool) -> bytes:
+        """The request's body."""
+        return b"".join(self._around(self.picture, stream=stream))
+
+    def template(self, *, stream: bool) -> "Template":
+        """Bodies of the same question about the same picture under ever new bytes."""
+        # Three bytes are four characters, so whole threes can be encoded by themselves.
+        padded = self.picture + bytes(-len(self.picture) % 3)
+        before, encoded, after = self._around(padded, stream=stream)
+        return Template(before=before + encoded, after=after)
+
+    def _around(self, picture: bytes, *, stream: bool) -> tuple[bytes, bytes, bytes]:
+        request: dict[str, Any] = {
+            "model": "default",
+            "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "@"}}]}],
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "seed": self.seed,
+            "stream": stream,
+        }
+        request["messages"][0]["content"].append({"type": "text", "text": self.prompt})
+        if stream:
+            request["stream_options"] = {"include_usage": True}
+        before, _, after = json.dumps(request).partition("@")
+        return f"{before}data:image/png;base64,".encode(), base64.b64encode(picture), after.encode()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Template:
+    """A body with room for a few bytes behind the picture's end, which no decoder looks at."""
+
+    before: bytes
+    after: bytes
+
+    def body(self, number: int) -> bytes:
+        """The request's body; another number is another picture to who compares bytes."""
+        return self.before + base64.b64encode(number.to_bytes(12, "big")) + self.after
+
+
+def captions() -> list[Question]:
+    """The caption question about each sample picture."""
+    files = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
+    return [Question(name=file.name, picture=file.read_bytes(), prompt=CAPTION) for file in files]
+
+
+def all_questions() -> list[Question]:
+    """Every question that comes with the sample pictures."""
+    pictures = {question.name: question.picture for question in captions()}
+    lines = (sample_pictures() / "questions.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [Question(name=row["picture"], picture=pictures[row["picture"]], prompt=row["question"]) for row in rows]
+
+
+class Workload:
+    """An endless supply of bodies; `is_new` makes every one a picture that the server has not seen."""
+
+    def __init__(self, questions: list[Question], *, is_new: bool, stream: bool = True) -> None:
+        self._templates = [question.template(stream=stream) for question in questions]
+        self._is_new = is_new
+        self._numbers = itertools.count(1)
+
+    def __next__(self) -> tuple[int, bytes]:
+        """The index of a question, and its body."""
+        number = next(self._numbers)
+        index = number % len(self._templates)
+        return index, self._templates[index].body(number if self._is_new else 0)

@@ -1,0 +1,192 @@
+"""Requests that a server has to refuse, each with the status and code that it is refused with."""
+
+import base64
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from app.service_types import ServiceLimits
+from scripts.service_bench import bad_files
+from scripts.service_bench.exchange import request_head
+
+_REASONS = {
+    "private.test": "its name leads to 10.0.0.1",
+    "metadata.test": "its name leads to 169.254.169.254",
+    "mixed.test": "its name leads to a public and a private address",
+    "mapped.test": "its name leads to ::ffff:127.0.0.1",
+    "unknown.test": "its name leads nowhere",
+    "to-private-name": "redirect to an allowed name of a private address",
+    "to-address": "redirect to http://127.0.0.1/",
+    "to-number": "redirect to http://2130706433/",
+    "to-metadata": "redirect to http://169.254.169.254/",
+    "to-other-host": "redirect to a host that is not allowed",
+    "to-file": "redirect to file:///etc/passwd",
+    "round": "redirect without end",
+    "page": "a page of HTML",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One request; `pieces` makes it, so that large ones exist only while they are sent."""
+
+    name: str
+    pieces: Callable[[], Iterable[bytes]]
+    status: int
+    code: str
+    is_slow: bool = False  # takes as long as the server waits for a body
+
+
+def chat(url: str | None = None, *, prompt: str = "What is it?", **parameters: Any) -> bytes:
+    """The body of a chat request about one picture."""
+    parts: list[dict[str, Any]] = [{"type": "text", "text": prompt}]
+    if url is not None:
+        parts.append({"type": "image_url", "image_url": {"url": url}})
+    return json.dumps({"model": "default", "messages": [{"role": "user", "content": parts}], **parameters}).encode()
+
+
+def data_uri(content: bytes, *, media_type: str = "image/png") -> str:
+    """A picture as it stands in a request."""
+    return f"data:{media_type};base64,{base64.b64encode(content).decode('ascii')}"
+
+
+def posted(body: bytes, **headers: str) -> list[bytes]:
+    """A whole request."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return [request_head(length=len(body), headers=named), body]
+
+
+def _of_file(name: str, content: Callable[[], bytes], code: str, *, media_type: str = "image/png") -> Case:
+    return Case(
+        name=name, pieces=lambda: posted(chat(data_uri(content(), media_type=media_type))), status=400, code=code
+    )
+
+
+def _of_url(name: str, url: str, code: str) -> Case:
+    return Case(name=name, pieces=lambda: posted(chat(url)), status=400, code=code)
+
+
+def _of_body(name: str, body: Callable[[], bytes], status: int, code: str, **headers: str) -> Case:
+    return Case(name=name, pieces=lambda: posted(body(), **headers), status=status, code=code)
+
+
+def picture_cases() -> Iterator[Case]:
+    """Pictures that cannot or must not be decoded."""
+    yield _of_file("PNG bomb, 30,000 x 30,000 pixels in 110 kB", bad_files.png_bomb, "too_large")
+    yield _of_file("PNG of one pixel with a comment of 1 GiB", bad_files.png_with_text_bomb, "truncated")
+    yield _of_file(
+        "JPEG header of 200 megapixels", lambda: bad_files.jpeg_header(width=20_000, height=10_000), "too_large"
+    )
+    yield _of_file("GIF of one pixel, its frame of 65,535 x 65,535", bad_files.large_gif_frame, "too_large")
+    yield _of_file("half a JPEG", bad_files.truncated_jpeg, "truncated", media_type="image/jpeg")
+    yield _of_file("HTML that says it is a PNG", lambda: bad_files.HTML, "not_a_picture")
+    yield _of_file("zip bomb that says it is a PNG", bad_files.zip_bomb, "not_a_picture")
+    yield _of_file("SVG that names a file", lambda: bad_files.SVG, "unsupported", media_type="image/svg+xml")
+    yield _of_file("picture as text/html", lambda: b"bytes", "unsupported_image_media_type", media_type="text/html")
+    yield _of_file("picture of no bytes", bytes, "empty_image_file")
+    yield _of_url("base64 that is damaged", "data:image/png;base64,AA*A", "invalid_base64_image")
+    size = ServiceLimits().max_picture_bytes + 1
+    yield Case(
+        name="picture of a byte more than a file may have (43 MB of base64)",
+        pieces=lambda: posted(chat(data_uri(bytes(size)))),
+        status=413,
+        code="image_file_too_large",
+    )
+
+
+def url_cases() -> Iterator[Case]:
+    """Addresses that no server should ask, in the spellings that have fooled some."""
+    for url in ("file:///etc/passwd", "/etc/passwd", "../../etc/passwd", "ftp://example.com/a.png"):
+        yield _of_url(f"`{url}`", url, "invalid_image_url")
+    for host in ("127.0.0.1", "169.254.169.254", "2130706433", "0x7f.1", "0177.0.0.1", "[::1]", "[::ffff:10.0.0.1]"):
+        yield _of_url(f"`http://{host}/`", f"http://{host}/", "invalid_image_url")
+    for url in ("http://localhost/", "https://example.com/a.png", "https://pictures.test.evil.test/a.png"):
+        yield _of_url(f"`{url}`", url, "image_host_not_allowed")
+    yield _of_url("`https://pictures.test@evil.test/`", "https://pictures.test@evil.test/", "invalid_image_url")
+
+
+def remote_cases(port: int) -> Iterator[Case]:
+    """Pictures of an allowed site at `port` of scripts/service_bench/site.py."""
+    for name, code in (
+        ("private.test", "image_host_not_allowed"),
+        ("metadata.test", "image_host_not_allowed"),
+        ("mixed.test", "image_host_not_allowed"),
+        ("mapped.test", "image_host_not_allowed"),
+        ("unknown.test", "failed_to_download_image"),
+    ):
+        yield _of_url(f"allowed host, {_REASONS[name]}", f"http://{name}:{port}/", code)
+    for path, code in (
+        ("to-private-name", "image_host_not_allowed"),
+        ("to-address", "invalid_image_url"),
+        ("to-number", "invalid_image_url"),
+        ("to-metadata", "invalid_image_url"),
+        ("to-other-host", "image_host_not_allowed"),
+        ("to-file", "invalid_image_url"),
+        ("round", "failed_to_download_image"),
+        ("page", "unsupported_image_media_type"),
+    ):
+        yield _of_url(f"allowed host, {_REASONS[path]}", f"http://pictures.test:{port}/{path}", code)
+    yield Case(
+        name="allowed host, a picture of 4 GiB, its length not told",
+        pieces=lambda: posted(chat(f"http://pictures.test:{port}/endless")),
+        status=413,
+        code="image_file_too_large",
+    )
+
+
+def allowed_hosts(port: int) -> list[str]:
+    """The hosts that the server of these cases fetches from, as its flags have them."""
+    return [f"http://{name}:{port}" for name in ("pictures.test", *(name for name in _REASONS if "." in name))]
+
+
+def body_cases() -> Iterator[Case]:
+    """Requests that are wrong before any picture is looked at."""
+    picture = data_uri(b"bytes")
+    yield Case(
+        name="133 MB of base64",
+        pieces=lambda: posted(chat("data:image/png;base64," + "A" * 133_000_000)),
+        status=413,
+        code="request_too_large",
+    )
+    yield Case(
+        name="the same in chunks, its length not told", pieces=_endless_chunks, status=413, code="request_too_large"
+    )
+    yield _of_body("prompt of 100,000 words", lambda: chat(picture, prompt="word " * 100_000), 400, "invalid_value")
+    yield _of_body("JSON nested 100,000 deep", lambda: b"[" * 100_000 + b"]" * 100_000, 400, "request_too_complex")
+    yield _of_body(
+        "JSON of 26 million brackets", lambda: b"[" + b"[]," * 13_000_000 + b"0]", 400, "request_too_complex"
+    )
+    yield _of_body(
+        "number of 4 million digits",
+        lambda: chat(picture)[:-1] + b', "seed": ' + b"9" * 4_000_000 + b"}",
+        400,
+        "invalid_json",
+    )
+    yield _of_body("half a JSON", lambda: chat(picture)[:-2], 400, "invalid_json")
+    yield _of_body("bytes that are no UTF-8", lambda: b'{"model": "\xff"}', 400, "invalid_json")
+    yield _of_body("no body", bytes, 400, "invalid_json")
+    yield _of_body(
+        "form of another site", lambda: chat(picture), 415, "unsupported_media_type", content_type="text/plain"
+    )
+    yield _of_body(
+        "another site's name for this machine", lambda: chat(picture), 421, "host_not_allowed", host="evil.test"
+    )
+    yield Case(name="body that never comes", pieces=_never, status=408, code="request_timeout", is_slow=True)
+
+
+def _endless_chunks() -> Iterator[bytes]:
+    yield request_head(headers={"transfer-encoding": "chunked"})
+    piece = b"A" * 2**20
+    for _ in range(127):
+        yield b"%x\r\n" % len(piece) + piece + b"\r\n"
+    yield b"0\r\n\r\n"
+
+
+def _never() -> Iterator[bytes]:
+    yield request_head(length=1000) + b"{"
+
+
+def all_cases(port: int) -> list[Case]:
+    """Every case; `port` is that of the site with redirects."""
+    return [*picture_cases(), *url_cases(), *remote_cases(port), *body_cases()]
