@@ -1,6 +1,7 @@
 """Prompts as users give them -> token ids, each tokenised once. Knows the template, not the engine."""
 
 import operator
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +9,9 @@ from typing import Any
 from llm.prompt import format_prompt
 from llm.tokenizer import Tokenizer
 
+# Of each at most: a hundred choices of a stranger's may have more tokens than a thousand questions.
 MAX_REMEMBERED_PROMPTS = 1024
+MAX_REMEMBERED_TOKENS = 500_000  # about 20 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class PromptEncoder:
         """`check` raises for token ids and choices that could not be answered."""
         self._tokenizer, self._check = tokenizer, check
         self._encoded: dict[tuple[Prompt, tuple[str, ...] | None], EncodedPrompt] = {}
+        self._num_tokens = 0  # of all of them
+        self._lock = threading.Lock()
 
     def encode(self, prompt: Prompt, choices: tuple[str, ...] | None) -> EncodedPrompt:
         """Raises ValueError for what is no prompt, and what `check` raises."""
@@ -47,9 +52,16 @@ class PromptEncoder:
         encoded = self._encoded.get(key)
         if encoded is None:
             encoded = self._tokenise(key[0], choices)
-            if len(self._encoded) >= MAX_REMEMBERED_PROMPTS:
-                self._encoded.clear()
-            self._encoded[key] = encoded
+            num_tokens = len(encoded.token_ids) + sum(map(len, encoded.choices))
+            with self._lock:
+                if (
+                    len(self._encoded) >= MAX_REMEMBERED_PROMPTS
+                    or self._num_tokens + num_tokens > MAX_REMEMBERED_TOKENS
+                ):
+                    self._encoded.clear()
+                    self._num_tokens = 0
+                self._encoded[key] = encoded
+                self._num_tokens += num_tokens
         return encoded
 
     def _tokenise(self, prompt: Prompt, choices: tuple[str, ...] | None) -> EncodedPrompt:
@@ -66,13 +78,14 @@ class PromptEncoder:
             case _:
                 shown, model_text = "", None
         token_ids = _as_token_ids(prompt) if model_text is None else self._tokenizer.encode(model_text)
+        self._check(tuple(token_ids), ())  # of each choice it is tokenised once more: what is too long shall not be
         choice_ids: tuple[tuple[int, ...], ...] = ()
         if choices is not None:
             choice_ids = tuple(tuple(self._tokenizer.encode_continuation(model_text, text)) for text in choices)
             if _some_begins_with_another(choice_ids):
                 # "1" would always beat "10": with the end token it has to be the whole answer.
                 choice_ids = tuple((*ids, self._tokenizer.eos_id) for ids in choice_ids)
-        self._check(tuple(token_ids), choice_ids)
+            self._check(tuple(token_ids), choice_ids)
         if model_text is None:
             shown = self._tokenizer.decode(token_ids)
         return EncodedPrompt(shown, tuple(token_ids), choice_ids)

@@ -6,6 +6,7 @@ loaded, used and given up in the engine thread alone.
 
 import gc
 import hashlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -50,8 +51,10 @@ __all__ = [
 
 _WATCH_S = 0.1  # how late the deadline of a waiting request may be noticed
 _LATE_S = 5.0  # a running request past its deadline is left to the engine thread for so long
+_CLOSE_S = 10.0  # that closing waits for the engine thread: a device that hangs shall not keep the process
 _FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 30.0  # before the engine is loaded again; doubled while it fails
 
+_log = logging.getLogger("llama_adapter.service")
 _CANCELLED = AnswerError(code="cancelled", message="The request was cancelled.")
 
 
@@ -71,6 +74,7 @@ class Service:
         self._observer = observer or Observer()
         self._changed = threading.Condition()  # guards the state, the room and what is running
         self._closing = threading.Event()
+        self._ends_by: float | None = None  # by `time.perf_counter()`, from `close` on
         self._state: State = "loading"
         self._is_draining = False
         self._load_error: BaseException | None = None
@@ -170,18 +174,20 @@ class Service:
     def close(self) -> None:
         """End the threads and give the model up; what is under way is answered with an error. Harmless when repeated.
 
-        Waits for the step that is being computed.
+        Waits for the step that is being computed, or the model that is being loaded; one that hangs is left behind
+        with its thread, which does not outlive the process.
         """
         self._closing.set()
         with self._changed:
+            self._ends_by = self._ends_by or time.perf_counter() + _CLOSE_S
             if self._state != "failed":
                 self._state = "closed"
             self._changed.notify_all()
+        self._end_all(_CANCELLED)  # at once: nobody waits for what the engine is at
         for thread in self._threads:
             if thread.is_alive() and thread is not threading.current_thread():
-                thread.join()
+                thread.join(max(0.0, self._ends_by - time.perf_counter()))
         self._reading.shutdown(wait=True, cancel_futures=True)
-        self._end_all(_CANCELLED)
 
     # Any thread
 
@@ -237,8 +243,15 @@ class Service:
         entry.ticket.deliver(answer)
         seconds = now - entry.ticket.submitted
         if answer.error is None and not entry.has_text:
-            self._observer.first_token(seconds)
-        self._observer.finished(answer, seconds)
+            self._tell(self._observer.first_token, seconds)
+        self._tell(self._observer.finished, answer, seconds)
+
+    def _tell(self, observe: Callable[..., None], *values: object) -> None:
+        """Tell the observer; what it raises is its own affair and must not end a thread or an answer."""
+        try:
+            observe(*values)
+        except Exception as error:
+            _log.error("the observer raised %s when told of %s", type(error).__name__, observe.__name__)
 
     def _end_all(self, error: AnswerError) -> None:
         with self._changed:
@@ -296,11 +309,14 @@ class Service:
     def _main(self) -> None:
         try:
             while (captioner := self._open()) is not None:
-                with captioner:
-                    try:
-                        self._serve(captioner)
-                    except Exception as error:
-                        self._engine_failed(error)
+                try:
+                    self._serve(captioner)
+                except Exception as error:
+                    self._engine_failed(error)
+                try:
+                    captioner.close()
+                except Exception as error:  # of an encoder that is broken: the next one has nothing to do with it
+                    _log.error("giving the model up: %s", _told(error))
                 self._captioner = captioner = None
                 self._encoded.clear()
                 gc.collect()  # the next model may need the memory of this one
@@ -337,7 +353,8 @@ class Service:
     def _backoff_s(self) -> float:
         if not self._num_fruitless:
             return 0.0
-        return min(_FIRST_BACKOFF_S * 2.0 ** (self._num_fruitless - 1), _MAX_BACKOFF_S)
+        doublings = min(self._num_fruitless - 1, 32)  # a float holds no more than 1,023, which take some hours
+        return min(_FIRST_BACKOFF_S * 2.0**doublings, _MAX_BACKOFF_S)
 
     def _serve(self, captioner: Captioner) -> None:
         """Answer requests until the service is closed."""
@@ -417,7 +434,7 @@ class Service:
                 continue
             if not entry.has_text:
                 entry.has_text = True
-                self._observer.first_token(time.perf_counter() - entry.ticket.submitted)
+                self._tell(self._observer.first_token, time.perf_counter() - entry.ticket.submitted)
             if not entry.is_done:
                 entry.ticket.deliver(event)
 
@@ -429,7 +446,7 @@ class Service:
     def _note_stage(self, stage: str, seconds: float) -> None:
         with self._changed:
             self._stage_seconds[stage] += seconds
-        self._observer.stage(stage, seconds)
+        self._tell(self._observer.stage, stage, seconds)
 
     def _engine_failed(self, error: Exception) -> None:
         """Requests in the engine fail with it; those that wait, wait for the next one."""
@@ -446,7 +463,7 @@ class Service:
         code = "out_of_memory" if problem.http_status == 503 else "engine_failed"
         for entry in [admitted.entry for admitted in running]:
             self._fail(entry, AnswerError(code=code, message="The engine failed while it answered; ask again."))
-        self._observer.restarted()
+        self._tell(self._observer.restarted)
 
 
 def _length(prompt: Prompt) -> int:

@@ -33,6 +33,7 @@ _ANSWER_STATUS: Mapping[str, int] = {
     "deadline": 504,
     "cancelled": 503,  # of a client that is still there: the service is being closed
     "engine_failed": 500,
+    "out_of_memory": 503,
     "not_finite": 500,
 }
 
@@ -79,7 +80,13 @@ def of_answer(error: AnswerError) -> ApiError:
     """The error of a request that was taken and has no answer."""
     is_picture = error.code in PICTURE_ERROR_CODES
     status = _ANSWER_STATUS.get(error.code, 500)
-    return ApiError(error.message, status=status, code=error.code, param="messages" if is_picture else None)
+    return ApiError(
+        error.message,
+        status=status,
+        code=error.code,
+        param="messages" if is_picture else None,
+        headers={"retry-after": retry_after(None)} if status == 503 else None,
+    )
 
 
 def of_refusal(error: Exception) -> ApiError:

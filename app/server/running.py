@@ -1,5 +1,6 @@
 """Runs an application under uvicorn on a bound socket, and drains the service when it is asked to end."""
 
+import asyncio
 import resource
 import socket
 import time
@@ -60,7 +61,8 @@ class Draining(uvicorn.Server):
             is_late = time.monotonic() > self._drains_until
             if is_late and not is_idle:
                 self._tell(f"not drained after {self._drain_s:g} s: what is left is cancelled")
-                self._service.close()
+                # Not here: meanwhile the event loop tells the clients.
+                await asyncio.to_thread(self._service.close)
             if is_idle or is_late:
                 return True
         return await super().on_tick(counter)

@@ -409,6 +409,66 @@ def test_an_engine_that_cannot_come_back_at_once_is_tried_again(monkeypatch: pyt
         service.close()
 
 
+def test_an_engine_that_stays_away_for_a_day_is_still_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app.service, "_FIRST_BACKOFF_S", 0.0)
+    num_loads = 0
+
+    def load() -> Captioner:
+        nonlocal num_loads
+        num_loads += 1
+        if 1 < num_loads < 1100:
+            raise RuntimeError("the device is away")
+        return Captioner.load(batch_size=1)
+
+    service = Service(load)
+    try:
+        service.start()
+        service.wait_until_ready(WAIT_S)
+        failing_steps(monkeypatch, times=1)
+        assert service.submit(ask(0)).result().error is not None
+        wait_for(lambda: service.status().state == "ready")
+
+        assert num_loads == 1100
+        assert service.submit(ask(0)).result().error is None
+    finally:
+        service.close()
+
+
+def test_an_engine_that_cannot_even_be_given_up_is_replaced(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(captioner: Captioner) -> None:
+        raise RuntimeError("the process of the encoder is gone")
+
+    service = start(batch_size=1)
+    failing_steps(monkeypatch, times=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Captioner, "close", failing)
+        service.submit(ask(0)).result()
+        wait_for(lambda: service.status().state == "ready")
+
+    assert service.submit(ask(0)).result().error is None
+
+
+def test_an_observer_that_raises_hurts_nobody(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Observer):
+        def _raise(self, *_: object) -> None:
+            raise RuntimeError("nothing can be counted")
+
+        first_token = stage = finished = restarted = _raise
+
+    service = start(observer=Broken(), batch_size=1)
+    assert service.submit(ask(0)).result().error is None
+    late, cancelled = service.submit(ask(1, timeout_s=1e-6)), service.submit(ask(2))
+    cancelled.cancel()
+    assert [answer.index for answer in (late.result(), cancelled.result())] == [late.id, cancelled.id]
+    assert service.status().restarts == 0
+
+    failing_steps(monkeypatch, times=1)
+    assert service.submit(ask(0)).result().error is not None
+    wait_for(lambda: service.status().state == "ready")
+    assert service.submit(ask(0)).result().error is None
+    assert all(thread.is_alive() for thread in service._threads)
+
+
 def test_while_the_engine_restarts_requests_are_refused_for_a_while(
     start: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -472,6 +532,19 @@ def test_closing_answers_everybody(start: Starter) -> None:
     with pytest.raises(UnavailableError):
         service.submit(ask(0))
     service.close()
+
+
+def test_closing_does_not_wait_for_ever_for_an_engine_that_hangs(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app.service, "_CLOSE_S", 0.05)
+    service, gate, first = held(start, batch_size=1)
+    waiting = service.submit(ask(1))
+    service.close()  # although the engine stands still
+
+    answers = [first.result(), waiting.result()]
+    assert [answer.error and answer.error.code for answer in answers] == ["cancelled", "cancelled"]
+    gate.open()
 
 
 def test_stage_times_grow_with_the_work(start: Starter) -> None:

@@ -26,12 +26,19 @@ def test_a_picture_that_cannot_be_read_is_the_request_s_fault(code: str) -> None
 
 @pytest.mark.parametrize(
     ("told", "status"),
-    [(error("deadline"), 504), (error("engine_failed"), 500), (NOT_FINITE, 500), (error("cancelled"), 503)],
+    [
+        (error("deadline"), 504),
+        (error("engine_failed"), 500),
+        (NOT_FINITE, 500),
+        (error("cancelled"), 503),
+        (error("out_of_memory"), 503),
+    ],
 )
 def test_an_answer_that_failed_is_not_the_request_s_fault(told: AnswerError, status: int) -> None:
     problem = of_answer(told)
 
     assert (problem.status, problem.code, problem.param) == (status, told.code, None)
+    assert problem.headers == ({"retry-after": "1"} if status == 503 else {})
 
 
 def test_a_code_that_nobody_knows_is_the_server_s_fault() -> None:
