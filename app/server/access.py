@@ -7,6 +7,7 @@ import logging
 import time
 import traceback
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from starlette.datastructures import MutableHeaders
@@ -20,9 +21,11 @@ _access_log = logging.getLogger("llama_adapter.access")
 _error_log = logging.getLogger("llama_adapter.server")
 _KEY = "llama_adapter.visit"
 UNKNOWN_ROUTE = "other"
-_OWN_PATHS = frozenset(
-    ("/v1/chat/completions", "/v1/models", "/health", "/ready", "/metrics", "/docs", "/openapi.json")
-)
+OWN_PATHS: Mapping[str, str] = {  # and their methods
+    "/v1/chat/completions": "POST",
+    **dict.fromkeys(("/v1/models", "/health", "/ready", "/metrics"), "GET"),
+    **dict.fromkeys(("/docs", "/openapi.json"), "GET, HEAD"),
+}
 
 
 @dataclass(slots=True)
@@ -108,7 +111,7 @@ async def _answer_failure(error: Exception, visit: Visit, send: Send) -> None:
 
 def _route(scope: Scope) -> str:
     """The pattern of the path: paths themselves are the client's words."""
-    if scope["path"] in _OWN_PATHS:  # also where a guard answered before there was any routing
+    if scope["path"] in OWN_PATHS:  # also where a guard answered before there was any routing
         return str(scope["path"])
     path = getattr(scope.get("route"), "path", None)
     return path if isinstance(path, str) and path else UNKNOWN_ROUTE

@@ -7,8 +7,10 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from app.server.access import AccessLog
+from app.server.access import OWN_PATHS, AccessLog
 from app.server.chat import complete_chat
 from app.server.documentation import CHAT_BODY, CHAT_REPLY, DESCRIPTION, SUMMARY, TITLE, document, errors
 from app.server.guards import GuardSettings, add_guards
@@ -57,11 +59,29 @@ def create_api(service: Service, *, settings: ApiSettings, metrics: Metrics | No
         """Answer a question about a picture."""
         return await complete_chat(request, service=service, pictures=settings.pictures)
 
+    _keep_own_paths(app)
     document(app, needs_key=bool(settings.guards.api_keys))
     _tell_errors(app)
     add_guards(app, settings=settings.guards)
     app.add_middleware(AccessLog, metrics=metrics)  # the last one added is the outermost
     return app
+
+
+def _keep_own_paths(app: FastAPI) -> None:
+    """Refuse what else is asked of the API's paths: a page at the root would get it, and let other sites ask."""
+    for path, methods in {**OWN_PATHS, "/v1/models/{model:path}": "GET"}.items():
+        app.router.routes.append(Route(path, _Refusal(405, headers={"allow": methods})))
+    app.router.routes.append(Route("/v1/{path:path}", _Refusal(404)))
+
+
+class _Refusal:
+    """An application that refuses every request, whatever its method."""
+
+    def __init__(self, status: int, *, headers: dict[str, str] | None = None) -> None:
+        self._status, self._headers = status, headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise HTTPException(self._status, headers=self._headers)
 
 
 def _tell_errors(app: FastAPI) -> None:

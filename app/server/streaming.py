@@ -101,11 +101,15 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for frame in self._frames:
-                async with asyncio.timeout(STALLED_READER_S):
-                    await send({"type": "http.response.body", "body": frame, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await _send_body(frame, send, is_last=False)
+            await _send_body(b"", send, is_last=True)
         finally:
             self._on_end()
+
+
+async def _send_body(body: bytes, send: Send, *, is_last: bool) -> None:
+    async with asyncio.timeout(STALLED_READER_S):
+        await send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
 
 class HangUp:

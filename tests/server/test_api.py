@@ -11,9 +11,12 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp
 
 from app.answers import AnswerError, TextDelta
 from app.server import streaming
+from app.server.access import OWN_PATHS
 from app.server.api import ApiSettings, create_api
 from app.server.guards import GuardSettings
 from app.server.metrics import Metrics
@@ -266,6 +269,31 @@ def test_the_loaded_model_is_listed_and_found_by_its_name_and_alias(client: http
     assert client.get(f"/v1/models/{model}").json() == listed
     assert listed["id"] == "stub"
     assert client.post(CHAT, json=chat() | {"model": model}).json()["model"] == "stub"
+
+
+def with_page(service: StubService) -> ASGIApp:
+    """The API with something at the root that takes whatever is left."""
+    application = create_api(service, settings=ApiSettings())
+    application.mount("/", PlainTextResponse("the page"))
+    return application
+
+
+def test_a_page_at_the_root_gets_nothing_of_what_is_asked_of_the_api(service: StubService) -> None:
+    headers = {"Origin": "http://localhost:3000", "Access-Control-Request-Method": "POST"}
+    with served(with_page(service)) as url, httpx.Client(base_url=url, trust_env=False) as client:
+        assert client.get("/else").text == "the page"
+        schema = client.get("/openapi.json").json()
+        paths = [*schema["paths"], "/docs", "/openapi.json"]
+        assert set(OWN_PATHS) == {path for path in paths if "{" not in path}
+        for path in paths:
+            for method in ("OPTIONS", "DELETE"):
+                reply = client.request(method, path.replace("{model}", "a/b"), headers=headers)
+                assert (reply.status_code, reply.json()["error"]["code"]) == (405, "method_not_allowed")
+                assert not [name for name in reply.headers if name.startswith("access-control")]
+                known = [name.upper() for name in schema["paths"].get(path, {"get": 1, "head": 1})]
+                assert reply.headers["allow"] == ", ".join(known)
+        for path in ("/v1/embeddings", "/v1//models", "/v1/"):
+            assert client.get(path).json()["error"]["code"] == "not_found"
 
 
 def test_another_model_is_not_found(client: httpx.Client) -> None:

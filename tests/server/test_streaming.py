@@ -5,8 +5,12 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
+from starlette.types import Message
+
 from app.answers import Answer, AnswerError, TextDelta
-from app.server.streaming import Head, frames
+from app.server import streaming
+from app.server.streaming import EventStream, Head, frames
 
 HEAD = Head(id="chatcmpl-1", created=1, model="m", fingerprint="fp")
 
@@ -77,3 +81,28 @@ def test_an_error_ends_the_stream_in_the_place_of_a_reason() -> None:
 
     assert chunks[-2]["error"]["code"] == "deadline"
     assert chunks[-1] == "[DONE]"
+
+
+def test_a_client_that_takes_all_but_the_end_is_left_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "STALLED_READER_S", 0.05)
+    ended: list[bool] = []
+
+    async def given() -> AsyncIterator[bytes]:
+        yield b"data: 1\n\n"
+
+    async def send(message: Message) -> None:
+        if message.get("more_body") is False:
+            await asyncio.Event().wait()
+
+    async def receive() -> Message:
+        raise AssertionError("a stream reads nothing")
+
+    async def stream_it() -> None:
+        reply = EventStream(given(), headers={}, on_end=lambda: ended.append(True))
+        streaming_it = asyncio.create_task(reply({"type": "http"}, receive, send))
+        assert (await asyncio.wait({streaming_it}, timeout=20))[0]
+        with pytest.raises(TimeoutError):
+            await streaming_it
+
+    asyncio.run(stream_it())
+    assert ended == [True]
