@@ -116,6 +116,7 @@ class AssistantMessage(Part):
     annotations: NoList | None = None
     function_call: None = None
     tool_calls: NoList | None = None
+    parsed: None = None  # of no request, but the clients' helpers put it into what is sent back
 
 
 Message = Annotated[SystemMessage | UserMessage | AssistantMessage, Discriminator("role")]

@@ -175,6 +175,18 @@ def test_a_follow_up_asks_about_the_same_picture_and_says_what_was_ignored(clien
     assert said.headers["x-ignored-turns"] == "2"
 
 
+def test_what_the_client_s_helpers_make_of_an_answer_can_be_sent_back(client: openai.OpenAI) -> None:
+    messages = star("What color is the star?")
+    with client.chat.completions.stream(model="default", messages=messages) as stream:
+        streamed = stream.get_final_completion().choices[0].message
+    parsed = client.chat.completions.parse(model="default", messages=messages).choices[0].message
+
+    for message in (streamed, parsed, streamed.model_dump()):
+        follow_up = [*messages, message, {"role": "user", "content": "What shape is the red object?"}]
+        said = client.chat.completions.create(model="default", messages=follow_up)
+        assert said.choices[0].message.content == "star"
+
+
 def test_the_model_is_listed(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["embedded"]
     assert client.models.retrieve("embedded").id == "embedded"
