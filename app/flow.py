@@ -55,7 +55,7 @@ class Conversation:
         return (time.perf_counter() - self.started) * 1e3
 
     def failed(self, error: AnswerError, *, keep_text: bool = False) -> Answer:
-        """Its end without a whole answer."""
+        """Its end without a whole answer; with `keep_text`, what there is of it and of its times stays."""
         return Answer(
             index=self.index,
             picture=self.picture,
@@ -65,7 +65,7 @@ class Conversation:
             token_ids=tuple(self.token_ids) if keep_text else (),
             finish="error",
             error=error,
-            ms={"total": self.elapsed_ms()},
+            ms={**(self.ms if keep_text else {}), "total": self.elapsed_ms()},
             prompt_tokens=len(self.prompt.token_ids),
             is_reused=self.is_reused,
         )

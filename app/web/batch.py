@@ -19,7 +19,6 @@ from app.throughput import history_of
 from app.web import batch_view
 from app.web.batch_files import MAX_PICTURES, BatchFiles, Upload, uploads_of
 from app.web.batch_run import BatchRun
-from app.web.batch_style import style_element
 from app.web.batch_types import Question, Result
 from app.web.decisions import parse_choices
 from app.web.picture_input import plain
@@ -98,7 +97,7 @@ def _lay_out_inputs(service: Service) -> dict[str, Any]:
     line = batch_view.limits_line(
         max_pictures=MAX_PICTURES, max_bytes=limits.max_picture_bytes, max_pixels=limits.max_pixels
     )
-    plain(style_element() + line)
+    plain(line)
     folder = gr.UploadButton("Add a folder", file_count="directory", size="md", elem_id="batch-folder")
     folder_line = plain("", elem_id="batch-folder-line")
     instruction = gr.Textbox(

@@ -114,18 +114,17 @@ def _starters(service: Service) -> str:
 
 def _connect_picture(controls: _Controls, events: ChatEvents) -> None:
     shown = [controls.session, controls.picture, controls.about_picture, controls.log, *controls.buttons()]
-    # What was chosen last counts: pasting a picture first tells that the present one is taken away.
-    last: dict[str, Any] = {"trigger_mode": "always_last", **AT_ONCE}
-    # Unprocessed: Gradio would open the picture.
     chosen = [controls.picture, controls.session]
-    controls.picture.input(events.choose, chosen, shown, preprocess=False, **last)
-    controls.samples.click(events.choose_sample, controls.session, shown, **last)
+    # Unprocessed: Gradio would open the picture. And what was chosen last counts: pasting one first tells that the
+    # present one is taken away.
+    controls.picture.input(events.choose, chosen, shown, preprocess=False, trigger_mode="always_last", **AT_ONCE)
+    controls.samples.click(events.choose_sample, controls.session, shown, **AT_ONCE)
 
 
 def _connect_questions(controls: _Controls, events: ChatEvents, *, at_once: int) -> None:
     shown = [controls.log, controls.question, controls.notice, controls.session, *controls.buttons()]
     asked = [controls.picture, controls.session, controls.question, *controls.settings.as_inputs()]
-    many: dict[str, Any] = {"preprocess": False, "concurrency_limit": at_once, "trigger_mode": "multiple", **CLOSED}
+    many: dict[str, Any] = {"preprocess": False, "concurrency_limit": at_once, **CLOSED}
     gr.on([controls.question.submit, controls.ask.click], events.ask, asked, shown, **many)
     controls.retry.click(events.retry, asked, shown, **many)
     controls.stop.click(events.stop, **AT_ONCE)

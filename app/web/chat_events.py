@@ -13,8 +13,9 @@ from app.web import chat_run
 from app.web.chat_state import ChatSession, PickedPicture, Turn
 from app.web.chat_view import conversation, picture_line
 from app.web.escaping import alert
+from app.web.looking import File, file_of, look
 from app.web.offers import offered
-from app.web.picture_input import File, file_of, look, picked, sample_upload
+from app.web.picture_input import picked, sample_upload
 from app.web.runs import Runs
 from app.web.settings import sampling_of
 

@@ -12,6 +12,7 @@ _STAGES = (  # of `Answer.ms`, in the order in which they happen
     ("total", "total", "from the question to the end of the answer"),
 )
 _DOTS = '<span class="la-dots" role="img" aria-label="thinking"><i></i><i></i><i></i></span>'
+_REUSED = '<span class="la-badge" title="kept from an earlier question, not encoded again">picture encoded once</span>'
 _EMPTY = (
     '<div class="la-empty"><p class="la-empty-title">Look at a picture together</p>'
     "<p>Choose a picture, then ask something about it in your words, or start from a question below.</p></div>"
@@ -86,7 +87,7 @@ def _figures(answer: Answer) -> str:
     rate = tokens_per_second(answer)
     if rate is not None:
         items.append(f'<span title="after the first token"><b>{rate:,.0f}</b> tokens/s</span>')
-    badge = '<span class="la-badge">picture encoded once</span>' if answer.is_reused else ""
+    badge = _REUSED if answer.is_reused else ""
     return f'<div class="la-figures">{badge}{"".join(items)}</div>'
 
 

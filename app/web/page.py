@@ -14,13 +14,14 @@ from app.web.closed_routes import ClosedRoutes
 from app.web.guarded_blocks import GuardedBlocks
 from app.web.picture_input import AT_ONCE
 from app.web.runs import Runs
-from app.web.theme import STYLE, build_theme
+from app.web.theme import STYLES, build_theme
 from app.web.throughput import build_throughput
 from app.web.yes_no import build_yes_no
 
 MAX_SESSIONS = 256  # pages whose state is remembered; the oldest is forgotten
 MAX_STREAMING = 256  # events under way, of all pages; the service has its own order
 MAX_QUEUED = 256  # and those that wait behind them
+MAX_UPLOAD_BYTES = 256 * 2**20  # of one file: a zip; pictures have their own limit when they are read
 _CLEANING_SECONDS = 600
 _UPLOAD_SECONDS = 6 * 3600  # how long an uploaded picture is kept
 
@@ -42,9 +43,9 @@ def build_page(service: Service, *, samples: Sequence[Path]) -> gr.Blocks:
             with gr.Tab("Yes/No", id="yes-no"):
                 opening += build_yes_no(service, samples=samples, runs=runs)
             with gr.Tab("Batch", id="batch"):
-                build_batch(service)
+                build_batch(service, runs=runs)
             with gr.Tab("Throughput", id="throughput"):
-                build_throughput(service)
+                build_throughput(service, runs=runs)
             with gr.Tab("About", id="about"):
                 opening += build_about(service)
 
@@ -53,6 +54,10 @@ def build_page(service: Service, *, samples: Sequence[Path]) -> gr.Blocks:
 
         page.load(lambda: [make() for _, make in opening], None, [component for component, _ in opening], **AT_ONCE)
         page.unload(leave)
+    for event in page.fns.values():  # those that components make for themselves as well
+        event.api_visibility = "private"
+        if any(name == "load" for _, name in event.targets):
+            event.queue = False
     page.state_session_capacity = MAX_SESSIONS
     # Gradio looks at the paths of files only in pages that it has launched itself.
     page.has_launched = True
@@ -65,11 +70,11 @@ def page_settings(service: Service) -> dict[str, Any]:
     """Arguments for `gr.mount_gradio_app(app, page, path, **page_settings(service))`."""
     return {
         "theme": build_theme(),
-        "css_paths": [STYLE],
+        "css_paths": STYLES,
         "footer_links": [],
         "run_history": False,
         "show_error": False,
-        "max_file_size": service.limits.max_picture_bytes,
+        "max_file_size": max(MAX_UPLOAD_BYTES, service.limits.max_picture_bytes),
         "ssr_mode": False,
         "enable_monitoring": False,
         "pwa": False,

@@ -1,11 +1,11 @@
-"""How the page looks: one theme with the machine's own fonts, and the style sheet beside this file."""
+"""How the page looks: one theme with the machine's own fonts, and the style sheets beside this file."""
 
 from pathlib import Path
 
 import gradio as gr
 from gradio.themes.utils import colors
 
-STYLE = Path(__file__).with_name("style.css")
+STYLES = tuple(Path(__file__).with_name(name) for name in ("style.css", "batch.css"))
 
 _SYSTEM = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
 _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
@@ -58,6 +58,8 @@ def build_theme() -> gr.themes.Base:
         button_secondary_background_fill_hover_dark="*neutral_700",
         button_secondary_border_color="*neutral_300",
         button_secondary_border_color_dark="*neutral_600",
+        button_secondary_text_color="*neutral_900",
+        button_secondary_text_color_dark="*neutral_50",
         button_border_width="1px",
         button_cancel_background_fill="white",
         button_cancel_background_fill_hover="#fef2f2",

@@ -14,7 +14,6 @@ from gradio import processing_utils, utils
 from app.service import Service
 from app.throughput import RunHistory, history_of
 from app.web import throughput_view
-from app.web.batch_style import style_element
 from app.web.batch_view import problem
 from app.web.escaping import escaped
 from app.web.measuring import IN_FLIGHT, SECONDS_EACH, measure
@@ -43,7 +42,7 @@ def build_throughput(service: Service, *, runs: Runs | None = None) -> None:
     """Lay the tab out and connect it; called inside a `gr.Tab`. `runs` are stopped when their page is left."""
     history = history_of(service)
     tab = gr.context.Context.block
-    plain(f'{style_element()}<p class="la-note">{_introduction()}</p>')
+    plain(f'<p class="la-note">{_introduction()}</p>')
     with gr.Row(elem_classes="la-buttons"):
         measure = gr.Button("Measure", variant="primary", elem_id="throughput-measure", min_width=90)
         stop = gr.Button("Stop", variant="stop", interactive=False, elem_id="throughput-stop", min_width=70)

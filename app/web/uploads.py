@@ -1,5 +1,6 @@
-"""The one folder whose files the page reads: what users uploaded, and the sample pictures copied there."""
+"""The one folder whose files the page reads: what users uploaded, and the sample pictures copied there. No Gradio."""
 
+import hashlib
 import os
 import shutil
 import tempfile
@@ -8,12 +9,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import gradio as gr
-from gradio import processing_utils, utils
-
 from vision.errors import PictureError
 
 _FOLDER_VARIABLES = ("GRADIO_TEMP_DIR", "GRADIO_EXAMPLES_CACHE")  # the second one's files would be served as well
+
+
+class ForeignFileError(Exception):
+    """An event speaks of a file that was not uploaded."""
+
+
+def upload_folder() -> Path:
+    """Where Gradio puts what is uploaded: by its variable, or else where all its programs do."""
+    return Path(os.environ.get(_FOLDER_VARIABLES[0]) or Path(tempfile.gettempdir()) / "gradio")
 
 
 @contextmanager
@@ -43,7 +50,7 @@ def uploaded(path: str | None) -> Path | None:
     if not path or "\0" in path:
         return None
     real = Path(os.path.realpath(path))
-    folder = os.path.realpath(utils.get_upload_folder())
+    folder = os.path.realpath(upload_folder())
     return real if real.is_relative_to(folder) and real.is_file() else None
 
 
@@ -64,11 +71,16 @@ def read_upload(path: str, *, max_bytes: int) -> bytes:
 
 def place_in_uploads(path: Path) -> str:
     """A copy of one of our own files among the uploads, under its own name; equal bytes have one copy."""
-    return str(processing_utils.save_file_to_cache(path, cache_dir=utils.get_upload_folder()))
+    data = path.read_bytes()
+    copy = upload_folder() / hashlib.sha256(data).hexdigest() / path.name
+    if not copy.exists():
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(data)
+    return str(copy)
 
 
 def refuse_foreign_files(payload: Any) -> None:
-    """Raise `gr.Error` when an event's values speak of a file that was not uploaded, or of one elsewhere on the web.
+    """Raise ForeignFileError when an event's values speak of a file that was not uploaded, or is on the web.
 
     Gradio looks at these paths only in pages that it serves itself, only where a value says that it is a file, and
     it downloads web addresses.
@@ -79,7 +91,7 @@ def refuse_foreign_files(payload: Any) -> None:
         if isinstance(value, dict):
             path = value.get("path")
             if path is not None and not (isinstance(path, str) and uploaded(path)):
-                raise gr.Error("Only pictures that were uploaded on this page can be used; choose the picture again.")
+                raise ForeignFileError
             pending.extend(value.values())
         elif isinstance(value, (list, tuple)):
             pending.extend(value)

@@ -107,7 +107,7 @@ def _connect(controls: _Controls, events: YesNoEvents, *, at_once: int) -> None:
     asked = [controls.session, controls.files, controls.question, controls.choices, *rule]
     shown = [controls.results, controls.notice, controls.session, controls.ask, controls.stop]
     triggers = [controls.question.submit, controls.choices.submit, controls.ask.click]
-    many: dict[str, Any] = {"concurrency_limit": at_once, "trigger_mode": "multiple", **CLOSED}
+    many: dict[str, Any] = {"concurrency_limit": at_once, **CLOSED}
     gr.on(triggers, events.ask, asked, shown, preprocess=False, **many)
     controls.stop.click(events.stop, **AT_ONCE)
     controls.samples.click(events.add_sample, controls.files, controls.files, preprocess=False, **AT_ONCE)

@@ -10,8 +10,9 @@ import gradio as gr
 from app.service import Service
 from app.web.decisions import Rule, parse_choices
 from app.web.escaping import alert
+from app.web.looking import File, files_of
 from app.web.offers import offered
-from app.web.picture_input import File, files_of, picked, sample_upload
+from app.web.picture_input import picked, sample_upload
 from app.web.runs import Runs
 from app.web.yes_no_run import MAX_PICTURES, judge
 from app.web.yes_no_state import YesNoSession

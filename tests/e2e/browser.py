@@ -1,0 +1,276 @@
+"""The page as a person meets it: served on a free port by a thread of this process, and a real Chromium to open it."""
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.captioner import Captioner
+from app.resources import sample_pictures
+from app.service import Ask, Observer, Service, ServiceLimits
+from app.ticket import Ticket
+
+CHROMIUM = Path("/usr/bin/chromium")
+_ARGUMENTS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--use-fake-device-for-media-stream",
+    "--use-fake-ui-for-media-stream",
+)
+
+
+class Gate(Observer):
+    """Stops the engine thread between two steps until a test lets it go on: nothing here waits for a clock."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._steps: int | None = None  # that may still be taken; None: all
+        self._has_begun = False  # an answer, since it was closed
+        self.num_steps = 0
+
+    def close(self) -> None:
+        """The next answer stands still behind its first token; from there on every step needs `let`."""
+        with self._changed:
+            self._steps, self._has_begun = 0, False
+
+    def let(self, steps: int) -> None:
+        """Allow some more steps of the engine."""
+        with self._changed:
+            self._steps = (self._steps or 0) + steps
+            self._changed.notify_all()
+
+    def open(self) -> None:
+        """Let everything go on."""
+        with self._changed:
+            self._steps = None
+            self._changed.notify_all()
+
+    def first_token(self, seconds: float) -> None:
+        """Called in the engine thread, within a step: the end of an earlier answer's step may come after `close`."""
+        with self._changed:
+            self._has_begun = True
+
+    def stage(self, stage: str, seconds: float) -> None:
+        """Called in the engine thread after a step, once for each stage that took time."""
+        if stage != "decode":
+            return
+        with self._changed:
+            self.num_steps += 1
+            self._changed.notify_all()
+            if not self._has_begun:
+                return
+            assert self._changed.wait_for(lambda: self._steps is None or self._steps > 0, timeout=60)
+            if self._steps is not None:
+                self._steps -= 1
+
+
+class WatchedService(Service):
+    """Counts requests, and tells when somebody cancels one, which the engine notices only at its next step."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.cancelled = threading.Event()
+        self.num_asked = 0
+
+    def submit(self, ask: Ask) -> Ticket:
+        ticket = super().submit(ask)
+        self.num_asked += 1
+        cancel = ticket.cancel
+
+        def cancel_and_tell() -> None:
+            cancel()
+            self.cancelled.set()
+
+        ticket.cancel = cancel_and_tell  # type: ignore[method-assign]
+        return ticket
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedPage:
+    """A page that can be opened."""
+
+    url: str
+    service: WatchedService
+    gate: Gate
+
+
+@contextmanager
+def serve_page(
+    *, limits: ServiceLimits | None = None, load: Callable[[], Captioner] = Captioner.load, wait: bool = True
+) -> Iterator[ServedPage]:
+    """Serve the page of a fresh service of the embedded model, as the product mounts it."""
+    from app.web.uploads import private_uploads
+
+    gate = Gate()
+    service = WatchedService(load, limits=limits, observer=gate)
+    service.start()
+    if wait:
+        service.wait_until_ready(60)
+    with private_uploads(), socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        serving = _Serving(service, listener)
+        try:
+            serving.start()
+            yield ServedPage(url=f"http://127.0.0.1:{listener.getsockname()[1]}", service=service, gate=gate)
+        finally:
+            gate.open()
+            serving.stop()
+            service.close()
+
+
+class _Serving:
+    """A thread with the page in it, from building to its end. Gradio would leave a loop open where none runs."""
+
+    def __init__(self, service: Service, listener: socket.socket) -> None:
+        self._service, self._listener = service, listener
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self._begun = threading.Event()
+        self._server: Any = None
+
+    def start(self) -> None:
+        self._thread.start()
+        assert self._begun.wait(60), "the page was not served"
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.should_exit = True
+        self._thread.join(30)
+
+    async def _serve(self) -> None:
+        import fastapi
+        import gradio
+        import uvicorn
+
+        from app.web.page import build_page, page_settings
+
+        samples = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
+        page = build_page(self._service, samples=samples)
+        app = fastapi.FastAPI(openapi_url=None)
+        gradio.mount_gradio_app(app, page, "/", **page_settings(self._service))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="on", timeout_graceful_shutdown=1))
+        startup = server.startup
+
+        async def start_and_tell(sockets: list[socket.socket] | None = None) -> None:
+            await startup(sockets)
+            self._begun.set()
+
+        server.startup = start_and_tell  # type: ignore[method-assign]
+        self._server = server
+        await server.serve(sockets=[self._listener])
+
+
+def _is_stream(request: Any) -> bool:
+    return "/gradio_api/queue/data" in request.url
+
+
+class Browser:
+    """A Chromium; windows of one kind share a cache, so that only the first page loads Gradio's scripts."""
+
+    def __init__(self, chromium: Any) -> None:
+        self._chromium = chromium
+        self._contexts: dict[tuple[int, int, bool], Any] = {}
+
+    def new_page(self, *, width: int, height: int, dark: bool) -> Any:
+        """An empty page in a window of that size."""
+        kind = width, height, dark
+        if kind not in self._contexts:
+            self._contexts[kind] = self._chromium.new_context(
+                viewport={"width": width, "height": height},
+                color_scheme="dark" if dark else "light",
+                reduced_motion="reduce",
+                permissions=["camera", "clipboard-read", "clipboard-write"],
+                accept_downloads=True,
+            )
+        return self._contexts[kind].new_page()
+
+
+class Visit:
+    """An open page, with what it asked of the network and what its console complained of."""
+
+    def __init__(
+        self, browser: Browser, served: ServedPage, *, width: int = 1280, height: int = 900, dark: bool = False
+    ) -> None:
+        self.served = served
+        self.page = browser.new_page(width=width, height=height, dark=dark)
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on(
+            "console", lambda message: self.complaints.append(message.text) if message.type == "error" else None
+        )
+        self._streams: set[Any] = set()
+        self.page.on("request", lambda request: self._streams.add(request) if _is_stream(request) else None)
+        self.page.on("requestfinished", lambda request: self._streams.discard(request))
+        self.page.on("requestfailed", lambda request: self._streams.discard(request))
+        self.page.goto(served.url)
+        self.page.get_by_role("tab", name="Chat").wait_for()
+
+    def open_tab(self, name: str) -> None:
+        """Go to one of the page's tabs."""
+        self.page.get_by_role("tab", name=name).click()
+
+    def settle(self) -> None:
+        """Wait until the page's stream of news is closed: what is sent at that moment is answered late."""
+        deadline = time.monotonic() + 30
+        while self._streams:
+            assert time.monotonic() < deadline, "the page's stream of news stayed open"
+            self.page.wait_for_timeout(10)  # events of the browser come in meanwhile
+
+    def screenshot(self, name: str, *, full_page: bool = True) -> None:
+        """Kept only where SCREENSHOTS names a folder."""
+        folder = os.environ.get("SCREENSHOTS")
+        if folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self.page.screenshot(path=f"{folder}/{name}.png", full_page=full_page)
+
+    def overflow(self) -> int:
+        """By how many pixels the page is wider than its window."""
+        wider: int = self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        return wider
+
+    def foreign_requests(self) -> list[str]:
+        """What was asked of anybody but the page's own server."""
+        own = (self.served.url, "data:", "blob:")
+        return [url for url in self.requests if not url.startswith(own)]
+
+    def close(self) -> None:
+        """Close the tab, as a user does."""
+        self.page.close()
+
+
+_open: Browser | None = None
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A headless Chromium, the one that is open already where there is one; left out where the machine has none."""
+    global _open
+    if _open is not None:
+        yield _open
+        return
+    sync_api = pytest.importorskip("playwright.sync_api")
+    if not CHROMIUM.exists():
+        pytest.skip("needs Chromium at /usr/bin/chromium")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=list(_ARGUMENTS))
+        _open = Browser(browser)
+        try:
+            yield _open
+        finally:
+            _open = None
+            browser.close()

@@ -1,0 +1,20 @@
+"""One browser and one page for the tests of this folder that open it; both start with the first of them."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.browser import Browser, ServedPage, chromium, serve_page
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="package")
+def served(browser: Browser) -> Iterator[ServedPage]:
+    """After the browser: Gradio finds its event loop, and makes none of its own that nobody closes."""
+    with serve_page() as page:
+        yield page

@@ -1,0 +1,67 @@
+"""Thresholds, the band of no decision, and choices as people type them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.web.decisions import Rule, decide, explain, parse_choices
+
+SHARES = st.floats(0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("share", "decision"), [(0.0, "no"), (0.45, "no"), (0.46, None), (0.54, None), (0.55, "yes"), (1.0, "yes")]
+)
+def test_of_two_choices_the_band_around_the_threshold_stays_undecided(share: float, decision: str | None) -> None:
+    assert decide({"yes": share, "no": 1 - share}, Rule(threshold=0.5, band=0.1)) == decision
+
+
+@given(share=SHARES, threshold=SHARES)
+def test_without_a_band_everything_is_decided(share: float, threshold: float) -> None:
+    assert decide({"yes": share, "no": 1 - share}, Rule(threshold=threshold, band=0.0)) is not None
+
+
+@given(share=SHARES, threshold=SHARES, narrow=SHARES, wide=SHARES)
+def test_a_wider_band_never_decides_more(share: float, threshold: float, narrow: float, wide: float) -> None:
+    narrow, wide = sorted((narrow, wide))
+    by_wide = decide({"yes": share, "no": 1 - share}, Rule(threshold=threshold, band=wide))
+    by_narrow = decide({"yes": share, "no": 1 - share}, Rule(threshold=threshold, band=narrow))
+
+    inside = wide / 2 < threshold < 1.0 - wide / 2  # at the ends the band is cut off
+    assert not inside or by_wide in (None, by_narrow)
+
+
+def test_of_more_choices_the_likeliest_counts_when_it_is_likely_enough() -> None:
+    shares = {"red": 0.2, "green": 0.58, "blue": 0.22}
+
+    assert decide(shares, Rule(threshold=0.5, band=0.1)) == "green"
+    assert decide(shares, Rule(threshold=0.6, band=0.0)) is None
+
+
+def test_fewer_than_two_choices_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least two"):
+        decide({"yes": 1.0}, Rule())
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
+def test_a_rule_out_of_range_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="threshold"):
+        Rule(threshold=value)
+    with pytest.raises(ValueError, match="band"):
+        Rule(band=value)
+
+
+def test_the_rule_is_told_in_a_sentence() -> None:
+    assert explain(("yes", "no"), Rule()) == "“yes” from 55% on, “no” up to 45%, and undecided between 45% and 55%."
+    assert "undecided between" not in explain(("yes", "no"), Rule(band=0.0))
+    assert explain(("a", "b", "c"), Rule()).startswith("The likeliest choice counts when it has at least 55%")
+
+
+def test_choices_stand_between_commas_or_on_lines() -> None:
+    assert parse_choices(" yes,no ,\nperhaps") == ("yes", "no", "perhaps")
+
+
+@pytest.mark.parametrize("text", ["", "yes", "yes, yes", ",".join(map(str, range(13)))])
+def test_too_few_equal_or_too_many_choices_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="two to twelve different choices"):
+        parse_choices(text)

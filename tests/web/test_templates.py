@@ -1,0 +1,43 @@
+"""Questions to start from: the embedded model's are ones it was trained on, and all fit their buttons."""
+
+import re
+
+import pytest
+
+from app.web.templates import templates
+
+# The sentences of docs/embedded-model.md, with a place for the words of its world.
+_THING = "(?:circle|square|triangle|star|cross|ring|heart|moon)"
+_COLOUR = "(?:red|orange|yellow|green|blue|purple|white|black)"
+_KNOWN = (
+    "Generate caption of this image",
+    r"How many objects are (?:there|in the picture)\?",
+    rf"How many (?:{_THING}s|{_COLOUR} objects) are there\?",
+    rf"What color is the {_THING}\?",
+    rf"What shape is the {_COLOUR} object\?",
+    rf"Is the {_THING} large or small\?",
+    rf"Where is the {_THING}\?",
+    rf"Is there an? {_COLOUR} {_THING}\?",
+    rf"Is the {_THING} (?:to the left of|to the right of|above|below) the {_THING}\?",
+    rf"What is (?:to the left of|to the right of|above|below) the {_THING}\?",
+)
+
+
+def test_the_embedded_model_is_only_asked_what_it_knows() -> None:
+    offer = templates(is_embedded=True)
+
+    for text in (*(one.text for one in (*offer.prompts, *offer.questions)), offer.question):
+        assert any(re.fullmatch(known, text) for known in _KNOWN), text
+    assert offer.choices == ("yes", "no")
+
+
+@pytest.mark.parametrize("is_embedded", [True, False])
+def test_every_question_has_a_short_label_of_its_own(is_embedded: bool) -> None:
+    offer = templates(is_embedded=is_embedded)
+
+    for group in (offer.prompts, offer.questions):
+        labels = [one.label for one in group]
+        assert labels
+        assert len(set(labels)) == len(labels)
+        assert all(0 < len(label) <= 24 for label in labels)
+    assert offer.question in [one.text for one in offer.questions]
