@@ -24,7 +24,7 @@ ALWAYS = uses_of()
 
 # Without a terminal, as wide as the narrowest that is common; wider than the last, lines are hard to read.
 PIPE_WIDTH, MIN_WIDTH, MAX_WIDTH = 80, 60, 120
-NAME_WIDTH, LEVEL_WIDTH = 14, 9
+NAME_WIDTH, LEVEL_WIDTH = 19, 9
 
 
 def weigh(probe: Probe, *, uses: frozenset[str]) -> Level:

@@ -25,7 +25,7 @@ from vision.export.packages import EXPORT_PACKAGES, INSTALL_HINT
 from vision.export.toolkit import SET_ENV
 
 PROJECT_PACKAGES = ("numpy", "pillow", "safetensors", "sentencepiece")
-SERVER_PACKAGES = ("fastapi", "uvicorn")
+SERVER_PACKAGES = ("fastapi", "fastapi-offline", "httpcore", "prometheus-client", "uvicorn")
 PAGE_PACKAGES = ("gradio",)
 # Generous: the first import of torch from a network disk takes long.
 TORCH_S, OTHERS_S = 180.0, 60.0

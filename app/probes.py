@@ -20,7 +20,11 @@ from vision.export.toolkit import find_atc, read_npu_smi
 if TYPE_CHECKING:
     from llm.runtime.npu import NpuBackend
 
-IMPORT_NAMES = {"pillow": "PIL"}
+IMPORT_NAMES = {
+    "pillow": "PIL",
+    "fastapi-offline": "fastapi_offline",
+    "prometheus-client": "prometheus_client",
+}
 PROVIDER = "CPUExecutionProvider"  # the one that vision/backends/onnx.py opens a file with
 DEVICE_FILES = (Path("/dev"), "davinci[0-9]*")
 PROGRAM_S = 60.0

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 from app.answering import EMBEDDED_NOTE
 from app.captioner import Captioner
+from app.environment import PAGE_PACKAGES, SERVER_PACKAGES
 from app.errors import Exit, UsageError
+from app.probes import IMPORT_NAMES
 from app.resources import sample_pictures
 from app.service import Service
 from app.service_types import ServiceLimits
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
     from app.server.api import ApiSettings
 
 API_KEY_VARIABLE = "LLAMA_ADAPTER_API_KEY"
-SERVER_PACKAGES = ("fastapi", "fastapi_offline", "httpcore", "prometheus_client", "uvicorn")
-PAGE_PACKAGES = ("gradio",)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +106,7 @@ def check_packages(*, has_page: bool) -> None:
     """Raise UsageError unless the packages of the extra are there."""
     for name in (*SERVER_PACKAGES, *(PAGE_PACKAGES if has_page else ())):
         try:
-            importlib.import_module(name)
+            importlib.import_module(IMPORT_NAMES.get(name, name))
         except ImportError as error:
             command = "web" if has_page else "serve"
             raise UsageError(

@@ -7,7 +7,9 @@ import pytest
 
 import app.serving
 from app.cli import main
+from app.environment import PAGE_PACKAGES, SERVER_PACKAGES
 from app.errors import Exit, UsageError
+from app.probes import IMPORT_NAMES
 from app.service_types import ServiceLimits
 from app.serving import API_KEY_VARIABLE, ServeJob, check_packages, read_api_keys
 from app.spec import CaptionerSpec
@@ -100,8 +102,8 @@ def test_no_keys_are_asked_for_unless_there_are_some(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(("has_page", "missing"), [(False, "uvicorn"), (True, "gradio")])
 def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, has_page: bool, missing: str) -> None:
-    for name in (*app.serving.SERVER_PACKAGES, *app.serving.PAGE_PACKAGES):
-        monkeypatch.setitem(sys.modules, name, sys)  # any module will do
+    for name in (*SERVER_PACKAGES, *PAGE_PACKAGES):
+        monkeypatch.setitem(sys.modules, IMPORT_NAMES.get(name, name), sys)  # any module will do
     monkeypatch.setitem(sys.modules, missing, None)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=missing) as refused:
         check_packages(has_page=has_page)
