@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app import cann
-from app.checkup import MIN_WIDTH, PIPE_WIDTH, environment_table, finding_lines, run_checkup, summary, weigh
+from app.checkup import MIN_WIDTH, NAME_WIDTH, PIPE_WIDTH, environment_table, finding_lines, run_checkup, summary, weigh
 from app.child import ask_child, broken, ok
 from app.doctor import Finding
 from app.environment import ADVICE, ASCEND, NEEDED, Probe, fold, is_device, is_needed, om_device, uses_of
@@ -77,13 +77,13 @@ def test_the_lines_of_the_table_fit_their_width_and_hints_have_their_own() -> No
     lines = environment_table(probes, uses=ALWAYS, width=PIPE_WIDTH)
 
     assert max(map(len, lines)) <= PIPE_WIDTH == 80
-    assert lines[:2] == ["part          state    found", "torch         ok       2.13.0+cpu"]
-    assert lines[2].startswith("CANN          warning  no folder has it")
-    assert lines[3].startswith(" " * 23 + "folder") or lines[3].startswith(" " * 23 + "no")
-    assert lines[4].startswith("              hint:    word word")
+    assert lines[:2] == ["part               state    found", "torch              ok       2.13.0+cpu"]
+    assert lines[2].startswith("CANN               warning  no folder has it")
+    assert lines[3].startswith(" " * 28 + "folder") or lines[3].startswith(" " * 28 + "no")
+    assert lines[4].startswith("                   hint:    word word")
     assert lines[-2:] == [
-        "atc           absent   not installed; needed for export om",
-        "              hint:    short",
+        "atc                absent   not installed; needed for export om",
+        "                   hint:    short",
     ]
 
 
@@ -133,7 +133,7 @@ def test_who_has_nothing_of_ascends_reads_one_line_about_it() -> None:
     folded = fold([torch, *absent_ascend()], uses=uses_of(device="cuda:0", vision="onnx"))
 
     assert folded[0] is torch
-    assert table(*folded[1:]).splitlines()[1:] == ["Ascend        absent   nothing installed (docs/ascend.md)"]
+    assert table(*folded[1:]).splitlines()[1:] == ["Ascend             absent   nothing installed (docs/ascend.md)"]
 
 
 @pytest.mark.parametrize("flags", [{"device": "npu:0"}, {"vision": "om"}])
@@ -183,7 +183,7 @@ def test_an_om_runs_beside_a_decoder_of_its_kind() -> None:
 def test_rows_stand_in_the_order_in_which_one_fixes_them(tmp_path: Path) -> None:
     arguments = ["doctor", "--environment", "--device", "npu:0", "--vision", "om"]
     ran = python(MAIN.format(arguments), HOME=str(tmp_path), PATH=str(tmp_path), COLUMNS="80")
-    names = [line[:14].strip() for line in ran.stdout.splitlines()]
+    names = [line[:NAME_WIDTH].strip() for line in ran.stdout.splitlines()]
     wanted = ["NPU devices", "CANN", "torch", "torch_npu", "aclruntime", "ais_bench"]
 
     assert [name for name in names if name in wanted] == wanted
