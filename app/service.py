@@ -316,7 +316,7 @@ class Service:
                 try:
                     captioner.close()
                 except Exception as error:  # of an encoder that is broken: the next one has nothing to do with it
-                    _log.error("giving the model up: %s", _told(error))
+                    _log.error("giving the model up: %s", describe(error).sentence)
                 self._captioner = captioner = None
                 self._encoded.clear()
                 gc.collect()  # the next model may need the memory of this one
@@ -340,7 +340,8 @@ class Service:
                         self._changed.notify_all()
                         return None
                     self._num_fruitless += 1
-                    self._last_error = _told(error)
+                    self._last_error = _kind(error)
+                _log.error("the engine could not be loaded again: %s", describe(error).sentence)
                 continue
             with self._changed:
                 self._captioner, self._reader = captioner, captioner.reader
@@ -451,10 +452,11 @@ class Service:
     def _engine_failed(self, error: Exception) -> None:
         """Requests in the engine fail with it; those that wait, wait for the next one."""
         problem = describe(error)
+        _log.error("the engine failed and is loaded again: %s", problem.sentence)
         with self._changed:
             self._restarts += 1
             self._num_fruitless += 1
-            self._last_error = _told(error)
+            self._last_error = _kind(error)
             if self._state == "ready":
                 self._state = "restarting"
             running = list(self._running.values())
@@ -482,6 +484,6 @@ def _late(entry: Entry) -> AnswerError:
     return AnswerError(code="deadline", message=f"There was no whole answer within {allowed_s:g} s; ask again later.")
 
 
-def _told(error: BaseException) -> str:
-    """What went wrong, for whoever runs the service; requests do not appear in it."""
-    return describe(error).sentence[:300]
+def _kind(error: BaseException) -> str:
+    """What went wrong, for anybody: messages may hold paths of this machine."""
+    return f"{type(error).__name__}; the log says more"

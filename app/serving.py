@@ -9,7 +9,7 @@ import signal
 import stat
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from typing import TYPE_CHECKING
 
 from app.answering import EMBEDDED_NOTE
@@ -58,7 +58,7 @@ class ServeJob:
 
 
 def run_serve(job: ServeJob) -> int:
-    """Serve until SIGTERM (drains, exit code 0) or Ctrl-C (drains, 130).
+    """Serve until SIGTERM or SIGHUP (drains, exit code 0) or Ctrl-C (drains, 130).
 
     Raises what app/errors.py lists: for the model, for an address that cannot be had, and for packages of the extras
     `serve` and `web` that are missing.
@@ -97,7 +97,7 @@ def run_serve(job: ServeJob) -> int:
             drain_s=job.drain_s,
             tell=tell,
             # Also when quiet: with port 0 there is no other way to know.
-            on_start=lambda: print(f"serving on {address}", file=sys.stderr, flush=True),
+            on_start=lambda: _say(f"serving on {address}"),
         )
     return Exit.INTERRUPTED if ended_by == signal.SIGINT else Exit.OK
 
@@ -150,10 +150,12 @@ def add_page(application: "FastAPI", service: Service) -> AbstractContextManager
     import gradio
 
     from app.web.page import build_page, page_settings
+    from app.web.upload_parser import files_only
     from app.web.uploads import private_uploads
 
     with ExitStack() as stack:
         stack.enter_context(private_uploads())
+        stack.enter_context(files_only())
         samples = sorted(path for path in sample_pictures().iterdir() if path.suffix in PICTURE_SUFFIXES)
         page = build_page(service, samples=samples)
         gradio.mount_gradio_app(application, page, "/", **page_settings(service))
@@ -187,4 +189,10 @@ def _teller(*, quiet: bool) -> Callable[[str], None]:
     log.handlers[:] = [handler]
     log.propagate = False
     log.setLevel(logging.WARNING if quiet else logging.INFO)
-    return (lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr, flush=True))
+    return (lambda text: None) if quiet else _say
+
+
+def _say(text: str) -> None:
+    """A line on stderr; nobody is answered worse when whoever reads it has gone, or the disk of the log is full."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)

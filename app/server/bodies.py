@@ -65,7 +65,7 @@ class BodyLimit:
     """
 
     def __init__(
-        self, app: ASGIApp, *, prefix: str, max_bytes: int, max_bytes_under_way: int, timeout_s: float
+        self, app: ASGIApp, *, prefix: str | tuple[str, ...], max_bytes: int, max_bytes_under_way: int, timeout_s: float
     ) -> None:
         self.app = app
         self._prefix, self._max_bytes, self._timeout_s = prefix, max_bytes, timeout_s
@@ -111,7 +111,7 @@ class BodyLimit:
         return Refusal(
             status=413,
             code="request_too_large",
-            message=f"A request has at most {self._max_bytes:,} bytes here: send a smaller picture.",
+            message=f"A request has at most {self._max_bytes:,} bytes here: send less, such as a smaller picture.",
         )
 
 

@@ -2,18 +2,21 @@
 
 import asyncio
 import resource
+import signal
 import socket
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
 import uvicorn
 
+from app.server.connections import Connection
 from app.service import Service
 
 _FLUSH_S = 5  # for responses that are ready when the service is idle
+_STALLED_MS = 60_000  # a client that takes nothing of what is sent for so long is given up
 
 
 class Draining(uvicorn.Server):
@@ -42,6 +45,18 @@ class Draining(uvicorn.Server):
         if self.ended_by is not None:
             self.should_exit = self.force_exit = True
         self.ended_by = self.ended_by or sig
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn's, and that of a terminal that is closed; `nohup` has it ignored, and so it stays."""
+        with super().capture_signals():
+            before = signal.getsignal(signal.SIGHUP)
+            if before is not signal.SIG_IGN:
+                signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGHUP, before)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Says that connections are taken from now on."""
@@ -75,6 +90,8 @@ def bind(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections have it of their listener
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STALLED_MS)
         listener.bind((host, port))
     except OSError as error:
         listener.close()
@@ -95,6 +112,7 @@ def run(
     """Serve until a signal comes; returns it, or None where the application itself ended."""
     config = uvicorn.Config(
         application,
+        http=Connection,
         log_config=None,
         access_log=False,
         lifespan="on",

@@ -17,6 +17,7 @@ _PAGE_BELOW = ("/assets/", "/static/", "/svelte/", "/gradio_api/heartbeat/")
 _READ = ("/gradio_api/queue/data", "/gradio_api/upload_progress", "/gradio_api/startup-events", "/gradio_api/app_id")
 _WRITE = ("/gradio_api/queue/join", "/gradio_api/queue/join/", "/gradio_api/upload", "/gradio_api/cancel")
 _WRITE_BELOW = ("/gradio_api/run/", "/gradio_api/reset")
+EVENT_PATHS = ("/gradio_api/queue/", "/gradio_api/cancel", *_WRITE_BELOW)  # of those, what Gradio reads into memory
 _FILE = "/gradio_api/file="
 
 # Gradio's page builds functions from text and has style attributes everywhere; all of it comes from this server.

@@ -6,11 +6,12 @@ from typing import Any
 
 import gradio as gr
 
+from app.server.bodies import BodyLimit
 from app.service import Service
 from app.web.about import build_about, build_head
 from app.web.batch import build_batch
 from app.web.chat import build_chat
-from app.web.closed_routes import ClosedRoutes
+from app.web.closed_routes import EVENT_PATHS, ClosedRoutes
 from app.web.guarded_blocks import GuardedBlocks
 from app.web.picture_input import AT_ONCE
 from app.web.runs import Runs
@@ -22,8 +23,15 @@ MAX_SESSIONS = 256  # pages whose state is remembered; the oldest is forgotten
 MAX_STREAMING = 256  # events under way, of all pages; the service has its own order
 MAX_QUEUED = 256  # and those that wait behind them
 MAX_UPLOAD_BYTES = 256 * 2**20  # of one file: a zip; pictures have their own limit when they are read
+MAX_EVENT_BYTES = 8 * 2**20  # of one event's values; the files of a large folder are named in half of it
 _CLEANING_SECONDS = 600
 _UPLOAD_SECONDS = 6 * 3600  # how long an uploaded picture is kept
+_EVENT_LIMIT = {
+    "prefix": EVENT_PATHS,
+    "max_bytes": MAX_EVENT_BYTES,
+    "max_bytes_under_way": 8 * MAX_EVENT_BYTES,
+    "timeout_s": 30.0,
+}
 
 
 def build_page(service: Service, *, samples: Sequence[Path]) -> gr.Blocks:
@@ -81,7 +89,7 @@ def page_settings(service: Service) -> dict[str, Any]:
         "mcp_server": False,
         # Starlette takes its middlewares as (class, arguments, keywords).
         "app_kwargs": {
-            "middleware": [(ClosedRoutes, (), {})],
+            "middleware": [(ClosedRoutes, (), {}), (BodyLimit, (), _EVENT_LIMIT)],
             "docs_url": None,
             "redoc_url": None,
             "openapi_url": None,

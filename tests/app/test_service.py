@@ -366,7 +366,7 @@ def failing_steps(monkeypatch: pytest.MonkeyPatch, *, times: int) -> None:
 
 
 def test_a_failed_engine_is_replaced_and_only_what_it_was_answering_fails(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
+    start: Starter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = Gate()
     service = start(observer=gate, batch_size=1)
@@ -379,7 +379,9 @@ def test_a_failed_engine_is_replaced_and_only_what_it_was_answering_fails(
     status = service.status()
     assert (status.state, status.restarts) == ("ready", 1)
     assert status.last_error is not None
-    assert "the device is gone" in status.last_error
+    assert "RuntimeError" in status.last_error
+    assert "the device is gone" not in status.last_error  # that is for the log
+    assert "the device is gone" in caplog.text
     assert gate.num_restarts == 1
 
 

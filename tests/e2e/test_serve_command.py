@@ -12,6 +12,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,12 @@ pytestmark = pytest.mark.slow
 class Server:
     """A process that serves, and what it says."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, command: str = "serve", folder: Path | None = None, reads_on: bool = True) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "LLAMA_ADAPTER_API_KEY"}
+        if folder is not None:
+            environment["TMPDIR"] = str(folder)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "app", "serve", "--port", "0", *flags],
+            [sys.executable, "-m", "app", command, "--port", "0", *flags],
             cwd=ROOT,
             env=environment,
             stderr=subprocess.PIPE,
@@ -40,7 +43,7 @@ class Server:
         )
         self.lines: list[str] = []
         self.address = self._read_to("serving on ").removeprefix("serving on ")
-        self._reading = threading.Thread(target=self._read_on, daemon=True)
+        self._reading = threading.Thread(target=self._read_on if reads_on else lambda: None, daemon=True)
         self._reading.start()
 
     def end(self, number: signal.Signals) -> tuple[int, str]:
@@ -106,6 +109,56 @@ def test_it_answers_and_ends_by_sigterm_with_zero(server: Server) -> None:
 
 def test_ctrl_c_ends_it_with_130(server: Server) -> None:
     assert server.end(signal.SIGINT)[0] == 130
+
+
+@pytest.mark.parametrize("command", ["serve", "web"])
+def test_a_closed_terminal_ends_it_as_sigterm_does(tmp_path: Path, command: str) -> None:
+    server = Server(command=command, folder=tmp_path)
+    code, said = server.end(signal.SIGHUP)
+
+    assert code == 0
+    assert "draining" in said
+    assert not any(tmp_path.rglob("*upload*"))
+
+
+def test_nohup_holds_for_it() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a child has it so too
+    try:
+        server = Server()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    server.process.send_signal(signal.SIGHUP)
+    try:
+        assert chat(server.address)["choices"]
+    finally:
+        assert server.end(signal.SIGTERM)[0] == 0
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_nothing_is_lost_when_nobody_reads_what_it_says(number: signal.Signals, expected: int) -> None:
+    server = Server(reads_on=False)
+    assert server.process.stderr is not None
+    server.process.stderr.close()
+    replies: list[dict[str, Any]] = []
+
+    def ask() -> None:
+        with suppress(urllib.error.URLError, ConnectionError):
+            replies.append(chat(server.address, temperature=1.0))
+
+    clients = [threading.Thread(target=ask) for _ in range(24)]
+    for client in clients:
+        client.start()
+    accepted = 0
+    while not accepted:
+        with urllib.request.urlopen(f"{server.address}/health") as response:
+            health = json.load(response)
+        accepted = health["running"] + health["waiting"]
+    code, _ = server.end(number)
+    for client in clients:
+        client.join(60)
+
+    assert code == expected
+    assert len(replies) >= accepted
 
 
 def test_nothing_accepted_is_lost_by_sigterm_under_load(server: Server) -> None:
