@@ -1,6 +1,8 @@
 # Everything happens in .venv, made from PYTHON (3.11 or newer).
 PYTHON ?= python3
 BIN := .venv/bin
+# As many processes as there are cores, each with one thread.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 .PHONY: demo test check clean
 
@@ -9,14 +11,14 @@ demo: .venv/.installed
 
 # Everything: `check`, and the tests that run the command line, a browser, or train something.
 test: check .venv/.browser
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow
 
 # Format, lint, types and the quick tests.
 check: .venv/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -65,9 +65,10 @@ _UNEXPECTED = Rule(
 RULES: Mapping[str, Rule] = {
     "app.errors.UsageError": Rule(exit_code=Exit.USAGE, http_status=400),
     "app.records.RecordFileError": Rule(exit_code=Exit.FAILED, http_status=500),
-    # These two say their status themselves.
+    # The first two say their status themselves.
     "app.server.problems.ApiError": Rule(exit_code=Exit.FAILED, http_status=400),
     "app.server.picture_errors.PictureRefusedError": Rule(exit_code=Exit.FAILED, http_status=400),
+    "app.web.uploads.ForeignFileError": Rule(exit_code=Exit.FAILED, http_status=400),
     "app.service_types.ServiceError": Rule(exit_code=Exit.FAILED, http_status=503),
     "app.service_types.BusyError": Rule(exit_code=Exit.FAILED, http_status=429),
     "app.service_types.UnavailableError": Rule(exit_code=Exit.FAILED, http_status=503),

@@ -56,6 +56,7 @@ _FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 30.0  # before the engine is loaded agai
 
 _log = logging.getLogger("llama_adapter.service")
 _CANCELLED = AnswerError(code="cancelled", message="The request was cancelled.")
+_UNREADABLE = AnswerError(code="unreadable", message="The picture could not be read; save it again, or as PNG.")
 
 
 class Service:
@@ -270,16 +271,26 @@ class Service:
         if entry is None:  # it was cancelled
             return
         assert reader is not None, "requests are taken once the model is loaded"
-        started = time.perf_counter()
-        digest = hashlib.sha256(entry.ask.picture).hexdigest()
-        if self._encoded.find(digest) is None:
-            entry.reading = self._read(entry.ask, reader)
-        else:
-            elapsed_ms = (time.perf_counter() - started) * 1e3
-            entry.reading = PictureReading(digest=digest, pixels=None, error=None, elapsed_ms=elapsed_ms)
+        try:
+            entry.reading = self._look(entry.ask, reader)
+        except Exception as error:  # of no picture that was ever tried
+            _log.error("reading a picture raised %s", type(error).__name__)
+            with self._changed:
+                self._room.remove(entry)
+            self._fail(entry, _UNREADABLE)
+            return
         with self._changed:
             self._room.make_ready(entry)
             self._changed.notify_all()
+
+    def _look(self, ask: Ask, reader: PictureReader) -> PictureReading:
+        """The picture, or its digest alone where it is encoded already."""
+        started = time.perf_counter()
+        digest = hashlib.sha256(ask.picture).hexdigest()
+        if self._encoded.find(digest) is None:
+            return self._read(ask, reader)
+        elapsed_ms = (time.perf_counter() - started) * 1e3
+        return PictureReading(digest=digest, pixels=None, error=None, elapsed_ms=elapsed_ms)
 
     def _read(self, ask: Ask, reader: PictureReader) -> PictureReading:
         limits = self.limits

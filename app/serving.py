@@ -137,6 +137,7 @@ def api_settings(job: ServeJob, *, keys: tuple[str, ...]) -> "ApiSettings":
             ),
             guards=GuardSettings(
                 max_body_bytes=job.max_body_mib * 2**20,
+                max_bytes_under_way=max(GuardSettings().max_bytes_under_way, 2 * job.max_body_mib * 2**20),
                 host_names=host_names_for(job.host, more=job.host_names),
                 api_keys=keys,
             ),

@@ -48,10 +48,11 @@ def operations(service: Service, *, metrics: Metrics) -> APIRouter:
 
     @router.get("/ready", tags=["operations"], responses={503: {"model": Readiness, "description": "Not ready"}})
     async def ready(response: Response) -> Readiness:
-        """Whether requests are taken: 503 while the model loads or the service ends."""
-        state = service.status().state
-        response.status_code = 200 if state == "ready" else 503
-        return Readiness(ready=state == "ready", status=state)
+        """Whether requests are taken and answered: 503 while the model loads, is stalled, or the service ends."""
+        status = service.status()
+        is_ready = status.state == "ready" and not status.is_stalled
+        response.status_code = 200 if is_ready else 503
+        return Readiness(ready=is_ready, status=status.state)
 
     @router.get("/metrics", tags=["operations"], response_class=PlainTextResponse, responses=PLAIN_TEXT)
     def read_metrics() -> Response:

@@ -38,6 +38,13 @@ _ANSWER_STATUS: Mapping[str, int] = {
 }
 
 
+_ANSWER_HEADERS: Mapping[int, Mapping[str, str]] = {
+    503: {"retry-after": str(_SHORTEST_WAIT_S)},
+    # Else OpenAI's clients ask twice more at once, of a server that has too much to do already.
+    504: {"x-should-retry": "false"},
+}
+
+
 class ApiError(Exception):
     """An answer with an error status; `param` names the part of the request that is meant."""
 
@@ -85,7 +92,7 @@ def of_answer(error: AnswerError) -> ApiError:
         status=status,
         code=error.code,
         param="messages" if is_picture else None,
-        headers={"retry-after": retry_after(None)} if status == 503 else None,
+        headers=_ANSWER_HEADERS.get(status),
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 import app.service
 from app.captioner import Answer, Captioner, TextDelta
 from app.flow import Flow
+from app.pictures import PictureReader
 from app.resources import sample_pictures
 from app.service import Ask, BusyError, Observer, Service, ServiceLimits, Ticket, UnavailableError
 from llm.engine.sampling_params import SamplingParams
@@ -213,6 +214,22 @@ def test_a_bad_picture_gets_its_reason_under_its_own_name_and_the_others_their_a
     assert answer.error.code == "truncated"
     assert "holiday.png" in answer.error.message
     assert good.result().error is None
+
+
+def test_a_picture_whose_reading_fails_as_none_ever_did_is_answered(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    service = start()
+    with monkeypatch.context() as patch:
+        patch.setattr(PictureReader, "read", failing)
+        answer = service.submit(ask(0)).result()
+
+    assert answer.error is not None
+    assert answer.error.code == "unreadable"
+    assert service.submit(ask(0)).result().error is None
 
 
 @pytest.mark.parametrize(

@@ -305,7 +305,7 @@ def test_another_model_is_not_found(client: httpx.Client) -> None:
     ("state", "is_healthy", "is_ready"),
     [
         (status("ready"), True, True),
-        (status("ready", is_stalled=True), False, True),
+        (status("ready", is_stalled=True), False, False),
         (status("draining"), True, False),
         (status("loading"), False, False),
         (status("restarting"), False, False),

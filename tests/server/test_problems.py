@@ -38,7 +38,7 @@ def test_an_answer_that_failed_is_not_the_request_s_fault(told: AnswerError, sta
     problem = of_answer(told)
 
     assert (problem.status, problem.code, problem.param) == (status, told.code, None)
-    assert problem.headers == ({"retry-after": "1"} if status == 503 else {})
+    assert problem.headers == {503: {"retry-after": "1"}, 504: {"x-should-retry": "false"}}.get(status, {})
 
 
 def test_a_code_that_nobody_knows_is_the_server_s_fault() -> None:
