@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import Executor
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final, Literal
@@ -245,9 +244,6 @@ class BatchRun:
         self._was_shared = self._was_shared or status.num_running + status.num_waiting > self._num_tickets
 
     def _result(self, index: int, answer: Answer, small: str | None = None) -> Result:
-        if answer.error is not None:
-            message = answer.error.message.replace("the given bytes", f"`{answer.picture}`")
-            answer = replace(answer, error=AnswerError(code=answer.error.code, message=message))
         self._tally.add(answer)
         self._num_reused += answer.is_reused and answer.error is None
         digest = self._circumstances.model_digest

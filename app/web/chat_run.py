@@ -1,7 +1,6 @@
 """Asking one question: from a picture in the upload folder to a turn that grows. Knows the service, not Gradio."""
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
@@ -12,10 +11,9 @@ from app.service import Ask, Service
 from app.ticket import Ticket
 from app.web.chat_state import PickedPicture, Turn
 from app.web.runs import Run
+from app.web.troubles import told
 from app.web.uploads import read_upload
 from llm.engine.sampling_params import SamplingParams
-
-_log = logging.getLogger("llama_adapter.web")
 
 
 async def ask(
@@ -38,10 +36,8 @@ async def ask(
                 yield turn
         run.discard(ticket)
     except Exception as error:
-        problem = describe(error)
-        if problem.http_status == 500:
-            _log.error("a question was not answered: %s", type(error).__name__)
-        yield replace(turn, problem=problem)
+        sentence, hint = told(error)
+        yield replace(turn, problem=replace(describe(error), sentence=sentence, hint=hint))
 
 
 async def in_bundles(ticket: Ticket) -> AsyncGenerator[list[Event]]:

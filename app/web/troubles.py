@@ -18,5 +18,5 @@ def told(error: Exception) -> tuple[str, str]:
     problem = describe(error)
     if problem.http_status < 500:
         return f"{problem.sentence.removesuffix('.')}.", problem.hint
-    _log.error("page: %s in a run", type(error).__name__)
+    _log.error("page: something was not answered: %s", type(error).__name__)
     return "Something went wrong on the server.", "try again; its log says what kind of fault it was"

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
-from app.errors import describe
 from app.service import Ask, BusyError, Service
 from app.web.runs import Run
 from app.web.thumbnails import thumbnail
+from app.web.troubles import told
 from app.web.uploads import read_upload
 from app.web.yes_no_state import Judged
 
@@ -40,7 +40,7 @@ async def judge(
                     service, run, results[index], path=path, question=question, choices=choices, client=client
                 )
             except Exception as error:
-                results[index] = replace(results[index], problem=describe(error).sentence)
+                results[index] = replace(results[index], problem=told(error)[0])
 
     yield tuple(results)
     pending = {asyncio.create_task(one(index)) for index in range(len(files))}

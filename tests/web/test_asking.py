@@ -104,7 +104,7 @@ def test_a_service_that_is_not_there_is_a_problem_in_a_sentence(uploads: Path) -
     last = states(Service(Captioner.load), place_in_uploads(MOON))[-1]
 
     assert last.problem is not None
-    assert last.problem.sentence == "The model is being loaded"
+    assert last.problem.sentence == "The model is being loaded."
 
 
 def judged(
