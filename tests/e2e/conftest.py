@@ -9,6 +9,9 @@ from tests.e2e.browser import Browser, ServedPage, chromium, serve_page
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=30_000)  # milliseconds; machines of tests are busy
     with chromium() as browser:
         yield browser
 

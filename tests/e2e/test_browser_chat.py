@@ -103,7 +103,9 @@ def test_stop_keeps_what_was_written(visit: Visit) -> None:
     expect(last_answer(visit)).to_have_text("a")
     visit.served.gate.let(2)
     expect(last_answer(visit)).to_have_text("a small yellow")
+    visit.served.service.cancelled.clear()
     visit.page.get_by_role("button", name="Stop").click()
+    assert visit.served.service.cancelled.wait(60)
     visit.served.gate.open()
 
     expect(visit.page.locator("#chat-log")).to_contain_text("Stopped: this is what there was until then.")

@@ -122,7 +122,9 @@ def test_stop_keeps_what_was_answered(visit: Visit) -> None:
     ask(visit)
     expect(visit.page.locator(".la-decision").first).to_be_visible()
     expect(visit.page.locator(".la-summary")).to_contain_text("under way")
+    visit.served.service.cancelled.clear()
     visit.page.locator("#yes-no-stop").click()
+    assert visit.served.service.cancelled.wait(60)
     visit.served.gate.open()
 
     expect(visit.page.locator(".la-summary")).not_to_contain_text("under way")
