@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli import Parser, parse_choices, parse_text, settings
+from app.cli.parser import Parser
+from app.cli.values import parse_choices, parse_text, settings
 from app.errors import Exit, UsageError, run_guarded
 from app.report import Tally, make_report
 from app.resources import sample_pictures
@@ -157,13 +158,13 @@ def main() -> int:
 
 def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: SamplingParams) -> int:
     """Warm up, run the trials, print results and times; returns the exit code."""
-    from app.answering import EMBEDDED_NOTE, is_sample, one_line
     from app.inputs import expand_inputs
+    from app.telling import EMBEDDED_NOTE, is_sample, one_line
 
     if options.img_size != captioner.image_size:
         raise UsageError(f"IMG_SIZE must be {captioner.image_size}, the size the model takes, got {options.img_size}")
     inputs = list(expand_inputs([options.pic_file_path]))
-    pictures = [picture.source_path for picture in inputs]
+    pictures = [picture.path for picture in inputs]
     if captioner.spec.is_embedded and not all(map(is_sample, pictures)):
         print(EMBEDDED_NOTE, file=sys.stderr)
     asked = {

@@ -6,6 +6,7 @@ from contextlib import ExitStack, closing
 
 import torch
 
+from app.backing_off import BackOff
 from app.bundle import load_bundle
 from app.captioner import Captioner, ModelInfo
 from app.checkpoints import LoadedModel, ModelSources, assemble_sources, stream_sources
@@ -13,26 +14,20 @@ from app.encoders import (
     check_card,
     check_encoder_exists,
     check_sizes,
-    encoder_bytes,
     encoder_identity,
     encoder_spec,
     om_card,
 )
-from app.native_encoder import KernelsFirst, install_block_kernels
+from app.placing import place_model
 from app.quantised_model import quantise_model
 from app.resources import embedded_model
 from app.spec import CaptionerSpec
 from llm.engine.engine import Engine
-from llm.load import open_executor
 from llm.runtime.backend import Backend, open_backend, open_best, resolve_dtype, resolve_mode
 from llm.runtime.executor import Executor
-from llm.runtime.shapes import powers_of_two
 from vision.backends.base import VisionBackend
 from vision.backends.open import open_encoder
-from vision.backends.torch import TorchVisionBackend
 from vision.card import EncoderCard
-from vision.encoder import encoder_from_state
-from vision.inference import HostEncoder
 
 ModelLoader = Callable[[torch.dtype], LoadedModel]  # the type of the weights -> the model
 
@@ -47,6 +42,7 @@ class Parts:
     backend: Backend
     vision: VisionBackend
     executor: Executor
+    remember_rows: Callable[[int], str] | None = None  # for later runs, where batch sizes are left to us
 
     def captioner(self) -> Captioner:
         """The captioner of these parts; with some of them replaced, another one around the same weights."""
@@ -58,6 +54,7 @@ class Parts:
             tokenizer=self.model.tokenizer,
             synchronise=self.backend.synchronise,
             mark=self.backend.mark,
+            back_off=BackOff(empty_caches=self.backend.empty_caches, remember=self.remember_rows),
         )
 
 
@@ -91,23 +88,10 @@ def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> P
             check_card(card, model, spec=spec)
         elif spec.vision_kind != "torch":
             foreign_note = f"`{spec.encoder}` does not say of which model it is, so that cannot be checked"
-        executor = open_executor(
-            model.decoder_config,
-            model.decoder_state,
-            backend=backend,
-            num_slots=spec.batch_size,
-            mode=mode,
-            operators=spec.operators,
-            reserved=encoder_bytes(spec, model, backend=backend),
-        )
-        if spec.vision_kind == "torch":
-            encoder = encoder_from_state(model.vision_config, model.vision_state)
-            sizes = powers_of_two(spec.batch_size) if backend.capabilities.static_shapes else None
-            vision = in_torch = TorchVisionBackend(encoder, device=backend.device, batch_sizes=sizes)
-            backend.prepare(in_torch.module, wanted=spec.operators)
-            if backend.kernels is not None and isinstance(in_torch.module, HostEncoder):
-                install_block_kernels(in_torch.module, library=backend.kernels)
-                in_torch.module = KernelsFirst(in_torch.module)
+        placed = place_model(model, spec=spec, backend=backend, mode=mode)
+        executor = placed.halves.executor
+        if placed.halves.vision is not None:
+            vision = placed.halves.vision
         elif vision is None:
             # Last of all: the decoder's device has to be there before the OM's own context.
             vision = stack.enter_context(closing(open_encoder(encoder_spec(spec, backend=backend, mode=mode))))
@@ -121,6 +105,7 @@ def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> P
         vision=spec.vision_kind,
         device=str(backend.device),
         mode=mode,
+        batch_size=executor.num_slots,
         context=model.decoder_config.context,
         channel_order=model.vision_config.channel_order,
         precision=model.precision,
@@ -137,7 +122,7 @@ def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> P
             mode=mode,
             operators=executor.operators.name,
             encoder=None if spec.vision_kind == "torch" else encoder_identity(spec),
-            notes=tuple(filter(None, (note, foreign_note, widened_note))),
+            notes=tuple(filter(None, (note, foreign_note, widened_note, placed.note))),
             context=model.decoder_config.context,
             default_prompt=model.prompt,
         ),
@@ -145,6 +130,7 @@ def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> P
         backend=backend,
         vision=vision,
         executor=executor,
+        remember_rows=placed.remember_rows,
     )
 
 

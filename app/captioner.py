@@ -5,17 +5,24 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+import numpy as np
 
 from app.answers import Answer, AnswerError, Event, TextDelta
+from app.backing_off import BackOff, attempt
 from app.clock import Mark, StageClock
-from app.flow import Conversation, Flow
-from app.pictures import PictureReader, PictureReading
-from app.prompts import EncodedPrompt, Prompt, PromptEncoder, RawPrompt, as_choices
+from app.conversation import Conversation
+from app.flow import Flow
+from app.pictures import PictureReader, PictureReading, Reader
+from app.prompts import EncodedPrompt, Prompt, PromptEncoder, RawPrompt, as_choices, shown_prompt
 from app.reading import ReadAhead
 from app.spec import CaptionerSpec, Precision
+from app.work import WorkItem, WorkQuestion
 from llm.engine.engine import Engine
 from llm.engine.sampling_params import SamplingParams
+from llm.errors import PromptError, PromptTooLongError
 from llm.runtime.executor import WarmUp
 from llm.tokenizer import Tokenizer
 from vision.backends.base import VisionBackend
@@ -32,8 +39,12 @@ __all__ = [
     "RawPrompt",
     "TextDelta",
     "WorkItem",
+    "WorkQuestion",
     "work_items",
 ]
+
+# Says which questions of an item are still to be answered, once its picture's digest is known ("" if it cannot be).
+Wants = Callable[[WorkItem, str], tuple[WorkQuestion, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,14 +65,12 @@ class ModelInfo:
     notes: tuple[str, ...] = ()  # for people: what is otherwise than they may think
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkItem:
-    """One picture and what is asked of it."""
+class _Reading(NamedTuple):
+    """An item whose picture was looked at, and what is left to be asked of it."""
 
-    index: int
-    picture: PictureSource
-    label: str
-    prompt: Prompt
+    item: WorkItem
+    questions: tuple[WorkQuestion, ...]
+    picture: PictureReading
 
 
 class Captioner:
@@ -77,8 +86,11 @@ class Captioner:
         tokenizer: Tokenizer,
         synchronise: Callable[[], None],
         mark: Callable[[], Mark | None],
+        back_off: BackOff | None = None,
     ) -> None:
+        """`spec` has nothing left open."""
         self.spec, self.info, self.tokenizer = spec, info, tokenizer
+        self.back_off = back_off or BackOff()
         self._synchronise, self._mark = synchronise, mark
         self._vision, self._engine = vision, engine
         self._is_running = False
@@ -101,6 +113,11 @@ class Captioner:
         for name in {"device", "dtype"} & plain.keys():  # torch.device("cpu") and torch.float16 are meant as well
             plain[name] = str(plain[name]).removeprefix("torch.")
         return assemble(CaptionerSpec(**plain))
+
+    @property
+    def batch_size(self) -> int:
+        """How many are answered at once, where memory is enough."""
+        return self._engine.num_slots
 
     @property
     def image_size(self) -> int:
@@ -177,42 +194,50 @@ class Captioner:
 
         One stream at a time: close it or read it to its end before the next call.
         """
-        choices = as_choices(choices)
-        items = work_items(pictures, prompts, default_prompt=self.info.default_prompt)
+        items = work_items(pictures, prompts, default_prompt=self.info.default_prompt, choices=as_choices(choices))
         sampling = SamplingParams(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
         )
         for item in items:
-            self.check_prompt(item.prompt, choices)  # an error here must come before any work
-        return self.run(items, sampling=sampling, choices=choices, clock=clock)
+            for question in item.questions:  # an error here must come before any work
+                self.check_prompt(question.prompt, question.choices)
+        return self.run(items, sampling=sampling, clock=clock)
 
     def run(
         self,
         items: Iterable[WorkItem],
         *,
         sampling: SamplingParams,
-        choices: Sequence[str] | None = None,
         clock: StageClock | None = None,
+        reader: Reader | None = None,
+        wants: Wants | None = None,
+        stop: Callable[[], bool] = lambda: False,
     ) -> Generator[Event]:
         """Answer a stream of work items as they come, in completion order; memory does not grow with their number.
 
-        Closing the iterator early forgets what is in flight. Raises RuntimeError while another run is open.
+        Every question gives one answer, be it an error. `wants`, asked in reading threads, leaves questions out of it,
+        and pictures without any unread. `reader` is another way to read than in threads of this process; it stays open.
+        Once `stop` says so, no more pictures are begun. Closing the iterator early forgets what is in flight.
+
+        Raises RuntimeError while another run is open.
         """
-        choices = as_choices(choices)
         clock = clock or StageClock()
-        batch_size = self.spec.batch_size
-        exhausted = False
+        look = partial(_look, reader=reader or self.reader, wants=wants)
         with (
             self.open_flow(clock) as flow,
-            ReadAhead(iter(items), self._read, ahead=2 * batch_size, shareable=_is_shareable) as reader,
+            ReadAhead(
+                iter(items), look, ahead=2 * self.batch_size, shareable=_is_shareable, num_bytes=_carried_bytes
+            ) as read_ahead,
         ):
             while True:
                 # Keep every slot in use: encode the next pictures while fewer requests than slots are under way.
-                while not exhausted and flow.num_free:
+                while not read_ahead.is_exhausted and flow.num_free and not stop():
                     clock.enter("read")
-                    batch = reader.take(batch_size)
-                    exhausted = len(batch) < batch_size
-                    errors = self._admit(batch, flow, sampling=sampling, choices=choices)
+                    # Nobody waits for a picture while there are others to answer.
+                    batch = read_ahead.take(flow.num_rows, at_least=0 if flow.num_unfinished else None)
+                    if not batch:
+                        break
+                    errors = self._admit([reading for reading in batch if reading.questions], flow, sampling=sampling)
                     clock.enter("write")
                     yield from errors
                 if not flow.num_unfinished:
@@ -230,60 +255,75 @@ class Captioner:
         if self._is_running:
             raise RuntimeError("This Captioner is still answering another call: read its stream to the end or close it")
         self._is_running = True
-        flow = Flow(vision=self._vision, engine=self._engine, tokenizer=self.tokenizer, clock=clock)
+        flow = Flow(
+            vision=self._vision, engine=self._engine, tokenizer=self.tokenizer, clock=clock, back_off=self.back_off
+        )
         try:
             yield flow
         finally:
             flow.close()
             self._is_running = False
 
-    def _read(self, item: WorkItem) -> tuple[WorkItem, PictureReading]:
-        return item, self.reader.read(item.picture)
-
-    def _admit(
-        self,
-        readings: Sequence[tuple[WorkItem, PictureReading]],
-        flow: Flow,
-        *,
-        sampling: SamplingParams,
-        choices: tuple[str, ...] | None,
-    ) -> list[Answer]:
-        """Encode pictures and hand them to the engine; returns the answers of those that could not be read."""
+    def _admit(self, readings: Sequence[_Reading], flow: Flow, *, sampling: SamplingParams) -> list[Answer]:
+        """Encode pictures and hand their questions to the engine; returns the answers of what cannot be asked."""
         errors: list[Answer] = []
-        readable: list[Conversation] = []
-        pixels = []
-        for item, reading in readings:
-            # Its time is that of reading, and what follows from here on.
-            conversation = Conversation(
-                index=item.index,
-                picture=item.label,
-                digest=reading.digest,
-                prompt=self.encode_prompt(item.prompt, choices),
-                sampling=sampling,
-                choices=choices,
-                started=time.perf_counter() - reading.elapsed_ms / 1e3,
-                ms={"read": reading.elapsed_ms},
-            )
-            if reading.pixels is None:
-                assert reading.error is not None, "a picture without pixels has an error"
-                errors.append(conversation.failed(reading.error))
-                continue
-            pixels.append(reading.pixels)
-            readable.append(conversation)
-        if readable:
-            prefixes, clip_ms = flow.encode(pixels)
-            for conversation, prefix in zip(readable, prefixes, strict=True):
-                conversation.ms["clip"] = clip_ms
-                flow.submit(conversation, prefix)
+        asked: list[tuple[np.ndarray, list[Conversation]]] = []
+        for reading in readings:
+            conversations = []
+            for question in reading.questions:
+                conversation, error = self._begin(question, reading, sampling=sampling)
+                if error is None:
+                    conversations.append(conversation)
+                else:
+                    errors.append(conversation.failed(error))
+            if conversations:
+                assert reading.picture.pixels is not None, "a picture without pixels has an error"
+                asked.append((reading.picture.pixels, conversations))
+        if asked:
+            prefixes, clip_ms = flow.encode([pixels for pixels, _ in asked])
+            for (_, conversations), prefix in zip(asked, prefixes, strict=True):
+                for conversation in conversations:
+                    conversation.ms["clip"] = clip_ms
+                    flow.submit(conversation, prefix)
         return errors
+
+    def _begin(
+        self, question: WorkQuestion, reading: _Reading, *, sampling: SamplingParams
+    ) -> tuple[Conversation, AnswerError | None]:
+        """The conversation of a question, and why it cannot be had. Its time is that of reading, and what follows."""
+        picture, error = reading.picture, reading.picture.error
+        try:
+            prompt = self.encode_prompt(question.prompt, question.choices)
+        except (PromptError, PromptTooLongError, ValueError) as refusal:
+            # One prompt of many, such as a line of a manifest: the others are answered all the same.
+            prompt = EncodedPrompt(shown_prompt(question.prompt), (), ())
+            error = error or AnswerError(code="prompt", message=str(refusal))
+        conversation = Conversation(
+            index=question.index,
+            picture=reading.item.label,
+            digest=picture.digest,
+            prompt=prompt,
+            sampling=sampling,
+            choices=question.choices,
+            started=time.perf_counter() - picture.elapsed_ms / 1e3,
+            ms={"read": picture.elapsed_ms},
+        )
+        return conversation, error
 
     def warm_up(self, prompt: Prompt | None = None, *, max_new_tokens: int = SamplingParams.max_new_tokens) -> WarmUp:
         """Run what answers to such a prompt need, so that the first picture does not wait for programs to compile.
 
-        It pays for graph modes. Raises as `check_prompt`, and RuntimeError while answers are under way.
+        It pays for graph modes. Where memory is not enough for it, answers do without, and come with half the rows.
+        Raises as `check_prompt`, and RuntimeError while answers are under way.
         """
         encoded = self.encode_prompt(self.info.default_prompt if prompt is None else prompt)
-        return self._engine.warm_up(prompt_tokens=len(encoded.token_ids), new_tokens=max_new_tokens)
+        engine = self._engine
+        run = partial(engine.warm_up, prompt_tokens=len(encoded.token_ids), new_tokens=max_new_tokens)
+        done = attempt(run, is_least=engine.num_rows == 1)
+        if done is None:
+            self.back_off.fewer_rows(engine, num_rows=engine.num_rows)
+            return WarmUp(seconds=0.0, programs=0)
+        return done
 
     def encode_prompt(self, prompt: Prompt, choices: Sequence[str] | None = None) -> EncodedPrompt:
         """A prompt and its choices as the engine takes them; from any thread.
@@ -298,7 +338,11 @@ class Captioner:
 
 
 def work_items(
-    pictures: Sequence[PictureSource], prompts: Sequence[Prompt] | str | RawPrompt | None, *, default_prompt: str
+    pictures: Sequence[PictureSource],
+    prompts: Sequence[Prompt] | str | RawPrompt | None,
+    *,
+    default_prompt: str,
+    choices: tuple[str, ...] | None = None,
 ) -> list[WorkItem]:
     """Pair pictures with prompts; a single prompt serves all pictures. Raises ValueError when the counts differ."""
     if isinstance(pictures, (str, bytes, os.PathLike)) or hasattr(pictures, "getpixel"):
@@ -311,7 +355,11 @@ def work_items(
     if len(prompts) != len(pictures):
         raise ValueError(f"{len(pictures)} pictures came with {len(prompts)} prompts: give one each, or one for all")
     return [
-        WorkItem(index=index, picture=picture, label=_label(picture, index), prompt=prompt)
+        WorkItem(
+            picture=picture,
+            label=_label(picture, index),
+            questions=(WorkQuestion(index=index, prompt=prompt, choices=choices),),
+        )
         for index, (picture, prompt) in enumerate(zip(pictures, prompts, strict=True))
     ]
 
@@ -320,6 +368,30 @@ def _label(picture: PictureSource, index: int) -> str:
     return f"picture {index}" if isinstance(picture, bytes) or hasattr(picture, "getpixel") else str(picture)
 
 
+def _look(item: WorkItem, *, reader: Reader, wants: Wants | None) -> _Reading:
+    """Read an item's picture, as far as somebody wants to know of it."""
+    if isinstance(item.picture, PictureReading):
+        reading = item.picture
+        return _Reading(item, item.questions if wants is None else wants(item, reading.digest), reading)
+    if wants is None:
+        return _Reading(item, item.questions, reader.read(item.picture, name=item.label))
+    questions: tuple[WorkQuestion, ...] | None = None
+
+    def wants_pixels(digest: str) -> bool:
+        nonlocal questions
+        questions = wants(item, digest)
+        return bool(questions)
+
+    reading = reader.read(item.picture, name=item.label, wants_pixels=wants_pixels)
+    # Nobody was asked where the bytes could not be had, or where there is no telling before they are decoded.
+    return _Reading(item, wants(item, reading.digest) if questions is None else questions, reading)
+
+
+def _carried_bytes(item: WorkItem) -> int:
+    """Of the pictures that wait to be read, those of compressed archives are in memory already."""
+    return len(item.picture) if isinstance(item.picture, bytes) else 0
+
+
 def _is_shareable(item: WorkItem) -> bool:
     """Whether a picture may be read in another thread: an image object may stand in several items, or be in use."""
-    return isinstance(item.picture, (str, bytes, os.PathLike))
+    return not hasattr(item.picture, "getpixel")

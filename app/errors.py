@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from app.startup import explain_torch_import
+from llm.runtime.memory import tells_shortage
 from llm.runtime.npu_errors import NpuFailure, explain_npu_error, shorten_npu_error
 
 
@@ -65,6 +66,12 @@ _UNEXPECTED = Rule(
 RULES: Mapping[str, Rule] = {
     "app.errors.UsageError": Rule(exit_code=Exit.USAGE, http_status=400),
     "app.records.RecordFileError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "app.record_file.RecordFileLockedError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "app.scale.options.WorkersFailedError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "app.scribe.InputGoneError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "app.inputs.errors.InputsError": Rule(exit_code=Exit.USAGE, http_status=400),
+    "app.reading_crew.ReadingProcessError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "app.questions.TemplateError": Rule(exit_code=Exit.USAGE, http_status=400),
     # The first two say their status themselves.
     "app.server.problems.ApiError": Rule(exit_code=Exit.FAILED, http_status=400),
     "app.server.picture_errors.PictureRefusedError": Rule(exit_code=Exit.FAILED, http_status=400),
@@ -115,6 +122,18 @@ def rule_for(error: BaseException) -> Rule:
         if rule is not None:
             return rule
     return _UNEXPECTED
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was not enough, of the host or of a device, or the error came of that: less at once may do."""
+    earlier: BaseException | None = error
+    seen: list[BaseException] = []
+    while earlier is not None and all(earlier is not other for other in seen):
+        if rule_for(earlier) is _OUT_OF_MEMORY:
+            return True
+        seen.append(earlier)
+        earlier = earlier.__cause__ or earlier.__context__
+    return False
 
 
 def describe(error: BaseException) -> Problem:
@@ -197,5 +216,5 @@ def _device_failure(error: BaseException) -> NpuFailure | None:
 
 
 def _is_failed_allocation(error: BaseException) -> bool:
-    """On the CPU torch has no class of its own for this."""
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    """Where torch has no class of its own for it."""
+    return isinstance(error, RuntimeError) and tells_shortage(str(error))

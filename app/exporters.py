@@ -1,18 +1,22 @@
 """Records -> files that people take away: JSON lines, a table for spreadsheets, a zip of text files. No web page."""
 
 import csv
+import hashlib
 import io
+import itertools
 import os
 import re
 import unicodedata
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from app.records import Record, record_to_line
 
 CSV_COLUMNS: Final = ("picture", "text", "finish", "tokens", "ms", "error", "reason", "prompt", "id", "run")
 FAILED_NAME: Final = "failed.txt"
+
+Cell = str | int | float | None
 
 # A spreadsheet takes a cell that begins so for a formula, in either width of these characters:
 # https://owasp.org/www-community/attacks/CSV_Injection
@@ -34,20 +38,31 @@ def to_csv(records: Sequence[Record]) -> bytes:
     spaces before one. For programs there is `to_jsonl`, which changes nothing.
     """
     choices = list(dict.fromkeys(text for record in records for text in record["choice"] or ()))
-    table = io.StringIO(newline="")
-    writer = csv.writer(table, quoting=csv.QUOTE_ALL)
-    writer.writerow([*CSV_COLUMNS, *(defused(f"probability of {text}") for text in choices)])
-    for record in records:
-        error, total_ms = record["error"], record["ms"].get("total")
-        probabilities = record["choice"] or {}
-        row = [
-            *(record["picture"], record["text"], record["finish"], record["tokens"], total_ms),
-            *(("", "") if error is None else (error["code"], error["message"])),
-            *(record["prompt"], record["id"], record["run"]),
-            *(probabilities.get(text) for text in choices),
-        ]
+    head = [*CSV_COLUMNS, *(f"probability of {text}" for text in choices)]
+    rows = ([*csv_cells(record), *((record["choice"] or {}).get(text) for text in choices)] for record in records)
+    return b"".join(csv_lines(itertools.chain([head], rows)))
+
+
+def csv_cells(record: Record) -> list[Cell]:
+    """The cells of one record under `CSV_COLUMNS`."""
+    error, total_ms = record["error"], record["ms"].get("total")
+    return [
+        *(record["picture"], record["text"], record["finish"], record["tokens"], total_ms),
+        *(("", "") if error is None else (error["code"], error["message"])),
+        *(record["prompt"], record["id"], record["run"]),
+    ]
+
+
+def csv_lines(rows: Iterable[Sequence[Cell]]) -> Iterator[bytes]:
+    """A table in pieces, one for each row, for spreadsheets: see `to_csv`."""
+    line = io.StringIO(newline="")
+    writer = csv.writer(line, quoting=csv.QUOTE_ALL)
+    yield b"\xef\xbb\xbf"
+    for row in rows:
         writer.writerow([defused(cell) if isinstance(cell, str) else cell for cell in row])
-    return b"\xef\xbb\xbf" + table.getvalue().encode(errors="backslashreplace")
+        yield line.getvalue().encode(errors="backslashreplace")
+        line.seek(0)
+        line.truncate()
 
 
 def defused(cell: str) -> str:
@@ -105,19 +120,29 @@ def _safe_part(part: str) -> str:
 class SidecarNames:
     """Gives out names of text files, each once, and none that is also a folder's."""
 
-    def __init__(self, paths: Iterable[str]) -> None:
+    def __init__(self, paths: Iterable[str] = ()) -> None:
         """`paths` are those of all pictures, for the folders in them."""
-        self._taken: set[str] = set()
+        self._taken: set[int] = set()  # digests: of a million names, the names themselves would be a burden
         for path in paths:
-            parts = path.split("/")[:-1]
-            self._taken.update("/".join(parts[:depth]).casefold() for depth in range(1, len(parts) + 1))
+            self.avoid_folders_of(path)
+
+    def avoid_folders_of(self, path: str) -> None:
+        """Give no file the name of a folder that this picture is in. Comes before the first `take`."""
+        parts = path.split("/")[:-1]
+        self._taken.update(_digest("/".join(parts[:depth])) for depth in range(1, len(parts) + 1))
 
     def take(self, path: str) -> str:
         """`a/b.png` -> `a/b.txt`; where that is taken, in any case, `a/b.png.txt`, then `a/b (2).txt` and so on."""
         stem = os.path.splitext(path)[0]
         candidate, number = f"{stem}.txt", 1
-        while candidate.casefold() in self._taken:
+        while (digest := _digest(candidate)) in self._taken:
             candidate = f"{path}.txt" if number == 1 else f"{stem} ({number}).txt"
             number += 1
-        self._taken.add(candidate.casefold())
+        self._taken.add(digest)
         return candidate
+
+
+def _digest(name: str) -> int:
+    """The same for names that differ in case only."""
+    folded = name.casefold().encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.blake2b(folded, digest_size=8).digest(), "little")

@@ -201,7 +201,7 @@ def _pixels(named: Sequence[str], *, size: int) -> NDArray[np.uint8]:
     pixels = []
     for one in found:
         try:
-            pixels.append(preprocess(load_picture(one.source_path).image, size=size))
+            pixels.append(preprocess(load_picture(one.path).image, size=size))
         except PictureError as error:
             tell(f"not compared on this picture: {error.message}")
     if not pixels:

@@ -3,6 +3,7 @@
 A captioner drives it over a folder, a service over requests as they come. One thread only.
 """
 
+import functools
 import itertools
 import math
 import time
@@ -10,65 +11,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from app.answers import NOT_FINITE, Answer, AnswerError, Event, TextDelta
+from app.answers import NOT_FINITE, Answer, Event, TextDelta
+from app.backing_off import BackOff, attempt
 from app.clock import StageClock
-from app.prompts import EncodedPrompt
-from app.stopping import StopTexts
+from app.conversation import Conversation
 from llm.engine.engine import Engine
-from llm.engine.sampling_params import SamplingParams
 from llm.engine.sequence import Output, Request
 from llm.model.adapter import Prefix
 from llm.tokenizer import IncrementalDetokenizer, Tokenizer
 from vision.backends.base import VisionBackend
-
-
-class Conversation:
-    """One prompt about one picture, and what has been answered so far."""
-
-    def __init__(
-        self,
-        *,
-        index: int,
-        picture: str,
-        digest: str,
-        prompt: EncodedPrompt,
-        sampling: SamplingParams,
-        choices: tuple[str, ...] | None,
-        stop: Sequence[str] = (),
-        started: float | None = None,
-        ms: dict[str, float] | None = None,
-        is_reused: bool = False,
-    ) -> None:
-        """`started`: the `time.perf_counter()` that its times count from, None is now; `ms`: those that are known."""
-        self.index, self.picture, self.digest = index, picture, digest
-        self.prompt, self.sampling, self.choices = prompt, sampling, choices
-        self.started = time.perf_counter() if started is None else started
-        self.ms: dict[str, float] = {} if ms is None else ms
-        self.is_reused = is_reused
-        self.token_ids: list[int] = []
-        self.pieces: list[str] = []
-        self.stopping = StopTexts(stop)
-        self.detokenizer: IncrementalDetokenizer | None = None  # from `Flow.submit` on
-
-    def elapsed_ms(self) -> float:
-        """Milliseconds since it started."""
-        return (time.perf_counter() - self.started) * 1e3
-
-    def failed(self, error: AnswerError, *, keep_text: bool = False) -> Answer:
-        """Its end without a whole answer; with `keep_text`, what there is of it and of its times stays."""
-        return Answer(
-            index=self.index,
-            picture=self.picture,
-            digest=self.digest,
-            prompt=self.prompt.text,
-            text="".join(self.pieces) if keep_text else "",
-            token_ids=tuple(self.token_ids) if keep_text else (),
-            finish="error",
-            error=error,
-            ms={**(self.ms if keep_text else {}), "total": self.elapsed_ms()},
-            prompt_tokens=len(self.prompt.token_ids),
-            is_reused=self.is_reused,
-        )
 
 
 class Flow:
@@ -76,8 +27,18 @@ class Flow:
 
     _ids = itertools.count()  # of all flows: a step may still speak of requests that an earlier one left behind
 
-    def __init__(self, *, vision: VisionBackend, engine: Engine, tokenizer: Tokenizer, clock: StageClock) -> None:
+    def __init__(
+        self,
+        *,
+        vision: VisionBackend,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        clock: StageClock,
+        back_off: BackOff | None = None,
+    ) -> None:
+        """`back_off` outlives the flow: what one of them learns of the memory, the next ones know."""
         self._vision, self._engine, self._tokenizer, self._clock = vision, engine, tokenizer, clock
+        self._back_off = back_off or BackOff()
         self._engine.timer = clock
         self._in_flight: dict[int, Conversation] = {}
 
@@ -87,15 +48,34 @@ class Flow:
         return self._engine.num_unfinished
 
     @property
+    def num_rows(self) -> int:
+        """How many are answered at once: the engine's slots, or fewer once memory was not enough."""
+        return self._engine.num_rows
+
+    @property
     def num_free(self) -> int:
         """How many more may be submitted so that none waits for a slot."""
-        return max(0, self._engine.num_slots - self._engine.num_unfinished)
+        return max(0, self.num_rows - self._engine.num_unfinished)
 
     def encode(self, pixels: Sequence[np.ndarray]) -> tuple[list[Prefix], float]:
         """Pixels (size, size, 3) of pictures, uint8 -> what the decoder reads of each, and the encoder's milliseconds.
 
-        The prefixes are views of one tensor.
+        The prefixes are views of common tensors. Where memory is not enough, fewer pictures are encoded at once.
         """
+        prefixes: list[Prefix] = []
+        clip_ms = 0.0
+        while len(prefixes) < len(pixels):
+            most = self._back_off.most_pictures or len(pixels)
+            part = pixels[len(prefixes) : len(prefixes) + most]
+            encoded = attempt(functools.partial(self._encode_at_once, part), is_least=len(part) == 1)
+            if encoded is None:
+                self._back_off.fewer_pictures(len(part))
+                continue
+            prefixes += encoded[0]
+            clip_ms += encoded[1]
+        return prefixes, clip_ms
+
+    def _encode_at_once(self, pixels: Sequence[np.ndarray]) -> tuple[list[Prefix], float]:
         self._clock.enter("clip")
         started = time.perf_counter()
         visual_query_BQD = self._vision.encode(np.stack(pixels))
@@ -107,17 +87,24 @@ class Flow:
         """Hand a conversation to the engine; returns what `cancel` takes."""
         request_id = next(Flow._ids)
         conversation.detokenizer = IncrementalDetokenizer(self._tokenizer)
+        conversation.prefix = prefix
+        self._hand_over(request_id, conversation)
+        self._in_flight[request_id] = conversation
+        return request_id
+
+    def _hand_over(self, request_id: int, conversation: Conversation) -> None:
+        """Let the engine answer a conversation, or go on with its answer where it ends by now."""
+        assert conversation.prefix is not None
         self._engine.submit(
             Request(
                 id=request_id,
                 prompt_ids=conversation.prompt.token_ids,
-                prefix=prefix,
+                prefix=conversation.prefix,
                 sampling=conversation.sampling,
                 choices=conversation.prompt.choices,
+                known_ids=tuple(conversation.token_ids),
             )
         )
-        self._in_flight[request_id] = conversation
-        return request_id
 
     def cancel(self, request_id: int) -> None:
         """Forget a conversation; its slot is free at once. Unknown ids are ignored."""
@@ -125,10 +112,23 @@ class Flow:
             self._engine.cancel(request_id)
 
     def step(self) -> list[Event]:
-        """One step of the engine, and what it means for readers: new text, answers."""
-        outputs = self._engine.step()
+        """One step of the engine, and what it means for readers: new text, answers.
+
+        Where memory is not enough there is no news, and all that is under way goes on with half the rows. Raises what
+        the device raises, the lack of memory only when a single row is too much.
+        """
+        outputs = attempt(self._engine.step, is_least=self.num_rows == 1)
+        if outputs is None:
+            self._begin_again()
+            return []
         self._clock.enter("decode")
         return [event for output in outputs for event in self._news(output)]
+
+    def _begin_again(self) -> None:
+        """After a step without enough memory. Answers go on behind the text that readers have: it is not made again."""
+        self._back_off.fewer_rows(self._engine, num_rows=min(self.num_rows, len(self._in_flight)))
+        for request_id, conversation in self._in_flight.items():
+            self._hand_over(request_id, conversation)
 
     def close(self) -> None:
         """Forget what is under way; harmless when repeated."""

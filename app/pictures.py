@@ -1,15 +1,20 @@
 """One picture -> the square of pixels that the encoder takes, or why there is none. For any number of threads."""
 
+import hashlib
+import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
 from app.answers import AnswerError
+from app.sources import FileSlice, Source
 from app.spec import CaptionerSpec
 from vision.errors import PictureError
-from vision.image import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS, PictureSource, load_picture
+from vision.formats import shown_name
+from vision.image import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS, load_picture, read_picture_file
 from vision.preprocess import preprocess
 
 
@@ -28,8 +33,28 @@ class PictureReading:
         return self.pixels is None and self.error is None
 
 
+class Reader(Protocol):
+    """Reads pictures, here or in other processes. Any number of threads may call `read` at once."""
+
+    def read(
+        self, source: Source, *, name: str | None = None, wants_pixels: Callable[[str], bool] | None = None
+    ) -> PictureReading:
+        """Read one picture; what is wrong with it comes back as `error`. Messages call bytes by `name`.
+
+        `wants_pixels` is asked with the digest before anything is decoded: where it says no, that is all.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of what reading takes; harmless when repeated."""
+        ...
+
+
 class PictureReader:
-    """Reads and resizes as a spec says, for an encoder that sees squares of `size` pixels."""
+    """Reads and resizes in the calling thread, for an encoder that sees squares of `size` pixels.
+
+    What hangs in the operating system or in a decoder hangs the thread: `IsolatedReader` can end that.
+    """
 
     def __init__(self, spec: CaptionerSpec, *, size: int) -> None:
         self._spec, self._size = spec, size
@@ -40,28 +65,40 @@ class PictureReader:
 
     def read(
         self,
-        source: PictureSource,
+        source: Source,
         *,
         name: str | None = None,
+        wants_pixels: Callable[[str], bool] | None = None,
         max_pixels: int = DEFAULT_MAX_PIXELS,
         max_bytes: int = DEFAULT_MAX_BYTES,
     ) -> PictureReading:
-        """Read one picture; what is wrong with it comes back as `error`. Messages call bytes by `name`."""
+        """As `Reader.read`, within limits."""
         started = time.perf_counter()
         digest, pixels, problem = "", None, None
         try:
-            loaded = load_picture(
-                source,
-                name=name,
-                orientation=self._spec.exif,
-                least_side=self._least_side,
-                max_pixels=max_pixels,
-                max_bytes=max_bytes,
-            )
-            digest = loaded.digest
-            pixels = preprocess(loaded.image, size=self._size, convert=self._convert, reading=self._spec.reading)
+            if isinstance(source, FileSlice):
+                source = source.read(max_bytes=max_bytes)
+            elif wants_pixels is not None and isinstance(source, (str, os.PathLike)):
+                # The file's bytes first, so that they are hashed before anything is made of them.
+                name, source = shown_name(source), read_picture_file(source, max_bytes=max_bytes)
+            if wants_pixels is not None and isinstance(source, bytes) and source:
+                digest = hashlib.sha256(source).hexdigest()
+            if wants_pixels is None or not digest or wants_pixels(digest):
+                loaded = load_picture(
+                    source,
+                    name=name,
+                    orientation=self._spec.exif,
+                    least_side=self._least_side,
+                    max_pixels=max_pixels,
+                    max_bytes=max_bytes,
+                )
+                digest = loaded.digest
+                pixels = preprocess(loaded.image, size=self._size, convert=self._convert, reading=self._spec.reading)
         except PictureError as error:
             digest = digest or error.digest
             problem = AnswerError(code=error.code, message=error.message)
         elapsed_ms = (time.perf_counter() - started) * 1e3
         return PictureReading(digest=digest, pixels=pixels, error=problem, elapsed_ms=elapsed_ms)
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -4,10 +4,12 @@ import operator
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llm.prompt import format_prompt
-from llm.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # the command line knows prompts and loads no tokenizer
+    from llm.tokenizer import Tokenizer
 
 # Of each at most: a hundred choices of a stranger's may have more tokens than a thousand questions.
 MAX_REMEMBERED_PROMPTS = 1024
@@ -38,7 +40,7 @@ class PromptEncoder:
     """Encodes prompts and remembers them: most runs ask few different questions. Threads may share it."""
 
     def __init__(
-        self, tokenizer: Tokenizer, *, check: Callable[[tuple[int, ...], tuple[tuple[int, ...], ...]], None]
+        self, tokenizer: "Tokenizer", *, check: Callable[[tuple[int, ...], tuple[tuple[int, ...], ...]], None]
     ) -> None:
         """`check` raises for token ids and choices that could not be answered."""
         self._tokenizer, self._check = tokenizer, check
@@ -89,6 +91,17 @@ class PromptEncoder:
         if model_text is None:
             shown = self._tokenizer.decode(token_ids)
         return EncodedPrompt(shown, tuple(token_ids), choice_ids)
+
+
+def shown_prompt(prompt: Prompt) -> str:
+    """A prompt as a record shows it, where no tokenizer is at hand: of token ids, nothing."""
+    match prompt:
+        case str(text) | RawPrompt(str(text)) | (str(text), None):
+            return text
+        case (str(instruction), str(given)):
+            return f"{instruction}\n{given}"
+        case _:
+            return ""
 
 
 def as_choices(choices: Any) -> tuple[str, ...] | None:

@@ -1,17 +1,17 @@
-"""Pictures are read and resized in threads, in the order they come, ahead of the device that encodes them."""
+"""Pictures are read and resized in threads, ahead of the device that encodes them."""
 
-import itertools
 import os
-from collections import deque
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, Self, TypeVar
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Generic, NamedTuple, Self, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 # Decoding and resizing leave Python's lock alone, so that threads help; more of them than this only fill memory.
 MAX_THREADS = 4
+MAX_AHEAD_BYTES = 512 * 2**20
 
 
 def num_reading_threads() -> int:
@@ -19,11 +19,17 @@ def num_reading_threads() -> int:
     return min(MAX_THREADS, os.cpu_count() or 1)
 
 
+class _Pending(NamedTuple, Generic[Result]):
+    future: "Future[Result]"
+    num_bytes: int
+
+
 class ReadAhead(Generic[Item, Result]):
     """Applies `read` to the items of `source` in threads, up to `ahead` of them before they are asked for.
 
+    Fewer, where what `num_bytes` says of them adds up to `ahead_bytes`: items that carry pictures' bytes with them.
     Items are drawn from `source` in the caller's thread; those that are not `shareable` are read there too. What `read`
-    raises comes up in `take`.
+    raises comes up in `take`. A `read` that hangs is waited for: only a reader in another process can be given up.
     """
 
     def __init__(
@@ -33,16 +39,42 @@ class ReadAhead(Generic[Item, Result]):
         *,
         ahead: int,
         shareable: Callable[[Item], bool] = lambda item: True,
+        num_bytes: Callable[[Item], int] = lambda item: 0,
+        ahead_bytes: int = MAX_AHEAD_BYTES,
+        num_threads: int | None = None,
     ) -> None:
         self._source, self._read, self._ahead, self._shareable = source, read, ahead, shareable
-        self._pending: deque[Future[Result]] = deque()
-        self._pool = ThreadPoolExecutor(num_reading_threads(), thread_name_prefix="read")
+        self._num_bytes, self._ahead_bytes = num_bytes, ahead_bytes
+        self._pending: list[_Pending[Result]] = []  # in the order they were drawn
+        self._pending_bytes = 0
+        self._has_ended = False  # the source
+        self._pool = ThreadPoolExecutor(num_threads or num_reading_threads(), thread_name_prefix="read")
+        self.waited_s = 0.0  # within `take`, where whoever takes has nothing else to do
 
-    def take(self, count: int) -> list[Result]:
-        """The next results in order, `count` of them; fewer mean that there are no more."""
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether everything was taken; known after the first `take`."""
+        return self._has_ended and not self._pending
+
+    def take(self, count: int, *, at_least: int | None = None) -> list[Result]:
+        """Up to `count` results that are ready, the oldest first; one that takes long holds no other back.
+
+        Waits until there are `at_least` (default: `count`), or until there are no more: `is_exhausted` tells.
+        """
+        started = time.perf_counter()
+        results: list[Result] = []
+        wanted = count if at_least is None else at_least
         self._fill(max(count, self._ahead))
-        results = [self._pending.popleft().result() for _ in range(min(count, len(self._pending)))]
-        self._fill(self._ahead)
+        while len(results) < count and self._pending:
+            ready = next((place for place, pending in enumerate(self._pending) if pending.future.done()), None)
+            if ready is not None:
+                results.append(self._pop(ready).result())
+                self._fill(max(count - len(results), self._ahead))
+            elif len(results) < wanted:
+                wait([pending.future for pending in self._pending], return_when=FIRST_COMPLETED)
+            else:
+                break
+        self.waited_s += time.perf_counter() - started
         return results
 
     def close(self) -> None:
@@ -55,9 +87,23 @@ class ReadAhead(Generic[Item, Result]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _pop(self, place: int) -> "Future[Result]":
+        pending = self._pending.pop(place)
+        self._pending_bytes -= pending.num_bytes
+        return pending.future
+
     def _fill(self, number: int) -> None:
-        for item in itertools.islice(self._source, max(0, number - len(self._pending))):
-            self._pending.append(self._pool.submit(self._read, item) if self._shareable(item) else self._done(item))
+        """Draw until so many are pending, or hold too many bytes; but at least one."""
+        while len(self._pending) < number and (self._pending_bytes < self._ahead_bytes or not self._pending):
+            try:
+                item = next(self._source)
+            except StopIteration:
+                self._has_ended = True
+                return
+            num_bytes = self._num_bytes(item)
+            future = self._pool.submit(self._read, item) if self._shareable(item) else self._done(item)
+            self._pending.append(_Pending(future, num_bytes))
+            self._pending_bytes += num_bytes
 
     def _done(self, item: Item) -> "Future[Result]":
         future: Future[Result] = Future()

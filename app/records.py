@@ -1,20 +1,11 @@
-"""Answers as they are kept: one JSON object a line, and a manifest of the runs beside it. No tensors, no printing."""
+"""Answers as they are kept: one JSON object a line. Writing files of them is in record_file.py; no tensors here."""
 
 import hashlib
 import json
 import math
 import os
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Final, Protocol, Self, TypedDict, cast
-
-MANIFEST_FORMAT: Final = "llama-adapter-runs"
-MANIFEST_VERSION: Final = 1
+from typing import Any, Protocol, TypedDict, cast
 
 
 class RecordFileError(Exception):
@@ -85,27 +76,37 @@ def record_id(picture_digest: str, *, prompt: object, model_digest: str, samplin
     return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
 
+def picture_key(digest: str, picture: str) -> str:
+    """What stands for a picture in an id: the digest of its bytes, or its name where they could not be had."""
+    return digest or f"name:{picture}"
+
+
 def answer_to_record(answer: AnswerLike, *, model_digest: str, sampling: Mapping[str, Any], run: str) -> Record:
-    """The record of one answer. A picture without bytes is identified by its name instead of its digest."""
-    picture_digest = answer.digest or f"name:{answer.picture}"
+    """The record of one answer. A picture without bytes is identified by its name instead of its digest.
+
+    Probabilities keep six significant digits: of one of 3e-7 too, something is left.
+    """
+    key = picture_key(answer.digest, answer.picture)
     error = answer.error
     return Record(
-        id=record_id(picture_digest, prompt=answer.prompt, model_digest=model_digest, sampling=sampling),
+        id=record_id(key, prompt=answer.prompt, model_digest=model_digest, sampling=sampling),
         picture=answer.picture,
         prompt=answer.prompt,
         text=answer.text,
         finish=answer.finish,
-        choice=None if answer.choice is None else _numbers(answer.choice, digits=6),
+        choice=None
+        if answer.choice is None
+        else {name: _or_null(float(f"{p:.6g}")) for name, p in answer.choice.items()},
         tokens=len(answer.token_ids),
         error=None if error is None else ErrorRecord(code=error.code, message=error.message),
-        ms=_numbers(answer.ms, digits=3),
+        ms={name: _or_null(round(value, 3)) for name, value in answer.ms.items()},
         run=run,
     )
 
 
-def _numbers(values: Mapping[str, float], *, digits: int) -> dict[str, float | None]:
+def _or_null(number: float) -> float | None:
     """JSON has no NaN and no infinity: they become null, so that one odd value does not cost a record."""
-    return {name: round(float(value), digits) if math.isfinite(value) else None for name, value in values.items()}
+    return number if math.isfinite(number) else None
 
 
 def record_to_line(record: Record) -> str:
@@ -115,81 +116,29 @@ def record_to_line(record: Record) -> str:
     return line.encode(errors="backslashreplace").decode()
 
 
-class RecordWriter:
-    """Appends records to a file; what was written before survives a crash.
-
-    Opening repairs a last line that a crash left torn: a whole record gets its line feed (`repair` is "completed"),
-    anything less is cut off ("dropped"). Every record reaches the operating system at once, so it survives the death
-    of this process; the disk is told to keep them (fsync) after every `sync_every` records and at the end.
-    Pipes and devices such as /dev/stdout are written to without repair or fsync. One writer per file. A file is made
-    at once, so that a place that cannot be written shows; if it is still empty at the end, it is removed again.
-
-    Raises `RecordFileError` when the file holds something else than records, which is then left alone, and OSError
-    when it cannot be written.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], *, sync_every: int = 64) -> None:
-        if sync_every < 1:
-            raise ValueError(f"sync_every must be at least 1, got {sync_every}")
-        self.path = Path(path)
-        self.num_written = 0
-        self.repair: str | None = None
-        self._sync_every = sync_every
-        self._is_file = not self.path.exists() or self.path.is_file()
-        self._is_new = not os.path.lexists(self.path)
-        if self._is_file:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.repair = _repair(self.path)
-        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def write(self, record: Record) -> None:
-        """Append one record."""
-        rest = memoryview(record_to_line(record).encode() + b"\n")
-        while rest:
-            rest = rest[self._file.write(rest) :]
-        self.num_written += 1
-        if self.num_written % self._sync_every == 0:
-            self._sync()
-
-    def close(self) -> None:
-        """Make everything written durable and close the file; further calls do nothing."""
-        if self._file.closed:
-            return
-        try:
-            self._sync()
-            if self._is_new and os.fstat(self._file.fileno()).st_size == 0:
-                self.path.unlink(missing_ok=True)
-        finally:
-            self._file.close()
-
-    def _sync(self) -> None:
-        if self._is_file:
-            os.fsync(self._file.fileno())
-
-
 def read_records(path: str | os.PathLike[str]) -> Iterator[Record]:
-    """The records of a file in order; a torn last line is passed over.
+    """The records of a file in order, superseded ones among them; a torn last line is passed over.
 
     Raises `RecordFileError` naming the first line that is no record, and OSError when the file cannot be read.
     """
+    return (record for _, record in read_record_lines(path))
+
+
+def read_record_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, Record]]:
+    """As `read_records`, each with the offset of its line in bytes."""
+    offset = 0
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
-            record = _parsed(line)
+            record = parse_record(line)
             if record is not None:
-                yield record
+                yield offset, record
             elif line.endswith(b"\n"):
-                raise _not_records(path, where=f"line {number}")
+                raise no_records(path, where=f"line {number}")
+            offset += len(line)
 
 
-def _parsed(line: bytes) -> Record | None:
+def parse_record(line: bytes) -> Record | None:
+    """The record of one line, None for anything else."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -198,131 +147,9 @@ def _parsed(line: bytes) -> Record | None:
     return cast(Record, value) if is_record else None
 
 
-def _repair(path: Path) -> str | None:
-    """Give the file whole lines again; says what was done to the last one, None where nothing was wrong."""
-    if not path.exists() or path.stat().st_size == 0:
-        return None
-    with open(path, "r+b") as file:
-        first_line = file.readline()
-        # Cutting off a line is only right in a file of ours: a picture named by mistake must not lose its tail.
-        is_ours = _parsed(first_line) is not None if first_line.endswith(b"\n") else _is_torn_record(first_line)
-        if not is_ours:
-            raise _not_records(path, where="line 1")
-        start = _start_of_last_line(file)
-        file.seek(start)
-        last_line = file.read()
-        if not last_line:
-            return None
-        if _parsed(last_line) is not None:
-            file.write(b"\n")
-            repair = "completed"
-        else:
-            file.truncate(start)
-            repair = "dropped"
-        file.flush()
-        os.fsync(file.fileno())
-        return repair
-
-
-def _is_torn_record(line: bytes) -> bool:
-    beginning = b'{"id": "'
-    return line.startswith(beginning[: len(line)]) if len(line) < len(beginning) else line.startswith(beginning)
-
-
-def _start_of_last_line(file: BinaryIO) -> int:
-    """Offset just behind the last line feed, sought from the end: the file may be large, its last line is not."""
-    end = file.seek(0, os.SEEK_END)
-    while end > 0:
-        start = file.seek(max(0, end - 65536))
-        position = file.read(end - start).rfind(b"\n")
-        if position >= 0:
-            return start + position + 1
-        end = start
-    return 0
-
-
-def _not_records(path: str | os.PathLike[str], *, where: str) -> RecordFileError:
+def no_records(path: str | os.PathLike[str], *, where: str) -> RecordFileError:
+    """The error for a file that holds something else."""
     return RecordFileError(
         f"Wanted a file of answers (JSON lines) at `{os.fspath(path)}`, but {where} is not a record; "
         "name another file, or move this one away."
     )
-
-
-def new_run_id() -> str:
-    """A name for one run, sortable by time: 20260131T120000Z-1a2b3c4d."""
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-@dataclass(kw_only=True, slots=True)
-class RunManifest:
-    """The circumstances of one run that wrote into a file of answers."""
-
-    run: str
-    spec: dict[str, Any]  # resolved: nothing in it says "auto"
-    model_digest: str
-    versions: dict[str, str]  # python, torch, ...: given by the caller, so that this module imports none of them
-    started_at: str = field(default_factory=_now)
-    ended_at: str | None = None  # None: still running, or it was killed
-    counts: dict[str, int] = field(default_factory=dict)  # answers of this run by finish
-
-    def count(self, record: Record) -> None:
-        """Take one answer into the counts, also one that the file holds already (a failure that came again)."""
-        self.counts[record["finish"]] = self.counts.get(record["finish"], 0) + 1
-
-    def end(self) -> None:
-        """Note the time of the end."""
-        self.ended_at = _now()
-
-
-def manifest_path(records_path: str | os.PathLike[str]) -> Path:
-    """`answers.jsonl` -> `answers.jsonl.manifest.json`, in the same folder."""
-    path = Path(records_path)
-    return path.with_name(path.name + ".manifest.json")
-
-
-def write_manifest(records_path: str | os.PathLike[str], *, manifest: RunManifest) -> None:
-    """Put the run into the manifest beside a file of answers: at its start, and again with the counts at its end.
-
-    Earlier runs that appended to the same file stay in it. The file is replaced as a whole, so a crash leaves the old
-    or the new one. Raises `RecordFileError` when the existing manifest is none.
-    """
-    path = manifest_path(records_path)
-    runs = {run.run: run for run in read_manifest(records_path)} | {manifest.run: manifest}
-    content = {
-        "format": MANIFEST_FORMAT,
-        "version": MANIFEST_VERSION,
-        "runs": [asdict(run) for run in runs.values()],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(unfinished, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=2, ensure_ascii=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    finally:
-        with suppress(FileNotFoundError):
-            unfinished.unlink()
-
-
-def read_manifest(records_path: str | os.PathLike[str]) -> list[RunManifest]:
-    """The runs that wrote into a file of answers, oldest first; an empty list where there is no manifest."""
-    path = manifest_path(records_path)
-    if not path.exists():
-        return []
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["format"] != MANIFEST_FORMAT or content["version"] != MANIFEST_VERSION:
-            raise ValueError(f"format {content['format']!r}, version {content['version']!r}")
-        return [RunManifest(**run) for run in content["runs"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise RecordFileError(
-            f"Wanted a manifest ({MANIFEST_FORMAT}, version {MANIFEST_VERSION}) at `{path}`, got something else "
-            f"({type(error).__name__}: {error}); move it away or name another file for the answers."
-        ) from error

@@ -9,6 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
+from app.latencies import Latencies
+
 
 class AnswerLike(Protocol):
     """What a report needs to know of an answer."""
@@ -44,12 +46,12 @@ class ModelLike(Protocol):
 
 @dataclass(kw_only=True, slots=True)
 class Tally:
-    """Counts answers as they come, so that none has to be kept: of each, its latency alone stays in memory."""
+    """Counts answers as they come, so that none has to be kept."""
 
     num_pictures: int = 0  # answered
     num_failed: int = 0
     num_tokens: int = 0
-    latencies_ms: list[float] = field(default_factory=list)  # from reading the picture to its whole answer
+    latencies: Latencies = field(default_factory=Latencies)  # from reading the picture to its whole answer
 
     def add(self, answer: AnswerLike) -> None:
         """Take one answer into the counts."""
@@ -58,7 +60,7 @@ class Tally:
             return
         self.num_pictures += 1
         self.num_tokens += len(answer.token_ids)
-        self.latencies_ms.append(answer.ms["total"])
+        self.latencies.add(answer.ms["total"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,15 +172,14 @@ def make_report(
     device_stages_s: Mapping[str, float] | None = None,
 ) -> Report:
     """The report of a run; `stages_s` is `StageClock.seconds`, `device_stages_s` its `device_seconds`."""
-    latencies = sorted(tally.latencies_ms)
     return Report(
         stages_s=dict(stages_s),
         wall_s=wall_s,
         num_pictures=tally.num_pictures,
         num_failed=tally.num_failed,
         num_tokens=tally.num_tokens,
-        latency_p50_ms=percentile(latencies, 0.50),
-        latency_p95_ms=percentile(latencies, 0.95),
+        latency_p50_ms=tally.latencies.percentile(0.50),
+        latency_p95_ms=tally.latencies.percentile(0.95),
         model=model.name,
         model_digest=model.digest,
         device=model.device,

@@ -119,6 +119,11 @@ class Service:
         """Of the loaded model, with nothing left open; raises UnavailableError while there is none."""
         return self._loaded().spec
 
+    @property
+    def batch_size(self) -> int:
+        """Of the loaded model: requests that are answered at once; raises UnavailableError while there is none."""
+        return self._loaded().batch_size
+
     def submit(self, ask: Ask) -> Ticket:
         """Take a request; never waits.
 

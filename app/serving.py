@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from typing import TYPE_CHECKING
 
-from app.answering import EMBEDDED_NOTE
 from app.captioner import Captioner
 from app.environment import PAGE_PACKAGES, SERVER_PACKAGES
 from app.errors import Exit, UsageError
@@ -21,6 +20,7 @@ from app.resources import sample_pictures
 from app.service import Service
 from app.service_types import ServiceLimits
 from app.spec import CaptionerSpec
+from app.telling import EMBEDDED_NOTE
 from llm.runtime.backend import EAGER
 from vision.formats import PICTURE_SUFFIXES
 

@@ -1,13 +1,16 @@
 """What a captioner is made of, as plain values: frozen, picklable, the one place of the defaults."""
 
+from argparse import ArgumentTypeError
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 Orientation = Literal["upright", "ignore"]
 VisionKind = Literal["torch", "onnx", "om"]
 Reading = Literal["exact", "fast"]  # of pictures: the reference's pixels to the bit, or sooner and nearly those
 Precision = Literal["float", "int8"]
+BatchSize = int | Literal["auto"]
 
+AUTO: Final = "auto"  # of a batch size: as large as memory allows and speed asks for
 DEFAULT_BATCH_SIZE = 8
 
 
@@ -34,7 +37,7 @@ class CaptionerSpec:
     operators: Literal["auto", "aten"] = "auto"
     exif: Orientation = "upright"
     reading: Reading = "exact"
-    batch_size: int = DEFAULT_BATCH_SIZE
+    batch_size: BatchSize = DEFAULT_BATCH_SIZE  # of a loaded captioner never `auto`
 
     @property
     def is_embedded(self) -> bool:
@@ -59,7 +62,9 @@ class CaptionerSpec:
                 raise ValueError(f"{name} is empty: name a path, or leave it out")
         for name in ("batch_size", "context", "visual_heads"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if value is None or (name == "batch_size" and value == AUTO):
+                continue
+            if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         if self.exif not in ("upright", "ignore"):
             raise ValueError(f"exif must be upright or ignore, got {self.exif!r}")
@@ -84,3 +89,16 @@ class CaptionerSpec:
             raise ValueError("llama_type, adapter, clip and visual_heads go with llama_dir, which is missing")
         if self.llama_dir is not None and not self.adapter:
             raise ValueError("llama_dir needs adapter beside it: a file such as BIAS-7B.pth")
+
+
+def parse_batch_size(text: str) -> BatchSize:
+    """A batch size as a flag gives it: a whole number of at least 1, or `auto`; raises ArgumentTypeError else."""
+    if text.strip().lower() == AUTO:
+        return AUTO
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise ArgumentTypeError(f"wanted a whole number of at least 1, or {AUTO}, got {text!r}")
+    return number

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from app.conversation import Conversation
 from app.fair_queue import FairQueue
-from app.flow import Conversation
 from app.pictures import PictureReading
 from app.prompts import EncodedPrompt
 from app.service_types import BusyError, ServiceLimits

@@ -1,6 +1,7 @@
 """From a decoder's state dict to an executor on a device."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -8,10 +9,11 @@ from torch import Tensor, nn
 from llm.config import DecoderConfig
 from llm.engine.engine import MAX_PREFILL_TOKENS
 from llm.model.llama import LlamaAdapterDecoder, use_operators
+from llm.model.ops import Operators
 from llm.runtime.backend import EAGER, Backend, OperatorChoice
 from llm.runtime.executor import EagerExecutor, Executor
 from llm.runtime.native.executor import NativeExecutor, can_run
-from llm.runtime.plan import check_memory, plan_memory
+from llm.runtime.plan import MemoryPlan, check_memory, plan_memory
 from llm.runtime.quantised import SCALE
 from llm.runtime.shapes import BucketedShapes, ExactShapes
 
@@ -52,6 +54,20 @@ def open_executor(
     `mode` is as `resolve_mode` gives it; `reserved` bytes of the device are for others. Raises DeviceError, before
     anything large is made, when weights and slots would not fit into the device's memory.
     """
+    planned = planner(config, state, backend=backend, operators=operators, reserved=reserved)
+    check_memory(planned(num_slots), config, num_slots=num_slots, free=backend.free_bytes(), device=backend.name)
+    return place_decoder(config, state, backend=backend, mode=mode, operators=operators).executor(num_slots)
+
+
+def planner(
+    config: DecoderConfig,
+    state: Mapping[str, Tensor],
+    *,
+    backend: Backend,
+    operators: OperatorChoice = "auto",
+    reserved: int = 0,
+) -> Callable[[int], MemoryPlan]:
+    """From a number of rows to what an executor with as many would take of the device; arguments as `open_executor`."""
     has_static_shapes = backend.capabilities.static_shapes
     copies_weights = backend.capabilities.copies_weights
     tensors = [tensor for tensor in state.values() if copies_weights or tensor.device != backend.device]
@@ -61,23 +77,55 @@ def open_executor(
     def itemsize(tensor: Tensor) -> int:
         return dtype.itemsize if is_widened and tensor.dtype == torch.int8 else tensor.itemsize
 
-    plan = plan_memory(
-        config,
-        dtype=dtype,
-        num_slots=num_slots,
-        weights=reserved + sum(tensor.numel() * itemsize(tensor) for tensor in tensors),
-        max_prefill_tokens=MAX_PREFILL_TOKENS * (2 if has_static_shapes else 1),  # rows are rounded up
-    )
-    check_memory(plan, config, num_slots=num_slots, free=backend.free_bytes(), device=backend.name)
+    weights = reserved + sum(tensor.numel() * itemsize(tensor) for tensor in tensors)
+
+    def planned(num_slots: int) -> MemoryPlan:
+        return plan_memory(
+            config,
+            dtype=dtype,
+            num_slots=num_slots,
+            weights=weights,
+            max_prefill_tokens=MAX_PREFILL_TOKENS * (2 if has_static_shapes else 1),  # rows are rounded up
+        )
+
+    return planned
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacedDecoder:
+    """A decoder on its device, laid out as it computes best; executors around it share its weights."""
+
+    decoder: LlamaAdapterDecoder
+    backend: Backend
+    mode: str
+    operators: Operators
+
+    def executor(self, num_slots: int) -> Executor:
+        """One with so many rows; what it takes is theirs alone."""
+        decoder, backend = self.decoder, self.backend
+        if self.mode != EAGER:
+            from llm.runtime.graph import GraphExecutor
+
+            return GraphExecutor(
+                decoder, backend=backend, num_slots=num_slots, mode=self.mode, operators=self.operators
+            )
+        if (kernels := backend.kernels) is not None and can_run(decoder):
+            return NativeExecutor(decoder, backend=backend, num_slots=num_slots, library=kernels)
+        shapes = BucketedShapes() if backend.capabilities.static_shapes else ExactShapes()
+        return EagerExecutor(decoder, backend=backend, num_slots=num_slots, shapes=shapes, operators=self.operators)
+
+
+def place_decoder(
+    config: DecoderConfig,
+    state: Mapping[str, Tensor],
+    *,
+    backend: Backend,
+    mode: str = EAGER,
+    operators: OperatorChoice = "auto",
+) -> PlacedDecoder:
+    """The decoder of `state` on the backend's device, without rows; arguments as `open_executor`."""
     decoder = decoder_from_state(config, state).to(backend.device)
-    chosen = backend.choose_operators(config, dtype=dtype, wanted=operators, mode=mode)
+    chosen = backend.choose_operators(config, dtype=state["embedding.weight"].dtype, wanted=operators, mode=mode)
     backend.prepare(decoder, wanted=operators)
     use_operators(decoder, chosen)
-    if mode != EAGER:
-        from llm.runtime.graph import GraphExecutor
-
-        return GraphExecutor(decoder, backend=backend, num_slots=num_slots, mode=mode, operators=chosen)
-    if (kernels := backend.kernels) is not None and can_run(decoder):
-        return NativeExecutor(decoder, backend=backend, num_slots=num_slots, library=kernels)
-    shapes = BucketedShapes() if has_static_shapes else ExactShapes()
-    return EagerExecutor(decoder, backend=backend, num_slots=num_slots, shapes=shapes, operators=chosen)
+    return PlacedDecoder(decoder=decoder, backend=backend, mode=mode, operators=chosen)

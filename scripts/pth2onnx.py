@@ -11,7 +11,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file, from anywhere
 
-from app.cli import settings
+from app.cli.values import settings
 from app.errors import Exit, UsageError, run_guarded
 from app.startup import decline_telemetry, defer_device_extensions
 from vision.export import defaults

@@ -103,6 +103,13 @@ def load_picture(
     return LoadedPicture(image=image, digest=digest, width=image.width, height=image.height)
 
 
+def read_picture_file(
+    source: str | os.PathLike[str] | os.PathLike[bytes], *, max_bytes: int = DEFAULT_MAX_BYTES
+) -> bytes:
+    """The bytes of a regular file of at most `max_bytes`; never waits on a pipe or a device. Raises `PictureError`."""
+    return _read_file(source, max_bytes=max_bytes)[1]
+
+
 def _read_file(source: str | os.PathLike[str] | os.PathLike[bytes], *, max_bytes: int) -> tuple[str, bytes]:
     """The name to show and the bytes of a regular file; never waits on a pipe or a device."""
     try:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import gradio as gr
 from gradio import processing_utils, utils
 
+from app.decisions import parse_choices
 from app.exporters import to_csv, to_jsonl, to_sidecars
 from app.records import Record
 from app.service import Service
@@ -20,7 +21,6 @@ from app.web import batch_view
 from app.web.batch_files import MAX_PICTURES, BatchFiles, Upload, uploads_of
 from app.web.batch_run import BatchRun
 from app.web.batch_types import Question, Result
-from app.web.decisions import parse_choices
 from app.web.picture_input import plain
 from app.web.runs import Run, Runs
 from app.web.settings import SettingsControls, build_settings, sampling_of

@@ -16,8 +16,9 @@ import torch
 
 from app.answers import Answer, AnswerError
 from app.record_settings import record_settings
-from app.records import answer_to_record, new_run_id
+from app.records import answer_to_record
 from app.report import Tally
+from app.run_manifest import new_run_id
 from app.service import Ask, Service, ServiceError, Ticket
 from app.throughput import Circumstances, RunFigures, stage_differences
 from app.web.batch_types import PictureFile, Progress, Question, Result
@@ -35,7 +36,7 @@ _NOTICE_S: Final = 0.1  # how late a stop may be noticed meanwhile
 def default_window(service: Service) -> int:
     """As many requests as keep every slot in use while answers are on their way; never all that may wait."""
     most = min(service.limits.max_waiting_per_client, service.limits.max_waiting)
-    return max(1, min(2 * service.spec.batch_size, most))
+    return max(1, min(2 * service.batch_size, most))
 
 
 class BatchRun:
@@ -264,7 +265,7 @@ def circumstances_of(service: Service) -> Circumstances:
         mode=info.mode,
         operators=info.operators,
         threads=torch.get_num_threads(),
-        batch_size=service.spec.batch_size,
+        batch_size=service.batch_size,
     )
 
 

@@ -56,7 +56,7 @@ async def measure(
 
 
 def _samples() -> list[bytes]:
-    return [Path(picture.source_path).read_bytes() for picture in expand_inputs([sample_pictures()])]
+    return [Path(picture.path).read_bytes() for picture in expand_inputs([sample_pictures()])]
 
 
 def fresh_files(

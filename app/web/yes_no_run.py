@@ -27,7 +27,7 @@ async def judge(
 ) -> AsyncGenerator[tuple[Judged, ...]]:
     """All pictures at first, then as they are answered, a few times a second; ends when all are, or stopped."""
     results = [Judged(name=name) for _, name in files]
-    room = asyncio.Semaphore(2 * service.spec.batch_size)
+    room = asyncio.Semaphore(2 * service.batch_size)
 
     async def one(index: int) -> None:
         async with room:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from app.web.decisions import Rule
+from app.decisions import Rule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from app.web.decisions import Rule, decide, explain
+from app.decisions import Rule, decide, explain
 from app.web.escaping import escaped, named, problem_card
 from app.web.yes_no_state import Judged
 

@@ -47,6 +47,11 @@ class Engine:
         return self._executor.num_slots
 
     @property
+    def num_rows(self) -> int:
+        """Rows that may run at once by now: all slots, or what `limit_rows` left of them."""
+        return self._scheduler.num_rows
+
+    @property
     def num_unfinished(self) -> int:
         """Requests that `step()` has still to answer."""
         return len(self._scheduler.waiting) + len(self._scheduler.running) + len(self._ended)
@@ -88,8 +93,8 @@ class Engine:
         """Queue a request; raises as `check` does."""
         self.check(request.prompt_ids, request.choices)
         room = self._executor.config.context - len(request.prompt_ids)
-        max_new_tokens = min(request.sampling.max_new_tokens, room)
-        if max_new_tokens == 0 and not request.choices:
+        max_new_tokens = min(request.sampling.max_new_tokens, room) - len(request.known_ids)
+        if max_new_tokens <= 0 and not request.choices:
             self._ended.append(Output(request_id=request.id, finish="length"))
             return
         self._scheduler.waiting.append(Sequence(request, max_new_tokens=max_new_tokens))
@@ -104,6 +109,19 @@ class Engine:
             if sequence.request.id == request_id:
                 self._pipeline.wipe(sequence, slot=self._scheduler.slot_of(sequence))
                 self._leave(sequence)
+
+    def limit_rows(self, num_rows: int) -> None:
+        """From now on run no more than `num_rows` at once, or score them; raises ValueError beyond 1..num_slots."""
+        self._scheduler.limit_rows(num_rows)
+
+    def reset(self) -> None:
+        """Forget all requests, and clear all slots: after a step that raised, which may have left anything in them.
+
+        Who has no answer by then submits again, and may give what is known of it as `known_ids`.
+        """
+        self._ended.clear()
+        self._scheduler.clear()
+        self._pipeline.reset(num_slots=self.num_slots)
 
     def step(self) -> list[Output]:
         """Run one program on the device and return the news; an idle engine returns nothing.

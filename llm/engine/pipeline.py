@@ -46,7 +46,7 @@ class Pipeline:
 
     def prefill(self, sequences: Seq[Sequence], *, first_slot: int) -> Chosen:
         """Let new sequences into slots `first_slot` and up; returns what was read, of this step or of the last one."""
-        prompts = [sequence.request.prompt_ids for sequence in sequences]
+        prompts = [sequence.prompt_ids for sequence in sequences]
         prefixes = [sequence.request.prefix for sequence in sequences]
         return self._exchange(
             self._choose(sequences, self._executor.prefill(prompts, prefixes, first_slot=first_slot), first_slot)
@@ -81,6 +81,12 @@ class Pipeline:
             with torch.inference_mode():
                 self._newest_ids[target] = self._newest_ids[source]
             self.wipe(sequence, slot=source)
+
+    def reset(self, *, num_slots: int) -> None:
+        """Forget the step that is not read, and what is in the first `num_slots` slots."""
+        self._unread = None
+        for slot in range(num_slots):
+            self._executor.clear(slot)
 
     def _choose(self, sequences: Seq[Sequence], prediction: Prediction, first_slot: int) -> _Step:
         transfer = self._executor.transfer

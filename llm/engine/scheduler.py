@@ -23,17 +23,32 @@ class Scheduler:
         if num_slots < 1:
             raise ValueError(f"num_slots must be at least 1, got {num_slots}")
         self.num_slots = num_slots
+        self.num_rows = num_slots  # of them, from slot 0 on, those that are given out
         self.max_prefill_tokens = max_prefill_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
+    def limit_rows(self, num_rows: int) -> None:
+        """From now on run no more than so many at once; those that do already are left alone.
+
+        Raises ValueError for less than one, and for more than there are slots.
+        """
+        if not 1 <= num_rows <= self.num_slots:
+            raise ValueError(f"num_rows must lie in 1..{self.num_slots}, got {num_rows}")
+        self.num_rows = num_rows
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+        self.waiting.clear()
+        self.running.clear()
+
     def next_scored(self) -> list[Sequence]:
         """Take the sequences at the head of the queue that are scored: they need no slot."""
-        return self._take(scored=True, limit=self.num_slots)
+        return self._take(scored=True, limit=self.num_rows)
 
     def next_admitted(self) -> list[Sequence]:
         """Take waiting sequences into the free slots; they are running from now on."""
-        admitted = self._take(scored=False, limit=self.num_slots - len(self.running))
+        admitted = self._take(scored=False, limit=self.num_rows - len(self.running))
         self.running.extend(admitted)
         return admitted
 

@@ -15,7 +15,9 @@ Finish = Literal["stop", "length", "choice", "not_finite"]
 class Request:
     """One prompt about one picture.
 
-    With `choices` (token ids of each answer) nothing is generated: the choices are weighed against each other.
+    With `choices` (token ids of each answer) nothing is generated: the choices are weighed against each other. With
+    `known_ids`, how the answer of an earlier attempt began, it goes on from there: they are not given again, count as
+    new tokens, and have used up what was drawn for them, so that equal seeds go on to draw as they did.
     """
 
     id: int
@@ -23,6 +25,7 @@ class Request:
     prefix: Prefix  # (A, 1, N, Q, H), from `Engine.project_prefix`
     sampling: SamplingParams = field(default_factory=SamplingParams)
     choices: tuple[tuple[int, ...], ...] = ()
+    known_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,16 +46,19 @@ class Sequence:
 
     def __init__(self, request: Request, *, max_new_tokens: int) -> None:
         self.request = request
-        self.max_new_tokens = max_new_tokens  # the request's, cut to what the context leaves
+        self.prompt_ids = request.prompt_ids + request.known_ids  # what is fed first
+        self.max_new_tokens = max_new_tokens  # what the request and the context leave beyond these
         self.token_ids: list[int] = []
         self.has_ended = False  # what a step still says of it is dropped
         self._num_steps = 0  # that choose a token of it
         self._random = random.Random(request.sampling.seed)
+        for _ in request.known_ids:
+            self._uniform()
 
     @property
     def num_prefill_tokens(self) -> int:
         """Length of the row that its first forward pass computes: the prompt, and behind it what is scored."""
-        return len(self.request.prompt_ids) + sum(len(choice) - 1 for choice in self.request.choices)
+        return len(self.prompt_ids) + sum(len(choice) - 1 for choice in self.request.choices)
 
     @property
     def is_complete(self) -> bool:
@@ -62,7 +68,7 @@ class Sequence:
     @property
     def num_cached_tokens(self) -> int:
         """Positions of its slot in use: the prompt and every chosen token but the newest."""
-        return len(self.request.prompt_ids) + max(min(self._num_steps, self.max_new_tokens) - 1, 0)
+        return len(self.prompt_ids) + max(min(self._num_steps, self.max_new_tokens) - 1, 0)
 
     @property
     def next_position(self) -> int:
@@ -77,5 +83,7 @@ class Sequence:
     def next_draw(self) -> Draw:
         """The choice rule of its next token, which counts from now on; advances its randomness."""
         self._num_steps += 1
-        params = self.request.sampling
-        return Draw(params=params, uniform=0.0 if params.greedy else self._random.random())
+        return Draw(params=self.request.sampling, uniform=self._uniform())
+
+    def _uniform(self) -> float:
+        return 0.0 if self.request.sampling.greedy else self._random.random()

@@ -79,6 +79,13 @@ class NpuBackend:
         free: int = self._torch_npu.npu.mem_get_info(self.device)[0]
         return free
 
+    def total_bytes(self) -> int | None:
+        total: int = self._torch_npu.npu.mem_get_info(self.device)[1]
+        return total
+
+    def empty_caches(self) -> None:
+        self._torch_npu.npu.empty_cache()
+
     def choose_operators(
         self, config: DecoderConfig, *, dtype: torch.dtype, wanted: OperatorChoice, mode: str
     ) -> Operators:

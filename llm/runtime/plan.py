@@ -1,6 +1,8 @@
 """What a decoder will take of a device's memory, counted before any of it is taken."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
@@ -8,6 +10,7 @@ from llm.config import DecoderConfig
 from llm.errors import DeviceError
 
 _FLOAT32_BYTES = 4
+SPARE: Final = 0.1  # of what is free, which a number of rows that nobody asked for leaves alone
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,14 +50,28 @@ def plan_memory(
     )
 
 
+def fitting_rows(planned: Callable[[int], MemoryPlan], *, free: int | None, most: int, unknown: int) -> int:
+    """The largest power of two, at most `most`, of rows whose plan leaves a tenth of what is free; at least 1.
+
+    Where the free memory is not known, it is at most `unknown`.
+    """
+    limit = most if free is not None else min(most, unknown)
+    num_rows = 1
+    while 2 * num_rows <= limit and (free is None or planned(2 * num_rows).total <= free * (1.0 - SPARE)):
+        num_rows *= 2
+    return num_rows
+
+
 def check_memory(plan: MemoryPlan, config: DecoderConfig, *, num_slots: int, free: int | None, device: str) -> None:
     """Raise DeviceError when the plan needs more than what is free; an unknown amount is never too little."""
     if free is None or plan.total <= free:
         return
     parts = f"{plan.slots / 1e9:.1f} GB for keys and values and {plan.activations / 1e9:.1f} GB for computing"
     weights = f"{plan.weights / 1e9:.1f} GB for weights, " if plan.weights else ""
+    slots = "1 slot" if num_slots == 1 else f"{num_slots} slots"
+    smaller = "--batch-size or --context" if num_slots > 1 else "--context"
     raise DeviceError(
-        f"{num_slots} slots with a context of {config.context} need {plan.total / 1e9:.1f} GB ({weights}{parts}), and "
+        f"{slots} with a context of {config.context} need {plan.total / 1e9:.1f} GB ({weights}{parts}), and "
         f"{free / 1e9:.1f} GB are free on {device}",
-        hint="try a smaller --batch-size or --context" + (", or a half --dtype" if plan.weights else ""),
+        hint=f"try a smaller {smaller}" + (", or a half --dtype" if plan.weights else ""),
     )

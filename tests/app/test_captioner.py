@@ -16,7 +16,6 @@ import app.pictures
 from app import Answer, Captioner, RawPrompt, TextDelta
 from app.captioner import work_items
 from app.clock import STAGES
-from llm.engine.sampling_params import SamplingParams
 from llm.errors import DeviceError, PromptTooLongError
 from llm.prompt import format_prompt
 from tests.app.golden import GOLDEN, model_options
@@ -225,7 +224,7 @@ def test_a_second_call_is_refused_while_a_stream_is_open_and_the_stream_goes_on(
     assert events[-1].token_ids == whole.token_ids
     captioner.stream(PICTURES[:1])  # never begun: it is in nobody's way
     with pytest.raises(ValueError, match="two different"):
-        list(captioner.run([], sampling=SamplingParams(), choices=["one"]))  # nor is one that could not begin
+        captioner.stream(PICTURES[:1], choices=["one"])  # nor is one that could not begin
     assert captioner.generate(PICTURES[:1], max_new_tokens=8)[0].token_ids == whole.token_ids
 
 

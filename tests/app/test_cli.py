@@ -4,49 +4,22 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from PIL import Image
 
 from app.cli import build_parser, main
-from app.records import read_manifest, read_records
+from app.records import read_records
 from app.resources import sample_pictures
+from app.run_manifest import read_manifest
 from app.spec import CaptionerSpec
 from llm.engine.sampling_params import SamplingParams
+from tests.app.command import Run
 from tests.app.golden import CASES, ROOT, case_runs, model_flags, picture
 
 SHORT = ["--max-new-tokens", "6"]
-
-
-class Ran(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def records(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-    def texts(self) -> dict[str, str]:
-        return {record["picture"]: record["text"] for record in self.records}
-
-
-Run = Callable[..., Ran]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: str | list[str]) -> Ran:
-        flat = [part for given in arguments for part in ([given] if isinstance(given, str) else given)]
-        code = main(flat)
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return Ran(code, out, err)
-
-    return run
 
 
 @pytest.mark.parametrize(
@@ -135,7 +108,7 @@ def test_a_run_of_bad_pictures_only_ends_with_3(run: Run) -> None:
         ([*model_flags(), "--device", "abacus"], 2, "`abacus`; available: cpu", "--device"),
         ([*model_flags(), "--dtype", "int3"], 2, "dtype `int3`", "--dtype"),
         ([*model_flags(), "--context", "16"], 2, "tokens, the context holds 16", "--context"),
-        ([*model_flags(), "--batch-size", "0"], 2, "--batch-size must be a whole number of at least 1, got 0", ""),
+        ([*model_flags(), "--batch-size", "0"], 2, "wanted a whole number of at least 1, or auto, got '0'", ""),
         ([*model_flags(), "--max-new-tokens", "-1"], 2, "--max-new-tokens must be at least 0, got -1", ""),
         ([*model_flags(), "--input", "x"], 2, "--prompt, which is missing", "--prompt"),
         ([*model_flags(), "--prompt", "x", "--raw-prompt", "y"], 2, "exclude each other", "one of them"),
@@ -250,7 +223,7 @@ def test_a_second_run_answers_only_what_is_new(run: Run, tmp_path: Path) -> None
     other_question = run("caption", first, common, "--prompt", "What is this?")
     other_form = run("caption", first, common, "--raw-prompt", "What is this?")
 
-    assert "1 picture answered, 2 failed, 1 answered by an earlier run" in again.err
+    assert "1 picture answered, 1 failed, 1 answered by an earlier run, 1 failed in an earlier run" in again.err
     assert other_question.code == other_form.code == 0
     pictures = [record["picture"] for record in read_records(out)]
     assert sorted(pictures) == sorted([first, first, first, "missing.png", "missing.png", second])

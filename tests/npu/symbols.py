@@ -53,6 +53,7 @@ FUNCTIONS = {
     "torch_npu.npu.synchronize": "(device=None)",
     "torch_npu.npu.current_stream": "(device=None)",
     "torch_npu.npu.mem_get_info": "(device=None)",
+    "torch_npu.npu.empty_cache": "()",
     "torch_npu.npu.Event": "(enable_timing=False, blocking=False, interprocess=False)",
     "torchair.get_npu_backend": "(*, compiler_config=None, custom_decompositions={})",
     "torchair.configs.compiler_config.CompilerConfig": "()",

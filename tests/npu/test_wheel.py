@@ -106,6 +106,8 @@ def test_the_device_counts_memory_and_time(npu: FakeNpu) -> None:
     facts = npu.chip(SOC)["device"]
 
     assert facts["taken"] >= 32 << 20
+    assert facts["given_back"] >= 32 << 20  # by `empty_caches`
+    assert facts["total"] > facts["taken"]
     assert facts["elapsed_ms"] > 0
     assert facts["backwards_ms"] == -facts["elapsed_ms"]
     assert facts["out_of_memory"][0] == "OutOfMemoryError"

@@ -5,10 +5,10 @@ import re
 import pytest
 
 from app.answers import Answer, AnswerError
+from app.decisions import Rule
 from app.errors import Exit, Problem
 from app.web.chat_state import MAX_TURNS, Chat, ChatSession, PickedPicture, Turn
 from app.web.chat_view import conversation, picture_line, tokens_per_second
-from app.web.decisions import Rule
 from app.web.escaping import escaped, milliseconds, named, size
 from app.web.yes_no_state import Judged
 from app.web.yes_no_view import percent, results

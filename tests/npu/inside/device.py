@@ -17,6 +17,10 @@ def facts(backend: Backend) -> dict[str, Any]:
     block.cpu()
     second = backend.mark()
     backend.synchronise()
+    del block
+    kept = backend.free_bytes()
+    backend.empty_caches()
+    emptied = backend.free_bytes()
     assert first is not None
     assert second is not None
     return {
@@ -24,10 +28,12 @@ def facts(backend: Backend) -> dict[str, Any]:
         "family": backend.family.name,  # type: ignore[attr-defined]
         "capabilities": dataclasses.asdict(backend.capabilities),
         "taken": None if before is None or after is None else before - after,
+        "given_back": None if kept is None or emptied is None else emptied - kept,
+        "total": backend.total_bytes(),
         "elapsed_ms": second.ms_since(first),
         "backwards_ms": first.ms_since(second),
         "too_many": _error(lambda: open_backend("npu:7")),
-        "no_graph": _error(lambda: backend.compile(lambda: block, mode="reduce-overhead")),
+        "no_graph": _error(lambda: backend.compile(lambda: None, mode="reduce-overhead")),
         "out_of_memory": _error(lambda: torch.empty(64 << 30, dtype=torch.uint8, device=backend.device)),
         "bfloat16": torch.npu.is_bf16_supported(),
         "attention": attention_route(),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.web.decisions import Rule, decide, explain, parse_choices
+from app.decisions import Rule, decide, explain, parse_choices
 
 SHARES = st.floats(0.0, 1.0)
 
@@ -36,6 +36,55 @@ def test_of_more_choices_the_likeliest_counts_when_it_is_likely_enough() -> None
 
     assert decide(shares, Rule(threshold=0.5, band=0.1)) == "green"
     assert decide(shares, Rule(threshold=0.6, band=0.0)) is None
+
+
+@pytest.mark.parametrize(("share", "decision"), [(0.3, "no"), (0.31, None), (0.89, None), (0.9, "yes")])
+def test_a_range_of_no_decision_need_not_be_centred(share: float, decision: str | None) -> None:
+    rule = Rule.from_flags(None, (0.3, 0.9))
+
+    assert rule is not None
+    assert decide({"yes": share, "no": 1 - share}, rule) == decision
+
+
+@given(share=SHARES, threshold=SHARES)
+def test_a_threshold_alone_decides_everything_of_two_choices(share: float, threshold: float) -> None:
+    rule = Rule.from_flags(threshold)
+
+    assert rule is not None
+    decided = decide({"yes": share, "no": 1 - share}, rule)
+    assert decided == ("yes" if share >= threshold or share == pytest.approx(threshold, abs=1e-9) else "no")
+
+
+def test_with_both_a_range_counts_for_two_choices_and_the_threshold_for_more() -> None:
+    rule = Rule.from_flags(0.5, (0.2, 0.8))
+
+    assert rule is not None
+    assert decide({"yes": 0.6, "no": 0.4}, rule) is None
+    assert decide({"red": 0.6, "green": 0.3, "blue": 0.1}, rule) == "red"
+    assert explain(("red", "green", "blue"), rule).startswith("The likeliest choice counts when it has at least 50%")
+
+
+def test_of_a_range_alone_more_choices_take_the_upper_end() -> None:
+    rule = Rule.from_flags(None, (0.2, 0.8))
+
+    assert rule is not None
+    assert decide({"red": 0.7, "green": 0.3, "blue": 0.0}, rule) is None
+    assert decide({"red": 0.8, "green": 0.2, "blue": 0.0}, rule) == "red"
+
+
+def test_without_flags_there_is_no_rule() -> None:
+    assert Rule.from_flags(None) is None
+
+
+@pytest.mark.parametrize("abstain", [(0.6, 0.4), (-0.1, 0.5), (0.5, 1.1), (float("nan"), 0.5)])
+def test_a_range_that_is_none_is_refused(abstain: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match="abstain must be two numbers"):
+        Rule.from_flags(None, abstain)
+
+
+def test_a_threshold_outside_of_the_range_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"threshold must lie in the range of abstain, 0\.2\.\.0\.4, got 0\.9"):
+        Rule.from_flags(0.9, (0.2, 0.4))
 
 
 def test_fewer_than_two_choices_are_refused() -> None:

@@ -1,0 +1,210 @@
+"""How far probabilities can be trusted, and a temperature that makes them more so. Arrays only: no pictures, no files.
+
+After Guo et al., "On Calibration of Modern Neural Networks" (2017): temperature scaling and the expected calibration
+error. N examples, C choices.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+NUM_BINS: Final = 15
+NUM_FOLDS: Final = 5
+MIN_TEMPERATURE: Final = 0.05
+MAX_TEMPERATURE: Final = 20.0
+LEAST_PROBABILITY: Final = 1e-12  # a probability of 0 counts as this: its logarithm has to be a number
+_Z_95: Final = 1.959963984540054  # both sides of a normal distribution leave 5 % outside
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bin:
+    """The examples whose likeliest choice has more than `low` and at most `high`."""
+
+    low: float
+    high: float
+    count: int
+    confidence: float | None  # mean probability of the likeliest choice; None where there is no example
+    accuracy: float | None  # share in which it was right
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metrics:
+    """What probabilities are worth, on labelled examples."""
+
+    accuracy: float
+    nll: float  # mean of -log of what the right choice got, in nats
+    brier: float  # mean over examples of the squared distance to the label, summed over choices: 0 to 2
+    ece: float  # mean distance of confidence and accuracy over `NUM_BINS` bins of equal width
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Threshold:
+    """From `threshold` on, so many examples are taken, and so many of those are right."""
+
+    threshold: float
+    precision: float
+    precision_low: float  # lower end of Wilson's 95 % interval
+    recall: float  # of all that are right, the share that is taken
+    count: int
+
+
+def apply_temperature(probabilities_NC: Floats, temperature: float) -> Floats:
+    """p^(1/T), normalised again: above 1 it evens out, below it sharpens, and no order changes."""
+    logs_NC = np.log(np.maximum(probabilities_NC, LEAST_PROBABILITY)) / temperature
+    weights_NC = np.exp(logs_NC - logs_NC.max(axis=1, keepdims=True))
+    scaled_NC: Floats = weights_NC / weights_NC.sum(axis=1, keepdims=True)
+    return scaled_NC
+
+
+def fit_temperature(probabilities_NC: Floats, labels_N: Ints) -> float:
+    """The temperature with the least negative log-likelihood, within `MIN_TEMPERATURE` and `MAX_TEMPERATURE`.
+
+    In 1/T that is a convex function: its slope is followed by Newton's method and bisected where that leads astray.
+    Where every answer is right, any sharpening would look like a gain and nothing tells how much is true, so
+    probabilities stay as they are: 1. The same without examples, or where all choices are equally likely.
+    """
+    if not len(labels_N) or (probabilities_NC.argmax(axis=1) == labels_N).all():
+        return 1.0
+    logs_NC = np.log(np.maximum(probabilities_NC, LEAST_PROBABILITY))
+    low, high = 1 / MAX_TEMPERATURE, 1 / MIN_TEMPERATURE
+    if np.ptp(logs_NC, axis=1).max() == 0:
+        return 1.0
+    if _slope(logs_NC, labels_N, low)[0] >= 0:
+        return MAX_TEMPERATURE
+    if _slope(logs_NC, labels_N, high)[0] <= 0:
+        return MIN_TEMPERATURE
+    inverse = 1.0
+    for _ in range(100):
+        slope, curvature = _slope(logs_NC, labels_N, inverse)
+        low, high = (inverse, high) if slope < 0 else (low, inverse)
+        following = inverse - slope / curvature if curvature > 0 else low
+        if not low < following < high:
+            following = (low + high) / 2
+        if abs(following - inverse) <= 1e-12 * inverse:
+            break
+        inverse = following
+    return 1 / inverse
+
+
+def _slope(logs_NC: Floats, labels_N: Ints, inverse: float) -> tuple[float, float]:
+    """First and second derivative of the mean negative log-likelihood by 1/T."""
+    weights_NC = np.exp((logs_NC - logs_NC.max(axis=1, keepdims=True)) * inverse)
+    weights_NC /= weights_NC.sum(axis=1, keepdims=True)
+    mean_N = (weights_NC * logs_NC).sum(axis=1)
+    spread_N = (weights_NC * (logs_NC - mean_N[:, None]) ** 2).sum(axis=1)
+    right_N = logs_NC[np.arange(len(labels_N)), labels_N]
+    return float((mean_N - right_N).mean()), float(spread_N.mean())
+
+
+def measure(probabilities_NC: Floats, labels_N: Ints) -> Metrics:
+    """Raises ValueError without examples."""
+    if not len(labels_N):
+        raise ValueError("Wanted at least one labelled example, got none")
+    rows = np.arange(len(labels_N))
+    right_N = np.maximum(probabilities_NC[rows, labels_N], LEAST_PROBABILITY)
+    target_NC = np.zeros_like(probabilities_NC)
+    target_NC[rows, labels_N] = 1.0
+    bins = reliability(probabilities_NC, labels_N)
+    gaps = (one.count * abs((one.confidence or 0.0) - (one.accuracy or 0.0)) for one in bins)
+    return Metrics(
+        accuracy=float((probabilities_NC.argmax(axis=1) == labels_N).mean()),
+        nll=float(-np.log(right_N).mean()),
+        brier=float(((probabilities_NC - target_NC) ** 2).sum(axis=1).mean()),
+        ece=sum(gaps) / len(labels_N),
+    )
+
+
+def reliability(probabilities_NC: Floats, labels_N: Ints, *, num_bins: int = NUM_BINS) -> tuple[Bin, ...]:
+    """Confidence beside accuracy in bins of equal width."""
+    confidence_N = probabilities_NC.max(axis=1)
+    is_right_N = probabilities_NC.argmax(axis=1) == labels_N
+    edges = np.linspace(0.0, 1.0, num_bins + 1)
+    bin_N = np.clip(np.searchsorted(edges, confidence_N, side="left") - 1, 0, num_bins - 1)
+    bins = []
+    for index in range(num_bins):
+        is_in = bin_N == index
+        count = int(is_in.sum())
+        bins.append(
+            Bin(
+                low=float(edges[index]),
+                high=float(edges[index + 1]),
+                count=count,
+                confidence=float(confidence_N[is_in].mean()) if count else None,
+                accuracy=float(is_right_N[is_in].mean()) if count else None,
+            )
+        )
+    return tuple(bins)
+
+
+def folds(groups_N: Ints, *, num_folds: int = NUM_FOLDS) -> Iterator[NDArray[np.bool_]]:
+    """Which examples each fold holds back; those of one group (a picture asked twice) stay together.
+
+    The same groups give the same folds. With fewer than two groups there is nothing to hold back, and no fold.
+    """
+    names = np.unique(groups_N)
+    if len(names) < 2:
+        return
+    shuffled = np.random.default_rng(0).permutation(names)
+    for held in np.array_split(shuffled, min(num_folds, len(names))):
+        yield np.isin(groups_N, held)
+
+
+def cross_fitted(probabilities_NC: Floats, labels_N: Ints, groups_N: Ints) -> Floats | None:
+    """Every example's probabilities by a temperature that was fitted without it; None where that cannot be."""
+    scaled_NC = np.full_like(probabilities_NC, np.nan)
+    for held_N in folds(groups_N):
+        temperature = fit_temperature(probabilities_NC[~held_N], labels_N[~held_N])
+        scaled_NC[held_N] = apply_temperature(probabilities_NC[held_N], temperature)
+    return None if np.isnan(scaled_NC).any() else scaled_NC
+
+
+def wilson_low(num_right: int, count: int) -> float:
+    """Lower end of the 95 % interval for a share of which `num_right` of `count` were seen (Wilson, 1927)."""
+    if count < 1:
+        return 0.0
+    share, z = num_right / count, _Z_95
+    middle = share + z * z / (2 * count)
+    spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return max(0.0, (middle - spread) / (1 + z * z / count))
+
+
+def find_threshold(scores_N: Floats, is_right_N: NDArray[np.bool_], *, precision: float) -> Threshold | None:
+    """The threshold from which on at least `precision` are right, with the highest recall; None where there is none.
+
+    Of thresholds with the same recall it is the highest, which takes no more than it must: among others the smallest
+    one of that precision would take wrong examples until the precision has fallen to what was asked for.
+    """
+    enough = [one for one in _thresholds(scores_N, is_right_N) if one.precision >= precision - 1e-12]
+    return max(enough, key=lambda one: (one.recall, one.threshold), default=None)
+
+
+def best_precision(scores_N: Floats, is_right_N: NDArray[np.bool_]) -> Threshold | None:
+    """The threshold of the highest precision, of equal ones that with the most examples; None without examples."""
+    return max(_thresholds(scores_N, is_right_N), key=lambda one: (one.precision, one.count), default=None)
+
+
+def _thresholds(scores_N: Floats, is_right_N: NDArray[np.bool_]) -> Iterator[Threshold]:
+    """One below each score that occurs, halfway to the next, from the highest down: equal scores go together."""
+    order = np.argsort(-scores_N, kind="stable")
+    right_N = np.cumsum(is_right_N[order])
+    num_right = int(is_right_N.sum())
+    for index, place in enumerate(order):
+        score = float(scores_N[place])
+        following = float(scores_N[order[index + 1]]) if index + 1 < len(order) else score
+        if index + 1 < len(order) and following == score:
+            continue
+        taken, hits = index + 1, int(right_N[index])
+        yield Threshold(
+            threshold=(score + following) / 2,
+            precision=hits / taken,
+            precision_low=wilson_low(hits, taken),
+            recall=hits / num_right if num_right else 0.0,
+            count=taken,
+        )

@@ -1,0 +1,77 @@
+"""The command line: flags -> plain values -> the code that does the work. Help and usage errors load no model code."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from app.cli.answering import add_ask, add_caption
+from app.cli.bench import add_bench
+from app.cli.doctor import add_doctor
+from app.cli.export import add_export
+from app.cli.models import add_convert, add_quantize
+from app.cli.parser import EXIT_CODES, Parser, help_hint
+from app.cli.records import add_export_records
+from app.cli.serving import add_serving
+from app.errors import UsageError, run_guarded
+from app.startup import decline_telemetry, defer_device_extensions
+
+__all__ = ["build_parser", "main"]
+
+
+_DESCRIPTION = """\
+Caption pictures and answer questions about them with LLaMA-Adapter V2 models.
+
+  llama-adapter caption photo.jpg folder/
+  llama-adapter ask photo.jpg --question "Is there a red circle?" --choices Yes,No
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. Errors are told on stderr, see app/errors.py."""
+    defer_device_extensions()
+    decline_telemetry()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    return run_guarded(lambda: _dispatch(arguments), debug="--debug" in arguments)
+
+
+def _dispatch(arguments: Sequence[str]) -> int:
+    options = build_parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except UsageError as error:
+        error.hint = error.hint or help_hint(options.prog)
+        raise
+
+
+def build_parser() -> Parser:
+    """All commands and flags; defaults come from the dataclasses they end up in."""
+    parser = Parser(prog="llama-adapter", description=_DESCRIPTION, epilog=EXIT_CODES)
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and stop")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    add_caption(commands)
+    add_ask(commands)
+    add_convert(commands)
+    add_export_records(commands)
+    add_export(commands)
+    add_bench(commands)
+    add_quantize(commands)
+    add_serving(commands)
+
+    add_doctor(commands)
+    return parser
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"llama-adapter {version('llama-adapter')}")
+        except PackageNotFoundError:
+            print("llama-adapter (run from a checkout, not installed)")
+        parser.exit()

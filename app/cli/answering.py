@@ -1,0 +1,242 @@
+"""`caption` and `ask`: flags -> a job."""
+
+import argparse
+from typing import Any
+
+from app.cli.model_flags import SPEC, add_computation, add_model, with_batch_size
+from app.cli.parser import Parser, command, default
+from app.cli.records import add_deciding
+from app.cli.values import parse_choices, parse_shard, parse_text, settings, spec_from
+from app.errors import UsageError
+from app.inputs import InputSpec, read_question_sheet
+from app.job import Job
+from app.questions import Question
+from llm.engine.sampling_params import SamplingParams
+
+SAMPLING = SamplingParams()
+
+JOB = Job(spec=SPEC, inputs=InputSpec(), questions=(Question(),))
+
+_CAPTION = """\
+Describe each picture. Answers are written as they are ready: as lines of text on a terminal, as JSON lines into a
+pipe or a file. A picture that cannot be read gets an error record and does not touch the others.
+"""
+
+_ASK = """\
+Ask the same question about each picture. With --choices the answer is the likeliest of them, with its probability;
+otherwise it is written freely. Output as of `caption`.
+"""
+
+
+def add_caption(commands: Any) -> None:
+    """`caption`."""
+    caption = command(commands, "caption", _run_caption, help="describe pictures", description=_CAPTION)
+    _add_pictures(caption)
+    prompt = caption.add_argument_group("prompt")
+    prompt.add_argument(
+        "--prompt", metavar="TEXT", type=parse_text, help="instruction (default: the model's own for captions)"
+    )
+    prompt.add_argument("--input", metavar="TEXT", type=parse_text, help="further context for --prompt")
+    prompt.add_argument(
+        "--raw-prompt", metavar="TEXT", type=parse_text, help="text that goes to the model without the template"
+    )
+    _add_sheet(prompt)
+    _add_answering(caption)
+
+
+def add_ask(commands: Any) -> None:
+    """`ask`."""
+    ask = command(commands, "ask", _run_ask, help="ask a question about pictures", description=_ASK)
+    _add_pictures(ask)
+    prompt = ask.add_argument_group("question")
+    prompt.add_argument("--question", metavar="TEXT", type=parse_text, help="what to ask")
+    prompt.add_argument("--input", metavar="TEXT", type=parse_text, help="further context for the question")
+    prompt.add_argument("--choices", metavar="A,B,...", type=parse_choices, help="answer with one of these")
+    _add_sheet(prompt)
+    add_deciding(ask.add_argument_group("deciding, with --choices; records keep the probabilities as they are"))
+    _add_calibrating(ask.add_argument_group("calibrating, in the place of answering"))
+    _add_answering(ask)
+
+
+def _add_pictures(parser: Parser) -> None:
+    parser.add_argument(
+        "paths",
+        metavar="PICTURES",
+        nargs="*",
+        help="picture files, folders of them, patterns such as 'a/**/*.jpg', tar archives (of webdataset)",
+    )
+    group = parser.add_argument_group("pictures")
+    group.add_argument("--recursive", action="store_true", help="also look into the folders of a folder")
+    group.add_argument(
+        "--list",
+        metavar="FILE",
+        dest="lists",
+        action="append",
+        default=[],
+        help="a file that names pictures, folders and archives, one a line; - is stdin",
+    )
+    group.add_argument(
+        "--manifest",
+        metavar="FILE",
+        dest="manifests",
+        action="append",
+        default=[],
+        help="a .jsonl, .csv or .tsv file with a column picture, and others such as prompt and choices",
+    )
+    group.add_argument(
+        "--shard",
+        metavar="I/N",
+        type=parse_shard,
+        help="only the I-th of N parts, counted from 0: each picture belongs to one, whatever else is there",
+    )
+    group.add_argument(
+        "--reader",
+        choices=("process", "thread"),
+        default=JOB.reader,
+        help=default("what reads pictures; only processes can be stopped by --picture-timeout-s"),
+    )
+    group.add_argument(
+        "--picture-timeout-s",
+        metavar="S",
+        type=float,
+        default=JOB.picture_timeout_s,
+        help=default("seconds to read a picture; after them it has failed"),
+    )
+
+
+def _add_sheet(group: Any) -> None:
+    group.add_argument(
+        "--questions",
+        metavar="FILE",
+        help="a sheet of questions to ask about every picture: .txt with one a line, or .jsonl, .csv or .tsv with "
+        "columns question, input, choices",
+    )
+
+
+def _add_calibrating(group: Any) -> None:
+    group.add_argument(
+        "--calibrate",
+        metavar="FILE",
+        help="a .csv, .tsv or .jsonl table with columns picture and label, and perhaps prompt: fit a temperature and a "
+        "threshold to the labels; without PICTURES, to all of them",
+    )
+    group.add_argument("--calibration-out", metavar="FILE.json", help="where the calibration goes")
+    group.add_argument(
+        "--target-precision",
+        metavar="P",
+        type=float,
+        default=0.95,
+        help=default("that answers have from the threshold on"),
+    )
+    group.add_argument("--plot", metavar="FILE.png", help="draw a reliability diagram (extra `bench`)")
+    group.add_argument("--force", action="store_true", help="replace files that are there already")
+
+
+def _add_answering(parser: Parser) -> None:
+    add_model(parser)
+    answer = parser.add_argument_group("answer")
+    answer.add_argument("--max-new-tokens", metavar="N", type=int, default=SAMPLING.max_new_tokens, help=default())
+    answer.add_argument(
+        "--temperature", metavar="T", type=float, default=SAMPLING.temperature, help=default("0 takes the best token")
+    )
+    answer.add_argument(
+        "--top-p", metavar="P", type=float, default=SAMPLING.top_p, help=default("with a temperature above 0")
+    )
+    answer.add_argument("--top-k", metavar="K", type=int, default=SAMPLING.top_k, help=default("0 keeps every token"))
+    answer.add_argument("--seed", metavar="S", type=int, help="makes sampled answers repeatable")
+    add_computation(with_batch_size(parser))
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--out", metavar="FILE.jsonl", help="append records to a file; pictures already answered there are left out"
+    )
+    earlier = output.add_mutually_exclusive_group()
+    earlier.add_argument(
+        "--resume",
+        action="store_const",
+        const=False,
+        default=False,
+        dest="overwrite",
+        help="go on with what --out holds (the default)",
+    )
+    earlier.add_argument("--overwrite", action="store_true", help="throw away what --out holds, and begin anew")
+    output.add_argument("--retry-errors", action="store_true", help="try pictures again that failed according to --out")
+    output.add_argument(
+        "--format", choices=("text", "jsonl"), help="on stdout (default: text on a terminal, jsonl in a pipe)"
+    )
+    profile = output.add_mutually_exclusive_group()
+    profile.add_argument(
+        "--profile",
+        action="store_const",
+        const="wait",
+        help="print stage times on stderr; waits for the device at each stage",
+    )
+    profile.add_argument(
+        "--profile-marks",
+        action="store_const",
+        const="marks",
+        dest="profile",
+        help="the same without waiting, by marks in the device's queue",
+    )
+    output.add_argument(
+        "--quiet", action="store_true", help="no progress and no notes on stderr; errors that no record holds are told"
+    )
+
+
+def _run_caption(options: argparse.Namespace) -> int:
+    if options.input is not None and options.prompt is None:
+        raise UsageError("--input goes with --prompt, which is missing", hint="give the instruction as --prompt")
+    if options.raw_prompt is not None and options.prompt is not None:
+        raise UsageError("--prompt and --raw-prompt exclude each other", hint="give one of them")
+    if options.questions is not None and (options.prompt is not None or options.raw_prompt is not None):
+        raise UsageError("--questions and --prompt exclude each other", hint="put all questions into the sheet")
+    return _answer(options, instruction=options.prompt, raw=options.raw_prompt, choices=None)
+
+
+def _run_ask(options: argparse.Namespace) -> int:
+    if options.questions is not None and options.question is not None:
+        raise UsageError("--questions and --question exclude each other", hint="put all questions into the sheet")
+    if options.calibrate is not None:
+        return _calibrate(options)
+    if options.calibration_out is not None or options.plot is not None:
+        raise UsageError("--calibration-out and --plot go with --calibrate, which is missing")
+    if options.questions is None and options.question is None and not options.manifests:
+        raise UsageError("ask needs a --question", hint="or several in a file, --questions or --manifest")
+    return _answer(options, instruction=options.question, raw=None, choices=options.choices)
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    for name in ("questions", "lists", "manifests", "shard", "out", "threshold", "abstain", "calibration"):
+        if getattr(options, name):
+            flag = "--" + name.rstrip("s" if name in ("lists", "manifests") else "").replace("_", "-")
+            raise UsageError(f"--calibrate takes its pictures from its table, and {flag} has no meaning beside it")
+    for name in ("calibration_out", "choices"):
+        if getattr(options, name) is None:
+            raise UsageError(f"--calibrate goes with --{name.replace('_', '-')}, which is missing")
+    spec = spec_from(options)
+    from app.calibrating import CalibrationJob, run_calibration
+
+    return run_calibration(settings(CalibrationJob, {**vars(options), "spec": spec, "pictures": tuple(options.paths)}))
+
+
+def _answer(
+    options: argparse.Namespace, *, instruction: str | None, raw: str | None, choices: tuple[str, ...] | None
+) -> int:
+    spec = spec_from(options)
+    sampling = settings(SamplingParams, vars(options))
+    common = Question(instruction=instruction, input=options.input, raw=raw, choices=choices)
+    inputs = _inputs_from(options)
+    sheet = () if options.questions is None else read_question_sheet(options.questions)
+    questions = tuple(common.completed(question) for question in sheet) or (common,)
+    values = {**vars(options), "spec": spec, "inputs": inputs, "questions": questions, "sampling": sampling}
+    job = settings(Job, values)
+
+    from app.answering import run_job
+
+    return run_job(job)
+
+
+def _inputs_from(options: argparse.Namespace) -> InputSpec:
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(options).items()}
+    if not any(values[name] for name in ("paths", "lists", "manifests")):
+        raise UsageError("No pictures are named", hint="name files or folders, or pass --list or --manifest")
+    return settings(InputSpec, values)

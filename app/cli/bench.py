@@ -1,0 +1,68 @@
+"""`bench`."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from app.cli.model_flags import add_computation, add_model
+from app.cli.parser import command, default
+from app.cli.values import parse_batch_sizes, parse_text, settings, spec_from
+from app.errors import Exit, UsageError
+
+_BENCH = """\
+Measure how fast a model answers here, at several batch sizes, and how near that is to what the device can do: memory
+bandwidth and matrix products are measured in the same run. --random needs no weights: 160M, 1B and 7B are LLaMAs of
+that size behind ViT-L/14.
+
+  llama-adapter bench --random 160M --dtype bfloat16 --workload caption
+"""
+
+
+def add_bench(commands: Any) -> None:
+    bench = command(commands, "bench", _run_bench, help="measure speed beside its ceilings", description=_BENCH)
+    add_model(bench)
+    work = bench.add_argument_group("what is measured")
+    work.add_argument("--random", metavar="SIZE", help="random weights: 160M, 1B, 7B, tiny or DIMxLAYERSxHEADSxFFN")
+    work.add_argument(
+        "--workload",
+        choices=("yesno", "caption"),
+        default="yesno",
+        help=default("yesno: a choice of two in one pass; caption: 64 new tokens"),
+    )
+    work.add_argument("--question", metavar="TEXT", type=parse_text, help="of yesno (default: about a person)")
+    work.add_argument(
+        "--batch-sizes", metavar="N,...", type=parse_batch_sizes, default="1,5,16", help=default("in turn")
+    )
+    work.add_argument("--pictures", metavar="N", type=int, default=25, help=default("sample pictures in each round"))
+    work.add_argument("--rounds", metavar="N", type=int, default=3, help=default())
+    add_computation(bench.add_argument_group("computation"))
+    output = bench.add_argument_group("output")
+    output.add_argument("--out", metavar="FILE.json", help="write the result as JSON")
+    output.add_argument("--plot", metavar="FILE.png", help="draw the result, as PNG or SVG (needs matplotlib)")
+    output.add_argument("--json", action="store_true", help="JSON on stdout in place of the table")
+    output.add_argument("--quiet", action="store_true", help="no progress on stderr")
+
+
+def _run_bench(options: argparse.Namespace) -> int:
+    spec = spec_from(options)
+    from app.bench import BenchJob, run_bench
+    from app.bench_report import check_plot, format_table, write_plot
+
+    # What was not given is left to the job.
+    values = {name: value for name, value in vars(options).items() if name != "question" or value is not None}
+    job = settings(BenchJob, {**values, "spec": spec})
+    if options.out is not None and not Path(options.out).absolute().parent.is_dir():
+        raise UsageError(f"The folder of `{options.out}` does not exist")
+    if options.plot is not None:
+        check_plot(options.plot)
+    tell = (lambda line: None) if options.quiet else (lambda line: print(line, file=sys.stderr))
+    result = run_bench(job, tell=tell)
+    as_json = json.dumps(result.to_dict(), indent=1)
+    if options.out is not None:
+        Path(options.out).write_text(as_json + "\n", encoding="utf-8")
+    if options.plot is not None:
+        write_plot(result, options.plot)
+    print(as_json if options.json else format_table(result))
+    return Exit.OK

@@ -1,0 +1,61 @@
+"""`doctor`."""
+
+import argparse
+import dataclasses
+from typing import Any
+
+from app.cli.model_flags import SPEC, add_encoder, add_model, add_precision, sources_from
+from app.cli.parser import DEVICE_KINDS, DEVICES, command, default
+from app.cli.values import settings
+from app.errors import UsageError
+from app.spec import CaptionerSpec
+
+_DOCTOR = """\
+Check this installation part by part and a model tensor by tensor, and say what is wrong and what to do. Without model
+flags the embedded model is checked. What the intended use does not need may be absent. Exit code 0 when nothing is
+wrong, else 1.
+"""
+
+
+def add_doctor(commands: Any) -> None:
+    """`doctor`."""
+    doctor = command(commands, "doctor", _run_doctor, help="check the installation and a model", description=_DOCTOR)
+    add_model(doctor)
+    use = doctor.add_argument_group("intended use", "what is missing for it is an error; without, only for the CPU")
+    use.add_argument("--device", metavar="D", default=SPEC.device, help=default(DEVICES))
+    add_precision(use)
+    add_encoder(use)
+    doctor.add_argument("--environment", action="store_true", help="only the installation, no model")
+
+
+def _run_doctor(options: argparse.Namespace) -> int:
+    if options.environment and (named := _model_flags(options)):
+        goes = "goes" if len(named) == 1 else "go"
+        raise UsageError(f"--environment looks at the installation only, and {', '.join(named)} {goes} with a model")
+    if options.encoder is None and options.encoder_device is not None:
+        raise UsageError("--encoder-device goes with --encoder, which is missing")
+    # What `caption` would refuse; what --vision needs may be asked about before an encoder is exported.
+    spec = settings(CaptionerSpec, vars(options) | ({"vision": None} if options.encoder is None else {}))
+    from app.checkup import run_checkup
+    from app.environment import is_device, om_device, uses_of
+
+    if not is_device(spec.device):
+        raise UsageError(f"No kind of device named `{spec.device}`", hint=f"pass {DEVICE_KINDS} as --device")
+    uses = uses_of(device=spec.device, vision=options.vision or spec.vision_kind)
+    if options.environment:
+        return run_checkup(None, uses=uses)
+    from app.encoder_doctor import EncoderQuestion
+    from app.resources import embedded_model
+
+    bundle = str(embedded_model()) if spec.model is None else spec.model
+    encoder = None if spec.encoder is None else EncoderQuestion(spec=spec, beside=om_device(spec.device))
+    target = bundle if spec.llama_dir is None else sources_from(options)
+    return run_checkup(target, uses=uses, encoder=encoder, precision=spec.precision)
+
+
+def _model_flags(options: argparse.Namespace) -> list[str]:
+    """The flags of a model, and of its encoder, that were given."""
+    values = vars(options)
+    fields = [field for field in dataclasses.fields(CaptionerSpec) if field.name not in ("device", "vision")]
+    given = [field.name for field in fields if field.name in values and values[field.name] != field.default]
+    return ["--" + name.replace("_", "-") for name in given]

@@ -1,0 +1,114 @@
+"""Flags of a model and of what computes it, which most commands share."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from app.cli.parser import DEVICES, Parser, default
+from app.cli.values import settings
+from app.spec import CaptionerSpec, parse_batch_size
+
+if TYPE_CHECKING:
+    from app.checkpoints import ModelSources
+
+
+SPEC = CaptionerSpec()
+
+
+def add_model(parser: Parser, *, bundle: bool = True, llama: bool = True) -> None:
+    """Without `llama`, flags of the language model are taken, as a line for another command has them, and not shown."""
+
+    def shown(text: str) -> str:
+        return text if llama else argparse.SUPPRESS
+
+    group = parser.add_argument_group("model")
+    if bundle:
+        group.add_argument(
+            "--model", metavar="BUNDLE", help="bundle written by `convert` (default: the embedded model)"
+        )
+    group.add_argument("--llama-dir", metavar="DIR", help=shown("LLaMA as Meta ships it, or a Hugging Face folder"))
+    group.add_argument("--llama-type", metavar="NAME", help=shown("sub-folder of --llama-dir, for example 7B"))
+    group.add_argument("--adapter", metavar="FILE", help="adapter, for example BIAS-7B.pth")
+    group.add_argument("--clip", metavar="FILE", help="CLIP, for example ViT-L-14.pt")
+    group.add_argument(
+        "--visual-heads", metavar="N", type=int, help="heads of the visual blocks (default: 16 for width 768)"
+    )
+    group.add_argument(
+        "--channel-order",
+        choices=("rgb", "bgr"),
+        default=SPEC.channel_order,
+        help="colours' order in training (default: the bundle's own; bgr for released adapters, else rgb)",
+    )
+    group.add_argument(
+        "--context",
+        metavar="N",
+        type=int,
+        help=shown("tokens of prompt and answer together (default: the bundle's, or 512)"),
+    )
+
+
+def with_batch_size(parser: Parser) -> Any:
+    compute = parser.add_argument_group("computation")
+    compute.add_argument(
+        "--batch-size",
+        metavar="N|auto",
+        type=parse_batch_size,
+        default=SPEC.batch_size,
+        help=default(
+            "pictures answered at once; auto: as many as the device's memory is good for, at most 16 on the CPU and 64 "
+            "elsewhere"
+        ),
+    )
+    return compute
+
+
+def add_computation(compute: Any) -> None:
+    compute.add_argument("--device", metavar="D", default=SPEC.device, help=default(DEVICES))
+    compute.add_argument(
+        "--dtype", metavar="T", default=SPEC.dtype, help=default("float32, bfloat16 or float16, as the device allows")
+    )
+    add_precision(compute)
+    add_encoder(compute)
+    compute.add_argument(
+        "--encoder-process", action="store_true", help="run an exported encoder in a process of its own"
+    )
+    compute.add_argument(
+        "--mode", metavar="M", default=SPEC.mode, help=default("eager, graph, or a graph mode of the device by name")
+    )
+    compute.add_argument(
+        "--operators", choices=("auto", "aten"), default=SPEC.operators, help=default("aten avoids fused operators")
+    )
+    compute.add_argument(
+        "--exif", choices=("upright", "ignore"), default=SPEC.exif, help=default("orientation that cameras store")
+    )
+    compute.add_argument(
+        "--reading",
+        choices=("exact", "fast"),
+        default=SPEC.reading,
+        help=default("of pictures; fast differs by a level or so, much faster for large JPEGs"),
+    )
+
+
+def add_precision(group: Any) -> None:
+    group.add_argument(
+        "--precision",
+        choices=("float", "int8"),
+        help="of the linear layers' weights; int8 rounds them to 8 bits, float keeps --dtype (default: as stored)",
+    )
+
+
+def add_encoder(group: Any) -> None:
+    group.add_argument(
+        "--vision",
+        choices=("torch", "onnx", "om"),
+        help="what runs the picture encoder (default: torch, or what --encoder is a file of)",
+    )
+    group.add_argument("--encoder", metavar="FILE", help="exported encoder: an .onnx, an .om, or a folder of .om")
+    group.add_argument(
+        "--encoder-device", metavar="N", type=int, help="device of an OM (default: that of --device npu:N, else 0)"
+    )
+
+
+def sources_from(options: argparse.Namespace) -> "ModelSources":
+    from app.checkpoints import ModelSources
+
+    return settings(ModelSources, vars(options))

@@ -1,0 +1,70 @@
+"""`convert` and `quantize`."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from app.cli.model_flags import add_model, sources_from
+from app.cli.parser import command, default
+from app.cli.values import settings
+from app.errors import Exit, UsageError
+
+CONVERT_DTYPE = "float16"
+
+_CONVERT = """\
+Read LLaMA, adapter and CLIP as they were downloaded, check that they fit together, and write them as one bundle that
+loads fast: `--model BUNDLE` in the other commands.
+"""
+
+_QUANTIZE = """\
+Round the weights of all linear layers of a bundle to 8 bits, each output with a scale of its own: half the size of
+float16, and faster on a CPU that has the kernels (`doctor --environment` tells); elsewhere they are widened at load.
+What the answers lose is measured in docs/int8.md.
+
+  llama-adapter quantize --model BUNDLE --out BUNDLE-int8
+"""
+
+
+def add_convert(commands: Any) -> None:
+    """`convert`."""
+    convert = command(commands, "convert", _run_convert, help="make a bundle of checkpoints", description=_CONVERT)
+    add_model(convert, bundle=False)
+    convert.add_argument("--out", metavar="BUNDLE", required=True, help="folder to write")
+    convert.add_argument(
+        "--dtype", metavar="T", default=CONVERT_DTYPE, help="precision to store (default: %(default)s)"
+    )
+    convert.add_argument("--force", action="store_true", help="replace a bundle that is there already")
+
+
+def add_quantize(commands: Any) -> None:
+    quantize = command(commands, "quantize", _run_quantize, help="make an 8-bit bundle", description=_QUANTIZE)
+    quantize.add_argument("--model", metavar="BUNDLE", help="bundle of floats (default: the embedded model)")
+    quantize.add_argument("--out", metavar="BUNDLE", required=True, help="folder to write")
+    quantize.add_argument("--precision", choices=("int8",), default="int8", help=default("of the weights"))
+    quantize.add_argument("--force", action="store_true", help="replace a bundle that is there already")
+
+
+def _run_convert(options: argparse.Namespace) -> int:
+    if options.llama_dir is None or options.adapter is None:
+        raise UsageError(
+            "convert needs --llama-dir and --adapter", hint="and --clip, unless the adapter's file holds CLIP itself"
+        )
+    from app.bundle import convert
+    from llm.runtime.backend import DTYPES
+
+    if options.dtype not in DTYPES:
+        raise UsageError(f"No dtype named `{options.dtype}`", hint=f"pass one of {', '.join(DTYPES)} as --dtype")
+    bundle = convert(sources_from(options), options.out, dtype=DTYPES[options.dtype], overwrite=options.force)
+    num_bytes = sum(file.stat().st_size for file in Path(bundle).iterdir())
+    print(f"wrote `{bundle}`, {num_bytes / 1e6:,.1f} MB in {options.dtype}", file=sys.stderr)
+    return Exit.OK
+
+
+def _run_quantize(options: argparse.Namespace) -> int:
+    from app.quantised_model import QuantiseJob, quantise_bundle
+
+    bundle = quantise_bundle(settings(QuantiseJob, vars(options)))
+    num_bytes = sum(file.stat().st_size for file in bundle.iterdir())
+    print(f"wrote `{bundle}`, {num_bytes / 1e6:,.1f} MB in {options.precision}", file=sys.stderr)
+    return Exit.OK

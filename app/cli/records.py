@@ -1,0 +1,75 @@
+"""`export-records`, and the flags that decide between choices."""
+
+import argparse
+from typing import Any
+
+from app.cli.parser import command
+from app.cli.values import parse_band, parse_text, settings
+
+_EXPORT_RECORDS = """\
+Make what others read of files of records: a text file for each picture, a table, a data set. The records are the truth
+and stay as they are; of a picture that failed and was answered later, the answer counts.
+
+  llama-adapter export-records captions.jsonl --to sidecars
+  llama-adapter export-records answers.jsonl --to csv --out answers.csv --threshold 0.7
+"""
+
+
+def add_deciding(group: Any) -> None:
+    group.add_argument(
+        "--threshold",
+        metavar="P",
+        type=float,
+        help="of two choices the first counts from this probability on, else the second; of more, the likeliest if it "
+        "has at least so much",
+    )
+    group.add_argument(
+        "--abstain",
+        metavar="LOW,HIGH",
+        type=parse_band,
+        help="undecided while the first choice is between these; of more choices, the likeliest has to reach HIGH, or "
+        "--threshold",
+    )
+    group.add_argument(
+        "--calibration", metavar="FILE.json", help="apply the temperature and threshold that --calibrate found"
+    )
+
+
+def add_export_records(commands: Any) -> None:
+    export = command(
+        commands,
+        "export-records",
+        _run_export_records,
+        help="make text files, tables and data sets of records",
+        description=_EXPORT_RECORDS,
+    )
+    export.add_argument(
+        "records",
+        metavar="RECORDS",
+        nargs="+",
+        help="files of records, or folders of .jsonl files; read as one, never changed",
+    )
+    export.add_argument(
+        "--to",
+        choices=("sidecars", "csv", "metadata", "parquet", "jsonl"),
+        required=True,
+        help="a .txt for each picture; a table for spreadsheets; Hugging Face's metadata.jsonl; Parquet (extra "
+        "`parquet`); records without the superseded ones",
+    )
+    export.add_argument(
+        "--out",
+        metavar="PATH",
+        help="file to write, or - for stdout (csv, jsonl); folder for sidecars (default: beside the pictures); the "
+        "pictures' folder for metadata",
+    )
+    export.add_argument("--prompt", metavar="TEXT", type=parse_text, help="only records of this prompt")
+    export.add_argument("--only-answers", action="store_true", help="leave out records with an error")
+    add_deciding(export.add_argument_group("deciding, where records have choices"))
+    export.add_argument("--force", action="store_true", help="replace files, and texts with other content")
+    export.add_argument("--quiet", action="store_true", help="no notes on stderr")
+
+
+def _run_export_records(options: argparse.Namespace) -> int:
+    from app.exporting_records import ExportRecordsJob, run_export_records
+
+    return run_export_records(settings(ExportRecordsJob, {**vars(options), "records": tuple(options.records)}))

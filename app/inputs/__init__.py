@@ -1,0 +1,22 @@
+"""What the user named, as work items: one per picture, in order. Opens no picture and imports no model."""
+
+from app.inputs.errors import InputsError
+from app.inputs.folders import expand_inputs
+from app.inputs.items import PictureInput, QuestionFields
+from app.inputs.natural import natural_key
+from app.inputs.reading import check_inputs, count_inputs, read_inputs
+from app.inputs.sheets import read_question_sheet
+from app.inputs.spec import InputSpec
+
+__all__ = [
+    "InputSpec",
+    "InputsError",
+    "PictureInput",
+    "QuestionFields",
+    "check_inputs",
+    "count_inputs",
+    "expand_inputs",
+    "natural_key",
+    "read_inputs",
+    "read_question_sheet",
+]

@@ -1,0 +1,154 @@
+"""Tar archives in the style of webdataset: the pictures of their samples, with the samples' texts as columns."""
+
+import json
+import lzma
+import tarfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from app.answers import AnswerError
+from app.inputs.fields import as_columns
+from app.inputs.folders import has_picture_suffix
+from app.inputs.items import PictureInput
+from app.inputs.tar_members import TarMember, TarReader, opened_tar
+from vision.formats import shown_name
+
+if TYPE_CHECKING:
+    from app.sources import FileSlice
+
+ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst")
+MAX_TEXT_BYTES = 2**20  # of a member with columns
+_TEXTS = ("txt", "cls", "caption")
+# Samples have a few members; what has more shares its name by chance, and is not kept until it ends.
+_MAX_PICTURES, _MAX_SAMPLE_BYTES = 64, 2**28
+_DAMAGES = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError)
+
+
+def is_archive_name(name: str) -> bool:
+    """Whether a file is taken for an archive by its name."""
+    return name.lower().endswith(ARCHIVE_SUFFIXES)
+
+
+def archive_inputs(path: str, *, max_bytes: int | None = None) -> Iterator[PictureInput]:
+    """The pictures in an archive, in its order; labels are `archive.tar/name/in/it.jpg`.
+
+    Members that follow each other and share their name up to the first dot of its last part are one sample. Members
+    with the suffix of a picture are its pictures; the scalar values of a `.json` member and the texts of `.txt`,
+    `.cls` and `.caption` members, called by those words, are the columns of each of them. Texts above 1 MiB or of
+    another form give no columns. Hidden members, and `__like_this__`, are left out. Of an archive without compression
+    a picture is a `FileSlice`, which whoever reads it opens; else its bytes, and one above `max_bytes` (as
+    `vision.image` has it, where none is given) is an item with an error, as is a link, or a sparse file.
+
+    An archive that cannot be read, is damaged or ends early gives what comes before that and then one item with an
+    error of code "archive"; so does one without pictures. Names are only shown: nothing is extracted.
+    """
+    from vision.image import DEFAULT_MAX_BYTES  # brings Pillow with it
+
+    num_pictures, damage, problem = 0, "", ""
+    sample = _Sample(archive=path, max_bytes=DEFAULT_MAX_BYTES if max_bytes is None else max_bytes)
+    try:
+        with opened_tar(path) as tar:
+            for member in tar.members():
+                if _is_hidden(member.name):
+                    continue
+                key, extension = _split(member.name)
+                if key != sample.key or sample.is_full:
+                    num_pictures += len(sample.pictures)
+                    yield from sample.inputs()
+                    sample = _Sample(archive=path, max_bytes=sample.max_bytes, key=key)
+                sample.add(member, extension=extension, tar=tar)
+    except tarfile.CompressionError as error:
+        problem = str(error)
+    except _DAMAGES as error:
+        damage = str(error) or type(error).__name__
+    except OSError as error:  # of gzip and bzip2 too
+        damage = f"the system says: {error.strerror}" if error.strerror else str(error)
+    num_pictures += len(sample.pictures)
+    yield from sample.inputs()
+    if damage:
+        problem = f"it is damaged ({damage}; pictures found before that: {num_pictures:,}); copy it again."
+    if problem or not num_pictures:
+        yield _faulty(path, problem or "it has none with the suffix of a picture.")
+
+
+@dataclass(slots=True)
+class _Sample:
+    """What is known of the sample that is being read."""
+
+    archive: str
+    max_bytes: int
+    key: str | None = None
+    pictures: "list[tuple[str, str | bytes | FileSlice, AnswerError | None]]" = field(default_factory=list)
+    columns: dict[str, str] = field(default_factory=dict)
+    num_bytes: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.pictures) >= _MAX_PICTURES or self.num_bytes >= _MAX_SAMPLE_BYTES
+
+    def add(self, member: TarMember, *, extension: str, tar: TarReader) -> None:
+        if has_picture_suffix(member.name):
+            if member.kind != "folder":
+                self._add_picture(member, tar=tar)
+        elif member.kind == "file" and extension in ("json", *_TEXTS) and member.num_bytes <= MAX_TEXT_BYTES:
+            self.columns.update(_columns(tar.read(member), extension=extension))
+
+    def inputs(self) -> Iterator[PictureInput]:
+        for label, source, error in self.pictures:
+            yield PictureInput(source=source, label=label, root=self.archive, columns=self.columns, error=error)
+
+    def _add_picture(self, member: TarMember, *, tar: TarReader) -> None:
+        from app.sources import FileSlice  # brings Pillow with it
+
+        label = f"{shown_name(self.archive)}/{shown_name(member.name.removeprefix('./'))}"
+        source: str | bytes | FileSlice = self.archive
+        error = None
+        if member.kind != "file":
+            kind = "a sparse file" if member.kind == "sparse" else "a link or a device"
+            message = f"Wanted a picture, but `{label}` is {kind} in the archive; pack the picture itself."
+            error = AnswerError(code="unsupported", message=message)
+        elif tar.is_plain:
+            source = FileSlice(path=self.archive, offset=member.offset, num_bytes=member.num_bytes)
+        elif member.num_bytes > self.max_bytes:
+            message = (
+                f"Wanted at most {self.max_bytes:,} bytes, but `{label}` has {member.num_bytes:,}; "
+                "make the picture smaller, or unpack the archive and raise the limit."
+            )
+            error = AnswerError(code="too_large", message=message)
+        else:
+            source = tar.read(member)
+            self.num_bytes += member.num_bytes
+        self.pictures.append((label, source, error))
+
+
+def _is_hidden(name: str) -> bool:
+    *folders, base = name.split("/")
+    if base.startswith("__") and base.endswith("__"):
+        return True
+    return base.startswith(".") or any(part.startswith(".") and part not in (".", "..") for part in folders)
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Key of the sample and the extension that tells its members apart, in lower case."""
+    folder, slash, base = name.rpartition("/")
+    stem, _, extension = base.partition(".")
+    return f"{folder}{slash}{stem}", extension.lower()
+
+
+def _columns(data: bytes, *, extension: str) -> dict[str, str]:
+    try:
+        text = data.decode("utf-8-sig")
+        if extension in _TEXTS:
+            return {extension: text.strip()}
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return as_columns(values) if isinstance(values, dict) else {}
+
+
+def _faulty(path: str, reason: str) -> PictureInput:
+    name = shown_name(path)
+    message = f"Wanted the pictures in the archive `{name}`, but {reason}"
+    return PictureInput(source=path, label=name, root=path, error=AnswerError(code="archive", message=message))

@@ -1,0 +1,82 @@
+"""What the values of a line mean: template variables, and a question with its input and choices."""
+
+import json
+from collections.abc import Mapping
+
+from app.inputs.items import QuestionFields
+
+PROMPT_COLUMNS = ("prompt", "question", "instruction")
+INPUT_COLUMN, CHOICES_COLUMN = "input", "choices"
+
+
+def first_column(values: Mapping[str, object], *, of: tuple[str, ...]) -> str | None:
+    """The first of these names that the values have."""
+    return next((name for name in of if name in values), None)
+
+
+def as_columns(values: Mapping[str, object]) -> dict[str, str]:
+    """The scalar values as texts; null is the empty text."""
+    return {name: _as_text(value) for name, value in values.items() if not isinstance(value, list | dict)}
+
+
+def question_columns(values: Mapping[str, object]) -> frozenset[str]:
+    """Names of the columns that `question_fields` reads."""
+    prompt = first_column(values, of=PROMPT_COLUMNS)
+    return frozenset({INPUT_COLUMN, CHOICES_COLUMN} | ({prompt} if prompt is not None else set()))
+
+
+def question_fields(values: Mapping[str, object]) -> QuestionFields | None:
+    """The question in a line, or None where it has none; blank texts count as none.
+
+    The prompt is the first there is of the columns prompt, question and instruction. Choices are a list, a JSON list
+    as text, or a text with commas. Raises ValueError with the reason when a value is of the wrong kind.
+    """
+    prompt = first_column(values, of=PROMPT_COLUMNS)
+    fields = QuestionFields(
+        instruction=None if prompt is None else _text_or_none(values[prompt], name=prompt),
+        input=_text_or_none(values.get(INPUT_COLUMN), name=INPUT_COLUMN),
+        choices=_choices(values.get(CHOICES_COLUMN)),
+    )
+    return None if fields == QuestionFields() else fields
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()  # JSON can write halves of characters
+    return "" if value is None else json.dumps(value)
+
+
+def _text_or_none(value: object, *, name: str) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise ValueError(f"`{name}` is no text")
+    if not _is_encodable(value):
+        raise ValueError(f"`{name}` has half of a character")
+    return value if value.strip() else None
+
+
+def _choices(value: object) -> tuple[str, ...] | None:
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise ValueError("`choices` begins like a JSON list, but is none") from None
+    elif isinstance(value, str):
+        value = value.split(",") if value.strip() else None
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(choice, str) and _is_encodable(choice) for choice in value):
+        raise ValueError("`choices` is neither a list of texts nor a text with commas")
+    choices = tuple(choice.strip() for choice in value)
+    if len(choices) < 2 or not all(choices) or len(set(choices)) < len(choices):
+        raise ValueError("`choices` must be at least two, each different and none empty")
+    return choices
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

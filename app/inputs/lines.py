@@ -1,0 +1,95 @@
+"""Files of lines: opened or refused, and split with bounded memory. Knows nothing of what the lines mean."""
+
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Protocol, cast
+
+from app.inputs.errors import InputsError
+from vision.formats import shown_name
+
+MAX_LINE_BYTES = 2**20
+STDIN = "-"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_CHUNK_BYTES = 2**16
+
+
+class ByteFile(Protocol):
+    """What is read of a file."""
+
+    def read1(self, size: int = ..., /) -> bytes: ...
+
+
+@contextmanager
+def opened_lines(path: str, *, what: str) -> Iterator[ByteFile]:
+    """A file of lines, open; `-` is stdin. Raises `InputsError`, which calls the file a `what`, when it cannot be."""
+    if path == STDIN:
+        if sys.stdin is None:
+            raise InputsError(f"Wanted a {what} on stdin, which is closed.", hint="name a file")
+        yield cast(ByteFile, sys.stdin.buffer)
+        return
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(open(path, "rb"))
+        except (OSError, ValueError) as error:
+            raise _refused(path, what=what, reason=_reason(error)) from None
+        yield file
+
+
+def check_lines(path: str, *, what: str) -> None:
+    """Raises `InputsError` when a file of lines is not there, cannot be read, or is UTF-16."""
+    if not can_read_again(path):
+        try:
+            mode = None if path == STDIN else os.stat(path).st_mode
+        except (OSError, ValueError) as error:
+            raise _refused(path, what=what, reason=_reason(error)) from None
+        if mode is not None and stat.S_ISDIR(mode):
+            raise _refused(path, what=what, reason="it is a folder")
+        return  # a pipe: what is taken from it now would be missing later
+    with opened_lines(path, what=what) as file:
+        check_encoding(file.read1(2), path=path, what=what)
+
+
+def check_encoding(first_bytes: bytes, *, path: str, what: str) -> None:
+    """Raises `InputsError` for the mark that UTF-16 begins with, as some editors and shells of Windows write it."""
+    if first_bytes.startswith(_UTF_16_MARKS):
+        raise InputsError(f"Wanted a {what} in UTF-8, but `{shown_name(path)}` is UTF-16.", hint="save it as UTF-8")
+
+
+def can_read_again(path: str) -> bool:
+    """Whether a file gives the same bytes each time; stdin and pipes give them once."""
+    return path != STDIN and os.path.isfile(path)
+
+
+def split_lines(file: ByteFile, *, separator: bytes = b"\n", begun: bytes = b"") -> Iterator[tuple[int, bytes | None]]:
+    """Lines with their numbers from 1, without separators, as soon as they come; None for one above the limit.
+
+    `begun` is what was read of the file before.
+    """
+    number, rest, is_too_long = 1, begun, False
+    while True:
+        *lines, rest = rest.split(separator)
+        for line in lines:
+            yield number, None if is_too_long or len(line) > MAX_LINE_BYTES else line
+            number, is_too_long = number + 1, False
+        if len(rest) > MAX_LINE_BYTES:
+            rest, is_too_long = b"", True
+        chunk = file.read1(_CHUNK_BYTES)
+        if not chunk:
+            break
+        rest += chunk
+    if rest or is_too_long:
+        yield number, None if is_too_long else rest
+
+
+def _refused(path: str, *, what: str, reason: str) -> InputsError:
+    return InputsError(f"Wanted to read the {what} `{shown_name(path)}`, but {reason}.", hint="check the path")
+
+
+def _reason(error: OSError | ValueError) -> str:
+    if isinstance(error, FileNotFoundError | ValueError):
+        return "there is no such file"
+    return f"the system says: {error.strerror}"

@@ -1,0 +1,100 @@
+"""Manifests: a picture a line, with its own question and with columns for templates."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import groupby, islice
+
+from app.answers import AnswerError
+from app.inputs.errors import InputsError
+from app.inputs.fields import as_columns, first_column, question_columns, question_fields
+from app.inputs.items import PictureInput
+from app.inputs.lines import can_read_again, check_lines
+from app.inputs.tables import check_suffix, read_rows
+from vision.formats import shown_name
+
+PICTURE_COLUMNS = ("picture", "image", "file_name", "filename", "path")
+_MAX_QUESTIONS = 1024  # of one item; a picture with more of them is read again
+_WITH_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")  # a place on a network, which is relative to nothing
+
+
+def manifest_inputs(path: str) -> Iterator[PictureInput]:
+    """The pictures of a manifest, in its order.
+
+    The picture is the first there is of the columns picture, image, file_name, filename and path (so Hugging Face's
+    metadata.jsonl is one), relative to the manifest's folder. The columns prompt (or question, or instruction), input
+    and choices are the picture's own question; all others with scalar values are its columns, as texts. Lines that
+    follow each other with the same picture and columns, each with a question, are one item with all their questions.
+
+    A line that cannot be used is one item with an error of code "manifest" and the label `FILE:LINE`. Raises
+    `InputsError` when the file cannot be used as a whole, and OSError when it stops to be readable.
+    """
+    for _, alike in groupby(_lines_as_inputs(path), key=_what_makes_one):
+        while items := list(islice(alike, _MAX_QUESTIONS)):
+            yield replace(items[0], questions=tuple(question for item in items for question in item.questions))
+
+
+def check_manifest(path: str) -> None:
+    """Raises `InputsError` when a manifest cannot be used as a whole, as far as its beginning shows that."""
+    check_suffix(path, what="manifest")
+    check_lines(path, what="manifest")
+    if can_read_again(path):
+        first = next(read_rows(path, what="manifest"), None)
+        if first is not None and not first.problem:
+            _check_columns(first.values, path=path)
+
+
+def _what_makes_one(item: PictureInput) -> object:
+    return (item.source, item.columns) if item.questions else object()
+
+
+def _lines_as_inputs(path: str) -> Iterator[PictureInput]:
+    root = os.path.dirname(path)
+    for row in read_rows(path, what="manifest"):
+        try:
+            if row.problem:
+                raise ValueError(row.problem)
+            yield _input(row.values, root=root)
+        except ValueError as error:
+            yield _faulty(path, line=row.line, reason=str(error))
+
+
+def _input(values: Mapping[str, object], *, root: str) -> PictureInput:
+    """Raises ValueError with the reason when these are no picture with its question."""
+    column = first_column(values, of=PICTURE_COLUMNS)
+    if column is None:
+        raise ValueError(f"it has none of the columns {', '.join(PICTURE_COLUMNS)}")
+    name = values[column]
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError(f"`{column}` is not the name of a file")
+    question = question_fields(values)
+    spoken_for = question_columns(values)
+    path = name if _WITH_SCHEME.match(name) else os.path.join(root, name)
+    return PictureInput(
+        source=path,
+        label=shown_name(path),
+        root=root or ".",
+        columns=as_columns({name: value for name, value in values.items() if name not in spoken_for}),
+        questions=() if question is None else (question,),
+    )
+
+
+def _check_columns(values: Mapping[str, object], *, path: str) -> None:
+    if first_column(values, of=PICTURE_COLUMNS) is None:
+        raise InputsError(
+            f"Wanted one of the columns {', '.join(PICTURE_COLUMNS)} in the manifest `{shown_name(path)}`, "
+            f"got {', '.join(map(shown_name, values)) or 'none'}.",
+            hint="name the column of the pictures' files so",
+        )
+
+
+def _faulty(path: str, *, line: int, reason: str) -> PictureInput:
+    label = f"{shown_name(path)}:{line}"
+    message = f"Wanted a picture and what is asked of it in the line `{label}`, but {reason}; mend that line."
+    return PictureInput(
+        source=path,
+        label=label,
+        root=os.path.dirname(path) or ".",
+        error=AnswerError(code="manifest", message=message),
+    )

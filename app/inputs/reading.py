@@ -1,0 +1,92 @@
+"""A spec of inputs -> its pictures, one at a time and in a stable order; what is wrong as a whole comes first."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from functools import partial
+
+from app.answers import AnswerError
+from app.inputs.archives import archive_inputs, is_archive_name
+from app.inputs.errors import InputsError
+from app.inputs.folders import file_input, folder_inputs
+from app.inputs.items import PictureInput
+from app.inputs.lines import STDIN, can_read_again, check_lines
+from app.inputs.lists import list_inputs
+from app.inputs.manifests import check_manifest, manifest_inputs
+from app.inputs.patterns import expand_pattern, fixed_folder, is_pattern
+from app.inputs.spec import InputSpec
+from vision.formats import shown_name
+
+
+def check_inputs(spec: InputSpec) -> None:
+    """Raises `InputsError` when a list or a manifest cannot be used as a whole; opens nothing else, and no pipes."""
+    if spec.lists.count(STDIN) > 1:
+        raise InputsError("Wanted one list on stdin, got `-` more than once.", hint="name the list once")
+    for path in spec.lists:
+        check_lines(path, what="list")
+    for path in spec.manifests:
+        check_manifest(path)
+
+
+def read_inputs(spec: InputSpec) -> Iterator[PictureInput]:
+    """The pictures of a spec, one by one, as they are found.
+
+    Files and folders are taken as `expand_inputs` does, a name with wildcards that no file has as `expand_pattern`
+    does, tar archives as `archive_inputs` does, lists as `list_inputs` does (their lines may name folders and
+    archives, and have no wildcards), and manifests as `manifest_inputs` does. Whatever is named and gives no picture
+    is an item all the same, with an `error` or with one that comes when it is opened.
+
+    With `spec.shard` (i, n), an item counts when the first 8 bytes of the SHA-256 of its label, as a big-endian
+    number, leave i when divided by n. So n runs that name their inputs alike have each item once.
+
+    Nothing is kept between calls: each goes through everything again, but for what stdin and pipes give once. Raises
+    as `check_inputs` does where that was not asked before, and OSError when a list or manifest stops to be readable.
+    """
+    for item in _all_inputs(spec):
+        if spec.shard is None or _shard_of(item.label, count=spec.shard[1]) == spec.shard[0]:
+            yield item
+
+
+def count_inputs(spec: InputSpec) -> int | None:
+    """How many pictures there are; None where to count them would be to take them away, as from stdin."""
+    if not all(map(can_read_again, (*spec.lists, *spec.manifests))):
+        return None
+    return sum(1 for _ in read_inputs(spec))
+
+
+def _all_inputs(spec: InputSpec) -> Iterator[PictureInput]:
+    for name in spec.paths:
+        if is_pattern(name):
+            yield from _pattern_inputs(name, recursive=spec.recursive)
+        else:
+            yield from _named_inputs(name, recursive=spec.recursive)
+    for path in spec.lists:
+        yield from list_inputs(path, expand=partial(_named_inputs, recursive=spec.recursive))
+    for path in spec.manifests:
+        yield from manifest_inputs(path)
+
+
+def _named_inputs(name: str, *, recursive: bool, root: str | None = None) -> Iterator[PictureInput]:
+    """A name as it stands. `root` is for a file that a pattern found; folders and archives are roots themselves."""
+    if os.path.isdir(name):
+        yield from folder_inputs(name, recursive=recursive)
+    elif is_archive_name(name) and os.path.isfile(name):
+        yield from archive_inputs(name)
+    else:
+        yield file_input(name, root=root)
+
+
+def _pattern_inputs(pattern: str, *, recursive: bool) -> Iterator[PictureInput]:
+    found_any = False
+    for path in expand_pattern(pattern):
+        found_any = True
+        yield from _named_inputs(path, recursive=recursive, root=fixed_folder(pattern))
+    if not found_any:
+        name = shown_name(pattern)
+        message = f"Wanted files that match the pattern `{name}`, but there are none; quote or correct it."
+        error = AnswerError(code="missing", message=message)
+        yield PictureInput(source=pattern, label=name, error=error)
+
+
+def _shard_of(label: str, *, count: int) -> int:
+    return int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "big") % count

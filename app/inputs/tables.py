@@ -1,0 +1,132 @@
+"""JSONL, CSV and TSV files as rows of named values, each with its line; what is wrong with a row belongs to the row."""
+
+import csv
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from app.inputs.errors import InputsError
+from app.inputs.lines import BYTE_ORDER_MARK, MAX_LINE_BYTES, ByteFile, check_encoding, opened_lines, split_lines
+from vision.formats import shown_name
+
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_JSON_SUFFIXES = (".jsonl", ".ndjson")
+TABLE_SUFFIXES = (*_JSON_SUFFIXES, *_DELIMITERS)
+_TOO_LONG = "\ud800"  # stands for a line of CSV above the limit; no decoded bytes hold it
+_TOO_LONG_REASON = f"it has more than {MAX_LINE_BYTES:,} bytes"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One record of a table; with a `problem`, the reason in words, it has no values."""
+
+    line: int  # where it begins, from 1
+    values: Mapping[str, object] = field(default_factory=dict)
+    problem: str = ""
+
+
+def read_rows(path: str, *, what: str) -> Iterator[Row]:
+    """The rows of a table in UTF-8, as they are read; blank lines are left out.
+
+    The suffix says which kind it is: `.jsonl` (or `.ndjson`) has an object a line, `.csv` and `.tsv` have a head of
+    names, where columns without a name are left out, and cells may be quoted and hold line feeds. Rows that are no
+    JSON object, have more or fewer cells than the head, no UTF-8, or lines above 1 MiB, come with a problem.
+
+    Raises `InputsError`, which calls the file a `what`, for another suffix, and when the file cannot be opened, is
+    UTF-16, or has no head of different names.
+    """
+    check_suffix(path, what=what)
+    with opened_lines(path, what=what) as file:
+        begun = file.read1(2**16)
+        check_encoding(begun, path=path, what=what)
+        begun = begun.removeprefix(BYTE_ORDER_MARK)
+        delimiter = _DELIMITERS.get(_suffix(path))
+        yield from (
+            _json_rows(file, begun=begun)
+            if delimiter is None
+            else _cell_rows(file, begun=begun, delimiter=delimiter, path=path, what=what)
+        )
+
+
+def check_suffix(path: str, *, what: str) -> None:
+    """Raises `InputsError` when a file's name is not that of a table."""
+    if _suffix(path) not in TABLE_SUFFIXES:
+        raise InputsError(
+            f"Wanted a {what} that is called .jsonl, .csv or .tsv, got `{shown_name(path)}`.",
+            hint="its suffix says how it is read: rename or convert it",
+        )
+
+
+def _suffix(path: str) -> str:
+    return os.path.splitext(path)[1].lower()
+
+
+def _json_rows(file: ByteFile, *, begun: bytes) -> Iterator[Row]:
+    for number, line in split_lines(file, begun=begun):
+        if line is None:
+            yield Row(line=number, problem=_TOO_LONG_REASON)
+        elif line.strip():
+            yield _json_row(line, number=number)
+
+
+def _json_row(line: bytes, *, number: int) -> Row:
+    try:
+        values = json.loads(line.decode())
+    except UnicodeDecodeError:
+        return Row(line=number, problem="it is not UTF-8")
+    except (ValueError, RecursionError) as error:
+        return Row(line=number, problem=f"it is no JSON ({error})")
+    if not isinstance(values, dict):
+        return Row(line=number, problem="it is no JSON object")
+    return Row(line=number, values=values)
+
+
+def _cell_rows(file: ByteFile, *, begun: bytes, delimiter: str, path: str, what: str) -> Iterator[Row]:
+    lines = (
+        _TOO_LONG if line is None else line.decode(errors="surrogateescape") + "\n"
+        for _, line in split_lines(file, begun=begun)
+    )
+    records = _records(csv.reader(lines, delimiter=delimiter, strict=True))
+    _, head, problem = next(records, (1, [], "it is empty"))
+    names = [name.strip() for name in head]
+    named = [name for name in names if name]
+    problem = problem or ("two of its columns have the same name" if len(set(named)) < len(named) else "")
+    if problem:
+        raise InputsError(
+            f"Wanted a {what} with the names of its columns in the first line of `{shown_name(path)}`, but {problem}.",
+            hint="give every column a name of its own, with the same delimiter as the suffix says",
+        )
+    for line, cells, reason in records:
+        if not reason and len(cells) != len(names):
+            reason = f"it has {len(cells)} cells, and the head has {len(names)}"
+        if reason:
+            yield Row(line=line, problem=reason)
+        else:
+            yield Row(line=line, values={name: cell for name, cell in zip(names, cells, strict=True) if name})
+
+
+class _Reader(Protocol):
+    line_num: int
+
+    def __next__(self) -> list[str]: ...
+
+
+def _records(reader: _Reader) -> Iterator[tuple[int, list[str], str]]:
+    """Line, cells and what is wrong of every record; the reader goes on at the line after a wrong one."""
+    while True:
+        line, cells, problem = reader.line_num + 1, list[str](), ""
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            problem = f"it is no CSV ({error})"
+        text = "".join(cells)
+        if _TOO_LONG in text:
+            problem = _TOO_LONG_REASON
+        elif any("\udc80" <= character <= "\udcff" for character in text):
+            problem = "it is not UTF-8"
+        if cells or problem:
+            yield line, cells, problem

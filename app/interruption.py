@@ -1,0 +1,39 @@
+"""Ctrl-C and SIGTERM while a job runs: the first asks to finish what is begun, the second stops at once."""
+
+import os
+import signal
+import threading
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interruption:
+    """Hears signals while it is entered; `requested` says whether one came."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        # Only the main thread can receive signals, and whoever has them ignored (nohup) wants that kept.
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._request)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
+        for heard in self._previous:
+            signal.signal(heard, signal.default_int_handler)
+        with suppress(OSError):  # not print: it may be in the middle of a line itself
+            os.write(2, b"\nfinishing the pictures that are begun; Ctrl-C again stops at once\n")

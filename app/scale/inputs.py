@@ -1,0 +1,35 @@
+"""The pictures of a job, files and addresses alike, in the order in which they were named."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from app.inputs import InputsError, InputSpec, PictureInput, check_inputs, count_inputs, read_inputs
+from app.scale.remote import check_remote, is_remote, remote_inputs
+
+
+def check_all_inputs(spec: InputSpec) -> None:
+    """Raise InputsError as `check_inputs` does, and for addresses that nothing here can read."""
+    check_inputs(spec)
+    addresses = list(filter(is_remote, spec.paths))
+    if addresses and spec.shard is not None:
+        raise InputsError("--shard does not go with addresses", hint="with --engine ray, all machines share one job")
+    for address in addresses:
+        check_remote(address)
+
+
+def read_all_inputs(spec: InputSpec) -> Iterator[PictureInput]:
+    """As `read_inputs`, with addresses besides."""
+    if not any(map(is_remote, spec.paths)):
+        yield from read_inputs(spec)
+        return
+    for path in spec.paths:
+        if is_remote(path):
+            yield from remote_inputs(path, recursive=spec.recursive)
+        else:
+            yield from read_inputs(dataclasses.replace(spec, paths=(path,), lists=(), manifests=()))
+    yield from read_inputs(dataclasses.replace(spec, paths=()))
+
+
+def count_all_inputs(spec: InputSpec) -> int | None:
+    """How many pictures there are; None where that cannot be known, or costs a second listing of what is far away."""
+    return None if any(map(is_remote, spec.paths)) else count_inputs(spec)

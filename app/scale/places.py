@@ -1,0 +1,95 @@
+"""Where captioners go in a cluster: one for each device, bound to its machine. Plain values; imports no Ray."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from app.errors import UsageError
+
+HOST = "cpu"
+READING_CPUS = 0.5  # of one that reads: they find room on every machine that a captioner is on
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """A machine of the cluster, and how many it has of what Ray counts: CPU, GPU, ..."""
+
+    id: str
+    resources: Mapping[str, float]
+
+    def count(self, resource: str) -> int:
+        """Whole ones."""
+        return int(self.resources.get(resource, 0))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where one captioner runs, what it reserves there, and how many threads it computes with."""
+
+    machine: str
+    device: str  # as in CaptionerSpec
+    num_cpus: float
+    devices: Mapping[str, float]  # reserved besides: by Ray's name of the resource
+    threads: int | None  # None: as torch finds right
+
+
+def resource_of(device: str, machines: Sequence[Machine]) -> str:
+    """Ray's name for a kind of device: CPU, its own name where a machine has such, else GPU."""
+    kind = device.partition(":")[0].upper()
+    if kind == HOST.upper():
+        return "CPU"
+    if kind == "AUTO":
+        return "GPU" if any(machine.count("GPU") for machine in machines) else "CPU"
+    return kind if any(machine.count(kind) for machine in machines) else "GPU"
+
+
+def plan_places(machines: Sequence[Machine], *, device: str, actors: int | None) -> list[Place]:
+    """A place for each of `actors` captioners, or one for each device; without devices, one for each machine.
+
+    Raises UsageError where the cluster has not what is asked for.
+    """
+    resource = resource_of(device, machines)
+    fit = sorted((machine for machine in machines if machine.count(resource)), key=lambda machine: machine.id)
+    if not fit:
+        raise UsageError(
+            f"The cluster has no {resource} for --device {device}",
+            hint="ray status shows what it has; pass another --device, or add machines",
+        )
+    if resource == "CPU":
+        return _on_processors(fit, actors=actors)
+    slots = [machine for machine in fit for _ in range(machine.count(resource))]
+    if actors is not None and actors > len(slots):
+        raise UsageError(
+            f"--actors {actors} needs as many devices, and the cluster has {len(slots)} {resource}",
+            hint=f"pass --actors {len(slots)} or leave it out",
+        )
+    # A worker sees its own device alone, so that its number elsewhere means nothing to it.
+    kind = device.partition(":")[0]
+    return [
+        Place(machine=machine.id, device=kind, num_cpus=READING_CPUS, devices={resource: 1.0}, threads=None)
+        for machine in slots[:actors]
+    ]
+
+
+def _on_processors(machines: Sequence[Machine], *, actors: int | None) -> list[Place]:
+    """Captioners in turn over the machines; each reserves its part of the processors, but for some that read."""
+    wanted = len(machines) if actors is None else actors
+    places = []
+    for position, machine in enumerate(machines):
+        here = len(range(position, wanted, len(machines)))
+        if not here:
+            continue
+        cpus = machine.count("CPU")
+        share = (cpus - 2 * READING_CPUS) / here if cpus > 1 else READING_CPUS / here
+        # Above one, Ray wants whole numbers.
+        num_cpus = float(math.floor(share)) if share >= 1 else math.floor(share * 100) / 100
+        places += [
+            Place(machine=machine.id, device=HOST, num_cpus=num_cpus, devices={}, threads=max(1, cpus // here))
+        ] * here
+    return places
+
+
+def num_reading_tasks(machines: Sequence[Machine], *, num_captioners: int) -> int:
+    """How many tasks may read at once: so that every captioner is fed, and half of the processors at most."""
+    cpus = sum(machine.count("CPU") for machine in machines)
+    return max(2, min(4 * num_captioners, cpus // 2))

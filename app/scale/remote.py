@@ -1,0 +1,151 @@
+"""Pictures in storage that has addresses (s3://, gs://, hdfs://, file://, ...), by way of Arrow's file systems."""
+
+import os
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+from app.answers import AnswerError
+from app.inputs import InputsError, PictureInput, natural_key
+from vision.errors import PictureError
+from vision.formats import PICTURE_SUFFIXES, shown_name
+from vision.image import DEFAULT_MAX_BYTES
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+def is_remote(name: object) -> bool:
+    """Whether a name is an address; no file here is called like that."""
+    return isinstance(name, str) and _ADDRESS.match(name) is not None and not os.path.lexists(name)
+
+
+def shown_address(address: str) -> str:
+    """An address for records and messages: without what may be secret in it, such as keys."""
+    parts = urlsplit(address)
+    return shown_name(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{unquote(parts.path)}")
+
+
+def check_remote(address: str) -> None:
+    """Raise InputsError where nothing here can read from storage of that kind."""
+    try:
+        _storage(_root(address))
+    except (ImportError, ValueError) as error:
+        raise InputsError(
+            f"Wanted pictures from `{shown_address(address)}`, but nothing here reads `{urlsplit(address).scheme}`: "
+            f"{_reason(error)}",
+            hint="what Arrow reads (s3, gs, abfs, hdfs, file) needs no package, others one for fsspec, such as adlfs",
+        ) from error
+    except OSError:
+        return  # cannot be reached from here now, which is told of each picture
+
+
+def remote_inputs(address: str, *, recursive: bool) -> Iterator[PictureInput]:
+    """A file by its address, or the pictures in a folder of that address, in natural order.
+
+    What is not there, cannot be listed or has no pictures stays one item, with the error.
+    """
+    shown = shown_address(address)
+    try:
+        names = _pictures_below(address, recursive=recursive)
+    except FileNotFoundError:
+        names = None  # reading it says so
+    except (OSError, ValueError) as error:
+        message = f"Wanted to list `{shown}`, but its storage says: {_reason(error)}."
+        yield PictureInput(
+            source=address, label=shown, root=None, error=AnswerError(code="unreadable", message=message)
+        )
+        return
+    if names is None:
+        yield PictureInput(source=address, label=shown)
+        return
+    if not names:
+        message = f"Wanted pictures in `{shown}`, but there are none; --recursive looks into its folders too."
+        yield PictureInput(source=address, label=shown, error=AnswerError(code="not_a_file", message=message))
+    for name in names:
+        inner = _joined(address, name)
+        yield PictureInput(source=inner, label=shown_address(inner))
+
+
+def read_remote(address: str, *, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
+    """The bytes of a file. Raises `PictureError` for what cannot be had, or is more than `max_bytes`."""
+    shown = shown_address(address)
+    try:
+        storage, path = _located(address)
+        with storage.open_input_stream(path, compression=None) as stream:
+            data = bytes(stream.read(max_bytes + 1))
+    except FileNotFoundError:
+        raise PictureError("missing", f"Wanted a picture at `{shown}`, but there is nothing of that name.") from None
+    except (OSError, ValueError, ImportError) as error:
+        raise PictureError(
+            "unreadable", f"Wanted to read `{shown}`, but its storage says: {_reason(error)}."
+        ) from error
+    if len(data) > max_bytes:
+        raise PictureError(
+            "too_large",
+            f"Wanted at most {max_bytes:,} bytes, but `{shown}` has more; make it smaller or raise the limit.",
+        )
+    return data
+
+
+def _pictures_below(address: str, *, recursive: bool) -> list[str] | None:
+    """Names relative to the address, None for a file."""
+    from pyarrow.fs import FileSelector, FileType
+
+    storage, path = _located(address)
+    kind = storage.get_file_info(path).type
+    if kind == FileType.NotFound:
+        raise FileNotFoundError(address)
+    if kind == FileType.File:
+        return None
+    found = storage.get_file_info(FileSelector(path, recursive=recursive))
+    base = path.rstrip("/") + "/"
+    names = [entry.path.removeprefix(base) for entry in found if entry.type == FileType.File]
+    return sorted(filter(_is_picture, names), key=natural_key)
+
+
+def _is_picture(name: str) -> bool:
+    is_hidden = any(part.startswith(".") for part in name.split("/"))
+    return not is_hidden and os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES
+
+
+def _located(address: str) -> "tuple[FileSystem, str]":
+    """The storage of an address and the path in it. Raises ValueError, ImportError and OSError."""
+    storage, base = _storage(_root(address))
+    path = unquote(urlsplit(address).path)
+    return storage, f"{base.rstrip('/')}/{path.lstrip('/')}".rstrip("/") or "/"
+
+
+def _root(address: str) -> str:
+    """The address of the storage as a whole: asking which region it is in costs a request, and is done once."""
+    parts = urlsplit(address)
+    return urlunsplit((parts.scheme, parts.netloc, "/" if not parts.netloc else "", parts.query, ""))
+
+
+@lru_cache(maxsize=64)
+def _storage(root: str) -> "tuple[FileSystem, str]":
+    from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
+
+    try:
+        storage, base = FileSystem.from_uri(root)
+    except ValueError:  # no kind that Arrow knows itself
+        from fsspec.core import url_to_fs
+
+        inner, base = url_to_fs(root)
+        return PyFileSystem(FSSpecHandler(inner)), base
+    return storage, base
+
+
+def _joined(address: str, name: str) -> str:
+    parts = urlsplit(address)
+    return urlunsplit((parts.scheme, parts.netloc, f"{parts.path.rstrip('/')}/{quote(name)}", parts.query, ""))
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what Arrow says; more lines are its own call stack."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].rstrip(".")

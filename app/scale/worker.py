@@ -1,0 +1,113 @@
+"""What runs on the machine of a device: a captioner that answers chunks. Imports no Ray: an actor is made of it."""
+
+import dataclasses
+import os
+import pickle
+import socket
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from app.answering import check_questions
+from app.captioner import Answer, Captioner, ModelInfo
+from app.errors import Problem, describe
+from app.job import Job
+from app.pictures import PictureReading
+from app.scale.chunks import AnsweredChunk, ReadChunk
+from app.scale.folder import enter_folder
+from app.spec import CaptionerSpec
+from llm.runtime.backend import EAGER
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedModel:
+    """What a captioner says of itself once it is loaded."""
+
+    host: str
+    process: int
+    spec: CaptionerSpec  # with nothing left open
+    info: ModelInfo
+    image_size: int  # side of the square that it sees, in pixels
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NotLoaded:
+    """Why a captioner cannot be had."""
+
+    host: str
+    problem: Problem
+
+
+class CaptionWorker:
+    """Loads the captioner of a job on the first call, and answers with it."""
+
+    def __init__(self, job: Job, *, device: str, threads: int | None, folder: str) -> None:
+        """`folder` is the driver's current one, which relative paths are meant in."""
+        self._job, self._device, self._threads = job, device, threads
+        self._captioner: Captioner | None = None
+        enter_folder(folder)
+
+    def load(self) -> LoadedModel | NotLoaded:
+        """Harmless when repeated. What fails is told, not raised, as its own words shall reach the user."""
+        host = socket.gethostname()
+        try:
+            captioner = self._loaded()
+        except Exception as error:
+            return NotLoaded(host=host, problem=describe(error))
+        return LoadedModel(
+            host=host,
+            process=os.getpid(),
+            spec=captioner.spec,
+            info=captioner.info,
+            image_size=captioner.image_size,
+        )
+
+    def answer(self, block: "pyarrow.Table") -> AnsweredChunk:
+        """Answer a read chunk, whose pickle is the `payload` of a table with one row."""
+        started = time.perf_counter()
+        chunk: ReadChunk = pickle.loads(block["payload"][0].as_buffer())
+        digests, left_out, asked = [], [], []
+        for position, item in enumerate(chunk.items):
+            assert isinstance(item.picture, PictureReading), "the pictures of a read chunk were read"
+            digests.append(item.picture.digest)
+            if item.picture.is_only_digest:
+                left_out.append(position)
+            else:
+                asked.append(item)
+        answers: list[Answer] = []
+        problem = chunk.problem
+        try:
+            if problem is None and asked:
+                events = self._loaded().run(asked, sampling=self._job.sampling)
+                answers = [event for event in events if isinstance(event, Answer)]
+        except Exception as error:
+            problem = describe(error)
+        return AnsweredChunk(
+            number=chunk.number,
+            digests=tuple(digests),
+            answers=tuple(answers),
+            left_out=frozenset(left_out),
+            host=socket.gethostname(),
+            busy_s=time.perf_counter() - started,
+            problem=problem,
+        )
+
+    def _loaded(self) -> Captioner:
+        if self._captioner is None:
+            if self._threads is not None:
+                import torch
+
+                torch.set_num_threads(self._threads)
+            spec = dataclasses.replace(self._job.spec, device=self._device)
+            captioner = Captioner.load(**dataclasses.asdict(spec))
+            check_questions(self._job, captioner)
+            question = self._job.questions[0]
+            if captioner.info.mode != EAGER and question.choices is None:
+                captioner.warm_up(
+                    question.prompt(captioner.info.default_prompt), max_new_tokens=self._job.sampling.max_new_tokens
+                )
+            self._captioner = captioner
+        return self._captioner

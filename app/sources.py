@@ -1,0 +1,48 @@
+"""Where the bytes of a picture are, when they are not a file of their own. Plain values; decodes nothing."""
+
+import os
+from dataclasses import dataclass
+
+from vision.errors import PictureError
+from vision.formats import shown_name
+from vision.image import PictureSource
+
+
+@dataclass(frozen=True, slots=True)
+class FileSlice:
+    """Bytes within a file, such as a member of an uncompressed tar."""
+
+    path: str
+    offset: int
+    num_bytes: int
+
+    def read(self, *, max_bytes: int) -> bytes:
+        """The bytes. Raises `PictureError` when they cannot be had or are more than `max_bytes`."""
+        name = f"`{shown_name(self.path)}`"
+        if self.num_bytes > max_bytes:
+            raise PictureError(
+                "too_large",
+                f"Wanted at most {max_bytes:,} bytes, but a picture in {name} has {self.num_bytes:,}; "
+                "make it smaller or raise the limit.",
+            )
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                data = os.pread(descriptor, self.num_bytes, self.offset)
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError:
+            raise PictureError("missing", f"Wanted a picture in {name}, which is not there any more.") from None
+        except OSError as error:
+            raise PictureError(
+                "unreadable", f"Wanted to read a picture in {name}, but the system says: {error.strerror}."
+            ) from error
+        if len(data) < self.num_bytes:
+            raise PictureError(
+                "truncated", f"Wanted {self.num_bytes:,} bytes at {self.offset:,} of {name}, which ends."
+            )
+        return data
+
+
+# What a reader takes: a path, the bytes of a file, an opened picture, or a part of a file.
+Source = PictureSource | FileSlice

@@ -1,0 +1,76 @@
+"""Jobs on a disk that is full, and on one that cannot be written, for real: on small file systems in memory."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.records import read_records
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiskReport:
+    """What happened to a job of that many pictures."""
+
+    num_pictures: int
+    full_exit_code: int
+    full_said: str
+    records_kept: int
+    is_whole: bool  # the file that the full disk left ends with a whole record
+    completed_exit_code: int
+    lost: int
+    doubled: int
+    read_only_exit_code: int
+    read_only_said: str
+
+
+@contextmanager
+def mounted(place: Path, options: str) -> Iterator[None]:
+    """A file system in memory. Raises OSError where this user may not mount."""
+    place.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"mount: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def prove_disks(pictures: list[Path], place: Path) -> DiskReport:
+    """Fill a disk with a job, make room, go on; then try one that is read-only."""
+    out = place / "answers.jsonl"
+    command = [sys.executable, "-m", "app", "caption", str(pictures[0].parent), "--out", str(out)]
+    with mounted(place, "size=64k"):
+        full = _run(command)
+        left = out.read_bytes()
+        kept = len(list(read_records(out)))
+        subprocess.run(["mount", "-o", "remount,size=16m", str(place)], check=True)
+        completed = _run(command)
+        answered = [record["picture"] for record in read_records(out)]
+    with mounted(place, "ro"):
+        read_only = _run(command)
+    return DiskReport(
+        num_pictures=len(pictures),
+        full_exit_code=full.returncode,
+        full_said=_error(full.stderr),
+        records_kept=kept,
+        is_whole=left.endswith(b"\n"),
+        completed_exit_code=completed.returncode,
+        lost=len({str(path) for path in pictures} - set(answered)),
+        doubled=len(answered) - len(set(answered)),
+        read_only_exit_code=read_only.returncode,
+        read_only_said=_error(read_only.stderr),
+    )
+
+
+def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def _error(said: str) -> str:
+    return next((line for line in said.splitlines() if line.startswith("error:")), "")

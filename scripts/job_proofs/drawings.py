@@ -1,0 +1,29 @@
+"""Folders of pictures to work through: drawings of the embedded model's world, no two alike."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from scripts.train_embedded.render import draw_scene
+from scripts.train_embedded.world import sample_scene
+
+
+def write_drawings(folder: Path, count: int, *, seed: int = 1) -> list[Path]:
+    """`count` PNG files of 224 x 224 pixels, in order of their names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for index in range(count):
+        rng = np.random.default_rng([4711, seed, index])
+        path = folder / f"{index:06d}.png"
+        Image.fromarray(draw_scene(sample_scene(rng), rng)).save(path, compress_level=1)
+        paths.append(path)
+    return paths
+
+
+def write_variations(folder: Path, count: int, *, seed: int = 1, drawings: int = 200) -> None:
+    """As many files from fewer drawings: bytes behind a PNG's end make other files of equal pictures."""
+    originals = write_drawings(folder, min(count, drawings), seed=seed)
+    data = [path.read_bytes() for path in originals]
+    for index in range(len(originals), count):
+        (folder / f"{index:06d}.png").write_bytes(data[index % len(data)] + index.to_bytes(4, "big"))

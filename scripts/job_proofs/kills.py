@@ -1,0 +1,132 @@
+"""Kills a job again and again, at random moments, and looks at what is in its file each time."""
+
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from app.records import parse_record, read_records
+
+ROOT = Path(__file__).resolve().parents[2]
+_START_S = 3.0  # about what a run takes to start and to answer some
+
+
+@dataclass(kw_only=True, slots=True)
+class KillReport:
+    """What came of it; all but the first five numbers should be zero."""
+
+    num_pictures: int
+    batch_size: int
+    kills: int = 0  # of a run that had not ended
+    jobs: int = 0  # finished, over however many runs
+    begun_again: list[int] = field(
+        default_factory=list
+    )  # for each kill: pictures that were begun and had no record yet
+    torn_lines: int = 0  # at the end of the file, mended by the next run
+    lost: int = 0
+    doubled: int = 0
+    different: int = 0  # answers unlike those of an undisturbed run
+    unreadable_lines: int = 0
+    failed_runs: list[str] = field(default_factory=list)
+
+    @property
+    def most_begun_again(self) -> int:
+        """The most that one kill cost."""
+        return max(self.begun_again, default=0)
+
+
+def kill_again_and_again(
+    pictures: Sequence[Path],
+    work: Path,
+    *,
+    kills: int,
+    seed: int,
+    batch_size: int = 8,
+    flags: Sequence[str] = (),
+    tell: Callable[[str], None] = lambda line: None,
+) -> KillReport:
+    """Kill -9 jobs over a folder's `pictures` that many times; every job that was killed is taken up again.
+
+    Half of the moments are drawn from the first seconds of a run, loading included, half right after a record that is
+    drawn from those that are missing.
+    """
+    draw = random.Random(seed)
+    work.mkdir(parents=True, exist_ok=True)
+    folder = pictures[0].parent
+    command = ["caption", str(folder), "--quiet", "--batch-size", str(batch_size), *flags]
+    undisturbed = work / "undisturbed.jsonl"
+    _run(work, undisturbed, command).wait()
+    expected = {record["picture"]: record["text"] for record in read_records(undisturbed)}
+    assert set(expected) == {str(path) for path in pictures}, "the undisturbed run answers every picture"
+    report = KillReport(num_pictures=len(pictures), batch_size=batch_size)
+    out = work / "killed.jsonl"
+    while report.kills < kills:
+        _one_run(report, work, out, command, draw=draw)
+        if out.exists() and len(_lines(out)) >= len(expected):
+            _settle(report, work, out, command, expected=expected)
+            tell(f"{report.kills} kills, {report.jobs} jobs, at most {report.most_begun_again} pictures begun again")
+    if out.exists():
+        _settle(report, work, out, command, expected=expected)
+    return report
+
+
+def _one_run(report: KillReport, work: Path, out: Path, command: Sequence[str], *, draw: random.Random) -> None:
+    before = len(_lines(out)) if out.exists() else 0
+    wanted = before + draw.randrange(0, max(report.num_pictures - before, 1)) if draw.random() < 0.5 else None
+    ends_by = time.monotonic() + (60.0 if wanted is not None else draw.uniform(0.0, _START_S))
+    process = _run(work, out, command)
+    while process.poll() is None and time.monotonic() < ends_by:
+        if wanted is not None and out.exists() and out.read_bytes().count(b"\n") > wanted:
+            time.sleep(draw.uniform(0.0, 0.01))
+            break
+        time.sleep(0.001)
+    process.kill()
+    if process.wait() == -9:
+        report.kills += 1
+        _look(report, work, out)
+    elif process.returncode != 0:
+        report.failed_runs.append(f"exit code {process.returncode}: {(work / 'stderr').read_text()[-300:]}")
+
+
+def _run(work: Path, out: Path, command: Sequence[str]) -> "subprocess.Popen[bytes]":
+    log = work / "begun"
+    log.unlink(missing_ok=True)
+    program = [sys.executable, "-m", "scripts.job_proofs.noting", str(log), *command, "--out", str(out)]
+    with open(work / "stderr", "wb") as errors:
+        return subprocess.Popen(program, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=errors)
+
+
+def _look(report: KillReport, work: Path, out: Path) -> None:
+    """Right after a kill: whole lines are records, and what was begun is there but for a batch or so."""
+    lines = _lines(out) if out.exists() else []
+    records = [parse_record(line) for line in lines]
+    report.unreadable_lines += sum(record is None for record in records)
+    report.torn_lines += out.exists() and not out.read_bytes().endswith(b"\n") and out.stat().st_size > 0
+    answered = {record["picture"] for record in records if record is not None}
+    log = work / "begun"
+    begun = set(log.read_text().splitlines()) if log.exists() else set()
+    report.begun_again.append(len(begun - answered))
+
+
+def _settle(report: KillReport, work: Path, out: Path, command: Sequence[str], *, expected: dict[str, str]) -> None:
+    """Let a job come to its end, compare, and throw it away."""
+    process = _run(work, out, command)
+    if process.wait() != 0:
+        report.failed_runs.append(f"exit code {process.returncode}: {(work / 'stderr').read_text()[-300:]}")
+    answers = [(record["picture"], record["text"]) for record in read_records(out)]
+    counts = Counter(picture for picture, _ in answers)
+    report.lost += len(expected.keys() - counts.keys())
+    report.doubled += sum(count - 1 for count in counts.values())
+    report.different += sum(expected.get(picture) != text for picture, text in answers)
+    report.jobs += 1
+    out.unlink()
+    out.with_name(f"{out.name}.manifest.json").unlink()
+
+
+def _lines(path: Path) -> list[bytes]:
+    """The whole ones."""
+    return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]

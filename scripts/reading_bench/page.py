@@ -1,0 +1,79 @@
+"""docs/reading.md of docs/reading.json. Measures nothing."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Figures = Mapping[str, Any]
+
+INTRODUCTION = """\
+# Reading pictures
+
+How fast pictures are opened, hashed, decoded and resized to {size} x {size} pixels, without any model, by threads of
+one process (`--reader thread`) and by processes that can be killed (`--reader process`). This page is made of
+[reading.json](reading.json) by `python -m scripts.bench_reading`.
+
+Drawings are the sample pictures; the JPEGs are noise with the spectrum of photographs and some grain, at quality 90.
+All files are in the system's memory. Ways take turns; rates are medians of {rounds} rounds, with the least and the
+greatest behind them, processor time is that of all processes together.
+"""
+BUSY = 0.5  # programs a core before the measurement, from which on the page says so
+
+
+def as_markdown(content: Figures) -> str:
+    """The page."""
+    return "\n".join(_lines(content)).rstrip("\n") + "\n"
+
+
+def _lines(content: Figures) -> Iterator[str]:
+    yield INTRODUCTION.format(**content)
+    about = content["circumstances"]
+    (load, *_), cores = about["load_before"] or [0.0], about["num_cpus"]
+    if load > BUSY * cores:
+        yield (
+            f"**The machine was not alone**: {load:.1f} programs wanted its {cores} cores "
+            "when this began. Rates and times are worth little then; measure again on a quiet one."
+        )
+        yield ""
+    yield "| pictures | bytes of a file | read in | at once | pictures/s | rounds | processor time a picture |"
+    yield "| --- | ---: | --- | ---: | ---: | --- | ---: |"
+    for row in content["rows"]:
+        yield (
+            f"| {row['pictures']} | {content['file_bytes'][row['pictures']]:,} | {row['reader']} | {row['at_once']} "
+            f"| {row['pictures_per_s']:.1f} | {_spread(row['rounds'])} | {row['cpu_ms']:.2f} ms |"
+        )
+    yield ""
+    yield from _gains(content["rows"])
+    yield "What a process of its own costs a picture, one at a time:"
+    yield ""
+    yield "| pictures | wall time | rounds | processor time |"
+    yield "| --- | ---: | --- | ---: |"
+    for cost in content["overhead"]:
+        low, high = min(cost["rounds"]), max(cost["rounds"])
+        yield (f"| {cost['pictures']} | {cost['wall_ms']:.2f} ms | {low:.2f} to {high:.2f} | {cost['cpu_ms']:.2f} ms |")
+    yield ""
+    yield f"Circumstances: {_circumstances(about)}"
+
+
+def _gains(rows: Sequence[Figures]) -> Iterator[str]:
+    """How much faster several at once are than one."""
+    alone = {(row["pictures"], row["reader"]): row["pictures_per_s"] for row in rows if row["at_once"] == 1}
+    gains = []
+    for row in (row for row in rows if row["at_once"] == 2):
+        key = row["pictures"], row["reader"]
+        gains.append(f"{row['pictures_per_s'] / alone[key]:.2f} times ({', '.join(key)})")
+    if gains:
+        yield f"Two at once against one: {', '.join(gains)}."
+        yield ""
+
+
+def _spread(rates: Sequence[float]) -> str:
+    return f"{min(rates):.1f} to {max(rates):.1f}"
+
+
+def _circumstances(about: Figures) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    load = about["load_before"]
+    return (
+        f"{about['cpu']}, {about['num_cpus']} cores, OMP_NUM_THREADS={about['omp_num_threads']}, "
+        f"load before {load[0] if load else 'unknown'}; {versions}; commit {about['commit']}; {about['time']}."
+    )

@@ -1,0 +1,20 @@
+"""Fixtures of the tests of `app`."""
+
+import pytest
+
+from app.cli import main
+from tests.app.command import Ran, Run
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: str | list[str]) -> Ran:
+        flat = [part for given in arguments for part in ([given] if isinstance(given, str) else given)]
+        if flat[0] in ("caption", "ask") and "--reader" not in flat:
+            flat += ["--reader", "thread"]  # processes take longer to start than all that is asked of them here
+        code = main(flat)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return Ran(code, out, err)
+
+    return run

@@ -1,0 +1,192 @@
+"""Manifests: a picture a line, with its question and columns."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.inputs import InputsError, InputSpec, PictureInput, QuestionFields, check_inputs, read_inputs
+from app.inputs.lines import MAX_LINE_BYTES
+from tests.app.inputs.files import error_codes
+
+
+def manifest(folder: Path, content: str | bytes, *, name: str = "m.jsonl") -> list[PictureInput]:
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    spec = InputSpec(manifests=(str(path),))
+    check_inputs(spec)
+    return list(read_inputs(spec))
+
+
+def message(item: PictureInput) -> str:
+    assert item.error is not None
+    return item.error.message
+
+
+@pytest.mark.parametrize("column", ["picture", "image", "file_name", "filename", "path"])
+def test_pictures_are_relative_to_the_manifest(tmp_path: Path, column: str) -> None:
+    items = manifest(tmp_path, f'{{"{column}": "a/b.png"}}\n{{"{column}": "/c.png"}}\n{{"{column}": "s3://d/e.png"}}\n')
+    assert [item.path for item in items] == [f"{tmp_path}/a/b.png", "/c.png", "s3://d/e.png"]
+    assert {item.root for item in items} == {str(tmp_path)}
+
+
+def test_the_first_of_the_columns_counts(tmp_path: Path) -> None:
+    (item,) = manifest(tmp_path, "path,file_name,question,prompt\nx,a.png,no?,yes?", name="m.csv")
+    assert item.path == f"{tmp_path}/a.png"
+    assert item.questions == (QuestionFields(instruction="yes?"),)
+    assert item.columns == {"path": "x", "file_name": "a.png", "question": "no?"}
+
+
+def test_scalar_values_are_columns_as_texts(tmp_path: Path) -> None:
+    (item,) = manifest(tmp_path, '{"image": "a.png", "n": 3, "x": 0.5, "yes": true, "none": null, "l": [1], "é": "ü"}')
+    assert item.columns == {"image": "a.png", "n": "3", "x": "0.5", "yes": "true", "none": "", "é": "ü"}
+    assert item.questions == ()
+
+
+@pytest.mark.parametrize("name", ["m.csv", "m.tsv", "M.CSV"])
+def test_cells_may_be_quoted_and_hold_lines(tmp_path: Path, name: str) -> None:
+    delimiter = "\t" if name.endswith("tsv") else ","
+    text = '\ufeffpicture,prompt,choices,\r\na.png,"Two\nlines, ""so""?","Yes, No",7\r\n\r\nb.png,,,\r\n'
+    items = manifest(tmp_path, text.replace(",", delimiter).replace(f"Yes{delimiter}", "Yes,"), name=name)
+    (question,) = items[0].questions
+    assert question.instruction == f'Two\nlines{delimiter} "so"?'
+    assert question.choices == ("Yes", "No")
+    assert (items[0].columns, items[1].questions) == ({"picture": "a.png"}, ())
+
+
+@pytest.mark.parametrize("choices", ['["Yes", "No"]', '"Yes, No"', '"[\\"Yes\\", \\"No\\"]"'])
+def test_choices_are_a_list_or_a_text_with_commas(tmp_path: Path, choices: str) -> None:
+    (item,) = manifest(tmp_path, f'{{"image": "a.png", "choices": {choices}}}')
+    assert item.questions == (QuestionFields(choices=("Yes", "No")),)
+
+
+def test_lines_about_one_picture_are_one_item_with_all_questions(tmp_path: Path) -> None:
+    lines = [
+        {"image": "a.png", "prompt": "One?", "split": "x"},
+        {"image": "a.png", "prompt": "Two?", "input": "2", "split": "x"},
+        {"image": "a.png", "prompt": "Three?", "split": "y"},
+        {"image": "b.png", "prompt": "One?", "split": "y"},
+        {"image": "a.png", "prompt": "One?", "split": "x"},
+        {"image": "c.png"},
+        {"image": "c.png"},
+    ]
+    items = manifest(tmp_path, "\n".join(map(json.dumps, lines)))
+    assert [(item.label[-5:], [question.instruction for question in item.questions]) for item in items] == [
+        ("a.png", ["One?", "Two?"]),
+        ("a.png", ["Three?"]),  # another column: a template may say another thing
+        ("b.png", ["One?"]),
+        ("a.png", ["One?"]),
+        ("c.png", []),
+        ("c.png", []),
+    ]
+
+
+def test_one_item_has_no_more_than_a_thousand_questions_or_so(tmp_path: Path) -> None:
+    items = manifest(tmp_path, "".join(f'{{"image": "a.png", "prompt": "{number}?"}}\n' for number in range(1500)))
+    assert [len(item.questions) for item in items] == [1024, 476]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "no JSON"),
+        ('["a.png"]', "no JSON object"),
+        ('{"picture_": "a.png"}', "none of the columns picture,"),
+        ('{"image": {"path": "a.png"}}', "`image` is not the name"),
+        ('{"image": " "}', "`image` is not the name"),
+        ('{"image": "a.png", "prompt": 5}', "`prompt` is no text"),
+        ('{"image": "a.png", "prompt": "\\ud800"}', "half of a character"),
+        ('{"image": "a.png", "choices": "Yes"}', "at least two"),
+        ('{"image": "a.png", "choices": ["a", "a "]}', "each different"),
+        ('{"image": "a.png", "choices": [1, 2]}', "neither a list"),
+        ('{"image": "a.png", "choices": "[oops"}', "begins like a JSON list"),
+        (b'{"image": "caf\xe9.png"}', "not UTF-8"),
+        ("[" * 100_000, "no JSON"),
+        ('{"image": "a.png", "n": ' + "9" * 5000 + "}", "no JSON"),
+        ("x" * (MAX_LINE_BYTES + 1), "more than 1,048,576 bytes"),
+    ],
+)
+def test_a_line_that_cannot_be_used_is_an_item_that_says_why(tmp_path: Path, line: str | bytes, reason: str) -> None:
+    line = line.encode() if isinstance(line, str) else line
+    items = manifest(tmp_path, b'{"image": "b.png"}\n' + line + b'\n\n{"image": "c.png"}\n')
+    assert error_codes(items) == [None, "manifest", None]
+    assert items[1].label == f"{tmp_path}/m.jsonl:2"
+    assert reason in message(items[1])
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (b"a.png", "1 cells, and the head has 2"),
+        (b"a.png,x,y", "3 cells"),
+        (b",x", "`picture` is not the name"),
+        (b'"a"b,x', "no CSV"),
+        (b"caf\xe9.png,x", "not UTF-8"),
+        (b"a.png," + b"x" * 200_000, "no CSV (field larger"),
+        (b"a.png," + b"x" * MAX_LINE_BYTES, "more than 1,048,576 bytes"),
+    ],
+)
+def test_a_record_that_cannot_be_used_is_named_by_the_line_where_it_begins(
+    tmp_path: Path, record: bytes, reason: str
+) -> None:
+    items = manifest(tmp_path, b'picture,prompt\nb.png,"a\nb"\n' + record + b"\nc.png,x\n", name="m.csv")
+    assert error_codes(items) == [None, "manifest", None]
+    assert items[1].label == f"{tmp_path}/m.csv:4"
+    assert reason in message(items[1])
+
+
+def test_a_quote_that_is_never_closed_is_one_error(tmp_path: Path) -> None:
+    items = manifest(tmp_path, 'picture,prompt\na.png,x\nb.png,"oops\nc.png,x\n', name="m.csv")
+    assert error_codes(items) == [None, "manifest"]
+    assert items[1].label == f"{tmp_path}/m.csv:3"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("m.json", "", "called .jsonl, .csv or .tsv"),
+        ("m.csv", "", "it is empty"),
+        ("m.csv", "picture;prompt\na.png;x\n", "got picture;prompt"),
+        ("m.csv", "name,prompt\na.png,x\n", "got name, prompt"),
+        ("m.csv", "picture,picture\na.png,x\n", "same name"),
+        ("m.jsonl", '{"name": "a.png"}\n', "got name"),
+    ],
+)
+def test_a_manifest_that_is_none_is_told_before_anything_is_read(
+    tmp_path: Path, name: str, content: str, reason: str
+) -> None:
+    with pytest.raises(InputsError, match=reason):
+        manifest(tmp_path, content, name=name)
+
+
+def test_a_manifest_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InputsError, match="no such file"):
+        check_inputs(InputSpec(manifests=(str(tmp_path / "none.csv"),)))
+
+
+# Texts as CSV keeps them: line feeds are told apart from carriage returns, which it takes for line ends as well.
+TEXTS = st.text(st.characters(exclude_characters="\r\0", codec="utf-8"), min_size=1, max_size=8).filter(str.strip)
+ROWS = st.lists(st.fixed_dictionaries({"picture": TEXTS, "prompt": TEXTS, "note": TEXTS}), max_size=6)
+
+
+@settings(max_examples=40)
+@given(ROWS, st.sampled_from([".jsonl", ".csv", ".tsv"]))
+def test_what_was_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, str]], suffix: str
+) -> None:
+    path = tmp_path_factory.getbasetemp() / f"written{suffix}"
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        if suffix == ".jsonl":
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        else:
+            writer = csv.DictWriter(file, ["picture", "prompt", "note"], delimiter="\t" if suffix == ".tsv" else ",")
+            writer.writeheader()
+            writer.writerows(rows)
+    items = list(read_inputs(InputSpec(manifests=(str(path),))))
+    assert error_codes(items) == [None] * len(items)
+    assert [
+        {**item.columns, "prompt": str(question.instruction)} for item in items for question in item.questions
+    ] == rows

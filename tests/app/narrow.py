@@ -1,0 +1,95 @@
+"""A captioner on a device that has no memory for more than so many rows or pictures at once, and ways to be told so."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from app.assemble import Parts
+from app.captioner import Captioner
+
+SHORTAGES: dict[str, Callable[[], Exception]] = {
+    "torch": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    "host": lambda: RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+        "allocate 8589934592 bytes. Error code 12 (Cannot allocate memory)"
+    ),
+    "numpy": MemoryError,
+    "npu": lambda: RuntimeError("NPU out of memory. Tried to allocate 20.00 MiB (NPU 0; 60.97 GiB total capacity)"),
+}
+
+
+class Device:
+    """What there is memory for; `None` is any number."""
+
+    def __init__(
+        self,
+        *,
+        rows: int | None = None,
+        pictures: int | None = None,
+        programs: Sequence[str] = ("prefill", "decode", "score"),
+        shortage: Callable[[], Exception] = SHORTAGES["torch"],
+    ) -> None:
+        self.rows, self.pictures, self.programs, self.shortage = rows, pictures, programs, shortage
+        self.calls: list[tuple[str, int]] = []  # programs that had enough, and their rows
+        self.num_shortages = 0
+
+    def take(self, program: str, count: int, most: int | None) -> None:
+        """Raises where `count` are too many."""
+        if most is not None and count > most:
+            self.num_shortages += 1
+            raise self.shortage()
+        self.calls.append((program, count))
+
+
+class NarrowExecutor:
+    """An executor that lacks memory, before it has begun or when all is done but the answer."""
+
+    def __init__(self, inner: Any, device: Device, *, is_late: bool = False) -> None:
+        self._inner, self._device, self._is_late = inner, device, is_late
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def prefill(self, prompts: Any, prefixes: Any, *, first_slot: int) -> Any:
+        return self._run("prefill", len(prompts), lambda: self._inner.prefill(prompts, prefixes, first_slot=first_slot))
+
+    def decode(self, token_ids: Any, positions: Any) -> Any:
+        return self._run("decode", len(positions), lambda: self._inner.decode(token_ids, positions))
+
+    def score(self, rows: Any) -> Any:
+        return self._run("score", len(rows), lambda: self._inner.score(rows))
+
+    def warm_up(self, **lengths: int) -> Any:
+        self._device.take("warm_up", self._inner.num_slots, self._device.rows)
+        return self._inner.warm_up(**lengths)
+
+    def _run(self, program: str, count: int, run: Callable[[], Any]) -> Any:
+        result = run() if self._is_late else None
+        self._device.take(program, count, self._device.rows if program in self._device.programs else None)
+        return result if self._is_late else run()
+
+
+class NarrowVision:
+    """An encoder that lacks memory."""
+
+    def __init__(self, inner: Any, device: Device) -> None:
+        self._inner, self._device = inner, device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def encode(self, pixels_BHWC: np.ndarray) -> Tensor:
+        self._device.take("encode", len(pixels_BHWC), self._device.pictures)
+        encoded: Tensor = self._inner.encode(pixels_BHWC)
+        return encoded
+
+
+def narrow(parts: Parts, device: Device, *, is_late: bool = False) -> Captioner:
+    """A captioner around the weights of `parts`, on such a device."""
+    executor: Any = NarrowExecutor(parts.executor, device, is_late=is_late)
+    vision: Any = NarrowVision(parts.vision, device)
+    return dataclasses.replace(parts, executor=executor, vision=vision).captioner()

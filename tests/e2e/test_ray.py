@@ -1,0 +1,186 @@
+"""A job on a real Ray cluster of three machines, all of them processes here: what is lost there is not lost here."""
+
+import json
+import os
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.answering import run_job
+from app.errors import Exit
+from app.inputs import InputSpec
+from app.job import Job
+from app.questions import Question
+from app.record_file import RecordWriter
+from app.records import Record, read_records
+from app.run_manifest import read_manifest
+from app.scale.job import run_ray_job
+from app.scale.options import RayOptions
+from app.spec import CaptionerSpec
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Ray uses what it deprecates itself
+]
+
+SAMPLES = Path(__file__).resolve().parents[2] / "assets" / "pictures"
+MACHINE = {"num_cpus": 2, "object_store_memory": 150_000_000}
+# A machine that is killed counts as gone after a second, not after half a minute.
+SOON = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 200,
+    "health_check_failure_threshold": 5,
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head that computes nothing, and two workers."""
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    cluster_utils = pytest.importorskip("ray.cluster_utils")
+    head = {**MACHINE, "num_cpus": 0, "include_dashboard": False, "_system_config": SOON}
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+    for _ in range(2):
+        cluster.add_node(**MACHINE)
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """300 pictures, 10 of which are none."""
+    folder = tmp_path_factory.mktemp("pictures")
+    samples = sorted(path for path in SAMPLES.iterdir() if path.suffix in (".png", ".jpg"))
+    for number in range(290):
+        sample = samples[number % len(samples)]
+        shutil.copy(sample, folder / f"{number}{sample.suffix}")
+    for number in range(10):
+        (folder / f"bad{number}.png").write_bytes(b"no picture %d" % number)
+    return folder
+
+
+def job_of(*paths: Path | str, out: Path) -> Job:
+    return Job(
+        spec=CaptionerSpec(),
+        inputs=InputSpec(paths=tuple(map(str, paths))),
+        questions=(Question(), Question(instruction="Is there a red star?", choices=("yes", "no"))),
+        out=str(out),
+        reader="thread",
+        quiet=True,
+    )
+
+
+def seen(path: Path) -> Counter[str]:
+    """The records of a file, without what differs from run to run."""
+
+    def plain(record: Record) -> str:
+        kept = {name: value for name, value in record.items() if name not in ("ms", "run", "choice")}
+        return json.dumps(kept, sort_keys=True)
+
+    return Counter(plain(record) for record in read_records(path))
+
+
+@pytest.fixture(scope="module")
+def expected(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Counter[str]:
+    """The records of one process."""
+    out = tmp_path_factory.mktemp("alone") / "answers.jsonl"
+    assert run_job(job_of(pictures, out=out)) == Exit.PICTURE_ERRORS
+    return seen(out)
+
+
+def at_records(monkeypatch: pytest.MonkeyPatch, actions: dict[int, Callable[[], object]]) -> None:
+    """Do something when so many records were written."""
+    write, num_written = RecordWriter.write, 0
+
+    def counting(self: RecordWriter, record: Record) -> None:
+        nonlocal num_written
+        write(self, record)
+        num_written += 1
+        actions.get(num_written, lambda: None)()
+
+    monkeypatch.setattr(RecordWriter, "write", counting)
+
+
+def captioner_processes() -> list[int]:
+    """Of this machine; Ray names its processes after what they do."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cmdline").read_bytes().startswith(b"ray::CaptionWorker"):
+                found.append(int(process.name))
+        except OSError:  # it has ended meanwhile
+            continue
+    return found
+
+
+def kill_a_captioner() -> None:
+    os.kill(captioner_processes()[0], signal.SIGKILL)
+
+
+def test_a_lost_process_and_a_lost_machine_cost_and_repeat_nothing(
+    cluster: Any, pictures: Path, expected: Counter[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "answers.jsonl"
+    doomed = cluster.add_node(**MACHINE)
+    lost = []
+    at_records(
+        monkeypatch,
+        {
+            40: kill_a_captioner,
+            150: lambda: lost.append(cluster.remove_node(doomed, allow_graceful=False)),
+        },
+    )
+
+    code = run_ray_job(job_of(pictures, out=out), RayOptions(address=cluster.address))
+
+    assert lost, "the machine was lost while the job ran"
+    assert code == Exit.PICTURE_ERRORS
+    assert seen(out) == expected
+    (run,) = read_manifest(out)
+    assert run.end_reason == "finished"
+    assert sum(run.counts.values()) == sum(expected.values())
+    assert run.job["engine"] == {"name": "ray", "captioners": 3}
+
+
+def test_an_interrupted_job_goes_on_where_it_ended(
+    cluster: Any, pictures: Path, expected: Counter[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, options = tmp_path / "answers.jsonl", RayOptions(address=cluster.address, actors=1)
+    job = job_of(pictures, out=out)
+    with monkeypatch.context() as interrupting:
+        at_records(interrupting, {100: lambda: os.kill(os.getpid(), signal.SIGINT)})
+        assert run_ray_job(job, options) == Exit.INTERRUPTED
+    first = seen(out)
+    assert 100 <= sum(first.values()) < sum(expected.values())
+    assert first <= expected
+    with open(out, "a") as file:
+        file.write('{"id": "torn')
+
+    assert run_ray_job(job, options) == Exit.PICTURE_ERRORS
+
+    assert seen(out) == expected
+    assert [run.end_reason for run in read_manifest(out)] == ["interrupted", "finished"]
+    assert sum(read_manifest(out)[1].counts.values()) == sum((expected - first).values())
+
+
+def test_pictures_are_read_from_an_address_and_what_is_not_there_is_told(
+    cluster: Any, pictures: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "answers.jsonl"
+    address = pictures.as_uri()
+    some = [f"{address}/{name}" for name in ("0.png", "bad0.png", "none.png")]
+
+    code = run_ray_job(job_of(*some, out=out), RayOptions(address=cluster.address, actors=1))
+
+    assert code == Exit.PICTURE_ERRORS
+    found = {
+        (record["picture"].rpartition("/")[2], (record["error"] or {}).get("code")) for record in read_records(out)
+    }
+    assert found == {("0.png", None), ("bad0.png", "not_a_picture"), ("none.png", "missing")}
+    assert all(record["picture"].startswith(address) for record in read_records(out))

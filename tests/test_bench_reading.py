@@ -1,0 +1,36 @@
+"""The measurement of reading: it counts what it says it counts; how fast pictures are read, is nobody's promise."""
+
+from pathlib import Path
+
+import pytest
+
+from scripts.bench_reading import QUICK, main, measure
+from scripts.reading_bench.page import as_markdown
+from scripts.reading_bench.pictures import photograph
+
+
+@pytest.mark.slow
+def test_a_short_measurement_has_a_row_for_each_way_and_kind() -> None:
+    told: list[str] = []
+    figures = measure(QUICK, tell=told.append)
+
+    ways = [(row["pictures"], row["reader"], row["at_once"]) for row in figures["rows"]]
+    assert len(set(ways)) == len(ways) == len(told) == 8
+    assert all(row["pictures_per_s"] > 0 and len(row["rounds"]) == QUICK.rounds for row in figures["rows"])
+    assert [cost["pictures"] for cost in figures["overhead"]] == list(QUICK.kinds)
+    page = as_markdown(figures)
+    assert all(f"| {pictures} |" in page for pictures in QUICK.kinds)
+
+
+def test_a_photograph_is_the_same_each_time_and_takes_room_as_one_does(tmp_path: Path) -> None:
+    photograph(288, 216, seed=3).save(tmp_path / "photograph.jpg", quality=90)
+    num_bytes = (tmp_path / "photograph.jpg").stat().st_size
+
+    assert photograph(288, 216, seed=3).tobytes() == photograph(288, 216, seed=3).tobytes()
+    assert 1.0 < num_bytes * 8 / (288 * 216) < 6.0  # bits a pixel
+
+
+def test_nothing_is_measured_for_no_time(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--seconds", "0"])
+    assert "above 0" in capsys.readouterr().err
