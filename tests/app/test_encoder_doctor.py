@@ -17,6 +17,8 @@ from vision.card import EncoderCard
 from vision.export.onnx import export_onnx
 from vision.sidecar import OmInput, OmSidecar, file_sha256, write_sidecar
 
+pytestmark = pytest.mark.slow
+
 SOURCES = ModelSources(**model_options())
 
 

@@ -23,6 +23,8 @@ from vision.config import VisionConfig
 from vision.errors import EncoderError
 from vision.export.onnx import export_onnx
 
+pytestmark = pytest.mark.slow
+
 PICTURES = [picture("shapes_200x300.jpg"), picture()]
 
 

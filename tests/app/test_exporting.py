@@ -29,6 +29,8 @@ from vision.export.parity import Parity
 from vision.sidecar import read_sidecar
 from vision.weights import VisionCheckpointError
 
+pytestmark = pytest.mark.slow
+
 ADAPTER = GOLDEN / "adapters" / "BIAS-TINY.pth"
 CLIP = GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"
 MODEL = ["--adapter", str(ADAPTER), "--clip", str(CLIP), "--visual-heads", "4", "--channel-order", "bgr"]

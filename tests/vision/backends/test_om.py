@@ -23,6 +23,8 @@ from vision.card import EncoderCard
 from vision.errors import EncoderError
 from vision.sidecar import read_sidecar, write_sidecar
 
+pytestmark = pytest.mark.slow
+
 LIMITS = {"float32": 2e-5, "float16": 6e-3}
 
 

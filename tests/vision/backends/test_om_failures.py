@@ -18,6 +18,8 @@ from vision.backends.om_failures import import_failed, opening_failed, running_f
 from vision.errors import EncoderError
 from vision.sidecar import sidecar_path
 
+pytestmark = pytest.mark.slow
+
 
 def refusal(path: Path, *, device_id: int = 0) -> EncoderError:
     with pytest.raises(EncoderError) as caught:

@@ -12,6 +12,8 @@ from vision.backends.om import OmVisionBackend
 from vision.backends.onnx import OnnxVisionBackend
 from vision.backends.open import EncoderSpec, open_encoder
 
+pytestmark = pytest.mark.slow
+
 
 def test_each_kind_of_file_has_its_backend(acl: Any, tmp_path: Path) -> None:
     onnx = open_encoder(EncoderSpec(kind="onnx", path=str(foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3)))))

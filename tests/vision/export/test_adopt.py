@@ -14,6 +14,8 @@ from vision.export.atc import command, make_om
 from vision.export.graph import read_graph
 from vision.sidecar import read_sidecar
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["atc", "file"]  # the fixtures
 
 

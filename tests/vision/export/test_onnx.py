@@ -21,6 +21,8 @@ from vision.export.onnx import export_onnx
 from vision.export.parity import compare
 from vision.ports import Port
 
+pytestmark = pytest.mark.slow
+
 CASES = [
     ("bgr", "float32", 17),
     ("rgb", "float16", 18),

@@ -12,6 +12,8 @@ from onnx import numpy_helper
 from vision.errors import EncoderError
 from vision.export.parity import BOUNDS, compare, judge
 
+pytestmark = pytest.mark.slow
+
 REFERENCE = np.random.default_rng(0).normal(size=(3, 4, 8)).astype(np.float32)
 
 
