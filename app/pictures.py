@@ -91,6 +91,7 @@ class PictureReader:
                     least_side=self._least_side,
                     max_pixels=max_pixels,
                     max_bytes=max_bytes,
+                    digest=digest or None,
                 )
                 digest = loaded.digest
                 pixels = preprocess(loaded.image, size=self._size, convert=self._convert, reading=self._spec.reading)

@@ -58,6 +58,7 @@ def load_picture(
     max_pixels: int = DEFAULT_MAX_PIXELS,
     max_bytes: int = DEFAULT_MAX_BYTES,
     least_side: int | None = None,
+    digest: str | None = None,
 ) -> LoadedPicture:
     """Read and decode one picture; of an animation, the first frame.
 
@@ -67,7 +68,8 @@ def load_picture(
     with the size on disk before reading, `max_pixels` with the header before decoding; above 2 *
     `PIL.Image.MAX_IMAGE_PIXELS` (about 179 million) Pillow's own limit refuses as well. With `least_side`, a grey or
     RGB JPEG may be decoded at a half, a quarter or an eighth of its size, which is several times faster, as long as
-    both sides keep that many pixels: for a result of less than that size, with other values.
+    both sides keep that many pixels: for a result of less than that size, with other values. `digest` is that of the
+    given bytes, where it is known.
 
     Raises `PictureError`, and nothing else, for whatever is wrong with the picture; ValueError for an unknown
     `orientation`.
@@ -88,7 +90,7 @@ def load_picture(
             name, data = _read_file(source, max_bytes=max_bytes)
         if not data:
             raise PictureError("empty", f"Wanted a picture, got zero bytes from {name}; save or copy it again.")
-        digest = hashlib.sha256(data).hexdigest()
+        digest = digest or hashlib.sha256(data).hexdigest()
         try:
             opened = _open(data, name=name)
             _check_pixels(opened.size, name=name, max_pixels=max_pixels)
