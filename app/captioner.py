@@ -15,9 +15,9 @@ from app.backing_off import BackOff, attempt
 from app.clock import Mark, StageClock
 from app.conversation import Conversation
 from app.flow import Flow
-from app.pictures import PictureReader, PictureReading, Reader
 from app.prompts import EncodedPrompt, Prompt, PromptEncoder, RawPrompt, as_choices, shown_prompt
-from app.reading import ReadAhead
+from app.reading.ahead import ReadAhead
+from app.reading.reader import PictureReader, PictureReading, Reader
 from app.spec import CaptionerSpec, Precision
 from app.work import WorkItem, WorkQuestion
 from llm.engine.engine import Engine

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from app.calibration_file import Calibration
+from app.calibration.file import Calibration
 from app.decisions import Rule, decide
 
 UNDECIDED: Final = "undecided"

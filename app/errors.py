@@ -65,13 +65,13 @@ _UNEXPECTED = Rule(
 
 RULES: Mapping[str, Rule] = {
     "app.errors.UsageError": Rule(exit_code=Exit.USAGE, http_status=400),
-    "app.records.RecordFileError": Rule(exit_code=Exit.FAILED, http_status=500),
-    "app.record_file.RecordFileLockedError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "app.records.record.RecordFileError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "app.records.file.RecordFileLockedError": Rule(exit_code=Exit.FAILED, http_status=500),
     "app.scale.options.WorkersFailedError": Rule(exit_code=Exit.FAILED, http_status=500),
-    "app.scribe.InputGoneError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "app.jobs.scribe.InputGoneError": Rule(exit_code=Exit.FAILED, http_status=500),
     "app.inputs.errors.InputsError": Rule(exit_code=Exit.USAGE, http_status=400),
-    "app.reading_crew.ReadingProcessError": Rule(exit_code=Exit.FAILED, http_status=500),
-    "app.questions.TemplateError": Rule(exit_code=Exit.USAGE, http_status=400),
+    "app.reading.crew.ReadingProcessError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "app.jobs.questions.TemplateError": Rule(exit_code=Exit.USAGE, http_status=400),
     # The first two say their status themselves.
     "app.server.problems.ApiError": Rule(exit_code=Exit.FAILED, http_status=400),
     "app.server.picture_errors.PictureRefusedError": Rule(exit_code=Exit.FAILED, http_status=400),

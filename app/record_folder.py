@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from app.record_file import RecordFileLockedError, RecordWriter
-from app.records import Record, read_record_lines
+from app.records.file import RecordFileLockedError, RecordWriter
+from app.records.record import Record, read_record_lines
 
 DEFAULT_RECORDS_PER_PART = 100_000
 

@@ -18,9 +18,9 @@ from app.clock import STAGES, StageClock
 from app.encoded_pictures import EncodedPictures
 from app.errors import describe
 from app.flow import Flow
-from app.pictures import PictureReader, PictureReading
 from app.prompts import Prompt, RawPrompt, as_choices
-from app.reading import num_reading_threads
+from app.reading.ahead import num_reading_threads
+from app.reading.reader import PictureReader, PictureReading
 from app.service_types import (
     BusyError,
     Observer,

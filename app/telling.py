@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from app.deciding import Decider
-from app.records import Record
+from app.records.record import Record
 from app.resources import sample_pictures
 
 EMBEDDED_NOTE = (

@@ -11,8 +11,8 @@ import numpy as np
 
 from app.conversation import Conversation
 from app.fair_queue import FairQueue
-from app.pictures import PictureReading
 from app.prompts import EncodedPrompt
+from app.reading.reader import PictureReading
 from app.service_types import BusyError, ServiceLimits
 from app.ticket import Ask, Ticket
 from llm.model.adapter import Prefix

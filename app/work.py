@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from app.pictures import PictureReading
 from app.prompts import Prompt
-from app.sources import Source
+from app.reading.reader import PictureReading
+from app.reading.sources import Source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

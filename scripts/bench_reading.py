@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from app.circumstances import circumstances, load_average
-from app.isolated_reader import IsolatedReader
-from app.pictures import PictureReader, Reader
-from app.reading import ReadAhead
+from app.reading.ahead import ReadAhead
+from app.reading.isolated import IsolatedReader
+from app.reading.reader import PictureReader, Reader
 from app.spec import CaptionerSpec
 from scripts.reading_bench.page import as_markdown
 from scripts.reading_bench.pictures import KINDS, make_pictures

@@ -9,8 +9,8 @@ from app.cli.records import add_deciding
 from app.cli.values import parse_choices, parse_shard, parse_text, settings, spec_from
 from app.errors import UsageError
 from app.inputs import InputSpec, read_question_sheet
-from app.job import Job
-from app.questions import Question
+from app.jobs.job import Job
+from app.jobs.questions import Question
 from llm.engine.sampling_params import SamplingParams
 
 SAMPLING = SamplingParams()
@@ -213,7 +213,7 @@ def _calibrate(options: argparse.Namespace) -> int:
         if getattr(options, name) is None:
             raise UsageError(f"--calibrate goes with --{name.replace('_', '-')}, which is missing")
     spec = spec_from(options)
-    from app.calibrating import CalibrationJob, run_calibration
+    from app.calibration.job import CalibrationJob, run_calibration
 
     return run_calibration(settings(CalibrationJob, {**vars(options), "spec": spec, "pictures": tuple(options.paths)}))
 
@@ -230,7 +230,7 @@ def _answer(
     values = {**vars(options), "spec": spec, "inputs": inputs, "questions": questions, "sampling": sampling}
     job = settings(Job, values)
 
-    from app.answering import run_job
+    from app.jobs.run import run_job
 
     return run_job(job)
 

@@ -70,6 +70,6 @@ def add_export_records(commands: Any) -> None:
 
 
 def _run_export_records(options: argparse.Namespace) -> int:
-    from app.exporting_records import ExportRecordsJob, run_export_records
+    from app.exports.job import ExportRecordsJob, run_export_records
 
     return run_export_records(settings(ExportRecordsJob, {**vars(options), "records": tuple(options.records)}))

@@ -16,7 +16,7 @@ from app.inputs.tar_members import TarMember, TarReader, opened_tar
 from vision.formats import shown_name
 
 if TYPE_CHECKING:
-    from app.sources import FileSlice
+    from app.reading.sources import FileSlice
 
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst")
 MAX_TEXT_BYTES = 2**20  # of a member with columns
@@ -100,7 +100,7 @@ class _Sample:
             yield PictureInput(source=source, label=label, root=self.archive, columns=self.columns, error=error)
 
     def _add_picture(self, member: TarMember, *, tar: TarReader) -> None:
-        from app.sources import FileSlice  # brings Pillow with it
+        from app.reading.sources import FileSlice  # brings Pillow with it
 
         label = f"{shown_name(self.archive)}/{shown_name(member.name.removeprefix('./'))}"
         source: str | bytes | FileSlice = self.archive

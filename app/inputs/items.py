@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from app.answers import AnswerError
 
 if TYPE_CHECKING:  # its module brings Pillow with it
-    from app.sources import FileSlice
+    from app.reading.sources import FileSlice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,8 +8,8 @@ from typing import Any
 from app.answers import Answer
 from app.errors import Problem
 from app.prompts import RawPrompt, shown_prompt
-from app.record_index import RecordIndex
-from app.records import picture_key, record_id
+from app.records.index import RecordIndex
+from app.records.record import picture_key, record_id
 from app.work import WorkItem, WorkQuestion
 
 MAX_PICTURES = 64  # of 150 kB each as pixels: large enough to keep a batch full, small enough to be done anew

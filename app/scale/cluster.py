@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,8 @@ _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a worker that reserves no device shall not be told there is none
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # what happens to machines is printed on stdout, which is for answers
 }
+
+_CONNECT_S = 10.0
 
 
 @contextmanager
@@ -41,6 +44,7 @@ def joined_cluster(options: RayOptions) -> Iterator[str]:
         return
     address = options.address or os.environ.get("RAY_ADDRESS") or "local"
     try:
+        _check_reachable(address)
         ray.init(
             address=address,
             include_dashboard=False if address == "local" else None,
@@ -65,6 +69,13 @@ def machines() -> list[Machine]:
 
     found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return [Machine(id=node["NodeID"], resources=dict(node["Resources"])) for node in found if node["Alive"]]
+
+
+def _check_reachable(address: str) -> None:
+    """Raise OSError where nobody listens: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
 
 
 def _described(*, address: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from app.job import Job
+from app.jobs.job import Job
 from app.scale.chunks import AnsweredChunk
 from app.scale.options import WorkersFailedError
 from app.scale.places import Place

@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
-from app.desk import Desk
 from app.errors import Exit, Problem, UsageError
+from app.jobs.desk import Desk
+from app.jobs.scribe import Scribe
 from app.scale.chunks import AnsweredChunk, Chunk, answered
 from app.scale.crew import Crew
 from app.scale.ledger import Ledger
 from app.scale.options import WorkersFailedError
 from app.scale.pipeline import ReadingPipeline
 from app.scale.worker import LoadedModel, NotLoaded
-from app.scribe import Scribe
 from app.work import WorkItem
 
 WINDOW = 32  # chunks of one Ray dataset: 300 MB of pixels, where all of them wait

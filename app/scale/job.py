@@ -7,17 +7,18 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
-from app.answering import open_decider, open_desk
 from app.deciding import Decider
-from app.desk import Desk
 from app.errors import Exit, UsageError
-from app.interruption import Interruption
-from app.job import Job
-from app.record_file import RecordWriter
-from app.record_index import RecordIndex
-from app.record_settings import record_settings
+from app.jobs.desk import Desk
+from app.jobs.interruption import Interruption
+from app.jobs.job import Job
+from app.jobs.run import open_decider, open_desk
+from app.jobs.scribe import InputGoneError, Scribe
+from app.records.file import RecordWriter
+from app.records.index import RecordIndex
+from app.records.manifest import RunManifest, new_run_id
+from app.records.settings import record_settings
 from app.report import versions
-from app.run_manifest import RunManifest, new_run_id
 from app.scale.chunks import AnsweredChunk, Known, in_chunks, sizes
 from app.scale.cluster import joined_cluster, machines
 from app.scale.crew import IN_HAND, Crew
@@ -28,7 +29,6 @@ from app.scale.pipeline import ReadingPipeline, prepare_context
 from app.scale.places import num_reading_tasks, plan_places
 from app.scale.reading import Reading
 from app.scale.worker import LoadedModel
-from app.scribe import InputGoneError, Scribe
 from app.spec import CaptionerSpec
 from app.telling import EMBEDDED_NOTE, is_sample
 from app.work import WorkItem

@@ -7,9 +7,9 @@ from functools import cache, partial
 
 from app.answers import AnswerError
 from app.errors import describe
-from app.isolated_reader import IsolatedReader
-from app.pictures import PictureReader, PictureReading, Reader
-from app.reading import ReadAhead
+from app.reading.ahead import ReadAhead
+from app.reading.isolated import IsolatedReader
+from app.reading.reader import PictureReader, PictureReading, Reader
 from app.scale.chunks import Chunk, Known, ReadChunk
 from app.scale.folder import enter_folder
 from app.scale.remote import is_remote, read_remote

@@ -8,11 +8,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from app.answering import check_questions
 from app.captioner import Answer, Captioner, ModelInfo
 from app.errors import Problem, describe
-from app.job import Job
-from app.pictures import PictureReading
+from app.jobs.job import Job
+from app.jobs.run import check_questions
+from app.reading.reader import PictureReading
 from app.scale.chunks import AnsweredChunk, ReadChunk
 from app.scale.folder import enter_folder
 from app.spec import CaptionerSpec

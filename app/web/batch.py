@@ -13,8 +13,8 @@ import gradio as gr
 from gradio import processing_utils, utils
 
 from app.decisions import parse_choices
-from app.exporters import to_csv, to_jsonl, to_sidecars
-from app.records import Record
+from app.exports.formats import to_csv, to_jsonl, to_sidecars
+from app.records.record import Record
 from app.service import Service
 from app.throughput import history_of
 from app.web import batch_view

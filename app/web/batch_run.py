@@ -15,10 +15,10 @@ from typing import Final, Literal
 import torch
 
 from app.answers import Answer, AnswerError
-from app.record_settings import record_settings
-from app.records import answer_to_record
+from app.records.manifest import new_run_id
+from app.records.record import answer_to_record
+from app.records.settings import record_settings
 from app.report import Tally
-from app.run_manifest import new_run_id
 from app.service import Ask, Service, ServiceError, Ticket
 from app.throughput import Circumstances, RunFigures, stage_differences
 from app.web.batch_types import PictureFile, Progress, Question, Result

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from app.records import Record
+from app.records.record import Record
 from llm.engine.sampling_params import SamplingParams
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from app.records import Record
+from app.records.record import Record
 from app.web.archive import counted
 from app.web.batch_types import Progress, Result
 from app.web.escaping import escaped, milliseconds, named, problem_card, size

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.records import read_records
+from app.records.record import read_records
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from app.record_index import RecordIndex
-from app.records import Record, record_to_line
+from app.records.index import RecordIndex
+from app.records.record import Record, record_to_line
 
 ROOT = Path(__file__).resolve().parents[2]
 

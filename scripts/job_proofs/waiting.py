@@ -14,8 +14,8 @@ from PIL import Image
 from app.answers import Answer
 from app.captioner import Captioner
 from app.clock import StageClock
-from app.isolated_reader import IsolatedReader
-from app.pictures import PictureReader, Reader
+from app.reading.isolated import IsolatedReader
+from app.reading.reader import PictureReader, Reader
 from app.work import WorkItem, WorkQuestion
 from llm.engine.sampling_params import SamplingParams
 

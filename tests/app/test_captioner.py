@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-import app.pictures
+import app.reading.reader
 from app import Answer, Captioner, RawPrompt, TextDelta
 from app.captioner import work_items
 from app.clock import STAGES
@@ -123,13 +123,13 @@ def test_pictures_read_fast_are_answered_as_those_read_exactly_and_decode_less(
     large = io.BytesIO()
     Image.open(PICTURES[0]).convert("RGB").resize((1800, 1800), Image.Resampling.BICUBIC).save(large, "JPEG")
     sizes: list[tuple[int, int]] = []
-    plain = app.pictures.preprocess
+    plain = app.reading.reader.preprocess
 
     def noting(image: Image.Image, **options: Any) -> np.ndarray:
         sizes.append(image.size)
         return plain(image, **options)
 
-    monkeypatch.setattr(app.pictures, "preprocess", noting)
+    monkeypatch.setattr(app.reading.reader, "preprocess", noting)
     fast = Captioner.load(**model_options(), reading="fast")
     (exactly,) = captioner.generate([large.getvalue()], max_new_tokens=8)
     (quickly,) = fast.generate([large.getvalue()], max_new_tokens=8)

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from app.cli import build_parser, main
-from app.records import read_records
+from app.records.manifest import read_manifest
+from app.records.record import read_records
 from app.resources import sample_pictures
-from app.run_manifest import read_manifest
 from app.spec import CaptionerSpec
 from llm.engine.sampling_params import SamplingParams
 from tests.app.command import Run

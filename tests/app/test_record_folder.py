@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from app.record_file import RecordFileLockedError
 from app.record_folder import RecordFolder, is_record_folder, parts_of, read_folder_lines
-from app.records import Record, RecordFileError, read_records
+from app.records.file import RecordFileLockedError
+from app.records.record import Record, RecordFileError, read_records
 from tests.app.recorded import FakeAnswer, recorded
 
 

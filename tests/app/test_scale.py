@@ -3,6 +3,7 @@
 import pickle
 import random
 import shutil
+import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,15 +14,16 @@ import pytest
 
 from app.answers import Answer
 from app.captioner import ModelInfo
-from app.desk import Desk
 from app.errors import Exit, Problem, UsageError
 from app.inputs import PictureInput, QuestionFields
-from app.pictures import PictureReading
-from app.questions import Question
-from app.record_file import RecordWriter
-from app.record_index import RecordIndex
-from app.record_settings import record_settings
+from app.jobs.desk import Desk
+from app.jobs.questions import Question
+from app.reading.reader import PictureReading
+from app.records.file import RecordWriter
+from app.records.index import RecordIndex
+from app.records.settings import record_settings
 from app.scale.chunks import MAX_PICTURES, AnsweredChunk, Chunk, Known, ReadChunk, in_chunks, sizes
+from app.scale.cluster import joined_cluster
 from app.scale.drive import Drive, check_alike, loaded
 from app.scale.ledger import MAX_LOSSES, Ledger
 from app.scale.options import RayOptions, WorkersFailedError
@@ -489,3 +491,12 @@ def test_a_manifests_own_question_is_known_by_its_id(tmp_path: Path) -> None:
     known = known_of(RecordIndex(tmp_path / "answers.jsonl"))
 
     assert known.has(work, "cd" * 32)
+
+
+def test_without_ray_the_user_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+
+    with pytest.raises(UsageError, match="needs the package ray") as caught, joined_cluster(RayOptions()):
+        pass
+
+    assert ".[ray]" in caught.value.hint

@@ -11,7 +11,7 @@ import pytest
 import app.service
 from app.captioner import Answer, Captioner, TextDelta
 from app.flow import Flow
-from app.pictures import PictureReader
+from app.reading.reader import PictureReader
 from app.resources import sample_pictures
 from app.service import Ask, BusyError, Observer, Service, ServiceLimits, Ticket, UnavailableError
 from llm.engine.sampling_params import SamplingParams

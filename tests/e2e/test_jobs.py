@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from app.records import Record, read_records
+from app.records.manifest import read_manifest
+from app.records.record import Record, read_records
 from app.resources import sample_pictures
-from app.run_manifest import read_manifest
 from scripts.job_proofs.drawings import write_drawings
 from scripts.job_proofs.kills import kill_again_and_again
 from tests.app.golden import ROOT, model_flags, picture

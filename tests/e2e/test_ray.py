@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from app.answering import run_job
 from app.errors import Exit
 from app.inputs import InputSpec
-from app.job import Job
-from app.questions import Question
-from app.record_file import RecordWriter
-from app.records import Record, read_records
-from app.run_manifest import read_manifest
+from app.jobs.job import Job
+from app.jobs.questions import Question
+from app.jobs.run import run_job
+from app.records.file import RecordWriter
+from app.records.manifest import read_manifest
+from app.records.record import Record, read_records
 from app.scale.job import run_ray_job
 from app.scale.options import RayOptions
 from app.spec import CaptionerSpec

@@ -8,7 +8,7 @@ from io import BytesIO
 import pytest
 from PIL import Image
 
-from app.records import ErrorRecord, Record
+from app.records.record import ErrorRecord, Record
 from app.service import UnavailableError
 from app.web import batch_view
 from app.web.batch_types import Progress, Result

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from app.inputs import InputSpec, PictureInput, read_inputs
 from app.inputs.archives import MAX_TEXT_BYTES, archive_inputs
 from app.inputs.tar_members import opened_tar
-from app.sources import FileSlice
+from app.reading.sources import FileSlice
 from tests.app.inputs.files import error_codes, tar_bytes
 
 SAMPLES = {

@@ -1,0 +1,1 @@
+"""How far the probabilities of choices can be trusted: fitted to labelled pictures, told, drawn and kept."""

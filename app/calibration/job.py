@@ -1,0 +1,184 @@
+"""What `ask --calibrate` does: labelled pictures in, a calibration with its figures out. No flags: see cli.py."""
+
+import dataclasses
+import itertools
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from app.calibration.file import Calibration, write_calibration
+from app.calibration.fitting import Examples, calibrate
+from app.calibration.labelled import Labelled, read_labelled
+from app.calibration.plot import check_plot, write_plot
+from app.calibration.report import Mistake, format_calibration
+from app.captioner import Answer, Captioner, Prompt, WorkItem, WorkQuestion
+from app.errors import Exit, UsageError
+from app.export_files import refuse_to_replace
+from app.inputs import expand_inputs
+from app.jobs.questions import Question, picture_variables
+from app.records.record import answer_to_record
+from app.spec import CaptionerSpec
+from llm.engine.sampling_params import SamplingParams
+from vision.formats import shown_name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrationJob:
+    """One run of `ask --calibrate`, as plain values."""
+
+    spec: CaptionerSpec
+    calibrate: str  # the table of pictures and labels
+    calibration_out: str
+    choices: tuple[str, ...]
+    question: str | None = None  # None: the table has a prompt for each picture
+    input: str | None = None
+    pictures: tuple[str, ...] = ()  # of the table's, only these; empty: all
+    recursive: bool = False
+    target_precision: float = 0.95
+    plot: str | None = None
+    force: bool = False
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.target_precision <= 1.0:
+            raise ValueError(f"target_precision must lie above 0 and at most at 1, got {self.target_precision}")
+
+
+def run_calibration(job: CalibrationJob) -> int:
+    """Ask about every labelled picture and fit; the figures go to stdout. Returns the exit code.
+
+    Raises UsageError for tables and files that cannot be meant, and what app/errors.py lists.
+    """
+    labelled = _chosen(job, read_labelled(job.calibrate, choices=job.choices))
+    _check_places(job)
+    questions = [_question(job, one) for one in labelled]
+    with Captioner.load(**dataclasses.asdict(job.spec)) as captioner:
+        info = captioner.info
+        for question in dict.fromkeys(questions):
+            captioner.check_prompt(question.prompt(info.default_prompt), question.choices)
+        found = _ask(job, captioner, labelled, questions)
+    examples = _examples(labelled, found, job.choices)
+    num_unreadable = len(labelled) - len(examples.labels_N)
+    if not len(examples.labels_N):
+        _say(job, f"error: none of the {num_unreadable} labelled pictures was answered", even_if_quiet=True)
+        return Exit.FAILED
+    shown = {question.shown(info.default_prompt) for question in questions}
+    calibration = calibrate(
+        examples,
+        choices=job.choices,
+        question=shown.pop() if len(shown) == 1 else None,
+        model_digest=info.digest,
+        target_precision=job.target_precision,
+        num_unreadable=num_unreadable,
+    )
+    write_calibration(calibration, job.calibration_out)
+    if job.plot is not None:
+        write_plot(calibration, job.plot)
+    print(format_calibration(calibration, mistakes=_mistakes(labelled, found, calibration)))
+    return Exit.PICTURE_ERRORS if num_unreadable else Exit.OK
+
+
+def _check_places(job: CalibrationJob) -> None:
+    """Raise UsageError for files that cannot be written, before minutes go into asking."""
+    places = [Path(place) for place in (job.calibration_out, job.plot) if place is not None]
+    refuse_to_replace(places, force=job.force, other=", or name another file as --calibration-out or --plot")
+    if not Path(job.calibration_out).absolute().parent.is_dir():
+        raise UsageError(f"The folder of `{job.calibration_out}` does not exist")
+    if job.plot is not None:
+        check_plot(job.plot)
+
+
+def _chosen(job: CalibrationJob, labelled: list[Labelled]) -> list[Labelled]:
+    """The labelled pictures that are meant, those of one picture together."""
+    if job.question is None and any(one.prompt is None for one in labelled):
+        raise UsageError(f"`{job.calibrate}` has no prompt for every picture", hint="give one for all as --question")
+    if job.pictures:
+        inputs = expand_inputs(job.pictures, recursive=job.recursive)
+        named = {os.path.realpath(one.source) for one in inputs if isinstance(one.source, str)}
+        chosen = [one for one in labelled if os.path.realpath(one.picture) in named]
+        if not chosen:
+            raise UsageError(f"None of these pictures is in `{job.calibrate}`", hint="leave them out to take all of it")
+        _say(job, f"note: {len(chosen)} of {len(labelled)} labelled pictures are among these")
+        labelled = chosen
+    together: dict[str, list[Labelled]] = {}
+    for one in labelled:
+        together.setdefault(one.picture, []).append(one)
+    return [one for group in together.values() for one in group]
+
+
+def _question(job: CalibrationJob, one: Labelled) -> Question:
+    instruction = job.question if one.prompt is None else one.prompt
+    question = Question(instruction=instruction, input=job.input, choices=job.choices)
+    return question.filled(picture_variables(shown_name(one.picture), {}))
+
+
+def _ask(
+    job: CalibrationJob, captioner: Captioner, labelled: Sequence[Labelled], questions: Sequence[Question]
+) -> list[dict[str, float] | None]:
+    """Probabilities of each, in order; None where there is no answer."""
+    found: list[dict[str, float] | None] = [None] * len(labelled)
+    num_done = 0
+    items = _items(labelled, [question.prompt(captioner.info.default_prompt) for question in questions], job.choices)
+    for event in captioner.run(items, sampling=SamplingParams()):
+        if not isinstance(event, Answer):
+            continue
+        num_done += 1
+        if event.error is not None:
+            _say(job, f"error: {event.error.message}", even_if_quiet=True)
+        else:
+            found[event.index] = _as_recorded(event)
+        if not job.quiet and sys.stderr.isatty() and (num_done % 64 == 0 or num_done == len(labelled)):
+            end = "\n" if num_done == len(labelled) else ""
+            print(f"\r{num_done} of {len(labelled)} answered\x1b[K", end=end, file=sys.stderr, flush=True)
+    return found
+
+
+def _items(labelled: Sequence[Labelled], prompts: Sequence[Prompt], choices: tuple[str, ...]) -> Iterator[WorkItem]:
+    """One for each picture, which is read once for all its questions."""
+    for picture, group in itertools.groupby(range(len(labelled)), key=lambda index: labelled[index].picture):
+        questions = tuple(WorkQuestion(index=index, prompt=prompts[index], choices=choices) for index in group)
+        yield WorkItem(picture=picture, label=shown_name(picture), questions=questions)
+
+
+def _examples(
+    labelled: Sequence[Labelled], found: Sequence[Mapping[str, float] | None], choices: Sequence[str]
+) -> Examples:
+    """Those that were answered."""
+    pictures = {one.picture: index for index, one in enumerate(labelled)}
+    kept = [(one, choice) for one, choice in zip(labelled, found, strict=True) if choice is not None]
+    return Examples(
+        probabilities_NC=np.array([[choice[name] for name in choices] for _, choice in kept], dtype=np.float64),
+        labels_N=np.array([one.label for one, _ in kept], dtype=np.int64),
+        groups_N=np.array([pictures[one.picture] for one, _ in kept], dtype=np.int64),
+    )
+
+
+def _mistakes(
+    labelled: Sequence[Labelled], found: Sequence[Mapping[str, float] | None], calibration: Calibration
+) -> list[Mistake]:
+    """The answers that are wrong by their label, surest first."""
+    mistakes = []
+    for one, choice in zip(labelled, found, strict=True):
+        if choice is None:
+            continue
+        scaled, label = calibration.apply(choice), calibration.choices[one.label]
+        best = max(scaled, key=lambda name: scaled[name])
+        if best != label:
+            picture, probability = shown_name(one.picture), scaled[best]
+            mistakes.append(Mistake(picture=picture, answer=best, label=label, probability=probability, line=one.line))
+    return sorted(mistakes, key=lambda mistake: -mistake.probability)
+
+
+def _as_recorded(answer: Answer) -> dict[str, float] | None:
+    """Probabilities as a record holds them: what is fitted on shall be what is applied to. None for no numbers."""
+    choice = answer_to_record(answer, model_digest="", sampling={}, run="")["choice"]
+    numbers = {name: value for name, value in (choice or {}).items() if value is not None}
+    return numbers if choice is not None and len(numbers) == len(choice) else None
+
+
+def _say(job: CalibrationJob, text: str, *, even_if_quiet: bool = False) -> None:
+    if even_if_quiet or not job.quiet:
+        print(text, file=sys.stderr)

@@ -1,0 +1,148 @@
+"""Records -> files that people take away: JSON lines, a table for spreadsheets, a zip of text files. No web page."""
+
+import csv
+import hashlib
+import io
+import itertools
+import os
+import re
+import unicodedata
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from app.records.record import Record, record_to_line
+
+CSV_COLUMNS: Final = ("picture", "text", "finish", "tokens", "ms", "error", "reason", "prompt", "id", "run")
+FAILED_NAME: Final = "failed.txt"
+
+Cell = str | int | float | None
+
+# A spreadsheet takes a cell that begins so for a formula, in either width of these characters:
+# https://owasp.org/www-community/attacks/CSV_Injection
+_FORMULA_STARTS: Final = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
+_NOT_IN_NAMES: Final = re.compile(r'[<>:"|?*\x00-\x1f\x7f]')
+_RESERVED_NAMES: Final = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
+_MAX_PART_BYTES: Final = 180
+
+
+def to_jsonl(records: Iterable[Record]) -> bytes:
+    """The lines that `llama-adapter caption --out` writes."""
+    return b"".join(record_to_line(record).encode() + b"\n" for record in records)
+
+
+def to_csv(records: Sequence[Record]) -> bytes:
+    """A table for spreadsheets: UTF-8 with a byte order mark, every cell quoted, one column for each choice.
+
+    A text that a spreadsheet would take for a formula gets an apostrophe in front, and so do those that begin with
+    spaces before one. For programs there is `to_jsonl`, which changes nothing.
+    """
+    choices = list(dict.fromkeys(text for record in records for text in record["choice"] or ()))
+    head = [*CSV_COLUMNS, *(f"probability of {text}" for text in choices)]
+    rows = ([*csv_cells(record), *((record["choice"] or {}).get(text) for text in choices)] for record in records)
+    return b"".join(csv_lines(itertools.chain([head], rows)))
+
+
+def csv_cells(record: Record) -> list[Cell]:
+    """The cells of one record under `CSV_COLUMNS`."""
+    error, total_ms = record["error"], record["ms"].get("total")
+    return [
+        *(record["picture"], record["text"], record["finish"], record["tokens"], total_ms),
+        *(("", "") if error is None else (error["code"], error["message"])),
+        *(record["prompt"], record["id"], record["run"]),
+    ]
+
+
+def csv_lines(rows: Iterable[Sequence[Cell]]) -> Iterator[bytes]:
+    """A table in pieces, one for each row, for spreadsheets: see `to_csv`."""
+    line = io.StringIO(newline="")
+    writer = csv.writer(line, quoting=csv.QUOTE_ALL)
+    yield b"\xef\xbb\xbf"
+    for row in rows:
+        writer.writerow([defused(cell) if isinstance(cell, str) else cell for cell in row])
+        yield line.getvalue().encode(errors="backslashreplace")
+        line.seek(0)
+        line.truncate()
+
+
+def defused(cell: str) -> str:
+    """The text of a cell, so that no spreadsheet computes it."""
+    is_formula = cell.startswith(_FORMULA_STARTS) or cell.lstrip().startswith(_FORMULA_STARTS)
+    return f"'{cell}" if is_formula else cell
+
+
+def to_sidecars(records: Iterable[Record]) -> bytes:
+    """A zip with the text of each picture as a `.txt` of its name, as trainers of captioning models want it.
+
+    Folders are kept; names are made safe for any system and unique. Pictures without an answer are listed, with their
+    reasons, in one more file.
+    """
+    failures = []
+    answered = []
+    for record in records:
+        if record["error"] is None:
+            answered.append((safe_path(record["picture"]), record["text"]))
+        else:
+            failures.append(f"{record['picture']}: {record['error']['code']}: {record['error']['message']}\n")
+    names = SidecarNames(path for path, _ in answered)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, text in answered:
+            _write(archive, names.take(path), text + "\n")
+        if failures:
+            _write(archive, names.take(FAILED_NAME), "".join(failures))
+    return packed.getvalue()
+
+
+def _write(archive: zipfile.ZipFile, name: str, text: str) -> None:
+    entry = zipfile.ZipInfo(name)  # its date is 1980, so that equal records give equal files
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    entry.external_attr = 0o644 << 16
+    archive.writestr(entry, text.encode(errors="backslashreplace"))
+
+
+def safe_path(name: str) -> str:
+    """A relative path that every system can have as a file: nothing in it leads upwards or is a device's name."""
+    parts = [_safe_part(part) for part in name.replace("\\", "/").split("/") if part.strip(". ")]
+    return "/".join(parts) or "picture"
+
+
+def _safe_part(part: str) -> str:
+    text = unicodedata.normalize("NFC", part.encode(errors="backslashreplace").decode())
+    text = _NOT_IN_NAMES.sub("_", text).strip().rstrip(". ")
+    stem, suffix = os.path.splitext(text)
+    while len((stem + suffix).encode()) > _MAX_PART_BYTES:
+        stem, suffix = (stem[:-1], suffix) if len(stem) > 1 else (stem, suffix[:-1])
+    text = stem + suffix
+    return f"_{text}" if _RESERVED_NAMES.fullmatch(text) else text
+
+
+class SidecarNames:
+    """Gives out names of text files, each once, and none that is also a folder's."""
+
+    def __init__(self, paths: Iterable[str] = ()) -> None:
+        """`paths` are those of all pictures, for the folders in them."""
+        self._taken: set[int] = set()  # digests: of a million names, the names themselves would be a burden
+        for path in paths:
+            self.avoid_folders_of(path)
+
+    def avoid_folders_of(self, path: str) -> None:
+        """Give no file the name of a folder that this picture is in. Comes before the first `take`."""
+        parts = path.split("/")[:-1]
+        self._taken.update(_digest("/".join(parts[:depth])) for depth in range(1, len(parts) + 1))
+
+    def take(self, path: str) -> str:
+        """`a/b.png` -> `a/b.txt`; where that is taken, in any case, `a/b.png.txt`, then `a/b (2).txt` and so on."""
+        stem = os.path.splitext(path)[0]
+        candidate, number = f"{stem}.txt", 1
+        while (digest := _digest(candidate)) in self._taken:
+            candidate = f"{path}.txt" if number == 1 else f"{stem} ({number}).txt"
+            number += 1
+        self._taken.add(digest)
+        return candidate
+
+
+def _digest(name: str) -> int:
+    """The same for names that differ in case only."""
+    folded = name.casefold().encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.blake2b(folded, digest_size=8).digest(), "little")

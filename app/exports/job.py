@@ -1,0 +1,222 @@
+"""What `export-records` does: files of answers in, files for people and other programs out. No flags: see cli.py."""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Final, Literal
+
+from app.calibration.file import Calibration, read_calibration
+from app.deciding import Decider
+from app.decisions import Rule
+from app.errors import Exit, UsageError
+from app.export_files import refuse_to_replace
+from app.exports.outputs import (
+    METADATA_NAME,
+    jsonl_lines,
+    metadata_lines,
+    table_lines,
+    text_of,
+    with_decisions,
+)
+from app.exports.parquet import check_pyarrow, write_parquet
+from app.exports.sidecars import Refusals, SidecarFiles
+from app.exports.survey import MAX_REMEMBERED, Selection, Survey, record_files, survey
+from app.records.manifest import read_manifest
+from app.whole_files import whole_file
+
+RecordTarget = Literal["sidecars", "csv", "metadata", "parquet", "jsonl"]
+
+_ONE_A_PICTURE: Final = ("sidecars", "metadata")  # these have place for one text of each picture
+_NUM_SHOWN: Final = 5  # of prompts in a message
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ExportRecordsJob:
+    """One run of `export-records`, as plain values."""
+
+    records: tuple[str, ...]  # files, or folders of .jsonl files
+    to: RecordTarget
+    out: str | None = None  # None: beside the pictures (sidecars), or stdout (csv, jsonl), as "-" does
+    prompt: str | None = None
+    only_answers: bool = False
+    calibration: str | None = None
+    threshold: float | None = None
+    abstain: tuple[float, float] | None = None
+    force: bool = False
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        Rule.from_flags(self.threshold, self.abstain)  # refuses numbers out of range
+
+
+def run_export_records(job: ExportRecordsJob) -> int:
+    """Write what `job.to` names; returns the exit code, which is `FAILED` when texts of some pictures were not written.
+
+    The files of answers are read twice and stay as they are. Raises UsageError before anything is written, and what
+    app/errors.py lists.
+    """
+    calibration = None if job.calibration is None else read_calibration(job.calibration)
+    decider = Decider.of(calibration, threshold=job.threshold, abstain=job.abstain)
+    paths = record_files(job.records)
+    place = _place(job, paths)
+    only_answers = job.only_answers or job.to in _ONE_A_PICTURE
+    selection = Selection(prompt=job.prompt, only_answers=only_answers)
+    if job.to == "sidecars":
+        return _export_sidecars(job, paths, selection, decider)
+    found = survey(paths, selection)
+    _check(job, found, decider)
+    with _opened(place) as file:
+        refusals = _write(job, found, decider, file, place=place)
+    where = f"in `{place}`" if place is not None else "on stdout"
+    _say(job, f"{found.num_taken - refusals.count} records {where}; {_left_out(found)}")
+    return _tell(refusals)
+
+
+def _export_sidecars(job: ExportRecordsJob, paths: list[str], selection: Selection, decider: Decider) -> int:
+    with SidecarFiles(job.out, force=job.force) as files:
+        found = survey(paths, selection, see=lambda record: files.see(record["picture"]))
+        _check(job, found, decider)
+        for record, decision in with_decisions(found.last_of_pictures(), decider):
+            files.write(record["picture"], text_of(record, decision))
+    written = f"{files.num_written} texts written, {files.num_same} were there already"
+    _say(job, f"{written}; {_left_out(found)}")
+    return _tell(files.refusals)
+
+
+def _write(job: ExportRecordsJob, found: Survey, decider: Decider, file: BinaryIO, *, place: str | None) -> Refusals:
+    """Everything to one file; returns which pictures were left out."""
+    refusals = Refusals()
+    records = found.last_of_pictures() if job.to in _ONE_A_PICTURE else found.records()
+    rows = with_decisions(records, decider)
+    match job.to:
+        case "csv":
+            _write_all(file, table_lines(rows, choices=_columns(job, found, decider), decider=decider))
+        case "jsonl":
+            _write_all(file, jsonl_lines(rows, decider=decider))
+        case "metadata":
+            assert place is not None
+            folder, has_choices = os.path.dirname(place) or ".", bool(found.choices)
+            _write_all(file, metadata_lines(rows, folder=folder, has_choices=has_choices, refusals=refusals))
+        case "parquet":
+            runs = [dataclasses.asdict(run) for path in found.paths for run in read_manifest(path)]
+            write_parquet(rows, file, runs=runs)
+        case _:
+            raise AssertionError(f"no writer for {job.to}")
+    return refusals
+
+
+def _write_all(file: BinaryIO, lines: Iterable[bytes]) -> None:
+    for line in lines:
+        file.write(line)
+
+
+@contextmanager
+def _opened(place: str | None) -> Iterator[BinaryIO]:
+    if place is not None:
+        with whole_file(place) as file:
+            yield file
+    else:
+        sys.stdout.flush()
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+
+
+def _place(job: ExportRecordsJob, paths: list[str]) -> str | None:
+    """The file to write; None for stdout and for sidecars, which are many. Raises UsageError where that cannot be."""
+    if not paths:
+        raise UsageError(f"No .jsonl file in {', '.join(f'`{name}`' for name in job.records)}")
+    if job.to == "sidecars":
+        if job.out == "-":
+            raise UsageError("--to sidecars writes many files, not to stdout", hint="name a folder as --out")
+        return None
+    if job.to == "parquet":
+        check_pyarrow()
+    if job.out in (None, "-"):
+        if job.to in ("metadata", "parquet"):
+            raise UsageError(f"--to {job.to} needs a place for its file", hint="name one as --out")
+        return None
+    place = str(job.out)
+    if job.to == "metadata" and (os.path.isdir(place) or place.endswith(("/", os.sep))):
+        place = os.path.join(place, METADATA_NAME)
+    if job.to == "metadata" and os.path.basename(place) != METADATA_NAME:
+        raise UsageError(
+            f"Wanted a folder, or a file of the name {METADATA_NAME} that other programs know, got `{place}` as --out"
+        )
+    if os.path.exists(place) and any(os.path.samefile(place, path) for path in paths if os.path.exists(path)):
+        raise UsageError(f"`{place}` is a file of answers itself", hint="name another file as --out")
+    if not os.path.exists(place) or os.path.isfile(place):
+        refuse_to_replace([Path(place)], force=job.force)
+    return place
+
+
+def _check(job: ExportRecordsJob, found: Survey, decider: Decider) -> None:
+    """What only the records tell. Raises UsageError, and notes what is not wrong and may surprise."""
+    if job.prompt is not None and not found.num_taken + found.num_failed and found.prompts:
+        raise UsageError(f"No record has the prompt {job.prompt!r}", hint=f"there are: {_shown(found.prompts)}")
+    if job.to in _ONE_A_PICTURE and found.has_several_prompts:
+        raise UsageError(
+            f"--to {job.to} has place for one text of each picture, and some have answers to several prompts",
+            hint=f"choose one with --prompt; there are: {_shown(found.prompts)}",
+        )
+    if found.num_repeated:
+        which = "the last one counts" if job.to in _ONE_A_PICTURE else "all are kept"
+        _say(job, f"note: {found.num_repeated} answers were given again by another model or in another way: {which}")
+    if decider.calibration is not None:
+        _check_calibration(job, found, decider.calibration)
+
+
+def _check_calibration(job: ExportRecordsJob, found: Survey, calibration: Calibration) -> None:
+    for choices in found.choices:
+        if not calibration.fits(dict.fromkeys(choices)):
+            raise UsageError(
+                f"`{job.calibration}` is of the choices {', '.join(calibration.choices)}, and there are records of "
+                f"{', '.join(choices)}",
+                hint="choose records by --prompt, or calibrate these choices",
+            )
+    others = [prompt for prompt in found.prompts if prompt != calibration.question and job.prompt in (None, prompt)]
+    if calibration.question is not None and others:
+        _say(job, f"note: the calibration is of {calibration.question!r}, and there are records of {others[0]!r}")
+    runs = [run for path in found.paths for run in read_manifest(path) if run.run in found.runs]
+    if any(run.model_digest != calibration.model_digest for run in runs):
+        _say(job, "note: the calibration is of another model than some of these records")
+    if calibration.threshold is None and job.threshold is None and job.abstain is None:
+        _say(
+            job,
+            f"note: no threshold of this calibration reaches a precision of {calibration.target_precision:.1%}: "
+            "the likeliest choice counts",
+        )
+
+
+def _columns(job: ExportRecordsJob, found: Survey, decider: Decider) -> list[str]:
+    """The choices that get a column of a table."""
+    if decider.calibration is not None:
+        return list(decider.calibration.choices)
+    names = list(dict.fromkeys(name for choices in found.choices for name in choices))
+    if len(names) > MAX_REMEMBERED:
+        _say(job, f"note: more than {MAX_REMEMBERED} different choices: there is no column for each")
+        return []
+    return names
+
+
+def _tell(refusals: Refusals) -> int:
+    for line in refusals.lines():
+        print(line, file=sys.stderr)
+    return Exit.FAILED if refusals.count else Exit.OK
+
+
+def _left_out(found: Survey) -> str:
+    failed = "without an answer, left out" if found.selection.only_answers else "without an answer"
+    return f"{found.num_failed} {failed}, {found.num_superseded} superseded"
+
+
+def _shown(prompts: Iterable[str]) -> str:
+    names = [repr(prompt) for prompt in prompts]
+    return ", ".join(names[:_NUM_SHOWN]) + (", ..." if len(names) > _NUM_SHOWN else "")
+
+
+def _say(job: ExportRecordsJob, text: str) -> None:
+    if not job.quiet:
+        print(text, file=sys.stderr)

@@ -1,0 +1,94 @@
+"""Records with what was decided on them -> lines of the files that they are exported as. Opens no file."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from app.deciding import Decider, Decision
+from app.errors import UsageError
+from app.exports.formats import CSV_COLUMNS, Cell, csv_cells, csv_lines
+from app.exports.sidecars import Refusals, is_file
+from app.records.record import Record, record_to_line
+
+METADATA_NAME: Final = "metadata.jsonl"
+_DECISION_COLUMNS: Final = ("decision", "probability")
+_NUM_FRONT: Final = 2  # picture and text, which the decision stands behind
+
+Decided = tuple[Record, Decision | None]
+
+
+def with_decisions(records: Iterable[Record], decider: Decider) -> Iterator[Decided]:
+    """Each record with its decision, where it has choices. Raises ValueError for choices that were not calibrated."""
+    for record in records:
+        yield record, None if record["choice"] is None else decider.decide(record["choice"])
+
+
+def text_of(record: Record, decision: Decision | None) -> str:
+    """The text that stands for a picture: what was decided, or else the answer."""
+    return record["text"] if decision is None else decision.text
+
+
+def jsonl_lines(rows: Iterable[Decided], *, decider: Decider) -> Iterator[bytes]:
+    """The records as they were; where a decision was asked for, with `decision` and `probability`."""
+    for record, decision in rows:
+        if decision is None or decider.is_plain:
+            line = record_to_line(record)
+        else:
+            further = {"decision": decision.text, "probability": decision.probability}
+            line = record_to_line({**record, **further})  # type: ignore[typeddict-item]
+        yield line.encode() + b"\n"
+
+
+def table_lines(rows: Iterable[Decided], *, choices: Sequence[str], decider: Decider) -> Iterator[bytes]:
+    """A CSV table, see `exporters.to_csv`, with decision, its probability, and a column for each of `choices`."""
+    kind = "probability of" if decider.calibration is None else "calibrated probability of"
+    front, rest = CSV_COLUMNS[:_NUM_FRONT], CSV_COLUMNS[_NUM_FRONT:]
+    head = [*front, *_DECISION_COLUMNS, *rest, *(f"{kind} {name}" for name in choices)]
+
+    def table() -> Iterator[Sequence[Cell]]:
+        yield head
+        for record, decision in rows:
+            cells = csv_cells(record)
+            decided = (None, None) if decision is None else (decision.text, decision.probability)
+            shares = {} if decision is None else decision.choice
+            yield [*cells[:_NUM_FRONT], *decided, *cells[_NUM_FRONT:], *(shares.get(name) for name in choices)]
+
+    return csv_lines(table())
+
+
+def metadata_lines(rows: Iterable[Decided], *, folder: str, has_choices: bool, refusals: Refusals) -> Iterator[bytes]:
+    """Hugging Face's metadata.jsonl for the pictures in `folder`: file_name, text, and the record's other facts.
+
+    Every line has the same fields. A picture that is not there, or in an archive, is refused: the whole folder could
+    not be loaded. Raises UsageError for a picture outside of the folder.
+    """
+    for record, decision in rows:
+        name = name_in_folder(record["picture"], folder=folder)
+        if not is_file(os.path.join(folder, name)):
+            refusals.add(record["picture"], "there is no such picture")
+            continue
+        line: dict[str, object] = {
+            "file_name": name,
+            "text": text_of(record, decision),
+        }
+        if has_choices:
+            line["decision"] = None if decision is None else decision.text
+            line["probability"] = None if decision is None else decision.probability
+        line |= {name: record[name] for name in ("prompt", "finish", "tokens", "id", "run")}
+        yield json.dumps(line, ensure_ascii=False, allow_nan=False).encode(errors="backslashreplace") + b"\n"
+
+
+def name_in_folder(picture: str, *, folder: str) -> str:
+    """The path of a picture from a folder that it is in, as text with slashes. Raises UsageError for one outside."""
+    for resolve in (os.path.abspath, os.path.realpath):
+        try:
+            name = os.path.relpath(resolve(picture), resolve(folder))
+        except ValueError:  # a null character in it
+            continue
+        if name != os.pardir and not name.startswith(os.pardir + os.sep):
+            return name.replace(os.sep, "/")
+    raise UsageError(
+        f"`{picture}` is not in `{folder}`, where its {METADATA_NAME} would be",
+        hint="name the folder of all pictures, or one above it, as --out",
+    )

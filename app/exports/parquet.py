@@ -1,0 +1,90 @@
+"""Records -> one Parquet file with a fixed schema. Only here pyarrow is used, which is imported when it is needed."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, BinaryIO, Final
+
+from app.deciding import Decision
+from app.errors import UsageError
+from app.records.record import Record
+
+ROWS_IN_A_GROUP: Final = 10_000
+RUNS_KEY: Final = b"llama-adapter-runs"  # in the file's metadata: the manifests' runs as JSON
+
+
+def check_pyarrow() -> None:
+    """Raise UsageError, before any work, where Parquet cannot be written."""
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            f"Parquet needs pyarrow, and it cannot be imported: {error}", hint="pip install 'llama-adapter[parquet]'"
+        ) from None
+
+
+def write_parquet(
+    rows: Iterable[tuple[Record, Decision | None]], file: BinaryIO, *, runs: list[dict[str, Any]] | None = None
+) -> int:
+    """Write row groups as they come, so that memory does not grow with their number; returns the number of rows.
+
+    Columns are those of `parquet_schema`. Nothing in it depends on the records, so that shards of one job fit together.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = parquet_schema().with_metadata({RUNS_KEY: json.dumps(runs or []).encode()})
+    num_rows = 0
+    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        rest = iter(rows)
+        while group := list(islice(rest, ROWS_IN_A_GROUP)):
+            writer.write_table(pa.Table.from_pylist([_row(*one) for one in group], schema=schema))
+            num_rows += len(group)
+    return num_rows
+
+
+def parquet_schema() -> Any:
+    """A pyarrow schema: the fields of a record, its error in two columns, and what was decided."""
+    import pyarrow as pa
+
+    numbers = pa.map_(pa.string(), pa.float64())
+    return pa.schema(
+        [
+            pa.field("id", pa.string(), nullable=False),
+            pa.field("picture", pa.string(), nullable=False),
+            pa.field("prompt", pa.string(), nullable=False),
+            pa.field("text", pa.string(), nullable=False),
+            pa.field("finish", pa.string(), nullable=False),
+            pa.field("choice", numbers),  # probabilities as the model gave them
+            pa.field("decision", pa.string()),
+            pa.field("probability", pa.float64()),
+            pa.field("tokens", pa.int64(), nullable=False),
+            pa.field("error_code", pa.string()),
+            pa.field("error_message", pa.string()),
+            pa.field("ms", numbers, nullable=False),
+            pa.field("run", pa.string(), nullable=False),
+        ]
+    )
+
+
+def _row(record: Record, decision: Decision | None) -> dict[str, Any]:
+    error = record["error"]
+    return {
+        **{name: _text(record[name]) for name in ("id", "picture", "prompt", "text", "finish", "run")},
+        "choice": None if record["choice"] is None else list(_pairs(record["choice"])),
+        "decision": None if decision is None else _text(decision.text),
+        "probability": None if decision is None else decision.probability,
+        "tokens": record["tokens"],
+        "error_code": None if error is None else _text(error["code"]),
+        "error_message": None if error is None else _text(error["message"]),
+        "ms": list(_pairs(record["ms"])),
+    }
+
+
+def _pairs(values: Mapping[str, float | None]) -> Iterator[tuple[str, float | None]]:
+    return ((_text(name), value) for name, value in values.items())
+
+
+def _text(text: str) -> str:
+    """Half a character, which a record may hold as an escape, has no place in Parquet's UTF-8."""
+    return text.encode(errors="backslashreplace").decode()

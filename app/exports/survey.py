@@ -1,0 +1,178 @@
+"""Which records of some files count, found in a first reading; the second one streams them. No output formats here."""
+
+import hashlib
+import itertools
+import os
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.inputs import natural_key
+from app.records.record import Record, no_records, read_records
+
+MAX_REMEMBERED: Final = 100  # of prompts, choices and runs: for messages and columns, where more would be no help
+
+_Keys = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """Which records are meant, superseded ones aside."""
+
+    prompt: str | None = None  # only those of this prompt
+    only_answers: bool = False  # none with an error
+
+    def takes(self, record: Record) -> bool:
+        """Whether this record is meant."""
+        return self.takes_prompt(record) and (record["error"] is None or not self.only_answers)
+
+    def takes_prompt(self, record: Record) -> bool:
+        """Whether it is one of the wanted prompt."""
+        return self.prompt is None or record["prompt"] == self.prompt
+
+
+@dataclass(kw_only=True, slots=True)
+class Survey:
+    """What a first reading found: 25 bytes for each record, however long its text is."""
+
+    paths: tuple[str, ...]
+    selection: Selection
+    num_lines: list[int] = field(default_factory=list)  # of each file: what is appended later does not count
+    num_taken: int = 0
+    num_failed: int = 0  # records with an error that count, also where only answers are taken
+    num_superseded: int = 0
+    # As many of each as `MAX_REMEMBERED`: the prompts of all records; choices and runs of those that are meant.
+    prompts: dict[str, None] = field(default_factory=dict)
+    choices: dict[tuple[str, ...], None] = field(default_factory=dict)
+    runs: dict[str, None] = field(default_factory=dict)
+    _kept: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    _pictures: _Keys = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
+    _prompts: _Keys = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
+    _ids: _Keys = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
+
+    def records(self) -> Iterator[Record]:
+        """The records that count, in their order. Raises RecordFileError and OSError as `read_records`."""
+        kept = iter(self._kept)
+        for path, num_lines in zip(self.paths, self.num_lines, strict=True):
+            for record in itertools.islice(read_records(path), num_lines):
+                if next(kept):
+                    yield record
+
+    @property
+    def num_repeated(self) -> int:
+        """How many records answer a picture's prompt that a later record answers as well, by another model or way."""
+        pairs = np.stack((self._pictures[self._kept], self._prompts[self._kept]), axis=1)
+        return len(pairs) - len(np.unique(pairs, axis=0))
+
+    @property
+    def has_several_prompts(self) -> bool:
+        """Whether some picture has answers to more than one prompt."""
+        pairs = np.unique(np.stack((self._pictures[self._kept], self._prompts[self._kept]), axis=1), axis=0)
+        return len(np.unique(pairs[:, 0])) < len(pairs)
+
+    def last_of_pictures(self) -> Iterator[Record]:
+        """Of each picture the last record that counts."""
+        is_last = _is_last(self._pictures[self._kept])
+        return itertools.compress(self.records(), is_last)
+
+
+def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record], None] | None = None) -> Survey:
+    """Read all files once. `see` is called with each record that is meant, superseded ones among them.
+
+    A failure is superseded by any later record of the same picture and prompt. Of several records of one id and
+    picture the last answer counts, or the last of them where none is an answer. Raises RecordFileError and OSError.
+    """
+    found = Survey(paths=tuple(paths), selection=selection)
+    pictures, prompts, ids, failed, meant = array("Q"), array("Q"), array("Q"), bytearray(), bytearray()
+    for path in paths:
+        num_before = len(pictures)
+        for number, record in enumerate(read_records(path), start=1):
+            if not _is_sound(record):
+                raise no_records(path, where=f"line {number}")
+            pictures.append(_key(record["picture"]))
+            prompts.append(_key(record["prompt"]))
+            ids.append(_key(record["id"]))
+            failed.append(record["error"] is not None)
+            meant.append(selection.takes_prompt(record))
+            _remember(found, record)
+            if see is not None and selection.takes(record):
+                see(record)
+        found.num_lines.append(len(pictures) - num_before)
+    found._pictures, found._prompts, found._ids = (np.array(keys, dtype=np.uint64) for keys in (pictures, prompts, ids))
+    is_failed = np.frombuffer(failed, dtype=np.bool_)
+    is_current = _is_last(found._pictures, found._ids, first=~is_failed)
+    is_current &= ~is_failed | _is_last(found._pictures, found._prompts)
+    is_meant_N = np.frombuffer(meant, dtype=np.bool_)
+    found._kept = is_current & is_meant_N & ~(is_failed & selection.only_answers)
+    found.num_failed = int((is_current & is_meant_N & is_failed).sum())
+    found.num_taken = int(found._kept.sum())
+    found.num_superseded = int((~is_current & is_meant_N).sum())
+    return found
+
+
+def record_files(names: Sequence[str]) -> list[str]:
+    """Files as they are named; of a folder, the .jsonl files in it, in natural order."""
+    files: list[str] = []
+    for name in names:
+        if os.path.isdir(name):
+            parts = [str(part) for part in Path(name).glob("*.jsonl") if not part.name.startswith(".")]
+            files += sorted(parts, key=natural_key)
+        else:
+            files.append(name)
+    return list(dict.fromkeys(files))
+
+
+def _key(text: str) -> int:
+    """64 bits of a digest; two of them tell records apart, so that chance has 128."""
+    return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
+
+
+def _is_last(*keys: _Keys, first: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
+    """Which places are the last of their keys; those marked by `first` go before all others of theirs."""
+    count = len(keys[0])
+    rank = np.zeros(count, dtype=np.bool_) if first is None else first
+    order = np.lexsort((np.arange(count), rank, *keys))
+    differs = np.zeros(max(count - 1, 0), dtype=np.bool_)
+    for key in keys:
+        differs |= key[order[:-1]] != key[order[1:]]
+    is_last = np.zeros(count, dtype=np.bool_)
+    is_last[order[np.append(differs, True)[:count]]] = True
+    return is_last
+
+
+def _is_sound(record: Record) -> bool:
+    """Whether the values are what their names promise: a file may come from anywhere."""
+    texts = (record["picture"], record["prompt"], record["text"], record["finish"], record["run"])
+    error, choice = record["error"], record["choice"]
+    return (
+        _are(str, *texts)
+        and isinstance(record["tokens"], int)
+        and (error is None or (isinstance(error, dict) and _are(str, error.get("code"), error.get("message"))))
+        and (choice is None or (isinstance(choice, dict) and len(choice) > 1 and _are_numbers(choice.values())))
+        and isinstance(record["ms"], dict)
+        and _are_numbers(record["ms"].values())
+    )
+
+
+def _are(kind: type, *values: object) -> bool:
+    return all(isinstance(value, kind) for value in values)
+
+
+def _are_numbers(values: Iterable[object]) -> bool:
+    return all(value is None or isinstance(value, (int, float)) for value in values)
+
+
+def _remember(found: Survey, record: Record) -> None:
+    if len(found.prompts) < MAX_REMEMBERED:
+        found.prompts.setdefault(record["prompt"])
+    if not found.selection.takes(record):
+        return
+    if record["choice"] is not None and len(found.choices) < MAX_REMEMBERED:
+        found.choices.setdefault(tuple(record["choice"]))
+    if len(found.runs) < MAX_REMEMBERED:
+        found.runs.setdefault(record["run"])

@@ -1,0 +1,162 @@
+"""Between inputs and answers: gives every question of a picture a number, and knows which were answered before."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.answers import Answer, AnswerError
+from app.captioner import ModelInfo
+from app.inputs import PictureInput
+from app.jobs.questions import Question, TemplateError, picture_variables
+from app.reading.reader import PictureReading
+from app.records.index import RecordIndex
+from app.records.record import Record, answer_to_record, picture_key, record_id
+from app.records.settings import record_settings
+from app.spec import CaptionerSpec
+from app.work import WorkItem, WorkQuestion
+from llm.engine.sampling_params import SamplingParams
+
+
+@dataclass(slots=True)
+class Asked:
+    """A question that is under way."""
+
+    shown: str  # its prompt, as a record shows it
+    settings: Mapping[str, Any]
+    root: str | None  # what the user named and the picture came from
+    path: str | None  # of the picture's file, where it is one
+    has_failed: bool = False  # in an earlier run
+
+
+class Desk:
+    """Makes work of inputs, and records of answers. Reading threads may call `wants`; the rest is of one thread."""
+
+    def __init__(
+        self,
+        questions: Sequence[Question],
+        *,
+        spec: CaptionerSpec,
+        info: ModelInfo,
+        sampling: SamplingParams,
+        run: str,
+        earlier: RecordIndex | None = None,
+        retry_errors: bool = False,
+    ) -> None:
+        self.num_known, self.num_known_failed = 0, 0  # questions that an earlier run answered, and those it failed at
+        self._lock = threading.Lock()
+        self._questions = tuple(questions)
+        self._spec, self._info, self._sampling, self._run = spec, info, sampling, run
+        self._earlier, self._retry_errors = earlier, retry_errors
+        self._settings: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._asked: dict[int, Asked] = {}
+        self._num_asked = 0
+
+    def item(self, picture: PictureInput) -> tuple[WorkItem, list[Answer]]:
+        """The work that a picture means, and failures of questions that cannot be put."""
+        failures: list[Answer] = []
+        questions = []
+        variables = picture_variables(picture.label, picture.columns)
+        for question in self._questions_of(picture):
+            try:
+                filled, error = question.filled(variables), None
+            except TemplateError as problem:
+                filled, error = question, AnswerError(code="prompt", message=f"{problem}; {problem.hint}.")
+            asked = self._ask(filled, picture)
+            prompt = filled.prompt(self._info.default_prompt)
+            work = WorkQuestion(index=self._num_asked - 1, prompt=prompt, choices=filled.choices)
+            if error is None:
+                questions.append(work)
+            elif not self._is_known("", picture.label, asked, work.index):
+                failures.append(_failure(work.index, picture.label, asked.shown, error))
+        source = picture.source if picture.error is None else _unreadable(picture.error)
+        return WorkItem(picture=source, label=picture.label, questions=tuple(questions)), failures
+
+    def wants(self, item: WorkItem, digest: str) -> tuple[WorkQuestion, ...]:
+        """The questions of an item that no earlier run answered; those that one did are done with."""
+        if self._earlier is None:
+            return item.questions
+        return tuple(
+            question
+            for question in item.questions
+            if not self._is_known(digest, item.label, self._asked[question.index], question.index)
+        )
+
+    def asked(self, answer: Answer) -> Asked:
+        """What an answer is to; it is done with."""
+        return self._asked.pop(answer.index)
+
+    def record(self, answer: Answer, asked: Asked) -> Record:
+        """The record of an answer."""
+        record = answer_to_record(answer, model_digest=self._info.digest, sampling=asked.settings, run=self._run)
+        return {**record, "id": self._id(answer.digest, answer.picture, asked), "prompt": asked.shown}
+
+    def _questions_of(self, picture: PictureInput) -> Sequence[Question]:
+        if not picture.questions:
+            return self._questions
+        # What a picture's own question leaves open is as in the job's.
+        return [self._questions[0].completed(own) for own in picture.questions]
+
+    def _ask(self, question: Question, picture: PictureInput) -> Asked:
+        asked = Asked(
+            shown=question.shown(self._info.default_prompt),
+            settings=self._settings_of(question),
+            root=picture.root,
+            path=picture.source if isinstance(picture.source, str) else None,
+        )
+        self._asked[self._num_asked] = asked
+        self._num_asked += 1
+        return asked
+
+    def _is_known(self, digest: str, label: str, asked: Asked, index: int) -> bool:
+        if self._earlier is None:
+            return False
+        state = self._earlier.claim(self._id(digest, label, asked), label, path=asked.path)
+        if state is None:
+            return False
+        if state == "failed" and self._retry_errors:
+            asked.has_failed = True
+            return False
+        with self._lock:
+            self.num_known += 1
+            self.num_known_failed += state == "failed"
+        del self._asked[index]
+        return True
+
+    def _id(self, digest: str, label: str, asked: Asked) -> str:
+        return record_id(
+            picture_key(digest, label), prompt=asked.shown, model_digest=self._info.digest, sampling=asked.settings
+        )
+
+    def _settings_of(self, question: Question) -> dict[str, Any]:
+        key = (question.choices, question.form, question.input)
+        if key not in self._settings:
+            if len(self._settings) >= 1024:  # every line of a manifest may bring another input
+                self._settings.clear()
+            self._settings[key] = record_settings(
+                self._spec,
+                info=self._info,
+                sampling=self._sampling,
+                choices=question.choices,
+                form=question.form,
+                input=question.input,
+            )
+        return self._settings[key]
+
+
+def _unreadable(error: AnswerError) -> PictureReading:
+    return PictureReading(digest="", pixels=None, error=error, elapsed_ms=0.0)
+
+
+def _failure(index: int, label: str, shown: str, error: AnswerError) -> Answer:
+    return Answer(
+        index=index,
+        picture=label,
+        digest="",
+        prompt=shown,
+        text="",
+        token_ids=(),
+        finish="error",
+        error=error,
+        ms={"total": 0.0},
+    )

@@ -1,0 +1,40 @@
+"""One run of `caption` or `ask`, as plain values that can be pickled."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from app.decisions import Rule
+from app.inputs import InputSpec
+from app.jobs.questions import Question
+from app.spec import CaptionerSpec
+from llm.engine.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What is asked of which pictures, and where the answers go."""
+
+    spec: CaptionerSpec
+    inputs: InputSpec
+    questions: tuple[Question, ...]  # of every picture that brings none of its own
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    out: str | None = None
+    format: Literal["text", "jsonl"] | None = None
+    threshold: float | None = None  # these three decide on choices where they are shown as text; records keep them all
+    abstain: tuple[float, float] | None = None
+    calibration: str | None = None  # a file
+    overwrite: bool = False  # what `out` holds already is thrown away
+    retry_errors: bool = False  # pictures that failed in an earlier run are tried again
+    reader: Literal["process", "thread"] = "process"
+    picture_timeout_s: float = 60.0  # for reading one picture, in a process
+    profile: Literal["wait", "marks"] | None = None
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.questions:
+            raise ValueError("questions must be at least one")
+        Rule.from_flags(self.threshold, self.abstain)  # refuses numbers out of range
+        if not self.picture_timeout_s > 0:
+            raise ValueError(f"picture_timeout_s must be above 0, got {self.picture_timeout_s}")
+        if self.out is None and (self.overwrite or self.retry_errors):
+            raise ValueError("overwrite and retry_errors go with out, which is missing")

@@ -1,0 +1,139 @@
+"""Writes answers where they are wanted: records into a file and on stdout, talk and progress on stderr."""
+
+import os
+import sys
+from collections.abc import Callable
+
+from app.answers import Answer
+from app.deciding import Decider
+from app.errors import forget_stdout
+from app.jobs.desk import Desk
+from app.jobs.job import Job
+from app.jobs.progress import Progress
+from app.records.file import RecordWriter
+from app.records.manifest import EndReason, RunManifest, write_manifest
+from app.records.record import Record, record_to_line
+from app.report import Tally
+from app.telling import counted, text_line
+
+
+class InputGoneError(Exception):
+    """What the user named was there and is not any more, such as a folder of a server that went away."""
+
+    def __init__(self, root: str) -> None:
+        self.message = f"`{root}` was there when this began, and is gone: its other pictures were not answered"
+        self.hint = "bring it back and run the same command again: it goes on where this one ended"
+        super().__init__(self.message)
+
+
+class Scribe:
+    """Puts answers out as they come. Of one thread."""
+
+    def __init__(
+        self,
+        job: Job,
+        desk: Desk,
+        *,
+        file: RecordWriter | None,
+        manifest: RunManifest | None,
+        decider: Decider | None = None,
+        count: Callable[[], int | None] | None = None,
+    ) -> None:
+        """`manifest` is written now, and again at the end; `decider` is for texts alone; `count` as in `Progress`."""
+        self.tally = Tally()
+        self.gone: str | None = None  # an input that went away while the job ran
+        self.end_reason: EndReason = "failed"  # until the end comes otherwise
+        self._job, self._desk, self._file, self._manifest = job, desk, file, manifest
+        self._decider = decider
+        self._format = job.format or ("text" if sys.stdout.isatty() else "jsonl")
+        self._on_stdout = job.out is None or job.format is not None
+        is_in_the_way = self._on_stdout and sys.stdout.isatty()
+        self._progress = Progress(visible=not job.quiet and not is_in_the_way, count=count)
+        if manifest is not None and job.out is not None:
+            write_manifest(job.out, manifest=manifest)
+
+    @property
+    def num_failed(self) -> int:
+        """Failures that stand: of this run, and of earlier ones that were not tried again."""
+        return self.tally.num_failed + self._desk.num_known_failed
+
+    def write(self, answer: Answer) -> None:
+        """Put one answer out."""
+        asked = self._desk.asked(answer)
+        if answer.error is not None and answer.error.code == "missing" and _is_gone(asked.root):
+            self.gone = asked.root  # no fault of the picture: it is answered when it is back
+            return
+        self.tally.add(answer)
+        record = self._desk.record(answer, asked)
+        if answer.error is not None:
+            is_recorded = self._file is not None or self._format == "jsonl"
+            self.say(f"error: {answer.error.message}", even_if_quiet=not is_recorded)
+        if self._manifest is not None:
+            self._manifest.count(record)
+        # What failed again as it did before has its record.
+        if self._file is not None and not (asked.has_failed and answer.error is not None):
+            self._file.write(record)
+        if self._on_stdout:
+            self._print(record)
+        self._progress.show(answered=self.tally.num_pictures, failed=self.tally.num_failed, known=self._desk.num_known)
+
+    def summarise(self, wall_s: float, *, waited_s: float) -> None:
+        """Say on stderr what was done, where that is not in sight already."""
+        tally, known, known_failed = self.tally, self._desk.num_known, self._desk.num_known_failed
+        is_in_sight = self._on_stdout and self._format == "text" and sys.stdout.isatty()
+        if is_in_sight and not self.num_failed:
+            return
+        parts = [counted(tally.num_pictures, "answered", what=self._what)]
+        if tally.num_failed:
+            parts.append(f"{tally.num_failed} failed")
+        if known - known_failed:
+            parts.append(f"{known - known_failed} answered by an earlier run")
+        if known_failed:
+            parts.append(f"{known_failed} failed in an earlier run (--retry-errors tries them again)")
+        rate = f", {tally.num_pictures / wall_s:.2f} {self._what}s/s" if tally.num_pictures else ""
+        waited = f", {waited_s / wall_s:.0%} of it waiting for pictures to be read" if waited_s > 0.05 * wall_s else ""
+        self.say(f"{', '.join(parts)} in {wall_s:.1f} s{rate}{waited}")
+
+    def say(self, text: str, *, even_if_quiet: bool = False) -> None:
+        """A line of talk on stderr, unless it is not wanted."""
+        if even_if_quiet or not self._job.quiet:
+            self._progress.clear()
+            print(text, file=sys.stderr)
+
+    def close(self) -> None:
+        """Note the end of the run in the manifest, however it came. A disk that is full by then only costs the note."""
+        self._progress.clear()
+        if self._manifest is None or self._job.out is None:
+            return
+        self._manifest.end(self.end_reason)
+        try:
+            write_manifest(self._job.out, manifest=self._manifest)
+        except OSError as error:
+            self.say(f"note: the end of this run is not in its manifest: {error.strerror}", even_if_quiet=True)
+
+    @property
+    def _what(self) -> str:
+        return "picture" if len(self._job.questions) == 1 else "question"
+
+    def _print(self, record: Record) -> None:
+        """One record on stdout, at once: whoever reads the pipe need not wait for the rest."""
+        try:
+            if self._format == "jsonl":
+                _print_line(record_to_line(record))
+            elif record["error"] is None:  # else it was told on stderr
+                _print_line(text_line(record, decider=self._decider, with_prompt=len(self._job.questions) > 1))
+        except BrokenPipeError:
+            if self._file is None:
+                raise
+            forget_stdout()  # the file is still wanted whole
+
+
+def _print_line(line: str) -> None:
+    # Bytes, since a terminal's or pipe's encoding must not decide whether an answer can be written.
+    sys.stdout.flush()
+    sys.stdout.buffer.write(line.encode(errors="backslashreplace") + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _is_gone(root: str | None) -> bool:
+    return root is not None and not os.path.exists(root)

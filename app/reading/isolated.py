@@ -1,0 +1,132 @@
+"""Reads pictures in processes of their own, which can be killed: no file can hang, end or fill the one that asks."""
+
+import os
+import time
+from collections.abc import Callable
+from typing import Self
+
+from app.answers import AnswerError
+from app.reading.ahead import num_reading_threads
+from app.reading.crew import ReadingCrew
+from app.reading.process import ReadingProcess
+from app.reading.reader import PictureReader, PictureReading
+from app.reading.sources import FileSlice, Source
+from app.spec import CaptionerSpec
+from vision.formats import shown_name
+
+# Of addresses, for one picture beyond what the process itself takes. The largest that is read, 128 million floats,
+# takes 2 GiB.
+DEFAULT_MEMORY_BYTES = 4 * 2**30
+
+
+class IsolatedReader:
+    """Reads as `PictureReader` does, to the bit, but in `num_processes` processes of its own (default: one a thread).
+
+    A picture that is not read within `timeout_s` has the error `timeout`, and one that ends its process, or makes it
+    take more than `memory_bytes`, has `crashed` or `too_large`. The process is replaced; other pictures notice nothing.
+    An opened PIL image is read in the calling thread, without these bounds. Any number of threads may read at once.
+
+    The processes end with this one, however it ends. `None` for a bound means that there is none.
+    """
+
+    def __init__(
+        self,
+        spec: CaptionerSpec,
+        *,
+        size: int,
+        timeout_s: float | None,
+        num_processes: int | None = None,
+        memory_bytes: int | None = DEFAULT_MEMORY_BYTES,
+    ) -> None:
+        if timeout_s is not None and not 0 < timeout_s < float("inf"):
+            raise ValueError(f"timeout_s must be a number of seconds above 0, got {timeout_s}")
+        self._timeout_s = timeout_s
+        self._here = PictureReader(spec, size=size)
+        self._crew = ReadingCrew(
+            lambda: ReadingProcess(spec, size=size, memory_bytes=memory_bytes),
+            num_processes=num_processes or num_reading_threads(),
+        )
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """Of the reading processes that there are."""
+        return self._crew.process_ids
+
+    def start(self) -> None:
+        """Start the processes without waiting for them; without this, they start when they are needed."""
+        self._crew.start()
+
+    def read(
+        self, source: Source, *, name: str | None = None, wants_pixels: Callable[[str], bool] | None = None
+    ) -> PictureReading:
+        """As `Reader.read`. Raises `ReadingProcessError` where processes cannot be had, RuntimeError after closing.
+
+        The time of `wants_pixels` does not count.
+        """
+        if isinstance(source, os.PathLike):
+            source = os.fsdecode(source)
+        if not isinstance(source, str | bytes | FileSlice):
+            return self._here.read(source, name=name, wants_pixels=wants_pixels)
+        reading = self._attempt(source, name=name, wants_pixels=wants_pixels)
+        if _has_crashed(reading) and not reading.digest:
+            # It had said nothing of this picture and may have ended for reasons of its own: one more.
+            reading = self._attempt(source, name=name, wants_pixels=wants_pixels)
+        return reading
+
+    def _attempt(
+        self, source: str | bytes | FileSlice, *, name: str | None, wants_pixels: Callable[[str], bool] | None
+    ) -> PictureReading:
+        started = time.perf_counter()
+        process: ReadingProcess | None = None
+        try:
+            with self._crew.lent() as process:
+                return process.read(source, name=name, wants_pixels=wants_pixels, timeout_s=self._timeout_s)
+        except TimeoutError:
+            code, reason = "timeout", f"it was not done after {self._timeout_s:g} s; {_AFTER_TIMEOUT}"
+        except ConnectionError:
+            self._crew.check_open()
+            assert process is not None, "only a process that was lent hangs up"
+            code, reason = "crashed", f"the process that read it ended {_how_ended(process)}"
+        except ChildProcessError as error:
+            code, reason = "crashed", f"the process that read it talked nonsense ({error}); {_AFTER_CRASH}"
+        return PictureReading(
+            digest="" if process is None else process.digest,
+            pixels=None,
+            error=AnswerError(code=code, message=f"Wanted to read {_shown(source, name)}, but {reason}."),
+            elapsed_ms=(time.perf_counter() - started) * 1e3,
+        )
+
+    def close(self) -> None:
+        """End the processes; harmless when repeated. A reading under way in another thread raises RuntimeError."""
+        self._crew.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+_AFTER_TIMEOUT = "see whether the disk or network that it is on answers, or allow more time"
+_AFTER_CRASH = "it is damaged or hostile: save it again with another program, or leave it out"
+
+
+def _how_ended(process: ReadingProcess) -> str:
+    how = process.how_it_ended()
+    if how == "by SIGKILL":
+        return f"{how}: the system may have run out of memory; make the picture smaller, or run fewer programs"
+    said = f" ({process.said})" if process.said else ""
+    return f"{how}{said}; {_AFTER_CRASH}"
+
+
+def _shown(source: str | bytes | FileSlice, name: str | None) -> str:
+    if isinstance(source, FileSlice):
+        where = f"`{shown_name(source.path)}`"
+        return f"`{shown_name(name)}`" if name else f"the picture at byte {source.offset:,} of {where}"
+    if isinstance(source, str):
+        return f"`{shown_name(source)}`"
+    return f"`{shown_name(name)}`" if name else "the given bytes"
+
+
+def _has_crashed(reading: PictureReading) -> bool:
+    return reading.error is not None and reading.error.code == "crashed"

@@ -1,0 +1,139 @@
+"""What a file of answers holds already, in 34 bytes a record: found by id and picture, read again only in doubt."""
+
+import hashlib
+import itertools
+import json
+import os
+import threading
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.records.record import read_record_lines
+
+State = Literal["answered", "failed"]
+
+# Of records under other names so many are looked at; more copies of one picture than that are rather answered again.
+_MAX_DOUBTS = 16
+
+
+class RecordIndex:
+    """The records of a file, each of which stands for one picture and prompt. Threads may share it; it can be pickled.
+
+    A record is a picture's own when it has its id and its name. One of the same id under another name counts too if
+    that name is gone or means the same file, so that renaming and moving do not redo work; where both files are there,
+    they are copies, and each gets its record.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Reads the whole file. Raises `RecordFileError` for what is none, and OSError."""
+        self._path = Path(path)
+        keys, offsets, failed = bytearray(), array("Q"), bytearray()
+        for offset, record in read_record_lines(path):
+            keys += _key(record["id"], record["picture"])
+            offsets.append(offset)
+            failed.append(record["error"] is not None)
+        high, low, name = np.frombuffer(bytes(keys), dtype=">u8").reshape(-1, 3).astype(np.uint64).T
+        order = np.lexsort((name, low, high))  # stable: what has one key stays in its order
+        self._high, self._low, self._name = high[order], low[order], name[order]
+        self._offsets = np.array(offsets, dtype=np.uint64)[order]
+        self._has_failed = np.frombuffer(bytes(failed), dtype=np.bool_)[order]
+        self._is_claimed = np.zeros(len(order), dtype=np.bool_)
+        self._drop_superseded()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._high)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        kept = (self._high, self._low, self._name, self._offsets, self._has_failed, self._is_claimed)
+        return sum(part.nbytes for part in kept)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+    def look_up(self, record_id: str, picture: str) -> State | Literal["elsewhere"] | None:
+        """What is known of a picture by this name; "elsewhere": only records under other names. Reads no file."""
+        own, first, last = self._rows(_key(record_id, picture))
+        if not own:
+            return "elsewhere" if last > first else None
+        return "failed" if all(self._has_failed[row] for row in own) else "answered"
+
+    def claim(self, record_id: str, picture: str, *, path: str | None = None) -> State | None:
+        """Take the record of this picture, if there is one that no other picture has taken; says what it holds.
+
+        `path` is the picture's file, where it has one.
+        """
+        with self._lock:
+            for row in self._candidates(_key(record_id, picture), path):
+                self._is_claimed[row] = True
+                return "failed" if self._has_failed[row] else "answered"
+        return None
+
+    def _candidates(self, key: bytes, path: str | None) -> Iterator[int]:
+        own, first, last = self._rows(key)
+        yield from (row for row in sorted(own, key=self._has_failed.__getitem__) if not self._is_claimed[row])
+        others = (row for row in range(first, last) if row not in own and not self._is_claimed[row])
+        for row in itertools.islice(others, _MAX_DOUBTS):
+            if _stands_for(self._picture_of(row), path):
+                yield row
+
+    def _rows(self, key: bytes) -> tuple[range, int, int]:
+        """The rows of this id and name, and the bounds of all rows of the id."""
+        high, low, name = np.frombuffer(key, dtype=">u8").astype(np.uint64)
+        first, last = _bounds(self._high, high, 0, len(self))
+        first, last = _bounds(self._low, low, first, last)
+        return range(*_bounds(self._name, name, first, last)), first, last
+
+    def _picture_of(self, row: int) -> str:
+        with open(self._path, "rb") as file:
+            file.seek(int(self._offsets[row]))
+            return str(json.loads(file.readline())["picture"])
+
+    def _drop_superseded(self) -> None:
+        """A failure that was followed by an answer of the same id and name says nothing any more."""
+        for row in np.flatnonzero(self._has_failed).tolist():
+            own = slice(*_bounds(self._name, self._name[row], *self._same_id(row)))
+            if not self._has_failed[own].all():
+                self._is_claimed[row] = True
+
+    def _same_id(self, row: int) -> tuple[int, int]:
+        return _bounds(self._low, self._low[row], *_bounds(self._high, self._high[row], 0, len(self)))
+
+
+def _key(record_id: str, picture: str) -> bytes:
+    """24 bytes: the id, or a digest of one of another form, and a digest of the name."""
+    try:
+        own = bytes.fromhex(record_id)
+    except ValueError:
+        own = b""
+    own = own if len(own) == 16 else hashlib.blake2b(record_id.encode(errors="replace"), digest_size=16).digest()
+    return own + hashlib.blake2b(picture.encode(errors="replace"), digest_size=8).digest()
+
+
+def _bounds(ascending: NDArray[np.uint64], value: np.uint64, first: int, last: int) -> tuple[int, int]:
+    """Where `value` is in `ascending[first:last]`, which is sorted."""
+    part = ascending[first:last]
+    return first + int(part.searchsorted(value, "left")), first + int(part.searchsorted(value, "right"))
+
+
+def _stands_for(recorded: str, path: str | None) -> bool:
+    """Whether a record under the name `recorded` may be meant for the picture at `path`."""
+    if "://" in recorded:
+        return False
+    try:
+        if path is not None and os.path.exists(recorded):
+            return os.path.samefile(recorded, path)
+        return not any(place.is_file() for place in (Path(recorded), *Path(recorded).parents))
+    except (OSError, ValueError):
+        return True

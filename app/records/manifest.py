@@ -1,0 +1,101 @@
+"""The circumstances of the runs that wrote into a file of answers, in a file beside it. Knows no model."""
+
+import json
+import os
+import secrets
+import socket
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from app.records.record import Record, RecordFileError
+
+MANIFEST_FORMAT: Final = "llama-adapter-runs"
+MANIFEST_VERSION: Final = 1
+
+EndReason = Literal["finished", "interrupted", "failed"]
+
+
+def new_run_id() -> str:
+    """A name for one run, sortable by time: 20260131T120000Z-1a2b3c4d."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@dataclass(kw_only=True, slots=True)
+class RunManifest:
+    """The circumstances of one run that wrote into a file of answers."""
+
+    run: str
+    spec: dict[str, Any]  # resolved: nothing in it says "auto"
+    model_digest: str
+    versions: dict[str, str]  # python, torch, ...: given by the caller, so that this module imports none of them
+    job: dict[str, Any] = field(default_factory=dict)  # what was asked of which pictures, and how answers were chosen
+    host: str = field(default_factory=socket.gethostname)
+    process: int = field(default_factory=os.getpid)
+    started_at: str = field(default_factory=_now)
+    ended_at: str | None = None  # None: still running, or it was killed
+    end_reason: EndReason | None = None
+    counts: dict[str, int] = field(default_factory=dict)  # answers of this run by finish
+
+    def count(self, record: Record) -> None:
+        """Take one answer into the counts, also one that the file holds already (a failure that came again)."""
+        self.counts[record["finish"]] = self.counts.get(record["finish"], 0) + 1
+
+    def end(self, reason: EndReason) -> None:
+        """Note the time of the end, and how it came."""
+        self.ended_at, self.end_reason = _now(), reason
+
+
+def manifest_path(records_path: str | os.PathLike[str]) -> Path:
+    """`answers.jsonl` -> `answers.jsonl.manifest.json`, in the same folder."""
+    path = Path(records_path)
+    return path.with_name(path.name + ".manifest.json")
+
+
+def write_manifest(records_path: str | os.PathLike[str], *, manifest: RunManifest) -> None:
+    """Put the run into the manifest beside a file of answers: at its start, and again with the counts at its end.
+
+    Earlier runs that appended to the same file stay in it. The file is replaced as a whole, so a crash leaves the old
+    or the new one. Raises `RecordFileError` when the existing manifest is none.
+    """
+    path = manifest_path(records_path)
+    runs = {run.run: run for run in read_manifest(records_path)} | {manifest.run: manifest}
+    content = {
+        "format": MANIFEST_FORMAT,
+        "version": MANIFEST_VERSION,
+        "runs": [asdict(run) for run in runs.values()],
+    }
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(unfinished, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=2, ensure_ascii=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    finally:
+        with suppress(FileNotFoundError):
+            unfinished.unlink()
+
+
+def read_manifest(records_path: str | os.PathLike[str]) -> list[RunManifest]:
+    """The runs that wrote into a file of answers, oldest first; an empty list where there is no manifest."""
+    path = manifest_path(records_path)
+    if not path.exists():
+        return []
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != MANIFEST_FORMAT or content["version"] != MANIFEST_VERSION:
+            raise ValueError(f"format {content['format']!r}, version {content['version']!r}")
+        return [RunManifest(**run) for run in content["runs"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecordFileError(
+            f"Wanted a manifest ({MANIFEST_FORMAT}, version {MANIFEST_VERSION}) at `{path}`, got something else "
+            f"({type(error).__name__}: {error}); move it away or name another file for the answers."
+        ) from error

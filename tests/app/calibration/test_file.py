@@ -1,0 +1,196 @@
+"""A calibration comes back from its file as it was, and decides on records as it says."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.calibration.file import Calibration, read_calibration, write_calibration
+from app.calibration.fitting import Examples, calibrate
+from app.calibration.measures import apply_temperature
+from app.calibration.report import Mistake, format_calibration
+from app.deciding import UNDECIDED, Decider, Decision
+from app.errors import UsageError
+
+
+def examples(count: int = 200) -> Examples:
+    """Too sure by a factor of 3, as a model that is wrong now and then."""
+    random = np.random.default_rng(5)
+    true_N = random.random(count)
+    labels_N = (random.random(count) > true_N).astype(np.int64)
+    raw_NC = apply_temperature(np.stack((true_N, 1 - true_N), axis=1), 1 / 3)
+    return Examples(probabilities_NC=raw_NC, labels_N=labels_N, groups_N=np.arange(count))
+
+
+def calibration(target_precision: float = 0.8) -> Calibration:
+    return calibrate(
+        examples(), choices=("Yes", "No"), question="Red?", model_digest="abc", target_precision=target_precision
+    )
+
+
+def test_a_calibration_makes_too_sure_probabilities_less_so() -> None:
+    found = calibration()
+
+    assert found.temperature == pytest.approx(3, rel=0.3)
+    assert found.after.nll < found.before.nll
+    assert found.after.ece < found.before.ece
+    assert found.held_out is not None
+    assert found.after.nll <= found.held_out.nll < found.before.nll
+
+
+def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
+    for found in (calibration(), calibration(target_precision=1.0), replace(calibration(), held_out=None)):
+        write_calibration(found, str(tmp_path / "c.json"))
+        assert read_calibration(str(tmp_path / "c.json")) == found
+    content = json.loads((tmp_path / "c.json").read_text())
+    assert (content["format"], content["version"]) == ("llama-adapter-calibration", 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": "other"},
+        {"version": 2},
+        {"temperature": 0.0},
+        {"temperature": "nan"},
+        {"choices": ["Yes"]},
+        {"choices": ["Yes", 1]},
+        {"threshold": {"threshold": 2.0}},
+        {"before": None},
+        {"further": 1},
+    ],
+)
+def test_what_is_no_calibration_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    path = tmp_path / "c.json"
+    write_calibration(calibration(), str(path))
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+    with pytest.raises(UsageError, match="Wanted a calibration"):
+        read_calibration(str(path))
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"null", b"\xff", b"{}", b"[" * 100_000])
+def test_other_files_are_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "c.json").write_bytes(data)
+
+    with pytest.raises(UsageError, match="Wanted a calibration"):
+        read_calibration(str(tmp_path / "c.json"))
+
+
+def test_probabilities_are_calibrated_in_the_order_of_the_calibration() -> None:
+    found = replace(calibration(), temperature=2.0)
+
+    assert found.apply({"No": 0.2, "Yes": 0.8}) == pytest.approx({"Yes": 2 / 3, "No": 1 / 3})
+    with pytest.raises(ValueError, match="Wanted the choices Yes, No, got Yes, Maybe"):
+        found.apply({"Yes": 0.5, "Maybe": 0.5})
+
+
+def test_its_own_examples_are_decided_with_the_precision_that_it_tells() -> None:
+    found, asked = calibration(), examples()
+    decider = Decider(calibration=found)
+
+    taken = [
+        label
+        for row, label in zip(asked.probabilities_NC, asked.labels_N, strict=True)
+        if decider.decide({"Yes": float(row[0]), "No": float(row[1])}).text == "Yes"
+    ]
+    assert found.threshold is not None
+    assert len(taken) == found.threshold.count
+    assert taken.count(0) / len(taken) == pytest.approx(found.threshold.precision)
+    assert found.threshold.precision >= 0.8
+
+
+def test_of_more_choices_the_threshold_is_on_the_likeliest() -> None:
+    random = np.random.default_rng(1)
+    true_NC = random.dirichlet([0.5] * 3, size=300)
+    labels_N = (true_NC.cumsum(axis=1) > random.random((300, 1))).argmax(axis=1)
+    found = calibrate(
+        Examples(probabilities_NC=true_NC, labels_N=labels_N, groups_N=np.arange(300)),
+        choices=("a", "b", "c"),
+        question=None,
+        model_digest="",
+        target_precision=0.9,
+    )
+
+    assert found.threshold is not None
+    assert found.before.accuracy < 0.9
+    decisions = [Decider(calibration=found).decide(dict(zip("abc", row.tolist(), strict=True))).text for row in true_NC]
+    decided = [(text, label) for text, label in zip(decisions, labels_N, strict=True) if text != UNDECIDED]
+    assert np.mean([text == "abc"[label] for text, label in decided]) >= 0.9
+    assert "the likeliest choice from" in format_calibration(found)
+
+
+# Deciding
+
+
+def test_without_anything_asked_for_the_likeliest_counts() -> None:
+    assert Decider().is_plain
+    assert Decider().decide({"a": 0.3, "b": 0.4, "c": 0.3}) == Decision(
+        text="b", probability=0.4, choice={"a": 0.3, "b": 0.4, "c": 0.3}
+    )
+
+
+def test_between_the_ends_of_a_range_it_is_undecided_with_the_likeliest_ones_probability() -> None:
+    decided = Decider.of(abstain=(0.2, 0.8)).decide({"yes": 0.4, "no": 0.6})
+
+    assert (decided.text, decided.probability) == (UNDECIDED, 0.6)
+
+
+def test_a_threshold_goes_before_that_of_the_calibration() -> None:
+    found = replace(calibration(), temperature=1.0)
+    share = {"Yes": 0.999, "No": 0.001}
+
+    assert Decider.of(found).decide(share).text == "Yes"
+    assert Decider.of(found, threshold=1.0).decide(share).text == "No"
+
+
+def test_without_a_threshold_the_likeliest_of_the_calibrated_counts() -> None:
+    found = replace(calibration(), temperature=2.0, threshold=None)
+
+    assert Decider.of(found).decide({"Yes": 0.8, "No": 0.2}) == Decision(
+        text="Yes", probability=0.666667, choice={"Yes": 0.666667, "No": 0.333333}
+    )
+
+
+def test_nothing_is_decided_on_what_is_no_number() -> None:
+    for decider in (Decider(), Decider.of(calibration())):
+        assert decider.decide({"Yes": None, "No": 0.5}).text == UNDECIDED
+
+
+# Telling
+
+
+def test_the_report_tells_figures_threshold_and_mistakes() -> None:
+    mistakes = [Mistake(picture="a.png", answer="No", label="Yes", probability=0.93, line=7)] * 9
+    text = format_calibration(calibration(), mistakes=mistakes)
+
+    assert "Red? (Yes, No)\n200 labelled examples" in text
+    assert "for a precision of 80.0%: “Yes” from 0." in text
+    assert "with 95 % confidence" in text
+    assert "9 wrong by their labels" in text
+    assert text.count("line 7, a.png: No (0.93), labelled Yes") == 5
+
+
+def test_the_report_says_plainly_that_a_precision_cannot_be_had() -> None:
+    asked = examples()
+    asked = replace(asked, labels_N=np.where(asked.probabilities_NC[:, 0] > 0.9, 1, asked.labels_N))
+    found = calibrate(asked, choices=("Yes", "No"), question=None, model_digest="", target_precision=0.99)
+
+    assert found.threshold is None
+    assert "“Yes” cannot be told with a precision of 99.0% on these examples; the best is" in format_calibration(found)
+
+
+def test_the_report_warns_of_what_its_figures_do_not_tell() -> None:
+    sure = np.array([[0.9, 0.1], [0.2, 0.8]])
+    right = Examples(probabilities_NC=sure, labels_N=np.array([0, 1]), groups_N=np.arange(2))
+    wrong = replace(right, labels_N=np.array([1, 0]))
+    texts = [
+        format_calibration(calibrate(one, choices=("a", "b"), question=None, model_digest="", target_precision=0.9))
+        for one in (right, wrong)
+    ]
+
+    assert all("2 examples are few" in text for text in texts)
+    assert "every answer is right" in texts[0]
+    assert "the temperature is at its bound, 20" in texts[1]

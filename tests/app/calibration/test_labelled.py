@@ -1,0 +1,94 @@
+"""Labelled pictures: what people write into a table is understood, or refused with its line."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.calibration.labelled import read_labelled
+from app.errors import UsageError
+
+CHOICES = ("Yes", "No")
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> "Table":
+    return Table(tmp_path)
+
+
+class Table:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self, text: str | bytes, name: str = "labels.csv") -> list[tuple[str, int, str | None]]:
+        path = self.folder / name
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        labelled = read_labelled(str(path), choices=CHOICES)
+        return [(str(Path(one.picture).relative_to(self.folder)), one.label, one.prompt) for one in labelled]
+
+
+def test_pictures_are_relative_to_the_table_and_labels_may_be_of_any_case(table: Table) -> None:
+    assert table.read("picture,label\na.png,yes\nsub/b.png, NO \n") == [("a.png", 0, None), ("sub/b.png", 1, None)]
+
+
+def test_a_table_may_have_a_byte_order_mark_other_columns_and_prompts(table: Table) -> None:
+    text = '\ufeffwho,Label,Prompt,file_name\r\nme,Yes,"Is it, say, red?",a.png\r\nyou,No,,b.png\r\n'
+
+    assert table.read(text) == [("a.png", 0, "Is it, say, red?"), ("b.png", 1, None)]
+
+
+def test_tabs_and_json_lines_are_tables_too(table: Table) -> None:
+    assert table.read("image\tlabel\na,b.png\tno\n", "labels.tsv") == [("a,b.png", 1, None)]
+    lines = '{"picture": "a.png", "label": "yes", "question": "Red?"}\n\n{"path": "b.png", "label": "no"}'
+    assert table.read(lines, "labels.jsonl") == [("a.png", 0, "Red?"), ("b.png", 1, None)]
+
+
+def test_the_same_line_again_counts_once(table: Table) -> None:
+    assert len(table.read("picture,label\na.png,yes\na.png,Yes\n")) == 1
+
+
+def test_names_that_are_not_utf8_lead_to_their_files(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_bytes(b"picture,label\n\xff.png,yes\n")
+
+    assert read_labelled(str(tmp_path / "labels.csv"), choices=CHOICES)[0].picture == str(tmp_path / "\udcff.png")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "problem"),
+    [
+        (
+            "picture,label\na.png,yes\nb.png,maybe\n",
+            "l.csv",
+            r"line 3 of .*'maybe', which is none of the choices Yes, No",
+        ),
+        ('picture,label\n"a\nb.png",yes\nb.png,\n', "l.csv", "line 4 of .*the label ''"),
+        ("picture,label\n,yes\n", "l.csv", "line 2 of .*no picture"),
+        ("picture,label\na.png\n", "l.csv", "line 2 of .*1 cells where the head has 2"),
+        ("picture,label\na.png,yes\na.png,no\n", "l.csv", "line 3 of .*another label than on line 2"),
+        ("picture,answer\na.png,yes\n", "l.csv", "line 1 of .*the columns picture, answer"),
+        ('picture,label\n"a.png,yes\n', "l.csv", "line 2 of .*no CSV"),
+        ("picture,label\n", "l.csv", "got none"),
+        ("", "l.csv", "got none"),
+        ('{"picture": "a.png", "label": "yes"}\n[1]\n', "l.jsonl", "line 2 of .*no JSON object"),
+        ('{"picture": "a.png", "label": 1}', "l.jsonl", "line 1 of .*the label 1"),
+        ('{"picture": 7, "label": "yes"}', "l.jsonl", "line 1 of .*no picture"),
+        ('{"picture": "a.png", "label": "yes", "prompt": []}', "l.jsonl", r"line 1 of .*no text: \[\]"),
+        ("a.png yes", "l.txt", "in a .csv, .tsv or .jsonl file"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_its_line(table: Table, text: str, name: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        table.read(text, name)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_are_more_than_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    for name in ("labels.csv", "labels.jsonl"):
+        path = tmp_path_factory.getbasetemp() / name
+        path.write_bytes(data)
+        try:
+            found = read_labelled(str(path), choices=CHOICES)
+        except UsageError:
+            continue
+        assert found

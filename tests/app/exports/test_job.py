@@ -1,0 +1,355 @@
+"""`export-records`: everything is derived from the files of answers, which stay as they are."""
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.calibration.file import Calibration, write_calibration
+from app.calibration.fitting import Examples, calibrate
+from app.errors import Exit, UsageError
+from app.exports.job import ExportRecordsJob, run_export_records
+from app.records.manifest import RunManifest, write_manifest
+from app.records.record import ErrorRecord, Record, read_records, record_to_line
+
+
+def record(picture: str = "a.png", *, text: str = "a star", prompt: str = "What?", **changes: Any) -> Record:
+    values: dict[str, Any] = {
+        "id": f"{picture}{prompt}",
+        "picture": picture,
+        "prompt": prompt,
+        "text": text,
+        "finish": "stop",
+        "choice": None,
+        "tokens": 3,
+        "error": None,
+        "ms": {"total": 12.5},
+        "run": "run-1",
+        **changes,
+    }
+    return Record(**values)  # type: ignore[typeddict-item]
+
+
+def asked(picture: str, yes: float) -> Record:
+    text = "Yes" if yes >= 0.5 else "No"
+    return record(picture, text=text, prompt="Red?", finish="choice", choice={"Yes": yes, "No": round(1 - yes, 6)})
+
+
+def failed(picture: str = "a.png", prompt: str = "What?") -> Record:
+    error = ErrorRecord(code="truncated", message="It is cut off.")
+    return record(picture, text="", prompt=prompt, id=f"name{prompt}", finish="error", error=error, ms={})
+
+
+class Answers:
+    """A file of answers in a folder of its own, and exports of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / "answers.jsonl"
+
+    def write(self, records: Sequence[Record], end: str = "") -> None:
+        self.path.write_text("".join(record_to_line(one) + "\n" for one in records) + end)
+
+    def export(self, to: Any, out: str | None = None, **settings: Any) -> int:
+        place = None if out is None else str(self.folder / out)
+        return run_export_records(ExportRecordsJob(records=(str(self.path),), to=to, out=place, **settings))
+
+    def rows(self, name: str = "out.csv") -> list[dict[str, str]]:
+        return list(csv.DictReader(io.StringIO((self.folder / name).read_bytes().decode("utf-8-sig"), newline="")))
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.folder.iterdir())
+
+
+@pytest.fixture
+def answers(tmp_path: Path) -> Answers:
+    return Answers(tmp_path)
+
+
+def calibration(**changes: Any) -> Calibration:
+    examples = Examples(
+        probabilities_NC=np.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]),
+        labels_N=np.array([0, 0, 1, 1]),
+        groups_N=np.arange(4),
+    )
+    found = calibrate(examples, choices=("Yes", "No"), question="Red?", model_digest="abc", target_precision=0.9)
+    return replace(found, **changes)
+
+
+# Which records
+
+
+def test_superseded_failures_and_a_torn_last_line_are_left_out_and_the_file_stays(answers: Answers) -> None:
+    answers.write([failed(), record(), failed("b.png")], end='{"id": "torn')
+    before = answers.path.read_bytes()
+
+    assert answers.export("jsonl", "clean.jsonl") == Exit.OK
+    assert list(read_records(answers.folder / "clean.jsonl")) == [record(), failed("b.png")]
+    assert answers.path.read_bytes() == before
+    assert answers.names() == ["answers.jsonl", "clean.jsonl"]
+
+
+def test_only_answers_or_one_prompt_can_be_taken(answers: Answers) -> None:
+    answers.write([record(), record(prompt="Where?"), failed("b.png")])
+    answers.export("jsonl", "answered.jsonl", only_answers=True)
+    answers.export("jsonl", "where.jsonl", prompt="Where?")
+
+    assert len(list(read_records(answers.folder / "answered.jsonl"))) == 2
+    assert list(read_records(answers.folder / "where.jsonl")) == [record(prompt="Where?")]
+
+
+def test_a_prompt_that_is_nowhere_is_refused_with_those_there_are(answers: Answers) -> None:
+    answers.write([record(), record(prompt="Where?")])
+
+    with pytest.raises(UsageError, match="No record has the prompt 'Why\\?'") as refusal:
+        answers.export("csv", "out.csv", prompt="Why?")
+    assert refusal.value.hint == "there are: 'What?', 'Where?'"
+    assert answers.names() == ["answers.jsonl"]
+
+
+def test_keys_that_a_newer_program_added_stay_in_json_lines(answers: Answers) -> None:
+    answers.path.write_text(json.dumps({**record(), "further": [1]}) + "\n")
+    answers.export("jsonl", "clean.jsonl")
+
+    assert json.loads((answers.folder / "clean.jsonl").read_text())["further"] == [1]
+
+
+def test_a_file_of_answers_is_never_replaced(answers: Answers) -> None:
+    answers.write([record()])
+
+    with pytest.raises(UsageError, match="is a file of answers itself"):
+        answers.export("csv", "answers.jsonl", force=True)
+    assert list(read_records(answers.path)) == [record()]
+
+
+def test_a_file_that_is_there_is_replaced_by_force_only_and_a_failure_leaves_it(answers: Answers) -> None:
+    answers.write([asked("a.png", 0.9)])
+    (answers.folder / "out.csv").write_text("mine")
+
+    with pytest.raises(UsageError, match="exists already"):
+        answers.export("csv", "out.csv")
+    write_calibration(calibration(choices=("Left", "Right")), str(answers.folder / "c.json"))
+    with pytest.raises(UsageError, match="of the choices Left, Right"):
+        answers.export("csv", "out.csv", force=True, calibration=str(answers.folder / "c.json"))
+    assert (answers.folder / "out.csv").read_text() == "mine"
+    answers.export("csv", "out.csv", force=True)
+    assert [row["picture"] for row in answers.rows()] == ["a.png"]
+
+
+# The table
+
+
+def test_the_table_has_decision_probability_and_a_column_for_each_choice(answers: Answers) -> None:
+    answers.write([record(), asked("b.png", 0.8), failed("c.png", prompt="Red?"), asked("d.png", 0.2)])
+    answers.export("csv", "out.csv")
+    caption, yes, failure, no = answers.rows()
+
+    assert (caption["text"], caption["decision"], caption["probability"]) == ("a star", "", "")
+    assert (yes["decision"], yes["probability"], yes["probability of Yes"]) == ("Yes", "0.8", "0.8")
+    assert (failure["error"], failure["decision"], failure["probability of Yes"]) == ("truncated", "", "")
+    assert (no["decision"], no["probability"], no["probability of No"]) == ("No", "0.8", "0.8")
+
+
+def test_a_range_leaves_answers_undecided_and_does_not_touch_the_answer(answers: Answers) -> None:
+    answers.write([asked("a.png", 0.8), asked("b.png", 0.6), asked("c.png", 0.1)])
+    answers.export("csv", "out.csv", abstain=(0.3, 0.7))
+
+    assert [(row["text"], row["decision"]) for row in answers.rows()] == [
+        ("Yes", "Yes"),
+        ("Yes", "undecided"),
+        ("No", "No"),
+    ]
+
+
+def test_names_and_texts_are_no_formulas(answers: Answers) -> None:
+    answers.write([record("=1+1.png", text="@SUM(A1)"), asked("b.png", 0.9)])
+    answers.export("csv", "out.csv")
+
+    assert (answers.rows()[0]["picture"], answers.rows()[0]["text"]) == ("'=1+1.png", "'@SUM(A1)")
+
+
+def test_without_a_place_the_table_goes_to_stdout(answers: Answers, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    answers.write([record()])
+
+    assert answers.export("csv") == Exit.OK
+    assert run_export_records(ExportRecordsJob(records=(str(answers.path),), to="csv", out="-", quiet=True)) == Exit.OK
+    out, talk = capfdbinary.readouterr()
+    assert out.count(b'"a.png"') == 2
+    assert talk == b"1 records on stdout; 0 without an answer, 0 superseded\n"
+
+
+# Decisions
+
+
+def test_a_calibration_changes_probabilities_and_decisions_and_the_record_stays(answers: Answers) -> None:
+    write_calibration(calibration(temperature=2.0), str(answers.folder / "c.json"))
+    answers.write([asked("a.png", 0.8)])
+    answers.export("csv", "out.csv", calibration=str(answers.folder / "c.json"))
+    answers.export("jsonl", "out.jsonl", calibration=str(answers.folder / "c.json"))
+
+    row = answers.rows()[0]
+    assert (row["decision"], row["probability"], row["calibrated probability of Yes"]) == ("No", "0.333333", "0.666667")
+    line = json.loads((answers.folder / "out.jsonl").read_text())
+    assert line == {**asked("a.png", 0.8), "decision": "No", "probability": 0.333333}  # its threshold is 0.7
+
+
+def test_a_calibration_of_another_question_or_model_is_told(
+    answers: Answers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_calibration(calibration(question="Blue?", threshold=None), str(answers.folder / "c.json"))
+    answers.write([asked("a.png", 0.8)])
+    write_manifest(answers.path, manifest=RunManifest(run="run-1", spec={}, model_digest="other", versions={}))
+    answers.export("csv", "out.csv", calibration=str(answers.folder / "c.json"))
+
+    talk = capsys.readouterr().err
+    assert "note: the calibration is of 'Blue?', and there are records of 'Red?'" in talk
+    assert "note: the calibration is of another model" in talk
+    assert "note: no threshold of this calibration reaches a precision of 90.0%" in talk
+
+
+@pytest.mark.parametrize("settings", [{"threshold": 1.5}, {"abstain": (0.9, 0.1)}])
+def test_numbers_out_of_range_are_refused_with_the_job(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        ExportRecordsJob(records=("a.jsonl",), to="csv", **settings)
+
+
+# Sidecars and metadata
+
+
+def test_sidecars_hold_the_last_answer_or_what_was_decided(answers: Answers) -> None:
+    answers.write([failed("a.png"), record("a.png"), record("a.png", id="other model", text="a moon"), failed("b.png")])
+
+    assert answers.export("sidecars", "texts") == Exit.OK
+    assert [path.read_text() for path in (answers.folder / "texts").iterdir()] == ["a moon\n"]
+    answers.write([asked("a.png", 0.6)])
+    assert answers.export("sidecars", "decided", abstain=(0.2, 0.8)) == Exit.OK
+    assert (answers.folder / "decided" / "a.txt").read_text() == "undecided\n"
+
+
+def test_a_text_that_could_not_be_written_is_told_and_the_exit_code_says_so(
+    answers: Answers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers.write([record(str(answers.folder / "gone.png"))])
+
+    assert answers.export("sidecars") == Exit.FAILED
+    assert "gone.png: there is no such picture; name a folder as --out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("to", ["sidecars", "metadata"])
+def test_where_one_text_has_place_several_prompts_are_refused(answers: Answers, to: str) -> None:
+    answers.write([record(), record(prompt="Where?")])
+    (answers.folder / "a.png").touch()
+
+    with pytest.raises(UsageError, match="answers to several prompts") as refusal:
+        answers.export(to, "")
+    assert "'What?', 'Where?'" in refusal.value.hint
+    assert not (answers.folder / "a.txt").exists()
+
+
+def test_metadata_names_pictures_from_its_own_folder(answers: Answers) -> None:
+    pictures = answers.folder / "pics"
+    (pictures / "sub").mkdir(parents=True)
+    for name in ("a.png", "sub/b.png"):
+        (pictures / name).touch()
+    answers.write([record(str(pictures / "a.png")), asked(str(pictures / "sub/b.png"), 0.9), failed("elsewhere.png")])
+
+    assert answers.export("metadata", "pics") == Exit.OK
+    lines = [json.loads(line) for line in (pictures / "metadata.jsonl").read_text().splitlines()]
+    assert [(line["file_name"], line["text"]) for line in lines] == [("a.png", "a star"), ("sub/b.png", "Yes")]
+    assert lines[0].keys() == lines[1].keys()
+
+
+def test_metadata_leaves_out_what_is_not_there_and_tells(answers: Answers, capsys: pytest.CaptureFixture[str]) -> None:
+    answers.write([record(str(answers.folder / "a.png")), record(str(answers.folder / "x.tar/b.png"))])
+    (answers.folder / "a.png").touch()
+
+    assert answers.export("metadata", "metadata.jsonl") == Exit.FAILED
+    assert len((answers.folder / "metadata.jsonl").read_text().splitlines()) == 1
+    assert "b.png: there is no such picture" in capsys.readouterr().err
+
+
+def test_metadata_refuses_pictures_outside_of_its_folder_and_writes_nothing(answers: Answers) -> None:
+    (answers.folder / "pics").mkdir()
+    answers.write([record(str(answers.folder / "a.png"))])
+
+    with pytest.raises(UsageError, match="is not in"):
+        answers.export("metadata", "pics")
+    assert list((answers.folder / "pics").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("to", "out", "problem"),
+    [
+        ("metadata", None, "needs a place"),
+        ("metadata", "list.json", "of the name metadata.jsonl"),
+        ("sidecars", "-", "not to stdout"),
+    ],
+)
+def test_places_that_cannot_be_are_refused(answers: Answers, to: Any, out: str | None, problem: str) -> None:
+    answers.write([record()])
+
+    with pytest.raises(UsageError, match=problem):
+        run_export_records(ExportRecordsJob(records=(str(answers.path),), to=to, out=out))
+
+
+def test_a_folder_without_answers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"No \.jsonl file in"):
+        run_export_records(ExportRecordsJob(records=(str(tmp_path),), to="csv"))
+
+
+# Parquet
+
+
+@pytest.mark.slow
+def test_parquet_holds_every_record_with_the_runs(answers: Answers) -> None:
+    import pyarrow.parquet as pq
+
+    odd = record("odd.png", text="half \ud800", ms={"total": None})
+    answers.write([record(), asked("b.png", 0.8), failed("c.png"), odd])
+    manifest = RunManifest(run="run-1", spec={}, model_digest="abc", versions={})
+    write_manifest(answers.path, manifest=manifest)
+
+    assert answers.export("parquet", "out.parquet", abstain=(0.1, 0.9)) == Exit.OK
+    caption, yes, failure, half = pq.read_table(answers.folder / "out.parquet").to_pylist()
+    assert (caption["text"], caption["choice"], caption["decision"]) == ("a star", None, None)
+    assert (yes["choice"], yes["decision"]) == ([("Yes", 0.8), ("No", 0.2)], "undecided")
+    assert (failure["error_code"], failure["error_message"]) == ("truncated", "It is cut off.")
+    assert (half["text"], half["ms"]) == ("half \\ud800", [("total", None)])
+    metadata = pq.read_schema(answers.folder / "out.parquet").metadata
+    assert json.loads(metadata[b"llama-adapter-runs"]) == [asdict(manifest)]
+
+
+@pytest.mark.slow
+def test_parquet_is_written_in_row_groups_and_shards_have_one_schema(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr("app.exports.parquet.ROWS_IN_A_GROUP", 10)
+    answers.write([record(f"{number}.png") for number in range(25)])
+    answers.export("parquet", "a.parquet")
+    answers.write([])
+    answers.export("parquet", "b.parquet")
+
+    assert pq.read_metadata(answers.folder / "a.parquet").num_row_groups == 3
+    assert pq.read_schema(answers.folder / "a.parquet").equals(pq.read_schema(answers.folder / "b.parquet"))
+    assert pq.read_table(answers.folder / "b.parquet").num_rows == 0
+
+
+def test_without_pyarrow_parquet_names_the_extra_before_any_work(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    answers.write([record()])
+
+    with pytest.raises(UsageError, match="Parquet needs pyarrow") as refusal:
+        answers.export("parquet", "out.parquet")
+    assert refusal.value.hint == "pip install 'llama-adapter[parquet]'"

@@ -1,0 +1,148 @@
+"""Text files for pictures: whole, where they belong, and never over anything that others wrote."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from app.exports.sidecars import MAX_TOLD, SidecarFiles
+
+
+def texts(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*.txt")) if path.is_file()}
+
+
+def write(out: Path | None, pairs: dict[str, str], *, force: bool = False) -> SidecarFiles:
+    with SidecarFiles(None if out is None else str(out), force=force) as files:
+        for picture in pairs:
+            files.see(picture)
+        for picture, text in pairs.items():
+            files.write(picture, text)
+    return files
+
+
+def pictures(folder: Path, *names: str) -> list[str]:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"")
+    return [str(folder / name) for name in names]
+
+
+def test_a_text_stands_beside_its_picture(tmp_path: Path) -> None:
+    first, second = pictures(tmp_path, "a.png", "sub/b.jpg")
+    files = write(None, {first: "one", second: "zwei\n drei"})
+
+    assert texts(tmp_path) == {"a.txt": "one\n", "sub/b.txt": "zwei\n drei\n"}
+    assert (files.num_written, files.num_same, files.refusals.count) == (2, 0, 0)
+
+
+def test_beside_a_picture_that_is_not_there_nothing_is_written(tmp_path: Path) -> None:
+    files = write(None, {str(tmp_path / "a.png"): "one", str(tmp_path / "b.tar/c.png"): "two", "\0": "three"})
+
+    assert texts(tmp_path) == {}
+    assert files.refusals.count == 3
+    assert "name a folder as --out" in files.refusals.told[0]
+
+
+def test_in_a_folder_the_folders_of_pictures_are_mirrored(tmp_path: Path) -> None:
+    write(tmp_path / "out", {"pics/a.png": "one", "shots.tar/sub/b.png": "two", "/abs/c.png": "three"})
+
+    assert texts(tmp_path / "out") == {"pics/a.txt": "one\n", "shots.tar/sub/b.txt": "two\n", "abs/c.txt": "three\n"}
+
+
+def test_no_name_leads_out_of_the_folder(tmp_path: Path) -> None:
+    names = ["../x.png", "/etc/y.png", "a/../../z.png", "..", "\0.png", "-rf.png", "w\nx.png"]
+    write(tmp_path / "out", dict.fromkeys(names, "text"))
+
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert len(texts(tmp_path / "out")) == len(names)
+
+
+def test_a_link_below_the_folder_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "pics").symlink_to(tmp_path / "elsewhere")
+    files = write(tmp_path / "out", {"pics/a.png": "one", "b.png": "two"}, force=True)
+
+    assert os.listdir(tmp_path / "elsewhere") == []
+    assert (tmp_path / "out" / "b.txt").read_text() == "two\n"
+    assert files.refusals.count == 1
+
+
+def test_a_link_in_the_place_of_a_text_is_replaced_by_force_and_what_it_names_stays(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (picture,) = pictures(tmp_path, "a.png")
+    (tmp_path / "a.txt").symlink_to(tmp_path / "precious")
+
+    assert write(None, {picture: "mine"}).refusals.count == 1
+    assert write(None, {picture: "mine"}, force=True).num_written == 1
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert not (tmp_path / "a.txt").is_symlink()
+
+
+def test_a_text_of_others_is_left_alone_unless_forced_and_the_rest_is_written(tmp_path: Path) -> None:
+    first, second = pictures(tmp_path, "a.png", "b.png")
+    (tmp_path / "a.txt").write_text("written by hand")
+    files = write(None, {first: "one", second: "two"})
+
+    assert texts(tmp_path) == {"a.txt": "written by hand", "b.txt": "two\n"}
+    assert files.refusals.lines() == [
+        f"error: {first}: `a.txt` is there already with other content; replace it with --force"
+    ]
+    write(None, {first: "one", second: "two"}, force=True)
+    assert texts(tmp_path) == {"a.txt": "one\n", "b.txt": "two\n"}
+
+
+def test_what_is_there_already_is_not_written_again(tmp_path: Path) -> None:
+    (picture,) = pictures(tmp_path, "a.png")
+    write(None, {picture: "one"})
+    before = (tmp_path / "a.txt").stat()
+
+    assert write(None, {picture: "one"}, force=True).num_same == 1
+    after = (tmp_path / "a.txt").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+def test_pictures_that_share_a_stem_get_a_text_each(tmp_path: Path) -> None:
+    write(tmp_path, {"a.png": "one", "a.jpg": "two", "A.gif": "three", "a.txt/b.png": "four"})
+
+    assert texts(tmp_path) == {
+        "a.png.txt": "one\n",
+        "a.jpg.txt": "two\n",
+        "A.gif.txt": "three\n",
+        "a.txt/b.txt": "four\n",
+    }
+
+
+def test_a_folder_in_the_place_of_a_text_is_never_replaced(tmp_path: Path) -> None:
+    (picture,) = pictures(tmp_path, "a.png")
+    (tmp_path / "a.txt").mkdir()
+
+    assert write(None, {picture: "one"}, force=True).refusals.count == 1
+    assert sorted(os.listdir(tmp_path)) == ["a.png", "a.txt"]  # and nothing half-written
+
+
+def test_many_refusals_are_counted_and_some_told(tmp_path: Path) -> None:
+    lines = write(None, {str(tmp_path / f"{number}.png"): "" for number in range(MAX_TOLD + 5)}).refusals.lines()
+
+    assert len(lines) == MAX_TOLD + 1
+    assert lines[-1] == "error: and 5 more"
+
+
+def test_a_name_that_is_too_long_costs_only_its_own_text(tmp_path: Path) -> None:
+    long, short = pictures(tmp_path, "x" * 255, "a.png")
+    files = write(None, {long: "one", short: "two"})
+
+    assert files.refusals.count == 1
+    assert texts(tmp_path) == {"a.txt": "two\n"}
+
+
+def test_half_a_character_is_written_as_its_escape(tmp_path: Path) -> None:
+    write(tmp_path, {"a.png": "half \ud800"})
+
+    assert texts(tmp_path) == {"a.txt": "half \\ud800\n"}
+
+
+@pytest.mark.parametrize("name", ["..", ".", ""])
+def test_odd_names_beside_pictures_are_refused(name: str) -> None:
+    assert write(None, {name: "text"}).refusals.count == 1

@@ -1,0 +1,177 @@
+"""Which records count: a failure that was made good does not, nor what was written twice; all else does."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.exports.survey import Selection, Survey, record_files, survey
+from app.records.record import ErrorRecord, Record, RecordFileError, record_to_line
+
+ALL = Selection()
+
+
+def record(
+    picture: str = "a.png", *, id: str = "1", prompt: str = "p", text: str = "t", failed: bool = False
+) -> Record:
+    return Record(
+        id=id,
+        picture=picture,
+        prompt=prompt,
+        text="" if failed else text,
+        finish="error" if failed else "stop",
+        choice=None,
+        tokens=1,
+        error=ErrorRecord(code="missing", message="It is not there.") if failed else None,
+        ms={"total": 1.0},
+        run="r",
+    )
+
+
+def write(path: Path, records: Sequence[Record], end: str = "") -> str:
+    path.write_text("".join(record_to_line(one) + "\n" for one in records) + end)
+    return str(path)
+
+
+def surveyed(folder: Path, records: Sequence[Record], selection: Selection = ALL) -> Survey:
+    return survey([write(folder / "a.jsonl", records)], selection)
+
+
+def test_a_failure_is_superseded_by_any_later_record_of_its_picture_and_prompt(tmp_path: Path) -> None:
+    kept = [record("b.png", failed=True), record(id="2"), record("a.png", id="9", prompt="q", failed=True)]
+    found = surveyed(tmp_path, [record(id="name", failed=True), *kept])
+
+    assert list(found.records()) == kept
+    assert (found.num_taken, found.num_failed, found.num_superseded) == (3, 2, 1)
+
+
+def test_a_failure_that_came_again_counts_once_and_the_newest_stays(tmp_path: Path) -> None:
+    first, last = record(failed=True), {**record(failed=True), "run": "later"}
+
+    assert list(surveyed(tmp_path, [first, last]).records()) == [last]  # type: ignore[list-item]
+
+
+def test_a_picture_that_vanished_after_its_answer_keeps_the_answer_and_has_the_failure(tmp_path: Path) -> None:
+    records = [record(id="1"), record(id="name", failed=True)]
+
+    assert list(surveyed(tmp_path, records).records()) == records
+
+
+def test_of_what_was_written_twice_the_last_answer_counts(tmp_path: Path) -> None:
+    records = [record(text="first"), record(text="last"), record(failed=True)]
+
+    assert [one["text"] for one in surveyed(tmp_path, records).records()] == ["last"]
+
+
+def test_answers_of_two_models_both_count_and_are_told(tmp_path: Path) -> None:
+    found = surveyed(tmp_path, [record(id="1", text="one"), record("b.png"), record(id="2", text="two")])
+
+    assert (found.num_taken, found.num_repeated, found.has_several_prompts) == (3, 1, False)
+    assert [one["text"] for one in found.last_of_pictures() if one["picture"] == "a.png"] == ["two"]
+
+
+def test_copies_of_one_picture_under_two_names_both_count(tmp_path: Path) -> None:
+    assert surveyed(tmp_path, [record("a.png"), record("b.png")]).num_taken == 2
+
+
+def test_a_picture_with_two_prompts_is_noticed_unless_one_is_chosen(tmp_path: Path) -> None:
+    records = [record(id="1", prompt="p"), record(id="2", prompt="q")]
+
+    assert surveyed(tmp_path, records).has_several_prompts
+    chosen = surveyed(tmp_path, records, Selection(prompt="q"))
+    assert not chosen.has_several_prompts
+    assert [one["prompt"] for one in chosen.records()] == ["q"]
+    assert list(chosen.prompts) == ["p", "q"]
+
+
+def test_where_only_answers_are_wanted_failures_are_counted_and_left_out(tmp_path: Path) -> None:
+    found = surveyed(tmp_path, [record(), record("b.png", failed=True)], Selection(only_answers=True))
+
+    assert [one["picture"] for one in found.records()] == ["a.png"]
+    assert (found.num_taken, found.num_failed) == (1, 1)
+
+
+def test_shards_are_read_as_one_file(tmp_path: Path) -> None:
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    write(parts / "part-10.jsonl", [record(id="2")])
+    write(parts / "part-9.jsonl", [record(id="name", failed=True)])
+    (parts / "part-9.jsonl.manifest.json").write_text("{}")
+
+    files = record_files([str(parts)])
+    assert [Path(file).name for file in files] == ["part-9.jsonl", "part-10.jsonl"]
+    assert [one["id"] for one in survey(files, ALL).records()] == ["2"]
+    assert record_files([files[0], str(parts)]) == files
+
+
+def test_a_torn_last_line_is_passed_over_in_every_file(tmp_path: Path) -> None:
+    torn = record_to_line(record("c.png"))[:-4]
+    paths = [write(tmp_path / name, [record(name)], end=torn) for name in ("a.jsonl", "b.jsonl")]
+
+    assert [one["picture"] for one in survey(paths, ALL).records()] == ["a.jsonl", "b.jsonl"]
+
+
+def test_what_is_appended_after_the_first_reading_does_not_count(tmp_path: Path) -> None:
+    paths = [write(tmp_path / name, [record(name)]) for name in ("a.jsonl", "b.jsonl")]
+    found = survey(paths, ALL)
+    with open(paths[0], "a") as file:
+        file.write(record_to_line(record("later")) + "\n")
+
+    assert [one["picture"] for one in found.records()] == ["a.jsonl", "b.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"picture": 1},
+        {"text": None},
+        {"error": "no"},
+        {"error": {"code": 1, "message": ""}},
+        {"choice": {"a": 1.0}},
+        {"choice": {"a": "1", "b": 0}},
+        {"ms": []},
+        {"tokens": "3"},
+    ],
+)
+def test_values_of_another_kind_are_no_record(tmp_path: Path, change: dict[str, object]) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(record_to_line(record()) + "\n" + json.dumps({**record(), **change}) + "\n")
+
+    with pytest.raises(RecordFileError, match="line 2 is not a record"):
+        survey([str(path)], ALL)
+
+
+def test_an_empty_file_has_no_records(tmp_path: Path) -> None:
+    found = surveyed(tmp_path, [])
+
+    assert list(found.records()) == []
+    assert (found.num_taken, found.num_repeated, found.has_several_prompts) == (0, 0, False)
+
+
+@given(
+    st.lists(
+        st.builds(
+            record,
+            picture=st.sampled_from(["a", "b"]),
+            id=st.sampled_from(["1", "2", "3"]),
+            prompt=st.sampled_from(["p", "q"]),
+            failed=st.booleans(),
+        ),
+        max_size=12,
+    )
+)
+def test_every_picture_and_prompt_keeps_an_answer_if_it_ever_had_one(
+    tmp_path_factory: pytest.TempPathFactory, records: list[Record]
+) -> None:
+    kept = list(surveyed(tmp_path_factory.getbasetemp(), records).records())
+
+    def asked(some: Sequence[Record], *, failed: bool) -> set[tuple[str, ...]]:
+        return {(one["picture"], one["id"]) for one in some if (one["error"] is not None) == failed}
+
+    assert asked(kept, failed=False) == asked(records, failed=False)
+    assert len({(one["id"], one["picture"]) for one in kept}) == len(kept)
+    failures = [one for one in kept if one["error"] is not None]
+    assert len({(one["picture"], one["prompt"]) for one in failures}) == len(failures)

@@ -1,0 +1,342 @@
+"""Jobs over many pictures: where they come from, what is asked of them, and what a further run leaves alone."""
+
+import csv
+import io
+import json
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from app.records.file import RecordWriter
+from app.records.manifest import read_manifest
+from app.records.record import Record, read_records
+from tests.app.command import Run
+from tests.app.golden import model_flags, picture
+
+NAMES = ("shapes_200x300.jpg", "noise_128x96.png", "rgba_180x140.png")
+COMMON = [*model_flags(), "--max-new-tokens", "4"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three pictures."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for name in NAMES:
+        shutil.copy(picture(name), folder / name)
+    return folder
+
+
+def records_in(path: Path) -> list[Record]:
+    return list(read_records(path))
+
+
+# Where pictures come from
+
+
+def test_every_way_to_name_pictures_gives_the_same_answers(run: Run, folder: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "shard.tar"
+    with tarfile.open(archive, "w") as packed:
+        for name in NAMES:
+            packed.add(folder / name, arcname=name)
+    listed, manifest = tmp_path / "list.txt", tmp_path / "manifest.csv"
+    listed.write_text("".join(f"{folder / name}\n" for name in NAMES))
+    manifest.write_text("picture\n" + "".join(f"pictures/{name}\n" for name in NAMES))
+
+    ways = [
+        [str(folder)],
+        [str(folder / "*.???")],
+        [str(archive)],
+        ["--list", str(listed)],
+        ["--manifest", str(manifest)],
+    ]
+    answers = [run("caption", *way, *COMMON) for way in ways]
+
+    assert [ran.code for ran in answers] == [0] * len(ways)
+    texts = [{Path(name).name: text for name, text in ran.texts().items()} for ran in answers]
+    assert texts == [texts[0]] * len(ways)
+    assert set(texts[0]) == set(NAMES)
+
+
+def test_no_pictures_at_all_is_a_usage_error(run: Run) -> None:
+    ran = run("caption", *COMMON)
+
+    assert (ran.code, "No pictures are named" in ran.err) == (2, True)
+
+
+def test_a_list_that_is_not_there_is_told_before_the_model_is_loaded(run: Run, tmp_path: Path) -> None:
+    ran = run("caption", "--list", str(tmp_path / "none.txt"), "--llama-dir", "nowhere", "--adapter", "nowhere.pth")
+
+    assert ran.code == 2
+    assert "none.txt" in ran.err
+
+
+def test_shards_have_every_picture_once_between_them(run: Run, folder: Path) -> None:
+    parts = [run("caption", str(folder), *COMMON, "--shard", f"{part}/3").texts() for part in range(3)]
+
+    assert sum(map(len, parts)) == len(NAMES)
+    assert {name: text for part in parts for name, text in part.items()} == run("caption", str(folder), *COMMON).texts()
+
+
+@pytest.mark.parametrize("shard", ["3/3", "-1/2", "1", "a/b", "0/0"])
+def test_a_shard_that_is_none_is_a_usage_error(shard: str, run: Run, folder: Path) -> None:
+    ran = run("caption", str(folder), *COMMON, f"--shard={shard}")
+
+    assert (ran.code, "counted from 0" in ran.err) == (2, True)
+
+
+# What is asked of them
+
+
+def test_a_sheet_asks_every_question_of_every_picture(run: Run, folder: Path, tmp_path: Path) -> None:
+    sheet = tmp_path / "questions.jsonl"
+    lines: list[dict[str, object]] = [
+        {"question": "What is this?"},
+        {"question": "Is it red?", "choices": ["Yes", "No"]},
+        {"question": "Is it {stem}?", "input": "a hint"},
+    ]
+    sheet.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    ran = run("caption", str(folder), *COMMON, "--questions", str(sheet))
+
+    assert ran.code == 0
+    asked = sorted((Path(record["picture"]).name, record["prompt"], record["finish"]) for record in ran.records)
+    expected = [
+        (name, prompt, finish)
+        for name in NAMES
+        for prompt, finish in (
+            ("What is this?", "length"),
+            ("Is it red?", "choice"),
+            (f"Is it {Path(name).stem}?\na hint", "length"),
+        )
+    ]
+    assert asked == sorted(expected)
+    alone = run("caption", str(folder), *COMMON, "--prompt", "What is this?")
+    assert {
+        record["picture"]: record["text"] for record in ran.records if record["prompt"] == "What is this?"
+    } == alone.texts()
+    assert {record["id"] for record in alone.records} <= {record["id"] for record in ran.records}
+
+
+def test_a_manifest_brings_prompts_of_its_own_and_columns_for_others(run: Run, folder: Path) -> None:
+    manifest = folder / "work.csv"
+    with open(manifest, "w", newline="") as file:
+        csv.writer(file).writerows(
+            [
+                ("picture", "prompt", "choices", "breed"),
+                (NAMES[0], "Is it a {breed}?", "Yes,No", "collie"),
+                (NAMES[0], "", "", "collie"),
+                (NAMES[1], "", "", "poodle"),
+                ("missing.png", "", "", ""),
+            ]
+        )
+
+    ran = run("caption", "--manifest", str(manifest), *COMMON, "--prompt", "Where is the {breed}?")
+
+    assert ran.code == 3
+    asked = {(Path(record["picture"]).name, record["prompt"], record["finish"]) for record in ran.records}
+    assert asked == {
+        (NAMES[0], "Is it a collie?", "choice"),
+        (NAMES[0], "Where is the collie?", "length"),
+        (NAMES[1], "Where is the poodle?", "length"),
+        ("missing.png", "Where is the ?", "error"),
+    }
+
+
+def test_a_prompt_that_cannot_be_put_costs_that_answer_only(run: Run, folder: Path, tmp_path: Path) -> None:
+    manifest, out = folder / "work.jsonl", tmp_path / "answers.jsonl"
+    lines = [
+        {"picture": NAMES[0], "prompt": "word " * 2000},
+        {"picture": NAMES[1], "prompt": "Is it a {breed}?"},
+        {"picture": NAMES[2], "prompt": "What is this?"},
+    ]
+    manifest.write_text("".join(json.dumps(line) + "\n" for line in lines) + "not JSON\n")
+    command = ["caption", "--manifest", str(manifest), *COMMON, "--out", str(out)]
+
+    ran, again = run(*command), run(*command)
+
+    assert ran.code == again.code == 3
+    records = {Path(record["picture"]).name: record for record in records_in(out)}
+    codes = {name: record["error"] and record["error"]["code"] for name, record in records.items()}
+    assert codes == {NAMES[0]: "prompt", NAMES[1]: "prompt", NAMES[2]: None, "work.jsonl:4": "manifest"}
+    assert len(records_in(out)) == 4
+    assert "0 pictures answered, 1 answered by an earlier run, 3 failed in an earlier run" in again.err
+
+
+def test_an_unknown_variable_of_the_command_line_is_an_error_record(run: Run, folder: Path) -> None:
+    ran = run("caption", str(folder / NAMES[0]), *COMMON, "--prompt", "Is it a {breed}?")
+
+    (record,) = ran.records
+    assert ran.code == 3
+    assert record["error"]["code"] == "prompt"
+    assert "{breed}" in record["error"]["message"]
+
+
+def test_questions_come_from_one_place(run: Run, folder: Path) -> None:
+    both = run("ask", str(folder), *COMMON, "--question", "What?", "--questions", "sheet.txt")
+    none = run("ask", str(folder), *COMMON)
+
+    assert (both.code, none.code) == (2, 2)
+    assert "exclude each other" in both.err
+    assert "needs a --question" in none.err
+
+
+# Further runs
+
+
+def test_failures_of_an_earlier_run_stand_until_they_are_to_be_tried_again(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "answers.jsonl"
+    command = ["caption", str(folder), *COMMON, "--out", str(out)]
+    good = (folder / NAMES[0]).read_bytes()
+    (folder / NAMES[0]).write_bytes(good[: len(good) // 2])
+
+    first, second, third = run(*command), run(*command), run(*command, "--retry-errors")
+
+    assert (first.code, second.code, third.code) == (3, 3, 3)
+    assert "1 failed in an earlier run (--retry-errors tries them again)" in second.err
+    assert "error:" not in second.err
+    assert "0 pictures answered, 1 failed, 2 answered by an earlier run" in third.err
+    assert len(records_in(out)) == 3  # what failed again as before has its record
+    (folder / NAMES[0]).write_bytes(good)
+    mended = run(*command)
+    assert mended.code == 0  # it is another picture now
+    assert [record["error"] for record in records_in(out)].count(None) == 3
+
+
+def test_a_picture_that_was_missing_is_answered_when_it_is_there(run: Run, folder: Path, tmp_path: Path) -> None:
+    out, late = tmp_path / "answers.jsonl", tmp_path / "late.png"
+    command = ["caption", str(folder), str(late), *COMMON, "--out", str(out)]
+
+    first = run(*command)
+    shutil.copy(picture(), late)
+    second = run(*command)
+
+    assert (first.code, second.code) == (3, 0)
+    assert "1 picture answered, 3 answered by an earlier run" in second.err
+
+
+def test_a_run_that_begins_anew_forgets_what_was_there(run: Run, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "answers.jsonl"
+    command = ["caption", str(folder), *COMMON, "--out", str(out)]
+    run(*command)
+
+    ran = run(*command, "--overwrite")
+
+    assert ran.code == 0
+    assert "3 pictures answered in" in ran.err
+    assert len(records_in(out)) == 3
+
+
+def test_a_model_that_cannot_be_loaded_costs_no_records(run: Run, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "answers.jsonl"
+    run("caption", str(folder), *COMMON, "--out", str(out))
+    before = out.read_bytes()
+
+    ran = run("caption", str(folder), "--model", "nowhere", "--out", str(out), "--overwrite")
+
+    assert ran.code == 1
+    assert out.read_bytes() == before
+
+
+def test_one_of_two_questions_that_was_answered_is_not_asked_again(run: Run, folder: Path, tmp_path: Path) -> None:
+    out, sheet = tmp_path / "answers.jsonl", tmp_path / "questions.txt"
+    command = ["caption", str(folder), *COMMON, "--out", str(out)]
+    run(*command, "--prompt", "What is this?")
+    sheet.write_text("Who is this?\nWhat is this?\n")
+
+    ran = run(*command, "--questions", str(sheet))
+
+    assert "3 questions answered, 3 answered by an earlier run" in ran.err
+    assert len({record["id"] for record in records_in(out)}) == 6
+
+
+def test_pictures_that_were_moved_are_not_answered_again(run: Run, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "answers.jsonl"
+    run("caption", str(folder), *COMMON, "--out", str(out))
+    moved = folder.rename(tmp_path / "elsewhere")
+    (moved / NAMES[0]).rename(moved / "renamed.jpg")
+
+    ran = run("caption", str(moved), *COMMON, "--out", str(out))
+
+    assert "0 pictures answered, 3 answered by an earlier run" in ran.err
+
+
+def test_a_second_run_at_the_same_time_is_refused_before_the_model_is_loaded(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "answers.jsonl"
+    with RecordWriter(out):
+        ran = run("caption", str(folder), "--model", "nowhere", "--out", str(out))
+
+    assert ran.code == 1
+    assert "Another run is writing" in ran.err
+
+
+def test_the_manifest_says_what_was_asked_and_how_it_ended(run: Run, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "answers.jsonl"
+    run("caption", str(folder), *COMMON, "--out", str(out), "--prompt", "What is {stem}?")
+
+    (manifest,) = read_manifest(out)
+
+    assert manifest.job["inputs"]["paths"] == [str(folder)]
+    assert manifest.job["questions"][0]["instruction"] == "What is {stem}?"
+    assert manifest.job["sampling"]["max_new_tokens"] == 4
+    assert manifest.end_reason == "finished"
+
+
+def test_flags_that_go_with_a_file_say_so(run: Run, folder: Path) -> None:
+    for flag in ("--overwrite", "--retry-errors"):
+        ran = run("caption", str(folder), *COMMON, flag)
+        assert ran.code == 2
+        assert "--out" in ran.err
+
+
+def test_a_folder_that_goes_away_stops_the_job_and_blames_no_picture(
+    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "answers.jsonl"
+    command = ["caption", str(folder), *COMMON, "--out", str(out), "--batch-size", "1"]
+    from app.jobs.scribe import Scribe
+
+    write, away = Scribe.write, tmp_path / "away"
+
+    def write_and_lose_the_folder(self: Scribe, answer: object) -> None:
+        write(self, answer)  # type: ignore[arg-type]
+        if folder.exists():
+            folder.rename(away)
+
+    for number in range(30):  # more than are read ahead
+        shutil.copy(picture("noise_128x96.png"), folder / f"{number}.png")
+    monkeypatch.setattr(Scribe, "write", write_and_lose_the_folder)
+    lost = run(*command)
+    monkeypatch.undo()
+    after = records_in(out)
+    away.rename(folder)
+    back = run(*command)
+
+    assert lost.code == 1
+    assert "is gone: its other pictures were not answered" in lost.err
+    assert 0 < len(after) < 33
+    assert all(record["error"] is None for record in after)
+    assert back.code == 0
+    assert sorted(record["picture"] for record in records_in(out)) == sorted(map(str, folder.iterdir()))
+
+
+def test_compressed_archives_are_read_as_well(run: Run, folder: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "shard.tgz"
+    with tarfile.open(archive, "w:gz") as packed:
+        for name in NAMES:
+            packed.add(folder / name, arcname=f"inner/{name}")
+        data = json.dumps({"breed": "collie"}).encode()
+        entry = tarfile.TarInfo("inner/noise_128x96.json")
+        entry.size = len(data)
+        packed.addfile(entry, io.BytesIO(data))
+
+    ran = run("caption", str(archive), *COMMON)
+
+    assert ran.code == 0
+    assert set(ran.texts()) == {f"{archive}/inner/{name}" for name in NAMES}

@@ -1,0 +1,79 @@
+"""The line that says how far a job is."""
+
+import threading
+
+import pytest
+
+from app.jobs.progress import Progress, duration
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.2, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 0 s"),
+        (425, "7 min 5 s"),
+        (12_000, "3 h 20 min"),
+        (187_200, "2 d 4 h"),
+    ],
+)
+def test_a_duration_has_two_parts_at_most(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+def started(*, count: int | None) -> Progress:
+    """One whose counting is done."""
+    counted = threading.Event()
+
+    def count_now() -> int | None:
+        counted.set()
+        return count
+
+    progress = Progress(visible=True, count=count_now)
+    assert counted.wait(10)
+    for thread in threading.enumerate():
+        if thread.name == "count":
+            thread.join(10)
+    return progress
+
+
+def test_the_line_tells_rate_time_left_and_failures() -> None:
+    progress = started(count=1500)
+    begin = progress._started
+
+    line = progress.line(answered=90, failed=10, known=400, now=begin + 10)
+
+    assert line == "500 of 1,500 pictures, 10.00 pictures/s, 1 min 40 s left, 400 by an earlier run, 10 failed"
+
+
+def test_the_rate_is_that_of_the_last_half_minute() -> None:
+    progress = started(count=None)
+    begin = progress._started
+    for second in range(0, 60, 5):
+        progress.line(answered=second * 100, failed=0, known=0, now=begin + second)
+
+    slower = [progress.line(answered=5500 + second, failed=0, known=0, now=begin + 55 + second) for second in (20, 40)]
+
+    assert slower[1] == "5,540 pictures, 1.00 pictures/s"
+    assert "left" not in slower[0]
+
+
+def test_without_a_terminal_lines_come_seldom_and_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(visible=True)
+    progress.show(answered=1, failed=0, known=0)
+    assert capsys.readouterr().err == ""
+
+    progress._shown_at -= 61.0
+    progress.show(answered=2, failed=0, known=0)
+    progress.show(answered=3, failed=0, known=0)
+
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_what_is_not_to_be_seen_is_not_counted_either(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(visible=False, count=lambda: pytest.fail("nobody wants to know"))
+    progress._shown_at -= 61.0
+    progress.show(answered=1, failed=0, known=0)
+
+    assert capsys.readouterr().err == ""

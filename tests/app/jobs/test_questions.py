@@ -1,0 +1,59 @@
+"""Questions with variables, and what a file's own questions leave open."""
+
+import pytest
+
+from app.inputs import QuestionFields
+from app.jobs.questions import Question, TemplateError, picture_variables
+from app.prompts import RawPrompt
+
+
+@pytest.mark.parametrize(
+    ("text", "filled"),
+    [
+        ("What is {stem}?", "What is cat.v2?"),
+        ("{parent}/{name}", "b/cat.v2.png"),
+        ("{path}", "a/b/cat.v2.png"),
+        ("Is it a {breed}?", "Is it a collie {stem}?"),  # what is filled in is not filled again
+        ("{{stem}} means {stem}", "{stem} means cat.v2"),
+        ('Answer as {"a": 1}, {} or {0}', 'Answer as {"a": 1}, {} or {0}'),
+        ("plain", "plain"),
+    ],
+)
+def test_variables_are_filled_and_other_braces_stay(text: str, filled: str) -> None:
+    variables = picture_variables("a/b/cat.v2.png", {"breed": "collie {stem}"})
+
+    assert Question(instruction=text).filled(variables).instruction == filled
+    assert Question(raw=text).filled(variables).raw == filled
+    assert Question(instruction="x", input=text).filled(variables).input == filled
+
+
+def test_columns_win_over_the_variables_of_the_name() -> None:
+    assert picture_variables("a/b.png", {"stem": "mine"})["stem"] == "mine"
+
+
+def test_a_picture_without_a_folder_has_an_empty_parent() -> None:
+    assert picture_variables("b.png", {}) == {"stem": "b", "name": "b.png", "parent": "", "path": "b.png"}
+
+
+def test_an_unknown_variable_is_named_with_what_there_is() -> None:
+    with pytest.raises(TemplateError, match=r"wants the variable \{breeds\}.*breed, name") as raised:
+        Question(instruction="Is it a {breeds}?").filled(picture_variables("a.png", {"breed": "collie"}))
+    assert raised.value.hint == "write {{breeds}} for the text {breeds} itself"
+
+
+def test_the_variables_of_a_question_are_known() -> None:
+    question = Question(instruction="{stem} {{name}}", input="{breed}")
+
+    assert question.variables == {"stem", "breed"}
+    assert question.is_template
+    assert not Question(instruction="no { braces } at all").is_template
+
+
+def test_a_files_own_question_takes_the_rest_from_the_jobs() -> None:
+    common = Question(instruction="What?", input="context", choices=("a", "b"))
+
+    assert common.completed(QuestionFields()) == common
+    own = QuestionFields(instruction="Who?", choices=("c", "d"))
+    assert common.completed(own) == Question(instruction="Who?", input="context", choices=("c", "d"))
+    assert Question(raw="raw").completed(QuestionFields(instruction="Who?")) == Question(instruction="Who?")
+    assert Question(raw="raw").completed(QuestionFields()).prompt("default") == RawPrompt("raw")

@@ -1,0 +1,58 @@
+"""Stand-ins for a reading process that misbehaves, each in its own way."""
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from app.reading import child
+from app.reading.reader import PictureReader, PictureReading
+from app.reading.wire import REPLY_HEAD_BYTES, ReplyHead, ReplyKind
+
+
+def program(behaviour: str) -> str:
+    """To be run in the place of `app.reading.process.PROGRAM`."""
+    return (
+        "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+        f"from tests.app.reading.strange_reading import {behaviour}; {behaviour}(sys.argv[3:])"
+    )
+
+
+def ends_at_once(_: Sequence[str]) -> None:
+    print("noise")
+    sys.exit("no luck today")
+
+
+def talks_nonsense(arguments: Sequence[str]) -> None:
+    connection = socket.socket(fileno=int(arguments[0]))
+    connection.sendall(ReplyHead(kind=ReplyKind.READY, digest="", code=None, num_bytes=0).encode())
+    connection.recv(1)
+    connection.sendall(b"\xff" * REPLY_HEAD_BYTES)
+    while connection.recv(2**20):
+        pass
+
+
+def writes_a_lot(arguments: Sequence[str]) -> None:
+    class Talker(PictureReader):
+        def read(self, *given: Any, **named: Any) -> PictureReading:
+            for _ in range(200):
+                with suppress(BlockingIOError):  # as C's printf passes over it
+                    os.write(2, b"tiff: warning\n" * 1000)
+            return super().read(*given, **named)
+
+    _run_with(Talker, arguments)
+
+
+def has_a_fault(arguments: Sequence[str]) -> None:
+    class Faulty(PictureReader):
+        def read(self, *given: Any, **named: Any) -> PictureReading:
+            raise RuntimeError("a fault of ours")
+
+    _run_with(Faulty, arguments)
+
+
+def _run_with(reader: type[PictureReader], arguments: Sequence[str]) -> None:
+    child.__dict__["PictureReader"] = reader
+    child.run(arguments)

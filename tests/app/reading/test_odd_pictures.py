@@ -1,0 +1,108 @@
+"""Broken, hostile and unusual pictures: each has its one result, and sound ones beside them are read as if alone."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.reading.isolated import IsolatedReader
+from app.reading.reader import PictureReader, PictureReading
+from app.resources import sample_pictures
+from app.spec import CaptionerSpec
+from tests.odd_pictures import OddPicture, write_odd_pictures
+
+pytestmark = pytest.mark.slow
+
+SIZE = 224
+SOUND = [str(path) for path in sorted(sample_pictures().glob("*.[pj][np]g"))]
+
+
+@pytest.fixture(scope="module")
+def odd_pictures(tmp_path_factory: pytest.TempPathFactory) -> list[OddPicture]:
+    return write_odd_pictures(tmp_path_factory.mktemp("pictures") / "odd")
+
+
+@pytest.fixture(scope="module")
+def readings(odd_pictures: list[OddPicture]) -> Iterator[list[tuple[str, PictureReading]]]:
+    """Of all odd pictures with a sound one before each, in two threads."""
+    mixed = [path for number, odd in enumerate(odd_pictures) for path in (SOUND[number % len(SOUND)], odd.path)]
+    with (
+        IsolatedReader(CaptionerSpec(), size=SIZE, timeout_s=30, num_processes=2) as reader,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        yield list(zip(mixed, threads.map(reader.read, mixed), strict=True))
+
+
+def test_there_are_many_and_they_are_the_same_for_the_same_seed(odd_pictures: list[OddPicture], tmp_path: Path) -> None:
+    again = write_odd_pictures(tmp_path / "again")
+    other = write_odd_pictures(tmp_path / "other", seed=1)
+
+    assert len(odd_pictures) >= 350
+    assert contents(again) == contents(odd_pictures)
+    assert contents(again).keys() == contents(other).keys()
+    assert contents(again) != contents(other)
+
+
+def contents(pictures: list[OddPicture]) -> dict[str, bytes | None]:
+    """By name; None for what is no file, is no file of its own, is huge or may not be read."""
+    found: dict[str, bytes | None] = {}
+    for path in (Path(picture.path) for picture in pictures):
+        is_plain = path.is_file() and not path.is_symlink() and os.access(path, os.R_OK)
+        found[path.name] = path.read_bytes() if is_plain and path.stat().st_size < 2**20 else None
+    return found
+
+
+def test_each_odd_picture_has_its_one_result(
+    odd_pictures: list[OddPicture], readings: list[tuple[str, PictureReading]]
+) -> None:
+    results = readings[1::2]
+
+    assert [path for path, _ in results] == [picture.path for picture in odd_pictures]
+    surprises = {
+        picture.path: reading.error or "it was read"
+        for picture, (_, reading) in zip(odd_pictures, results, strict=True)
+        if picture.expected != "either" and (picture.expected == "error") != (reading.error is not None)
+    }
+    assert surprises == {}
+    for path, reading in results:
+        assert (reading.pixels is None) == (reading.error is not None), path
+        if reading.pixels is not None:
+            assert (reading.pixels.shape, reading.pixels.dtype) == ((SIZE, SIZE, 3), np.uint8), path
+
+
+def test_no_odd_picture_ends_or_hangs_its_reader(readings: list[tuple[str, PictureReading]]) -> None:
+    codes = Counter(reading.error.code for _, reading in readings if reading.error is not None)
+
+    assert not codes.keys() & {"crashed", "timeout"}, codes
+    assert len(codes) >= 7
+
+
+def test_messages_about_odd_pictures_can_be_shown(readings: list[tuple[str, PictureReading]]) -> None:
+    for path, reading in readings:
+        if reading.error is not None:
+            assert reading.error.message.isprintable(), path
+            assert len(reading.error.message) < 2000, path
+
+
+def test_sound_pictures_between_odd_ones_are_read_as_if_alone(readings: list[tuple[str, PictureReading]]) -> None:
+    here = PictureReader(CaptionerSpec(), size=SIZE)
+    alone = {path: here.read(path) for path in SOUND}
+
+    for path, reading in readings[0::2]:
+        assert reading.digest == alone[path].digest
+        assert np.array_equal(reading.pixels, alone[path].pixels), path  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore")  # Pillow fails by them in other words, where they are errors
+def test_odd_pictures_are_read_in_a_process_of_their_own_as_they_are_here(
+    odd_pictures: list[OddPicture], readings: list[tuple[str, PictureReading]]
+) -> None:
+    here = PictureReader(CaptionerSpec(), size=SIZE)
+    for picture, (_, apart) in zip(odd_pictures, readings[1::2], strict=True):
+        reading = here.read(picture.path)
+        assert (reading.digest, reading.error) == (apart.digest, apart.error)
+        assert np.array_equal(reading.pixels, apart.pixels), picture.path  # type: ignore[arg-type]

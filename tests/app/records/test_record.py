@@ -1,0 +1,68 @@
+"""Records: what is kept of an answer."""
+
+import hashlib
+import json
+from dataclasses import replace
+
+from app.records.record import record_id, record_to_line
+from tests.app.recorded import SAMPLING, FakeAnswer, FakeError, recorded
+
+
+def test_a_record_has_every_key_in_its_order() -> None:
+    record = recorded()
+    assert list(record) == ["id", "picture", "prompt", "text", "finish", "choice", "tokens", "error", "ms", "run"]
+    assert record["tokens"] == 3
+    assert record["ms"] == {"clip": 1.235, "total": 9.0}
+    assert (record["choice"], record["error"], record["run"]) == (None, None, "run-1")
+
+
+def test_choices_and_errors_are_kept_as_plain_values() -> None:
+    chosen = recorded(FakeAnswer(finish="choice", text="Yes", choice={"Yes": 0.912345678, "No": 0.087654322}))
+    assert chosen["choice"] == {"Yes": 0.912346, "No": 0.0876543}
+    failed = recorded(FakeAnswer(finish="error", digest="", error=FakeError(code="missing", message="Wanted it.")))
+    assert failed["error"] == {"code": "missing", "message": "Wanted it."}
+
+
+def test_a_line_is_one_line_of_readable_json_whatever_the_text() -> None:
+    for text in ("été 图", "line\nbreak\r\u2028\x85", 'quote " \\', "lone \ud83d surrogate", "nul \0", ""):
+        line = record_to_line(recorded(FakeAnswer(text=text)))
+        assert "\n" not in line
+        line.encode()
+        assert json.loads(line)["text"] == text
+    assert "été" in record_to_line(recorded())
+
+
+def test_numbers_that_json_lacks_become_null() -> None:
+    record = recorded(FakeAnswer(ms={"total": float("inf")}, choice={"Yes": float("nan")}))
+    values = json.loads(record_to_line(record))
+    assert (values["ms"], values["choice"]) == ({"total": None}, {"Yes": None})
+
+
+def test_an_id_depends_on_everything_the_answer_depends_on_and_on_nothing_else() -> None:
+    one = FakeAnswer()
+    renamed = replace(one, picture="elsewhere/x.png", text="other", ms={}, finish="length")
+    assert recorded(one)["id"] == recorded(renamed, run="run-2")["id"]
+    shuffled = dict(reversed(SAMPLING.items()))
+    same = record_id(one.digest, prompt=one.prompt, model_digest="model", sampling=shuffled)
+    assert same == recorded(one)["id"]
+    ids = {
+        recorded(one)["id"],
+        recorded(replace(one, digest="cd" * 32))["id"],
+        recorded(replace(one, prompt="What else?"))["id"],
+        recorded(one, model_digest="other")["id"],
+        record_id(one.digest, prompt=one.prompt, model_digest="model", sampling={**SAMPLING, "temperature": 0.5}),
+        record_id(one.digest, prompt=[1, 2], model_digest="model", sampling=SAMPLING),
+    }
+    assert len(ids) == 6
+
+
+def test_an_id_stays_the_same_from_version_to_version() -> None:
+    fixed = record_id("ab", prompt="Was ist das? é", model_digest="cd", sampling={"temperature": 0.0, "seed": None})
+    canonical = rb'["ab","Was ist das? \u00e9","cd",{"seed":null,"temperature":0.0}]'
+    assert fixed == hashlib.sha256(canonical).hexdigest()[:32]
+
+
+def test_pictures_without_bytes_are_told_apart_by_their_names() -> None:
+    gone = FakeAnswer(digest="", finish="error", error=FakeError(code="missing", message=""))
+    assert recorded(replace(gone, picture="a.png"))["id"] != recorded(replace(gone, picture="b.png"))["id"]
+    assert recorded(replace(gone, picture="a.png"))["id"] == recorded(replace(gone, picture="a.png"))["id"]
