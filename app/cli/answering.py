@@ -147,7 +147,9 @@ def _add_answering(parser: Parser) -> None:
     add_computation(with_batch_size(parser))
     output = parser.add_argument_group("output")
     output.add_argument(
-        "--out", metavar="FILE.jsonl", help="append records to a file; pictures already answered there are left out"
+        "--out",
+        metavar="FILE.jsonl",
+        help="append records to a file, or to files in a folder (FOLDER/); what is answered there already is left out",
     )
     earlier = output.add_mutually_exclusive_group()
     earlier.add_argument(

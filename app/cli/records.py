@@ -62,6 +62,12 @@ def add_export_records(commands: Any) -> None:
         help="file to write, or - for stdout (csv, jsonl); folder for sidecars (default: beside the pictures); the "
         "pictures' folder for metadata",
     )
+    export.add_argument(
+        "--rows-per-file",
+        metavar="N",
+        type=int,
+        help="make --out a folder of files with so many rows each (csv, jsonl, parquet)",
+    )
     export.add_argument("--prompt", metavar="TEXT", type=parse_text, help="only records of this prompt")
     export.add_argument("--only-answers", action="store_true", help="leave out records with an error")
     add_deciding(export.add_argument_group("deciding, where records have choices"))

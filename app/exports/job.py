@@ -5,11 +5,12 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
 
 from app.calibration.file import Calibration, read_calibration
-from app.deciding import Decider
+from app.deciding import Decider, Decision
 from app.decisions import Rule
 from app.errors import Exit, UsageError
 from app.export_files import refuse_to_replace
@@ -22,14 +23,17 @@ from app.exports.outputs import (
     with_decisions,
 )
 from app.exports.parquet import check_pyarrow, write_parquet
+from app.exports.parts import check_parts, write_parts
 from app.exports.sidecars import Refusals, SidecarFiles
 from app.exports.survey import MAX_REMEMBERED, Selection, Survey, record_files, survey
-from app.records.manifest import read_manifest
+from app.records.manifest import runs_behind
+from app.records.record import Record
 from app.whole_files import whole_file
 
 RecordTarget = Literal["sidecars", "csv", "metadata", "parquet", "jsonl"]
 
 _ONE_A_PICTURE: Final = ("sidecars", "metadata")  # these have place for one text of each picture
+_IN_PARTS: Final = ("csv", "jsonl", "parquet")
 _NUM_SHOWN: Final = 5  # of prompts in a message
 
 
@@ -45,10 +49,16 @@ class ExportRecordsJob:
     calibration: str | None = None
     threshold: float | None = None
     abstain: tuple[float, float] | None = None
+    rows_per_file: int | None = None  # then `out` is a folder of files with so many rows each
     force: bool = False
     quiet: bool = False
 
     def __post_init__(self) -> None:
+        if self.rows_per_file is not None and (self.rows_per_file < 1 or self.to not in _IN_PARTS):
+            raise ValueError(
+                f"rows_per_file is at least 1 and goes with {', '.join(_IN_PARTS)}, got {self.rows_per_file} with "
+                f"{self.to}"
+            )
         Rule.from_flags(self.threshold, self.abstain)  # refuses numbers out of range
 
 
@@ -68,8 +78,15 @@ def run_export_records(job: ExportRecordsJob) -> int:
         return _export_sidecars(job, paths, selection, decider)
     found = survey(paths, selection)
     _check(job, found, decider)
-    with _opened(place) as file:
-        refusals = _write(job, found, decider, file, place=place)
+    rows = with_decisions(found.last_of_pictures() if job.to in _ONE_A_PICTURE else found.records(), decider)
+    refusals = Refusals()
+    write = partial(_write, job, found, decider, _columns(job, found, decider), place, refusals)
+    if job.rows_per_file is not None:
+        assert place is not None, "parts have a folder"
+        write_parts(rows, Path(place), suffix=job.to, rows_in_a_part=job.rows_per_file, write=write)
+    else:
+        with _opened(place) as file:
+            write(rows, file)
     where = f"in `{place}`" if place is not None else "on stdout"
     _say(job, f"{found.num_taken - refusals.count} records {where}; {_left_out(found)}")
     return _tell(refusals)
@@ -86,14 +103,20 @@ def _export_sidecars(job: ExportRecordsJob, paths: list[str], selection: Selecti
     return _tell(files.refusals)
 
 
-def _write(job: ExportRecordsJob, found: Survey, decider: Decider, file: BinaryIO, *, place: str | None) -> Refusals:
-    """Everything to one file; returns which pictures were left out."""
-    refusals = Refusals()
-    records = found.last_of_pictures() if job.to in _ONE_A_PICTURE else found.records()
-    rows = with_decisions(records, decider)
+def _write(
+    job: ExportRecordsJob,
+    found: Survey,
+    decider: Decider,
+    columns: list[str],
+    place: str | None,
+    refusals: Refusals,
+    rows: Iterable[tuple[Record, Decision | None]],
+    file: BinaryIO,
+) -> None:
+    """Rows to a file; `refusals` learns which pictures were left out."""
     match job.to:
         case "csv":
-            _write_all(file, table_lines(rows, choices=_columns(job, found, decider), decider=decider))
+            _write_all(file, table_lines(rows, choices=columns, decider=decider))
         case "jsonl":
             _write_all(file, jsonl_lines(rows, decider=decider))
         case "metadata":
@@ -101,11 +124,10 @@ def _write(job: ExportRecordsJob, found: Survey, decider: Decider, file: BinaryI
             folder, has_choices = os.path.dirname(place) or ".", bool(found.choices)
             _write_all(file, metadata_lines(rows, folder=folder, has_choices=has_choices, refusals=refusals))
         case "parquet":
-            runs = [dataclasses.asdict(run) for path in found.paths for run in read_manifest(path)]
+            runs = [dataclasses.asdict(run) for run in runs_behind(found.paths)]
             write_parquet(rows, file, runs=runs)
         case _:
             raise AssertionError(f"no writer for {job.to}")
-    return refusals
 
 
 def _write_all(file: BinaryIO, lines: Iterable[bytes]) -> None:
@@ -135,10 +157,15 @@ def _place(job: ExportRecordsJob, paths: list[str]) -> str | None:
     if job.to == "parquet":
         check_pyarrow()
     if job.out in (None, "-"):
-        if job.to in ("metadata", "parquet"):
+        if job.to in ("metadata", "parquet") or job.rows_per_file is not None:
             raise UsageError(f"--to {job.to} needs a place for its file", hint="name one as --out")
         return None
     place = str(job.out)
+    if job.rows_per_file is not None:
+        if any(os.path.dirname(os.path.realpath(path)) == os.path.realpath(place) for path in paths):
+            raise UsageError(f"`{place}` is the folder of the records themselves", hint="name another one as --out")
+        check_parts(Path(place), force=job.force)
+        return place
     if job.to == "metadata" and (os.path.isdir(place) or place.endswith(("/", os.sep))):
         place = os.path.join(place, METADATA_NAME)
     if job.to == "metadata" and os.path.basename(place) != METADATA_NAME:
@@ -179,7 +206,7 @@ def _check_calibration(job: ExportRecordsJob, found: Survey, calibration: Calibr
     others = [prompt for prompt in found.prompts if prompt != calibration.question and job.prompt in (None, prompt)]
     if calibration.question is not None and others:
         _say(job, f"note: the calibration is of {calibration.question!r}, and there are records of {others[0]!r}")
-    runs = [run for path in found.paths for run in read_manifest(path) if run.run in found.runs]
+    runs = [run for run in runs_behind(found.paths) if run.run in found.runs]
     if any(run.model_digest != calibration.model_digest for run in runs):
         _say(job, "note: the calibration is of another model than some of these records")
     if calibration.threshold is None and job.threshold is None and job.abstain is None:

@@ -18,7 +18,7 @@ from app.jobs.job import Job
 from app.jobs.scribe import InputGoneError, Scribe
 from app.reading.isolated import IsolatedReader
 from app.reading.reader import PictureReader, Reader
-from app.records.file import RecordWriter
+from app.records.folder import RecordStore, open_records
 from app.records.index import RecordIndex
 from app.records.manifest import RunManifest, new_run_id
 from app.report import Report, make_report, versions
@@ -36,13 +36,13 @@ def run_job(job: Job) -> int:
     decider = open_decider(job)
     with ExitStack() as stack:
         # Before the model is loaded, which may take minutes: a place that cannot be written shows at once.
-        file = None if job.out is None else stack.enter_context(RecordWriter(job.out))
+        file = None if job.out is None else stack.enter_context(open_records(job.out))
         captioner = stack.enter_context(Captioner.load(**dataclasses.asdict(job.spec)))
         check_questions(job, captioner)
         reader = stack.enter_context(closing(open_reader(job, captioner.spec, size=captioner.image_size)))
         run = new_run_id()
         desk = open_desk(job, captioner.info, spec=captioner.spec, run=run, file=file)
-        manifest = None if file is None or not file.is_file else _manifest(job, captioner, run=run)
+        manifest = None if file is None or not file.is_durable else _manifest(job, captioner, run=run)
         scribe = Scribe(job, desk, file=file, manifest=manifest, decider=decider, count=lambda: _count(job))
         stack.callback(scribe.close)
         clock = StageClock() if job.profile is None else captioner.profile_clock(waits=job.profile == "wait")
@@ -106,17 +106,17 @@ def check_questions(job: Job, captioner: Captioner) -> None:
             captioner.check_prompt(question.prompt(captioner.info.default_prompt), question.choices)
 
 
-def open_desk(job: Job, info: ModelInfo, *, spec: CaptionerSpec, run: str, file: RecordWriter | None) -> Desk:
+def open_desk(job: Job, info: ModelInfo, *, spec: CaptionerSpec, run: str, file: RecordStore | None) -> Desk:
     """The desk of a job, which knows what the file of records holds; with `overwrite` the file is emptied.
 
     `info` and `spec` are those of the loaded model. Raises `RecordFileError`.
     """
     earlier = None
-    if file is not None and file.is_file:
+    if file is not None and file.is_durable:
         if job.overwrite:
             file.clear()
         else:
-            earlier = RecordIndex(file.path)
+            earlier = RecordIndex(file.files)
     return Desk(
         job.questions,
         spec=spec,

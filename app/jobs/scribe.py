@@ -10,7 +10,7 @@ from app.errors import forget_stdout
 from app.jobs.desk import Desk
 from app.jobs.job import Job
 from app.jobs.progress import Progress
-from app.records.file import RecordWriter
+from app.records.folder import RecordStore
 from app.records.manifest import EndReason, RunManifest, write_manifest
 from app.records.record import Record, record_to_line
 from app.report import Tally
@@ -34,7 +34,7 @@ class Scribe:
         job: Job,
         desk: Desk,
         *,
-        file: RecordWriter | None,
+        file: RecordStore | None,
         manifest: RunManifest | None,
         decider: Decider | None = None,
         count: Callable[[], int | None] | None = None,

@@ -40,13 +40,13 @@ class RecordWriter:
         self.repair: str | None = None
         self.is_locked = False
         self._sync_every, self._num_unsynced, self._synced_at = sync_every, 0, time.monotonic()
-        self.is_file = not self.path.exists() or self.path.is_file()
+        self.is_durable = not self.path.exists() or self.path.is_file()
         self._is_new = not os.path.lexists(self.path)
-        if self.is_file:
+        if self.is_durable:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._open()
         try:
-            if self.is_file:
+            if self.is_durable:
                 self.repair = _repair(self._file, self.path)
                 self._end = self._file.seek(0, os.SEEK_END)
         except BaseException:
@@ -61,6 +61,11 @@ class RecordWriter:
     ) -> None:
         self.close()
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The file, where it can be read again."""
+        return (self.path,) if self.is_durable else ()
+
     def write(self, record: Record) -> None:
         """Append one record."""
         line = record_to_line(record).encode() + b"\n"
@@ -71,11 +76,11 @@ class RecordWriter:
         except BrokenPipeError:
             raise
         except OSError as error:
-            if self.is_file and len(rest) < len(line):
+            if self.is_durable and len(rest) < len(line):
                 self._file.truncate(self._end)  # half a line is nothing to anybody; a full disk takes this
             raise OSError(error.errno, error.strerror, str(self.path)) from error
         self.num_written += 1
-        if self.is_file:
+        if self.is_durable:
             self._end += len(line)
             self._num_unsynced += 1
             if self._num_unsynced >= self._sync_every or time.monotonic() - self._synced_at >= _SYNC_S:
@@ -83,7 +88,7 @@ class RecordWriter:
 
     def clear(self) -> None:
         """Throw away what the file holds, to begin anew."""
-        if self.is_file:
+        if self.is_durable:
             self._file.truncate(0)
             self._end = 0
 
@@ -92,9 +97,9 @@ class RecordWriter:
         if self._file.closed:
             return
         try:
-            if self.is_file:
+            if self.is_durable:
                 self._sync()
-            if self._is_new and self.is_file and self._end == 0:
+            if self._is_new and self.is_durable and self._end == 0:
                 self.path.unlink(missing_ok=True)  # before the lock goes: nobody has begun to write into it
         finally:
             self._file.close()
@@ -103,8 +108,8 @@ class RecordWriter:
         """The file, locked. Whoever had it may have removed it meanwhile: then the name is another file's."""
         while True:
             # Not "ab": a file is also read for repair. Devices and pipes cannot be read and appended to at once.
-            file = open(self.path, "a+b" if self.is_file else "ab", buffering=0)  # noqa: SIM115 - closed by close()
-            if not self.is_file:
+            file = open(self.path, "a+b" if self.is_durable else "ab", buffering=0)  # noqa: SIM115 - closed by close()
+            if not self.is_durable:
                 return file
             try:
                 self.is_locked = _locked(file, self.path)
@@ -120,6 +125,23 @@ class RecordWriter:
     def _sync(self) -> None:
         os.fsync(self._file.fileno())
         self._num_unsynced, self._synced_at = 0, time.monotonic()
+
+
+class FileLock:
+    """A lock by a file of its own, which stays. Raises `RecordFileLockedError` where another process has it."""
+
+    def __init__(self, path: Path, *, what: Path) -> None:
+        """`what` is what the lock is for, as messages name it."""
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+        try:
+            _locked(self._file, what)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def close(self) -> None:
+        """Give it back; harmless when repeated."""
+        self._file.close()
 
 
 def _locked(file: BinaryIO, path: Path) -> bool:

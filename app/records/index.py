@@ -1,4 +1,4 @@
-"""What a file of answers holds already, in 34 bytes a record: found by id and picture, read again only in doubt."""
+"""What files of answers hold already, in 38 bytes a record: found by id and picture, read again only in doubt."""
 
 import hashlib
 import itertools
@@ -6,7 +6,7 @@ import json
 import os
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,24 +22,27 @@ _MAX_DOUBTS = 16
 
 
 class RecordIndex:
-    """The records of a file, each of which stands for one picture and prompt. Threads may share it; it can be pickled.
+    """The records of some files; each stands for one picture and prompt. Threads may share it; it can be pickled.
 
     A record is a picture's own when it has its id and its name. One of the same id under another name counts too if
     that name is gone or means the same file, so that renaming and moving do not redo work; where both files are there,
     they are copies, and each gets its record.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Reads the whole file. Raises `RecordFileError` for what is none, and OSError."""
-        self._path = Path(path)
-        keys, offsets, failed = bytearray(), array("Q"), bytearray()
-        for offset, record in read_record_lines(path):
-            keys += _key(record["id"], record["picture"])
-            offsets.append(offset)
-            failed.append(record["error"] is not None)
+    def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
+        """Reads all of the files, oldest records first. Raises `RecordFileError` for what is none, and OSError."""
+        self._paths = tuple(map(Path, paths))
+        keys, files, offsets, failed = bytearray(), array("L"), array("Q"), bytearray()
+        for number, path in enumerate(self._paths):
+            for offset, record in read_record_lines(path):
+                keys += _key(record["id"], record["picture"])
+                files.append(number)
+                offsets.append(offset)
+                failed.append(record["error"] is not None)
         high, low, name = np.frombuffer(bytes(keys), dtype=">u8").reshape(-1, 3).astype(np.uint64).T
         order = np.lexsort((name, low, high))  # stable: what has one key stays in its order
         self._high, self._low, self._name = high[order], low[order], name[order]
+        self._files = np.array(files, dtype=np.uint32)[order]
         self._offsets = np.array(offsets, dtype=np.uint64)[order]
         self._has_failed = np.frombuffer(bytes(failed), dtype=np.bool_)[order]
         self._is_claimed = np.zeros(len(order), dtype=np.bool_)
@@ -52,7 +55,7 @@ class RecordIndex:
     @property
     def num_bytes(self) -> int:
         """Memory that it takes."""
-        kept = (self._high, self._low, self._name, self._offsets, self._has_failed, self._is_claimed)
+        kept = (self._high, self._low, self._name, self._files, self._offsets, self._has_failed, self._is_claimed)
         return sum(part.nbytes for part in kept)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -96,7 +99,7 @@ class RecordIndex:
         return range(*_bounds(self._name, name, first, last)), first, last
 
     def _picture_of(self, row: int) -> str:
-        with open(self._path, "rb") as file:
+        with open(self._paths[self._files[row]], "rb") as file:
             file.seek(int(self._offsets[row]))
             return str(json.loads(file.readline())["picture"])
 

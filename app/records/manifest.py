@@ -4,13 +4,14 @@ import json
 import os
 import secrets
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from app.records.record import Record, RecordFileError
+from app.records.record import Record, RecordFileError, is_part
 
 MANIFEST_FORMAT: Final = "llama-adapter-runs"
 MANIFEST_VERSION: Final = 1
@@ -53,8 +54,10 @@ class RunManifest:
 
 
 def manifest_path(records_path: str | os.PathLike[str]) -> Path:
-    """`answers.jsonl` -> `answers.jsonl.manifest.json`, in the same folder."""
+    """`answers.jsonl` -> `answers.jsonl.manifest.json`, in the same folder; of a folder, `manifest.json` in it."""
     path = Path(records_path)
+    if path.is_dir():
+        return path / "manifest.json"
     return path.with_name(path.name + ".manifest.json")
 
 
@@ -99,3 +102,9 @@ def read_manifest(records_path: str | os.PathLike[str]) -> list[RunManifest]:
             f"Wanted a manifest ({MANIFEST_FORMAT}, version {MANIFEST_VERSION}) at `{path}`, got something else "
             f"({type(error).__name__}: {error}); move it away or name another file for the answers."
         ) from error
+
+
+def runs_behind(paths: Iterable[str | os.PathLike[str]]) -> list[RunManifest]:
+    """The runs that wrote into any of these files of answers; of parts of a folder, those of the folder."""
+    places = {Path(path).parent if is_part(path) else Path(path): None for path in paths}
+    return list({run.run: run for place in places for run in read_manifest(place)}.values())

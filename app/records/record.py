@@ -4,8 +4,11 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypedDict, cast
+from typing import Any, Final, Protocol, TypedDict, cast
+
+PART_NAME: Final = re.compile(r"part-(\d{5,})\.jsonl")
 
 
 class RecordFileError(Exception):
@@ -114,6 +117,11 @@ def record_to_line(record: Record) -> str:
     line = json.dumps(record, ensure_ascii=False, allow_nan=False)
     # A lone surrogate has no UTF-8 form; as an escape it is valid JSON and reads back as it was.
     return line.encode(errors="backslashreplace").decode()
+
+
+def is_part(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is named as one of a folder of record files is."""
+    return PART_NAME.fullmatch(os.path.basename(os.fspath(path))) is not None
 
 
 def read_records(path: str | os.PathLike[str]) -> Iterator[Record]:

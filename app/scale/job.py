@@ -14,7 +14,7 @@ from app.jobs.interruption import Interruption
 from app.jobs.job import Job
 from app.jobs.run import open_decider, open_desk
 from app.jobs.scribe import InputGoneError, Scribe
-from app.records.file import RecordWriter
+from app.records.folder import RecordStore, open_records
 from app.records.index import RecordIndex
 from app.records.manifest import RunManifest, new_run_id
 from app.records.settings import record_settings
@@ -44,7 +44,7 @@ def run_ray_job(job: Job, options: RayOptions) -> int:
     check_all_inputs(job.inputs)
     decider = open_decider(job)
     with ExitStack() as stack:
-        file = None if job.out is None else stack.enter_context(RecordWriter(job.out))
+        file = None if job.out is None else stack.enter_context(open_records(job.out))
         where = stack.enter_context(joined_cluster(options))
         prepare_context()
         places = plan_places(machines(), device=job.spec.device, actors=options.actors)
@@ -58,11 +58,11 @@ def run_ray_job(job: Job, options: RayOptions) -> int:
         return _answer(job, crew, first=first, file=file, decider=decider)
 
 
-def _answer(job: Job, crew: Crew, *, first: LoadedModel, file: RecordWriter | None, decider: Decider) -> int:
+def _answer(job: Job, crew: Crew, *, first: LoadedModel, file: RecordStore | None, decider: Decider) -> int:
     """The job, once a captioner has said what the model is."""
     run, num_captioners = new_run_id(), len(crew.places)
     desk = open_desk(job, first.info, spec=first.spec, run=run, file=file)
-    manifest = None if file is None or not file.is_file else _manifest(job, first, run=run, crew=crew)
+    manifest = None if file is None or not file.is_durable else _manifest(job, first, run=run, crew=crew)
     scribe = Scribe(job, desk, file=file, manifest=manifest, decider=decider, count=lambda: _count(job))
     known = _known(job, first, file)
     with ExitStack() as stack:
@@ -120,11 +120,11 @@ def _count(job: Job) -> int | None:
     return None if pictures is None else pictures * len(job.questions)
 
 
-def _known(job: Job, first: LoadedModel, file: RecordWriter | None) -> Known | None:
+def _known(job: Job, first: LoadedModel, file: RecordStore | None) -> Known | None:
     """What workers may leave out. Read once more: the desk's own index notes which records it has given away."""
-    if file is None or not file.is_file:
+    if file is None or not file.is_durable:
         return None
-    index = RecordIndex(file.path)
+    index = RecordIndex(file.files)
     if not index:
         return None
     settings = record_settings(first.spec, info=first.info, sampling=job.sampling, choices=None)

@@ -15,7 +15,7 @@ class RayOptions:
             raise ValueError(f"actors must be at least 1, got {self.actors}")
         if self.address is not None and self.address.startswith("ray://"):
             raise ValueError(
-                f"ray_address must be HOST:PORT of the cluster itself, got {self.address!r}: a job is started on one "
+                f"address must be HOST:PORT of the cluster itself, got {self.address!r}: a job is started on one "
                 "of its machines, not through Ray's client"
             )
 

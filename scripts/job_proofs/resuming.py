@@ -49,7 +49,7 @@ def time_scan(path: Path, count: int, *, rounds: int) -> ScanFigures:
     taken = []
     for _ in range(rounds):
         started = time.perf_counter()
-        index = RecordIndex(path)
+        index = RecordIndex([path])
         taken.append(time.perf_counter() - started)
     assert len(index) == count
     return ScanFigures(

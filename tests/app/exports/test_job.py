@@ -16,7 +16,7 @@ from app.calibration.file import Calibration, write_calibration
 from app.calibration.fitting import Examples, calibrate
 from app.errors import Exit, UsageError
 from app.exports.job import ExportRecordsJob, run_export_records
-from app.records.manifest import RunManifest, write_manifest
+from app.records.manifest import RunManifest, runs_behind, write_manifest
 from app.records.record import ErrorRecord, Record, read_records, record_to_line
 
 
@@ -353,3 +353,52 @@ def test_without_pyarrow_parquet_names_the_extra_before_any_work(
     with pytest.raises(UsageError, match="Parquet needs pyarrow") as refusal:
         answers.export("parquet", "out.parquet")
     assert refusal.value.hint == "pip install 'llama-adapter[parquet]'"
+
+
+# Parts
+
+
+@pytest.mark.parametrize("to", ["csv", "jsonl", pytest.param("parquet", marks=pytest.mark.slow)])
+def test_many_rows_can_be_divided_into_files(answers: Answers, to: Any) -> None:
+    answers.write([record(f"{number}.png") for number in range(7)])
+
+    assert answers.export(to, "parts", rows_per_file=3) == Exit.OK
+
+    folder = answers.folder / "parts"
+    assert sorted(path.name for path in folder.iterdir()) == [f"part-0000{number}.{to}" for number in range(3)]
+    if to == "jsonl":
+        assert [len(list(read_records(path))) for path in sorted(folder.iterdir())] == [3, 3, 1]
+
+
+def test_parts_of_an_earlier_export_go_by_force_only(answers: Answers) -> None:
+    answers.write([record(f"{number}.png") for number in range(7)])
+    answers.export("jsonl", "parts", rows_per_file=2)
+
+    with pytest.raises(UsageError, match="parts of an earlier export"):
+        answers.export("jsonl", "parts", rows_per_file=5)
+    answers.export("jsonl", "parts", rows_per_file=5, force=True)
+
+    assert len(list((answers.folder / "parts").iterdir())) == 2
+
+
+def test_parts_never_go_into_the_folder_of_the_records(answers: Answers) -> None:
+    answers.write([record()])
+
+    with pytest.raises(UsageError, match="the folder of the records themselves"):
+        answers.export("jsonl", ".", rows_per_file=5)
+
+
+def test_parts_are_for_tables_and_have_at_least_a_row() -> None:
+    for to, rows in (("metadata", 5), ("csv", 0)):
+        with pytest.raises(ValueError, match="rows_per_file"):
+            ExportRecordsJob(records=("a.jsonl",), to=to, rows_per_file=rows)  # type: ignore[arg-type]
+
+
+def test_records_in_a_folder_bring_the_runs_of_their_folder(answers: Answers) -> None:
+    folder = answers.folder / "records"
+    folder.mkdir()
+    (folder / "part-00000.jsonl").write_text(record_to_line(record()) + "\n")
+    run = RunManifest(run="run-1", spec={}, model_digest="model", versions={})
+    write_manifest(folder, manifest=run)
+
+    assert [found.run for found in runs_behind([folder / "part-00000.jsonl", answers.path])] == ["run-1"]

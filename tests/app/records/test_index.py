@@ -26,7 +26,7 @@ def index_of(path: Path, *records: Record) -> RecordIndex:
     with RecordWriter(path / "answers.jsonl") as writer:
         for record in records:
             writer.write(record)
-    return RecordIndex(path / "answers.jsonl")
+    return RecordIndex([path / "answers.jsonl"])
 
 
 def test_a_record_is_found_under_its_name_once(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_it_can_be_sent_to_other_processes(tmp_path: Path) -> None:
 def test_an_empty_file_holds_nothing(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     path.touch()
-    index = RecordIndex(path)
+    index = RecordIndex([path])
 
     assert (len(index), index.claim("00" * 16, "a.png"), index.look_up("00" * 16, "a.png")) == (0, None, None)
 

@@ -1,0 +1,75 @@
+"""Work, records and what is known of them, for tests of jobs over many machines."""
+
+from pathlib import Path
+
+from app.answers import Answer
+from app.captioner import ModelInfo
+from app.inputs import PictureInput
+from app.jobs.desk import Desk
+from app.jobs.questions import Question
+from app.records.file import RecordWriter
+from app.records.index import RecordIndex
+from app.records.settings import record_settings
+from app.scale.chunks import Known
+from app.scale.worker import LoadedModel
+from app.spec import CaptionerSpec
+from app.work import WorkItem, WorkQuestion
+from llm.engine.sampling_params import SamplingParams
+
+INFO = ModelInfo(
+    name="tiny",
+    digest="ab" * 32,
+    device="cpu",
+    dtype="float32",
+    precision="float",
+    vision="torch",
+    mode="eager",
+    operators="aten",
+    encoder=None,
+    context=64,
+    default_prompt="Describe it",
+)
+SPEC = CaptionerSpec(batch_size=8)
+SAMPLING = SamplingParams()
+FIRST = LoadedModel(host="here", process=1, spec=SPEC, info=INFO, image_size=32)
+
+
+def item(index: int, *, size: int | None = None) -> WorkItem:
+    source: str | bytes = f"{index}.png" if size is None else bytes(size)
+    return WorkItem(picture=source, label=f"{index}.png", questions=(WorkQuestion(index=index, prompt="What?"),))
+
+
+QUESTIONS = (
+    Question(),
+    Question(instruction="Is it {stem}?", choices=("yes", "no")),
+    Question(instruction="Look", input="closely"),
+    Question(raw="A picture of"),
+)
+
+
+def desk_of(earlier: RecordIndex | None = None, *, retry_errors: bool = False) -> Desk:
+    return Desk(
+        QUESTIONS, spec=SPEC, info=INFO, sampling=SAMPLING, run="run", earlier=earlier, retry_errors=retry_errors
+    )
+
+
+def answer_to(question: WorkQuestion, label: str, digest: str) -> Answer:
+    return Answer(
+        index=question.index, picture=label, digest=digest, prompt="", text="a", token_ids=(1,), finish="stop"
+    )
+
+
+def known_of(index: RecordIndex) -> Known:
+    settings = record_settings(SPEC, info=INFO, sampling=SAMPLING, choices=None)
+    return Known(index=index, model_digest=INFO.digest, settings=settings, retry_errors=False)
+
+
+def known_after(folder: Path, *, digest: str, num_questions: int) -> Known:
+    """What workers know after a run that answered some questions about a.png."""
+    desk = desk_of()
+    work, _ = desk.item(PictureInput(source="a.png", label="a.png"))
+    with RecordWriter(folder / "answers.jsonl") as file:
+        for question in work.questions[:num_questions]:
+            answer = answer_to(question, "a.png", digest)
+            file.write(desk.record(answer, desk.asked(answer)))
+    return known_of(RecordIndex(folder / "answers.jsonl"))

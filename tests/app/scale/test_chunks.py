@@ -1,0 +1,83 @@
+"""What goes to workers and comes back: how much at once, what may be left out, and that nothing is forgotten."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from app.inputs import PictureInput, QuestionFields
+from app.records.file import RecordWriter
+from app.records.index import RecordIndex
+from app.scale.chunks import MAX_PICTURES, in_chunks, sizes
+from app.scale.ledger import MAX_LOSSES, Ledger
+from tests.app.scale.made import QUESTIONS, answer_to, desk_of, item, known_after, known_of
+
+
+def test_chunks_grow_so_that_no_worker_waits_for_its_first() -> None:
+    groups = list(in_chunks(map(item, range(500)), sizes(8, num_alike=4)))
+
+    assert [len(group) for group in groups] == [8] * 4 + [16] * 4 + [32] * 4 + [64] * 4 + [20]
+    assert [one.label for group in groups for one in group] == [f"{index}.png" for index in range(500)]
+
+
+def test_large_batches_do_not_make_larger_chunks() -> None:
+    assert next(sizes(1000, num_alike=1)) == MAX_PICTURES
+
+
+def test_pictures_that_come_as_bytes_make_smaller_chunks() -> None:
+    groups = list(in_chunks((item(index, size=20 * 2**20) for index in range(5)), sizes(64, num_alike=1)))
+
+    assert [len(group) for group in groups] == [2, 2, 1]
+
+
+def test_a_chunk_is_settled_once() -> None:
+    ledger = Ledger()
+    chunk = ledger.enter([item(0)])
+
+    assert ledger.settle(chunk.number) == chunk
+    assert ledger.settle(chunk.number) is None
+    assert len(ledger) == 0
+
+
+def test_what_is_lost_is_tried_picture_by_picture_and_fails_in_the_end() -> None:
+    ledger = Ledger()
+    ledger.enter([item(0), item(1)], is_sure=True)
+
+    singles, failures = ledger.enter_lost()
+
+    assert [(chunk.items, chunk.is_sure, chunk.num_losses) for chunk in singles] == [
+        ((item(0),), True, 1),
+        ((item(1),), True, 1),
+    ]
+    assert failures == []
+    ledger.settle(singles[0].number)
+    for _ in range(MAX_LOSSES - 1):
+        singles, failures = ledger.enter_lost()
+    assert singles == []
+    assert [(answer.index, answer.picture, answer.finish) for answer in failures] == [(1, "1.png", "error")]
+    assert failures[0].error is not None
+    assert failures[0].error.code == "lost"
+
+
+def test_workers_know_records_by_the_ids_that_the_driver_gives_them(tmp_path: Path) -> None:
+    work, _ = desk_of().item(PictureInput(source="a.png", label="a.png"))
+
+    for number in range(1, len(QUESTIONS) + 1):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        known = known_after(folder, digest="cd" * 32, num_questions=number)
+        seen = [known.has(replace(work, questions=(question,)), "cd" * 32) for question in work.questions]
+        assert seen == [True] * number + [False] * (len(QUESTIONS) - number)
+        assert known.has(work, "cd" * 32) == (number == len(QUESTIONS))
+        assert not known.has(work, "ee" * 32)
+
+
+def test_a_manifests_own_question_is_known_by_its_id(tmp_path: Path) -> None:
+    own = PictureInput(source="a.png", label="a.png", questions=(QuestionFields(instruction="Is it red?"),))
+    desk = desk_of()
+    work, _ = desk.item(own)
+    answer = answer_to(work.questions[0], "a.png", "cd" * 32)
+    with RecordWriter(tmp_path / "answers.jsonl") as file:
+        file.write(desk.record(answer, desk.asked(answer)))
+
+    known = known_of(RecordIndex(tmp_path / "answers.jsonl"))
+
+    assert known.has(work, "cd" * 32)

@@ -1,0 +1,58 @@
+"""What is read where pictures are, and what is left out there."""
+
+import pickle
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from app.inputs import PictureInput
+from app.reading.reader import PictureReading
+from app.scale.chunks import Chunk, Known, ReadChunk
+from app.scale.reading import Reading, read_chunk
+from tests.app.golden import picture
+from tests.app.scale.made import QUESTIONS, SPEC, desk_of, item, known_after
+
+READING = Reading(spec=SPEC, size=32, kind="thread", timeout_s=10.0, folder=".")
+
+
+def read(chunk: Chunk, *, known: Known | None = None) -> ReadChunk:
+    done: ReadChunk = pickle.loads(read_chunk(pickle.dumps(chunk), reading=READING, known=known))
+    return done
+
+
+def test_a_chunk_is_read_and_what_is_wrong_with_a_picture_is_in_its_place(tmp_path: Path) -> None:
+    shutil.copy(picture("noise_128x96.png"), tmp_path / "good.png")
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    unnamed = PictureReading(digest="", pixels=None, error=None, elapsed_ms=0.0)
+    items = [replace(item(index), picture=str(tmp_path / name)) for index, name in enumerate(("good.png", "bad.png"))]
+
+    done = read(Chunk(number=7, items=(*items, replace(item(2), picture=unnamed))))
+
+    assert (done.number, done.problem) == (7, None)
+    good, bad, other = (one.picture for one in done.items)
+    assert isinstance(good, PictureReading)
+    assert good.pixels is not None
+    assert good.pixels.shape == (32, 32, 3)
+    assert isinstance(bad, PictureReading)
+    assert bad.error is not None
+    assert bad.error.code == "not_a_picture"
+    assert other == unnamed
+    assert [one.questions for one in done.items] == [one.questions for one in (*items, item(2))]
+
+
+def test_pictures_that_are_answered_are_hashed_and_no_more(tmp_path: Path) -> None:
+    shutil.copy(picture("noise_128x96.png"), tmp_path / "a.png")
+    work, _ = desk_of().item(PictureInput(source=str(tmp_path / "a.png"), label="a.png"))
+    chunk = Chunk(number=0, items=(work,))
+    (looked,) = read(chunk).items
+    assert isinstance(looked.picture, PictureReading)
+    known = known_after(tmp_path, digest=looked.picture.digest, num_questions=len(QUESTIONS))
+
+    (left_out,) = read(chunk, known=known).items
+    (sure,) = read(replace(chunk, is_sure=True), known=known).items
+
+    assert isinstance(left_out.picture, PictureReading)
+    assert left_out.picture.is_only_digest
+    assert left_out.picture.digest == looked.picture.digest
+    assert isinstance(sure.picture, PictureReading)
+    assert sure.picture.pixels is not None
