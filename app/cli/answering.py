@@ -11,6 +11,7 @@ from app.errors import UsageError
 from app.inputs import InputSpec, read_question_sheet
 from app.jobs.job import Job
 from app.jobs.questions import Question
+from app.scale.options import RayOptions
 from llm.engine.sampling_params import SamplingParams
 
 SAMPLING = SamplingParams()
@@ -104,6 +105,20 @@ def _add_pictures(parser: Parser) -> None:
     )
 
 
+def _add_engine(group: Any) -> None:
+    group.add_argument(
+        "--engine", choices=("local", "ray"), default="local", help=default("ray answers on all machines of a cluster")
+    )
+    group.add_argument(
+        "--actors", metavar="N", type=int, help="captioners at once (default: one for each device of the cluster)"
+    )
+    group.add_argument(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="of a running cluster (default: that of RAY_ADDRESS, else one on this machine alone)",
+    )
+
+
 def _add_sheet(group: Any) -> None:
     group.add_argument(
         "--questions",
@@ -145,6 +160,7 @@ def _add_answering(parser: Parser) -> None:
     answer.add_argument("--top-k", metavar="K", type=int, default=SAMPLING.top_k, help=default("0 keeps every token"))
     answer.add_argument("--seed", metavar="S", type=int, help="makes sampled answers repeatable")
     add_computation(with_batch_size(parser))
+    _add_engine(parser.add_argument_group("many machines (extra `ray`)"))
     output = parser.add_argument_group("output")
     output.add_argument(
         "--out",
@@ -231,7 +247,13 @@ def _answer(
     questions = tuple(common.completed(question) for question in sheet) or (common,)
     values = {**vars(options), "spec": spec, "inputs": inputs, "questions": questions, "sampling": sampling}
     job = settings(Job, values)
+    if options.engine == "ray":
+        ray = settings(RayOptions, {**vars(options), "address": options.ray_address})
+        from app.scale.job import run_ray_job
 
+        return run_ray_job(job, ray)
+    if options.actors is not None or options.ray_address is not None:
+        raise UsageError("--actors and --ray-address go with --engine ray, which is missing")
     from app.jobs.run import run_job
 
     return run_job(job)

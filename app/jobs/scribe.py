@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from app.answers import Answer
 from app.deciding import Decider
-from app.errors import forget_stdout
+from app.errors import Exit, forget_stdout
 from app.jobs.desk import Desk
 from app.jobs.job import Job
 from app.jobs.progress import Progress
@@ -93,6 +93,21 @@ class Scribe:
         rate = f", {tally.num_pictures / wall_s:.2f} {self._what}s/s" if tally.num_pictures else ""
         waited = f", {waited_s / wall_s:.0%} of it waiting for pictures to be read" if waited_s > 0.05 * wall_s else ""
         self.say(f"{', '.join(parts)} in {wall_s:.1f} s{rate}{waited}")
+
+    def finish(self, wall_s: float, *, waited_s: float, is_interrupted: bool) -> None:
+        """Say what was done, and how to go on where something is left; `close` notes how it ended."""
+        self.summarise(wall_s, waited_s=waited_s)
+        self.end_reason = "interrupted" if is_interrupted else "failed" if self.gone else "finished"
+        if is_interrupted and self._job.out is not None:
+            self.say("interrupted: the same command goes on where this one ended")
+
+    def exit_code(self) -> Exit:
+        """Of a run that was finished. Raises InputGoneError where an input went away."""
+        if self.gone is not None:
+            raise InputGoneError(self.gone)
+        if self.end_reason == "interrupted":
+            return Exit.INTERRUPTED
+        return Exit.PICTURE_ERRORS if self.num_failed else Exit.OK
 
     def say(self, text: str, *, even_if_quiet: bool = False) -> None:
         """A line of talk on stderr, unless it is not wanted."""

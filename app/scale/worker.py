@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from app.captioner import Answer, Captioner, ModelInfo
 from app.errors import Problem, describe
 from app.jobs.job import Job
-from app.jobs.run import check_questions
+from app.jobs.opening import check_questions
 from app.reading.reader import PictureReading
 from app.scale.chunks import AnsweredChunk, ReadChunk
 from app.scale.folder import enter_folder

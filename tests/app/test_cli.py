@@ -268,10 +268,13 @@ def test_a_file_that_holds_no_records_is_left_alone(run: Run, tmp_path: Path) ->
 
 
 def test_a_place_that_cannot_be_written_is_told_in_a_sentence(run: Run, tmp_path: Path) -> None:
-    ran = run("caption", picture(), model_flags(), "--out", str(tmp_path))
+    (tmp_path / "file").touch()
+
+    ran = run("caption", picture(), model_flags(), "--out", str(tmp_path / "file" / "answers.jsonl"))
 
     assert ran.code == 1
-    assert ran.err.startswith("error: Is a directory")
+    assert ran.err.startswith("error: ")
+    assert "/file" in ran.err
 
 
 @pytest.mark.parametrize("mistake", [["--model", "nowhere"], [*model_flags(), "--context", "16"]])

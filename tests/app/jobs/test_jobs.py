@@ -340,3 +340,22 @@ def test_compressed_archives_are_read_as_well(run: Run, folder: Path, tmp_path: 
 
     assert ran.code == 0
     assert set(ran.texts()) == {f"{archive}/inner/{name}" for name in NAMES}
+
+
+def test_records_may_go_into_a_folder_and_are_found_there(run: Run, folder: Path, tmp_path: Path) -> None:
+    command = ["caption", str(folder), *COMMON, "--out", f"{tmp_path}/records/"]
+
+    first, again = run(*command), run(*command)
+
+    assert (first.code, again.code) == (0, 0)
+    assert "0 pictures answered, 3 answered by an earlier run" in again.err
+    assert len(records_in(tmp_path / "records" / "part-00000.jsonl")) == 3
+    assert len(read_manifest(tmp_path / "records")) == 2
+
+
+def test_flags_of_a_cluster_go_with_its_engine(run: Run, folder: Path) -> None:
+    for flags in (["--actors", "2"], ["--ray-address", "head:6379"]):
+        ran = run("caption", str(folder), *COMMON, *flags)
+        assert (ran.code, "--engine ray" in ran.err) == (2, True)
+    ran = run("caption", str(folder), *COMMON, "--engine", "ray", "--actors", "0")
+    assert (ran.code, "--actors must be at least 1" in ran.err) == (2, True)

@@ -1,0 +1,108 @@
+"""What a job opens before its first picture, on one machine or many: reader, desk, decider, manifest."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from app.calibration.file import read_calibration
+from app.captioner import Captioner, ModelInfo
+from app.deciding import Decider
+from app.errors import UsageError
+from app.inputs import PictureInput
+from app.jobs.desk import Desk
+from app.jobs.job import Job
+from app.jobs.scribe import Scribe
+from app.reading.isolated import IsolatedReader
+from app.reading.reader import PictureReader, Reader
+from app.records.folder import RecordStore
+from app.records.index import RecordIndex
+from app.records.manifest import RunManifest
+from app.report import versions
+from app.spec import CaptionerSpec
+from app.telling import EMBEDDED_NOTE, is_sample
+from app.work import WorkItem
+
+
+def open_decider(job: Job) -> Decider:
+    """How texts say what was chosen. Raises UsageError where the job's choices are not those of its calibration."""
+    calibration = None if job.calibration is None else read_calibration(job.calibration)
+    decider = Decider.of(calibration, threshold=job.threshold, abstain=job.abstain)
+    asked = {question.choices for question in job.questions if question.choices is not None}
+    if not decider.is_plain and not asked and not job.inputs.manifests:
+        raise UsageError("--threshold, --abstain and --calibration decide between --choices, and there are none")
+    for choices in asked:
+        if calibration is not None and not calibration.fits(dict.fromkeys(choices)):
+            raise UsageError(
+                f"`{job.calibration}` is a calibration for the choices {', '.join(calibration.choices)}, and these are "
+                f"{', '.join(choices)}"
+            )
+    return decider
+
+
+def open_reader(job: Job, spec: CaptionerSpec, *, size: int) -> Reader:
+    """What reads the job's pictures, for an encoder that sees squares of `size` pixels and has the `spec`."""
+    if job.reader == "thread":
+        return PictureReader(spec, size=size)
+    reader = IsolatedReader(spec, size=size, timeout_s=job.picture_timeout_s)
+    reader.start()
+    return reader
+
+
+def check_questions(job: Job, captioner: Captioner) -> None:
+    """Raise PromptTooLongError, PromptError, ValueError or UsageError where a question could be put to no picture."""
+    for question in job.questions:
+        if not question.is_template:
+            captioner.check_prompt(question.prompt(captioner.info.default_prompt), question.choices)
+
+
+def open_desk(job: Job, info: ModelInfo, *, spec: CaptionerSpec, run: str, file: RecordStore | None) -> Desk:
+    """The desk of a job, which knows what the file of records holds; with `overwrite` the file is emptied.
+
+    `info` and `spec` are those of the loaded model. Raises `RecordFileError`.
+    """
+    earlier = None
+    if file is not None and file.is_durable:
+        if job.overwrite:
+            file.clear()
+        else:
+            earlier = RecordIndex(file.files)
+    return Desk(
+        job.questions,
+        spec=spec,
+        info=info,
+        sampling=job.sampling,
+        run=run,
+        earlier=earlier or None,
+        retry_errors=job.retry_errors,
+    )
+
+
+def open_manifest(
+    job: Job, info: ModelInfo, *, spec: CaptionerSpec, run: str, file: RecordStore | None, **about: Any
+) -> RunManifest | None:
+    """The manifest of a run, with nothing left open in the spec; `about` is what else there is to say of it."""
+    if file is None or not file.is_durable:
+        return None
+    names = ("name", "device", "dtype", "operators", "context")
+    resolved = dataclasses.asdict(spec) | {name: getattr(info, name) for name in names}
+    asked = {
+        "inputs": dataclasses.asdict(job.inputs),
+        "questions": [dataclasses.asdict(question) for question in job.questions],
+        "sampling": dataclasses.asdict(job.sampling),
+        **about,
+    }
+    return RunManifest(run=run, spec=resolved, model_digest=info.digest, versions=versions(), job=asked)
+
+
+def work_of(job: Job, inputs: Iterable[PictureInput], desk: Desk, scribe: Scribe) -> Iterator[WorkItem]:
+    """The work that the inputs mean; questions that cannot be put are answered here, with an error."""
+    is_noted = not job.spec.is_embedded
+    for picture in inputs:
+        if not is_noted and not is_sample(picture.source):
+            scribe.say(EMBEDDED_NOTE)
+            is_noted = True
+        item, failures = desk.item(picture)
+        for failure in failures:
+            scribe.write(failure)
+        if item.questions:
+            yield item
