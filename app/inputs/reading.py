@@ -48,8 +48,13 @@ def read_inputs(spec: InputSpec) -> Iterator[PictureInput]:
 
 
 def count_inputs(spec: InputSpec) -> int | None:
-    """How many pictures there are; None where to count them would be to take them away, as from stdin."""
+    """How many pictures there are; None where to count them would be to take them away, as from stdin.
+
+    Nor are they counted where a compressed archive is named, which would have to be unpacked for that.
+    """
     if not all(map(can_read_again, (*spec.lists, *spec.manifests))):
+        return None
+    if any(is_archive_name(name) and not name.lower().endswith(".tar") for name in spec.paths):
         return None
     return sum(1 for _ in read_inputs(spec))
 
