@@ -2,13 +2,14 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from app.answers import AnswerError
 from app.inputs.archives import archive_inputs, is_archive_name
 from app.inputs.errors import InputsError
-from app.inputs.folders import file_input, folder_inputs
+from app.inputs.folders import file_input, folder_inputs, is_folder
 from app.inputs.items import PictureInput
 from app.inputs.lines import STDIN, can_read_again, check_lines
 from app.inputs.lists import list_inputs
@@ -47,16 +48,17 @@ def read_inputs(spec: InputSpec) -> Iterator[PictureInput]:
             yield item
 
 
-def count_inputs(spec: InputSpec) -> int | None:
-    """How many pictures there are; None where to count them would be to take them away, as from stdin.
+def count_inputs(spec: InputSpec, *, size: Callable[[PictureInput], int] = lambda picture: 1) -> int | None:
+    """How many pictures there are, or what `size` says of each added up.
 
-    Nor are they counted where a compressed archive is named, which would have to be unpacked for that.
+    None where to count them would be to take them away, as from stdin, and where a compressed archive is named, which
+    would have to be unpacked for that. Raises as `read_inputs`.
     """
     if not all(map(can_read_again, (*spec.lists, *spec.manifests))):
         return None
     if any(is_archive_name(name) and not name.lower().endswith(".tar") for name in spec.paths):
         return None
-    return sum(1 for _ in read_inputs(spec))
+    return sum(map(size, read_inputs(spec)))
 
 
 def _all_inputs(spec: InputSpec) -> Iterator[PictureInput]:
@@ -74,11 +76,32 @@ def _all_inputs(spec: InputSpec) -> Iterator[PictureInput]:
 def _named_inputs(name: str, *, recursive: bool, root: str | None = None) -> Iterator[PictureInput]:
     """A name as it stands. `root` is for a file that a pattern found; folders and archives are roots themselves."""
     if os.path.isdir(name):
-        yield from folder_inputs(name, recursive=recursive)
+        for item in folder_inputs(name, recursive=recursive):
+            yield _explained(item, recursive=recursive) if item.source == name else item
     elif is_archive_name(name) and os.path.isfile(name):
         yield from archive_inputs(name)
     else:
         yield file_input(name, root=root)
+
+
+def _explained(folder: PictureInput, *, recursive: bool) -> PictureInput:
+    """A folder that gave no picture, with what would; as it is where that is not to be seen."""
+    has_folders = has_archives = False
+    try:
+        with os.scandir(folder.path) as listing:
+            for entry in listing:
+                has_folders |= is_folder(entry) and not entry.name.startswith(".")
+                has_archives |= is_archive_name(entry.name)
+    except OSError:  # opening it says the same, better
+        return folder
+    if has_folders and not recursive:
+        what = "but folders in it; --recursive looks into them"
+    elif has_archives:
+        what = f"but archives; name them, as in '{os.path.join(folder.label, '*.tar')}'"
+    else:
+        return folder
+    message = f"Wanted pictures in the folder `{folder.label}`, which has none of its own, {what}."
+    return replace(folder, error=AnswerError(code="not_a_file", message=message))
 
 
 def _pattern_inputs(pattern: str, *, recursive: bool) -> Iterator[PictureInput]:

@@ -1,14 +1,14 @@
 """What a job opens before its first picture, on one machine or many: reader, desk, decider, manifest."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from app.calibration.file import read_calibration
 from app.captioner import Captioner, ModelInfo
 from app.deciding import Decider
 from app.errors import UsageError
-from app.inputs import PictureInput
+from app.inputs import PictureInput, count_inputs
 from app.jobs.desk import Desk
 from app.jobs.job import Job
 from app.jobs.scribe import Scribe
@@ -98,6 +98,7 @@ def work_of(job: Job, inputs: Iterable[PictureInput], desk: Desk, scribe: Scribe
     """The work that the inputs mean; questions that cannot be put are answered here, with an error."""
     is_noted = not job.spec.is_embedded
     for picture in inputs:
+        scribe.show_progress()
         if not is_noted and not is_sample(picture.source):
             scribe.say(EMBEDDED_NOTE)
             is_noted = True
@@ -106,3 +107,8 @@ def work_of(job: Job, inputs: Iterable[PictureInput], desk: Desk, scribe: Scribe
             scribe.write(failure)
         if item.questions:
             yield item
+
+
+def count_answers(job: Job, *, count: Callable[..., int | None] = count_inputs) -> int | None:
+    """Answers of the whole job; None where that cannot be known before. `count` is `count_inputs`, or one like it."""
+    return count(job.inputs, size=lambda picture: len(picture.questions or job.questions))

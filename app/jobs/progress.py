@@ -5,6 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 _TERMINAL_S, _ELSEWHERE_S = 0.2, 60.0
 _WINDOW_S = 30.0  # the rate is of so much time, as the time left should be that of now
@@ -12,11 +13,15 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 class Progress:
-    """Shows answered and failed pictures, their rate and the time left. Of one thread; `count` runs in its own."""
+    """Shows answers and failures, their rate and the time left. Of one thread; `count` runs in its own."""
 
-    def __init__(self, *, visible: bool, count: Callable[[], int | None] | None = None) -> None:
-        """`count` says how many answers there will be in all, None where nobody can know; it may take its time."""
-        self._is_visible = visible
+    def __init__(self, *, visible: bool, what: str = "picture", count: Callable[[], int | None] | None = None) -> None:
+        """`what` an answer is to, as one word.
+
+        `count` says how many answers there will be in all, None where nobody can know; it may take its time, and what
+        it raises only means that nobody knows: who does the work meets the same, and tells.
+        """
+        self._is_visible, self._what = visible, what
         self._is_terminal = sys.stderr.isatty()
         self._interval_s = _TERMINAL_S if self._is_terminal else _ELSEWHERE_S
         self._started = self._shown_at = time.monotonic()
@@ -51,7 +56,7 @@ class Progress:
         rate = (done - before) / (now - then) if now > then else 0.0
         total = self._total
         of = "" if total is None else f" of {total:,}"
-        parts = [f"{done + known:,}{of} pictures", f"{rate:.2f} pictures/s"]
+        parts = [f"{done + known:,}{of} {self._what}s", f"{rate:.2f} {self._what}s/s"]
         if total is not None and rate > 0 and total >= done + known:
             parts.append(f"{duration((total - done - known) / rate)} left")
         if known:
@@ -67,7 +72,8 @@ class Progress:
             self._is_on_line = False
 
     def _count(self, count: Callable[[], int | None]) -> None:
-        self._total = count()
+        with suppress(Exception):
+            self._total = count()
 
 
 def duration(seconds: float) -> str:

@@ -7,10 +7,18 @@ from contextlib import ExitStack, closing
 
 from app.captioner import Answer, Captioner
 from app.clock import StageClock
-from app.inputs import check_inputs, count_inputs, read_inputs
+from app.inputs import check_inputs, read_inputs
 from app.jobs.interruption import Interruption
 from app.jobs.job import Job
-from app.jobs.opening import check_questions, open_decider, open_desk, open_manifest, open_reader, work_of
+from app.jobs.opening import (
+    check_questions,
+    count_answers,
+    open_decider,
+    open_desk,
+    open_manifest,
+    open_reader,
+    work_of,
+)
 from app.jobs.scribe import Scribe
 from app.records.folder import open_records
 from app.records.manifest import new_run_id
@@ -34,7 +42,7 @@ def run_job(job: Job) -> int:
         reader = stack.enter_context(closing(open_reader(job, spec, size=captioner.image_size)))
         desk = open_desk(job, info, spec=spec, run=run, file=file)
         manifest = open_manifest(job, info, spec=spec, run=run, file=file)
-        scribe = Scribe(job, desk, file=file, manifest=manifest, decider=decider, count=lambda: _count(job))
+        scribe = Scribe(job, desk, file=file, manifest=manifest, decider=decider, count=lambda: count_answers(job))
         stack.callback(scribe.close)
         clock = StageClock() if job.profile is None else captioner.profile_clock(waits=job.profile == "wait")
         interruption = stack.enter_context(Interruption())
@@ -56,12 +64,6 @@ def run_job(job: Job) -> int:
     if job.profile is not None:
         print(_report(job, captioner, scribe, clock, wall_s).format_table(), file=sys.stderr)
     return scribe.exit_code()
-
-
-def _count(job: Job) -> int | None:
-    """Answers of the whole job, about; None where that cannot be known before."""
-    pictures = count_inputs(job.inputs)
-    return None if pictures is None else pictures * len(job.questions)
 
 
 def _tell_and_warm_up(job: Job, captioner: Captioner, scribe: Scribe) -> None:

@@ -20,9 +20,9 @@ from app.telling import counted, text_line
 class InputGoneError(Exception):
     """What the user named was there and is not any more, such as a folder of a server that went away."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, *, hint: str = "bring it back and run the same command again") -> None:
         self.message = f"`{root}` was there when this began, and is gone: its other pictures were not answered"
-        self.hint = "bring it back and run the same command again: it goes on where this one ended"
+        self.hint = hint
         super().__init__(self.message)
 
 
@@ -48,7 +48,7 @@ class Scribe:
         self._format = job.format or ("text" if sys.stdout.isatty() else "jsonl")
         self._on_stdout = job.out is None or job.format is not None
         is_in_the_way = self._on_stdout and sys.stdout.isatty()
-        self._progress = Progress(visible=not job.quiet and not is_in_the_way, count=count)
+        self._progress = Progress(visible=not job.quiet and not is_in_the_way, what=self._what, count=count)
         if manifest is not None and job.out is not None:
             write_manifest(job.out, manifest=manifest)
 
@@ -75,6 +75,10 @@ class Scribe:
             self._file.write(record)
         if self._on_stdout:
             self._print(record)
+        self.show_progress()
+
+    def show_progress(self) -> None:
+        """Tell how far the job is, now and then; also while it only passes over what was answered before."""
         self._progress.show(answered=self.tally.num_pictures, failed=self.tally.num_failed, known=self._desk.num_known)
 
     def summarise(self, wall_s: float, *, waited_s: float) -> None:
@@ -91,20 +95,21 @@ class Scribe:
         if known_failed:
             parts.append(f"{known_failed} failed in an earlier run (--retry-errors tries them again)")
         rate = f", {tally.num_pictures / wall_s:.2f} {self._what}s/s" if tally.num_pictures else ""
-        waited = f", {waited_s / wall_s:.0%} of it waiting for pictures to be read" if waited_s > 0.05 * wall_s else ""
+        is_worth_telling = tally.num_pictures and waited_s > 0.05 * wall_s
+        waited = f", {waited_s / wall_s:.0%} of it waiting for pictures to be read" if is_worth_telling else ""
         self.say(f"{', '.join(parts)} in {wall_s:.1f} s{rate}{waited}")
 
     def finish(self, wall_s: float, *, waited_s: float, is_interrupted: bool) -> None:
         """Say what was done, and how to go on where something is left; `close` notes how it ended."""
         self.summarise(wall_s, waited_s=waited_s)
         self.end_reason = "interrupted" if is_interrupted else "failed" if self.gone else "finished"
-        if is_interrupted and self._job.out is not None:
-            self.say("interrupted: the same command goes on where this one ended")
+        if is_interrupted:
+            self.say(f"interrupted: {how_to_go_on(self._job)}")
 
     def exit_code(self) -> Exit:
         """Of a run that was finished. Raises InputGoneError where an input went away."""
         if self.gone is not None:
-            raise InputGoneError(self.gone)
+            raise InputGoneError(self.gone, hint=f"bring it back; {how_to_go_on(self._job)}")
         if self.end_reason == "interrupted":
             return Exit.INTERRUPTED
         return Exit.PICTURE_ERRORS if self.num_failed else Exit.OK
@@ -141,6 +146,15 @@ class Scribe:
             if self._file is None:
                 raise
             forget_stdout()  # the file is still wanted whole
+
+
+def how_to_go_on(job: Job) -> str:
+    """What to do after a run that ended too soon."""
+    if job.out is None:
+        return "run the same command again; with --out, it would go on where this one ended"
+    if job.overwrite:
+        return "the same command without --overwrite goes on where this one ended; with it, it begins anew"
+    return "the same command goes on where this one ended"
 
 
 def _print_line(line: str) -> None:

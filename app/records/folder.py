@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 from app.records.file import FileLock, RecordWriter
+from app.records.manifest import read_manifest
 from app.records.record import PART_NAME, Record
 
 RECORDS_IN_A_PART: Final = 100_000
@@ -39,9 +40,19 @@ class RecordStore(Protocol):
 
 
 def open_records(out: str) -> RecordStore:
-    """A folder where `out` is one or ends with a slash, else a file. Raises as both do."""
+    """A folder where `out` is one or ends with a slash, else a file.
+
+    Raises as both do, and as `read_manifest`, before a run has thrown anything away.
+    """
     is_folder = out.endswith(("/", os.sep)) or os.path.isdir(out)
-    return RecordFolder(out) if is_folder else RecordWriter(out)
+    store = RecordFolder(out) if is_folder else RecordWriter(out)
+    try:
+        if store.is_durable:
+            read_manifest(store.path)
+    except BaseException:
+        store.close()
+        raise
+    return store
 
 
 class RecordFolder:

@@ -1,7 +1,6 @@
 """What files of answers hold already, in 38 bytes a record: found by id and picture, read again only in doubt."""
 
 import hashlib
-import itertools
 import json
 import os
 import threading
@@ -25,8 +24,8 @@ class RecordIndex:
     """The records of some files; each stands for one picture and prompt. Threads may share it; it can be pickled.
 
     A record is a picture's own when it has its id and its name. One of the same id under another name counts too if
-    that name is gone or means the same file, so that renaming and moving do not redo work; where both files are there,
-    they are copies, and each gets its record.
+    that name is gone or is only another way to write the picture's, so that renaming and moving do not redo work; where
+    both are there, they are copies, be it by links, and each gets its record.
     """
 
     def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
@@ -86,8 +85,10 @@ class RecordIndex:
     def _candidates(self, key: bytes, path: str | None) -> Iterator[int]:
         own, first, last = self._rows(key)
         yield from (row for row in sorted(own, key=self._has_failed.__getitem__) if not self._is_claimed[row])
-        others = (row for row in range(first, last) if row not in own and not self._is_claimed[row])
-        for row in itertools.islice(others, _MAX_DOUBTS):
+        # By numpy: a hundred thousand copies of one picture, such as an empty one, must not be counted out for each.
+        free = np.flatnonzero(~self._is_claimed[first:last]) + first
+        others = free[(free < own.start) | (free >= own.stop)]
+        for row in others[:_MAX_DOUBTS].tolist():
             if _stands_for(self._picture_of(row), path):
                 yield row
 
@@ -136,7 +137,13 @@ def _stands_for(recorded: str, path: str | None) -> bool:
         return False
     try:
         if path is not None and os.path.exists(recorded):
-            return os.path.samefile(recorded, path)
+            return _place_of(recorded) == _place_of(path)
         return not any(place.is_file() for place in (Path(recorded), *Path(recorded).parents))
     except (OSError, ValueError):
         return True
+
+
+def _place_of(path: str) -> str:
+    """The one way to write a name. Not what it links to: a link is a picture beside that, with a record of its own."""
+    folder, name = os.path.split(path)
+    return os.path.join(os.path.realpath(folder), name)

@@ -5,13 +5,13 @@ import os
 import secrets
 import socket
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from app.records.record import Record, RecordFileError, is_part
+from app.whole_files import whole_file
 
 MANIFEST_FORMAT: Final = "llama-adapter-runs"
 MANIFEST_VERSION: Final = 1
@@ -67,24 +67,16 @@ def write_manifest(records_path: str | os.PathLike[str], *, manifest: RunManifes
     Earlier runs that appended to the same file stay in it. The file is replaced as a whole, so a crash leaves the old
     or the new one. Raises `RecordFileError` when the existing manifest is none.
     """
-    path = manifest_path(records_path)
     runs = {run.run: run for run in read_manifest(records_path)} | {manifest.run: manifest}
     content = {
         "format": MANIFEST_FORMAT,
         "version": MANIFEST_VERSION,
         "runs": [asdict(run) for run in runs.values()],
     }
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(unfinished, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=2, ensure_ascii=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    finally:
-        with suppress(FileNotFoundError):
-            unfinished.unlink()
+    # Names that are not UTF-8 have characters in them that cannot be written; as escapes they read back as they were.
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    with whole_file(manifest_path(records_path)) as file:
+        file.write(text.encode(errors="backslashreplace") + b"\n")
 
 
 def read_manifest(records_path: str | os.PathLike[str]) -> list[RunManifest]:

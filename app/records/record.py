@@ -151,7 +151,10 @@ def parse_record(line: bytes) -> Record | None:
         value = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    is_record = isinstance(value, dict) and value.keys() >= Record.__required_keys__ and isinstance(value["id"], str)
+    if not isinstance(value, dict) or not value.keys() >= Record.__required_keys__:
+        return None
+    # What tells records apart has to be text; what else is in them, only exports look at.
+    is_record = all(isinstance(value[name], str) for name in ("id", "picture", "prompt"))
     return cast(Record, value) if is_record else None
 
 

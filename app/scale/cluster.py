@@ -40,6 +40,7 @@ def joined_cluster(options: RayOptions) -> Iterator[str]:
             hint="pip install --editable '.[ray]'",
         ) from error
     if ray.is_initialized():
+        _quieten()
         yield _described(address="joined before")
         return
     address = options.address or os.environ.get("RAY_ADDRESS") or "local"
@@ -87,8 +88,9 @@ def _described(*, address: str) -> str:
 
 
 def _quieten() -> None:
-    for name in ("ray", "ray.data"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    """What ends a job is told in one sentence; Ray's own logs of it stay in its files."""
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
 
 
 def _missing(error: ImportError) -> str:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
+from app.child import last_line
 from app.errors import Exit, Problem, UsageError
 from app.jobs.desk import Desk
 from app.jobs.scribe import Scribe
@@ -90,7 +91,8 @@ class Drive:
                 _log.info("reading failed: %s", error)
                 if self._num_failed_windows >= MAX_FAILED_WINDOWS:
                     raise WorkersFailedError(
-                        f"Pictures cannot be read on the machines of the cluster: {error}"
+                        f"Pictures cannot be read on the machines of the cluster: {last_line(str(error))}",
+                        hint="see that the same version of this program is installed on all of them; --debug says more",
                     ) from error
                 continue
             if chunk is None:

@@ -1,7 +1,7 @@
 """The pictures of a job, files and addresses alike, in the order in which they were named."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from app.inputs import InputsError, InputSpec, PictureInput, check_inputs, count_inputs, read_inputs
 from app.scale.remote import check_remote, is_remote, remote_inputs
@@ -30,6 +30,6 @@ def read_all_inputs(spec: InputSpec) -> Iterator[PictureInput]:
     yield from read_inputs(dataclasses.replace(spec, paths=()))
 
 
-def count_all_inputs(spec: InputSpec) -> int | None:
-    """How many pictures there are; None where that cannot be known, or costs a second listing of what is far away."""
-    return None if any(map(is_remote, spec.paths)) else count_inputs(spec)
+def count_all_inputs(spec: InputSpec, *, size: Callable[[PictureInput], int] = lambda picture: 1) -> int | None:
+    """As `count_inputs`; None also where it costs a second listing of what is far away."""
+    return None if any(map(is_remote, spec.paths)) else count_inputs(spec, size=size)

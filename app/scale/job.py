@@ -9,7 +9,7 @@ from app.deciding import Decider
 from app.errors import UsageError
 from app.jobs.interruption import Interruption
 from app.jobs.job import Job
-from app.jobs.opening import open_decider, open_desk, open_manifest, work_of
+from app.jobs.opening import count_answers, open_decider, open_desk, open_manifest, work_of
 from app.jobs.scribe import Scribe
 from app.records.folder import RecordStore, open_records
 from app.records.index import RecordIndex
@@ -58,7 +58,14 @@ def _answer(job: Job, crew: Crew, *, first: LoadedModel, file: RecordStore | Non
     desk = open_desk(job, first.info, spec=first.spec, run=run, file=file)
     engine = {"name": "ray", "captioners": num_captioners}
     manifest = open_manifest(job, first.info, spec=first.spec, run=run, file=file, engine=engine)
-    scribe = Scribe(job, desk, file=file, manifest=manifest, decider=decider, count=lambda: _count(job))
+    scribe = Scribe(
+        job,
+        desk,
+        file=file,
+        manifest=manifest,
+        decider=decider,
+        count=lambda: count_answers(job, count=count_all_inputs),
+    )
     known = _known(job, first, file)
     with ExitStack() as stack:
         stack.callback(scribe.close)
@@ -89,11 +96,6 @@ def _first_ready(crew: Crew) -> LoadedModel:
         for came in crew.wait(1.0):
             assert not isinstance(came, AnsweredChunk), "nothing was handed out yet"
             return loaded(came)
-
-
-def _count(job: Job) -> int | None:
-    pictures = count_all_inputs(job.inputs)
-    return None if pictures is None else pictures * len(job.questions)
 
 
 def _known(job: Job, first: LoadedModel, file: RecordStore | None) -> Known | None:

@@ -9,9 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from app.inputs import InputSpec
+from app.jobs.job import Job
+from app.jobs.opening import count_answers
+from app.jobs.questions import Question
+from app.jobs.scribe import how_to_go_on
 from app.records.file import RecordWriter
-from app.records.manifest import read_manifest
+from app.records.manifest import manifest_path, read_manifest
 from app.records.record import Record, read_records
+from app.spec import CaptionerSpec
 from tests.app.command import Run
 from tests.app.golden import model_flags, picture
 
@@ -242,6 +248,21 @@ def test_a_model_that_cannot_be_loaded_costs_no_records(run: Run, folder: Path, 
     assert out.read_bytes() == before
 
 
+def test_a_manifest_that_is_none_costs_no_records_and_is_told_before_the_model_is_loaded(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "answers.jsonl"
+    run("caption", str(folder), *COMMON, "--out", str(out))
+    before = out.read_bytes()
+    manifest_path(out).write_text("{")
+
+    ran = run("caption", str(folder), "--model", "nowhere", "--out", str(out), "--overwrite")
+
+    assert (ran.code, "Wanted a manifest" in ran.err) == (1, True)
+    assert out.read_bytes() == before
+    RecordWriter(out).close()  # nobody has it any more
+
+
 def test_one_of_two_questions_that_was_answered_is_not_asked_again(run: Run, folder: Path, tmp_path: Path) -> None:
     out, sheet = tmp_path / "answers.jsonl", tmp_path / "questions.txt"
     command = ["caption", str(folder), *COMMON, "--out", str(out)]
@@ -286,6 +307,39 @@ def test_the_manifest_says_what_was_asked_and_how_it_ended(run: Run, folder: Pat
     assert manifest.job["questions"][0]["instruction"] == "What is {stem}?"
     assert manifest.job["sampling"]["max_new_tokens"] == 4
     assert manifest.end_reason == "finished"
+
+
+def test_a_run_that_only_passes_over_known_pictures_tells_how_far_it_is(
+    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["caption", str(folder), *COMMON, "--out", str(tmp_path / "answers.jsonl")]
+    run(*command)
+    monkeypatch.setattr("app.jobs.progress._ELSEWHERE_S", 0.0)
+
+    ran = run(*command, "--batch-size", "1", "--reader", "thread")
+
+    assert " pictures, 0.00 pictures/s" in ran.err
+
+
+def test_a_manifest_s_own_questions_are_counted(tmp_path: Path) -> None:
+    manifest = tmp_path / "work.csv"
+    manifest.write_text("picture,prompt\na.png,one\na.png,two\nb.png,\n")
+    job = Job(
+        spec=CaptionerSpec(), inputs=InputSpec(manifests=(str(manifest),)), questions=tuple(Question() for _ in "abc")
+    )
+
+    assert count_answers(job) == 5
+
+
+def test_nobody_is_told_to_repeat_a_command_that_throws_away_what_is_done() -> None:
+    def told(*, overwrite: bool) -> str:
+        inputs = InputSpec(paths=("a.png",))
+        return how_to_go_on(
+            Job(spec=CaptionerSpec(), inputs=inputs, questions=(Question(),), out="a.jsonl", overwrite=overwrite)
+        )
+
+    assert told(overwrite=False) == "the same command goes on where this one ended"
+    assert "without --overwrite" in told(overwrite=True)
 
 
 def test_flags_that_go_with_a_file_say_so(run: Run, folder: Path) -> None:

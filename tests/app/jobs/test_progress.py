@@ -47,6 +47,19 @@ def test_the_line_tells_rate_time_left_and_failures() -> None:
     assert line == "500 of 1,500 pictures, 10.00 pictures/s, 1 min 40 s left, 400 by an earlier run, 10 failed"
 
 
+def test_a_count_that_fails_is_not_known_and_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    def count() -> int | None:
+        raise OSError("the list went away")
+
+    progress = Progress(visible=True, what="question", count=count)
+    for thread in threading.enumerate():
+        if thread.name == "count":
+            thread.join(10)
+
+    assert progress.line(answered=1, failed=0, known=0, now=progress._started + 1) == "1 questions, 1.00 questions/s"
+    assert capsys.readouterr().err == ""
+
+
 def test_the_rate_is_that_of_the_last_half_minute() -> None:
     progress = started(count=None)
     begin = progress._started
@@ -77,3 +90,9 @@ def test_what_is_not_to_be_seen_is_not_counted_either(capsys: pytest.CaptureFixt
     progress.show(answered=1, failed=0, known=0)
 
     assert capsys.readouterr().err == ""
+
+
+def test_questions_are_not_counted_as_pictures() -> None:
+    progress = Progress(visible=True, what="question")
+
+    assert progress.line(answered=6, failed=0, known=0, now=progress._started + 2) == "6 questions, 3.00 questions/s"

@@ -1,8 +1,10 @@
 """What is answered already is found again: under its name, under a new one, and only once."""
 
+import os
 import pickle
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,6 +77,20 @@ def test_a_copy_beside_the_answered_picture_gets_its_own_answer(tmp_path: Path) 
     first.touch()
     second.touch()
     # b.png was answered before the run was killed; a.png, of equal bytes, comes first now.
+    record = answered(str(second))
+    index = index_of(tmp_path, record)
+
+    assert index.claim(record["id"], str(first), path=str(first)) is None
+    assert index.claim(record["id"], str(second), path=str(second)) == "answered"
+
+
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_a_link_beside_the_answered_picture_gets_its_own_answer(
+    link: Callable[[Path, Path], None], tmp_path: Path
+) -> None:
+    first, second = tmp_path / "a.png", tmp_path / "b.png"
+    second.touch()
+    link(second, first)
     record = answered(str(second))
     index = index_of(tmp_path, record)
 

@@ -70,6 +70,12 @@ def test_a_failed_write_leaves_the_old_manifest(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == [manifest_path(path).name]
 
 
+def test_names_that_are_not_utf_8_are_kept(tmp_path: Path) -> None:
+    path, inputs = tmp_path / "answers.jsonl", {"paths": ["été-\udcff.png", "a \\udcff of its own"]}
+    write_manifest(path, manifest=manifest(job={"inputs": inputs}))
+    assert read_manifest(path)[0].job["inputs"] == inputs
+
+
 def test_run_ids_are_distinct_and_begin_with_their_time() -> None:
     ids = {new_run_id() for _ in range(50)}
     assert len(ids) == 50

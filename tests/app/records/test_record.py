@@ -3,8 +3,11 @@
 import hashlib
 import json
 from dataclasses import replace
+from typing import Any
 
-from app.records.record import record_id, record_to_line
+import pytest
+
+from app.records.record import parse_record, record_id, record_to_line
 from tests.app.recorded import SAMPLING, FakeAnswer, FakeError, recorded
 
 
@@ -66,3 +69,10 @@ def test_pictures_without_bytes_are_told_apart_by_their_names() -> None:
     gone = FakeAnswer(digest="", finish="error", error=FakeError(code="missing", message=""))
     assert recorded(replace(gone, picture="a.png"))["id"] != recorded(replace(gone, picture="b.png"))["id"]
     assert recorded(replace(gone, picture="a.png"))["id"] == recorded(replace(gone, picture="a.png"))["id"]
+
+
+@pytest.mark.parametrize("values", [{"id": 5}, {"picture": None}, {"prompt": ["a"]}, {"run": ...}])
+def test_a_line_without_the_texts_that_tell_records_apart_is_none(values: dict[str, Any]) -> None:
+    line = {name: value for name, value in {**recorded(), **values}.items() if value is not ...}
+    assert parse_record(json.dumps(line).encode()) is None
+    assert parse_record(json.dumps(recorded()).encode()) == recorded()

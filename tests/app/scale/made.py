@@ -72,4 +72,4 @@ def known_after(folder: Path, *, digest: str, num_questions: int) -> Known:
         for question in work.questions[:num_questions]:
             answer = answer_to(question, "a.png", digest)
             file.write(desk.record(answer, desk.asked(answer)))
-    return known_of(RecordIndex(folder / "answers.jsonl"))
+    return known_of(RecordIndex([folder / "answers.jsonl"]))

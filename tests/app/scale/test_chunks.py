@@ -78,6 +78,6 @@ def test_a_manifests_own_question_is_known_by_its_id(tmp_path: Path) -> None:
     with RecordWriter(tmp_path / "answers.jsonl") as file:
         file.write(desk.record(answer, desk.asked(answer)))
 
-    known = known_of(RecordIndex(tmp_path / "answers.jsonl"))
+    known = known_of(RecordIndex([tmp_path / "answers.jsonl"]))
 
     assert known.has(work, "cd" * 32)

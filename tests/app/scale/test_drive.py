@@ -117,8 +117,8 @@ def run_job(
     """A job over pictures of these names that resumes what is in the folder's records."""
     chance = random.Random(seed)
     with RecordWriter(folder / "answers.jsonl") as file:
-        index = RecordIndex(file.path) or None
-        known = None if index is None else known_of(RecordIndex(file.path))
+        index = RecordIndex([file.path]) or None
+        known = None if index is None else known_of(RecordIndex([file.path]))
         desk = desk_of(index)
         scribe, crew = FakeScribe(desk, file), FakeCrew(chance, loss=loss, poison=poison, known=known)
         readers: Any = FakeReaders(chance, loss=loss)
