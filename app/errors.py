@@ -9,11 +9,11 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 
 from app.startup import explain_torch_import
+from app.talk import forget, say
 from llm.runtime.memory import tells_shortage
 from llm.runtime.npu_errors import NpuFailure, explain_npu_error, shorten_npu_error
 
@@ -175,17 +175,14 @@ def run_guarded(action: Callable[[], int], *, debug: bool = False) -> int:
             traceback.print_exc()
         problem = describe(error)
         said = "interrupted" if problem.exit_code == Exit.INTERRUPTED else format_problem(problem)
-        print(said, file=sys.stderr)
+        say(said)
         return problem.exit_code
     return exit_code
 
 
 def forget_stdout() -> None:
     """From now on stdout goes nowhere: its reader has gone, and the interpreter's last flush would complain."""
-    with suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+    forget(sys.stdout)
 
 
 def _make_standard_streams_usable() -> None:

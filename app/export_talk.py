@@ -1,19 +1,19 @@
 """What the export commands say: paths on stdout as data, all else on stderr as lines for people."""
 
 import shlex
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from app.errors import forget_stdout
+from app.talk import say
 from vision.export.lint import Complaint
 from vision.export.parity import Parity
 
 
 def tell(line: str, since: float | None = None) -> None:
     """A line on stderr, with the seconds since then."""
-    print(line if since is None else f"{line} ({time.perf_counter() - since:.1f} s)", file=sys.stderr, flush=True)
+    say(line if since is None else f"{line} ({time.perf_counter() - since:.1f} s)")
 
 
 def give(line: str) -> None:

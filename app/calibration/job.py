@@ -21,6 +21,7 @@ from app.inputs import expand_inputs
 from app.jobs.questions import Question, picture_variables
 from app.records.record import answer_to_record
 from app.spec import CaptionerSpec
+from app.talk import say
 from llm.engine.sampling_params import SamplingParams
 from vision.formats import shown_name
 
@@ -132,7 +133,7 @@ def _ask(
             found[event.index] = _as_recorded(event)
         if not job.quiet and sys.stderr.isatty() and (num_done % 64 == 0 or num_done == len(labelled)):
             end = "\n" if num_done == len(labelled) else ""
-            print(f"\r{num_done} of {len(labelled)} answered\x1b[K", end=end, file=sys.stderr, flush=True)
+            say(f"\r{num_done} of {len(labelled)} answered\x1b[K", end=end)
     return found
 
 
@@ -181,4 +182,4 @@ def _as_recorded(answer: Answer) -> dict[str, float] | None:
 
 def _say(job: CalibrationJob, text: str, *, even_if_quiet: bool = False) -> None:
     if even_if_quiet or not job.quiet:
-        print(text, file=sys.stderr)
+        say(text)

@@ -1,6 +1,7 @@
 """`caption` and `ask`: flags -> a job."""
 
 import argparse
+import os
 from typing import Any
 
 from app.cli.model_flags import SPEC, add_computation, add_model, with_batch_size
@@ -15,6 +16,8 @@ from app.scale.options import RayOptions
 from llm.engine.sampling_params import SamplingParams
 
 SAMPLING = SamplingParams()
+
+_DERIVED = {".csv": "--to csv", ".tsv": "--to csv", ".parquet": "--to parquet", ".txt": "--to sidecars"}
 
 JOB = Job(spec=SPEC, inputs=InputSpec(), questions=(Question(),))
 
@@ -207,7 +210,7 @@ def _run_caption(options: argparse.Namespace) -> int:
         raise UsageError("--prompt and --raw-prompt exclude each other", hint="give one of them")
     if options.questions is not None and (options.prompt is not None or options.raw_prompt is not None):
         raise UsageError("--questions and --prompt exclude each other", hint="put all questions into the sheet")
-    return _answer(options, instruction=options.prompt, raw=options.raw_prompt, choices=None)
+    return _answer(options, instruction=options.prompt, raw=options.raw_prompt)
 
 
 def _run_ask(options: argparse.Namespace) -> int:
@@ -217,9 +220,10 @@ def _run_ask(options: argparse.Namespace) -> int:
         return _calibrate(options)
     if options.calibration_out is not None or options.plot is not None:
         raise UsageError("--calibration-out and --plot go with --calibrate, which is missing")
-    if options.questions is None and options.question is None and not options.manifests:
-        raise UsageError("ask needs a --question", hint="or several in a file, --questions or --manifest")
-    return _answer(options, instruction=options.question, raw=None, choices=options.choices)
+    is_asked = options.questions is not None or options.question is not None
+    if not is_asked and (options.paths or options.lists or not options.manifests):
+        raise UsageError("ask needs a --question", hint="or several in a file: --questions, or --manifest alone")
+    return _answer(options, instruction=options.question, choices=options.choices, needs_question=True)
 
 
 def _calibrate(options: argparse.Namespace) -> int:
@@ -237,16 +241,22 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 
 def _answer(
-    options: argparse.Namespace, *, instruction: str | None, raw: str | None, choices: tuple[str, ...] | None
+    options: argparse.Namespace,
+    *,
+    instruction: str | None,
+    raw: str | None = None,
+    choices: tuple[str, ...] | None = None,
+    needs_question: bool = False,
 ) -> int:
+    _check_out(options.out)
     spec = spec_from(options)
     sampling = settings(SamplingParams, vars(options))
     common = Question(instruction=instruction, input=options.input, raw=raw, choices=choices)
     inputs = _inputs_from(options)
     sheet = () if options.questions is None else read_question_sheet(options.questions)
     questions = tuple(common.completed(question) for question in sheet) or (common,)
-    values = {**vars(options), "spec": spec, "inputs": inputs, "questions": questions, "sampling": sampling}
-    job = settings(Job, values)
+    values = {"spec": spec, "inputs": inputs, "questions": questions, "sampling": sampling}
+    job = settings(Job, {**vars(options), **values, "needs_question": needs_question})
     if options.engine == "ray":
         ray = settings(RayOptions, {**vars(options), "address": options.ray_address})
         from app.scale.job import run_ray_job
@@ -257,6 +267,16 @@ def _answer(
     from app.jobs.run import run_job
 
     return run_job(job)
+
+
+def _check_out(out: str | None) -> None:
+    """Raise UsageError for a name under which nobody would look for records."""
+    kind = _DERIVED.get(os.path.splitext(out or "")[1].lower())
+    if kind is not None:
+        raise UsageError(
+            f"--out takes records, which are JSON lines, and `{out}` is named as something else",
+            hint=f"name it .jsonl, and make the other of it: `llama-adapter export-records FILE.jsonl {kind}`",
+        )
 
 
 def _inputs_from(options: argparse.Namespace) -> InputSpec:

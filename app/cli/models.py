@@ -1,7 +1,6 @@
 """`convert` and `quantize`."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ from app.cli.model_flags import add_model, sources_from
 from app.cli.parser import command, default
 from app.cli.values import settings
 from app.errors import Exit, UsageError
+from app.talk import say
 
 CONVERT_DTYPE = "float16"
 
@@ -57,7 +57,7 @@ def _run_convert(options: argparse.Namespace) -> int:
         raise UsageError(f"No dtype named `{options.dtype}`", hint=f"pass one of {', '.join(DTYPES)} as --dtype")
     bundle = convert(sources_from(options), options.out, dtype=DTYPES[options.dtype], overwrite=options.force)
     num_bytes = sum(file.stat().st_size for file in Path(bundle).iterdir())
-    print(f"wrote `{bundle}`, {num_bytes / 1e6:,.1f} MB in {options.dtype}", file=sys.stderr)
+    say(f"wrote `{bundle}`, {num_bytes / 1e6:,.1f} MB in {options.dtype}")
     return Exit.OK
 
 
@@ -66,5 +66,5 @@ def _run_quantize(options: argparse.Namespace) -> int:
 
     bundle = quantise_bundle(settings(QuantiseJob, vars(options)))
     num_bytes = sum(file.stat().st_size for file in bundle.iterdir())
-    print(f"wrote `{bundle}`, {num_bytes / 1e6:,.1f} MB in {options.precision}", file=sys.stderr)
+    say(f"wrote `{bundle}`, {num_bytes / 1e6:,.1f} MB in {options.precision}")
     return Exit.OK

@@ -28,6 +28,7 @@ from app.exports.sidecars import Refusals, SidecarFiles
 from app.exports.survey import MAX_REMEMBERED, Selection, Survey, record_files, survey
 from app.records.manifest import runs_behind
 from app.records.record import Record
+from app.talk import say
 from app.whole_files import whole_file
 
 RecordTarget = Literal["sidecars", "csv", "metadata", "parquet", "jsonl"]
@@ -230,7 +231,7 @@ def _columns(job: ExportRecordsJob, found: Survey, decider: Decider) -> list[str
 
 def _tell(refusals: Refusals) -> int:
     for line in refusals.lines():
-        print(line, file=sys.stderr)
+        say(line)
     return Exit.FAILED if refusals.count else Exit.OK
 
 
@@ -246,4 +247,4 @@ def _shown(prompts: Iterable[str]) -> str:
 
 def _say(job: ExportRecordsJob, text: str) -> None:
     if not job.quiet:
-        print(text, file=sys.stderr)
+        say(text)

@@ -8,7 +8,7 @@ from itertools import groupby, islice
 
 from app.answers import AnswerError
 from app.inputs.errors import InputsError
-from app.inputs.fields import as_columns, first_column, question_columns, question_fields
+from app.inputs.fields import PROMPT_COLUMNS, as_columns, first_column, question_columns, question_fields
 from app.inputs.items import PictureInput
 from app.inputs.lines import can_read_again, check_lines
 from app.inputs.tables import check_suffix, read_rows
@@ -35,7 +35,7 @@ def manifest_inputs(path: str) -> Iterator[PictureInput]:
             yield replace(items[0], questions=tuple(question for item in items for question in item.questions))
 
 
-def check_manifest(path: str) -> None:
+def check_manifest(path: str, *, needs_questions: bool = False) -> None:
     """Raises `InputsError` when a manifest cannot be used as a whole, as far as its beginning shows that."""
     check_suffix(path, what="manifest")
     check_lines(path, what="manifest")
@@ -43,6 +43,8 @@ def check_manifest(path: str) -> None:
         first = next(read_rows(path, what="manifest"), None)
         if first is not None and not first.problem:
             _check_columns(first.values, path=path)
+            if needs_questions and not path.lower().endswith(".jsonl"):  # whose next line may have other columns
+                _check_question(first.values, path=path)
 
 
 def _what_makes_one(item: PictureInput) -> object:
@@ -86,6 +88,15 @@ def _check_columns(values: Mapping[str, object], *, path: str) -> None:
             f"Wanted one of the columns {', '.join(PICTURE_COLUMNS)} in the manifest `{shown_name(path)}`, "
             f"got {', '.join(map(shown_name, values)) or 'none'}.",
             hint="name the column of the pictures' files so",
+        )
+
+
+def _check_question(values: Mapping[str, object], *, path: str) -> None:
+    if first_column(values, of=PROMPT_COLUMNS) is None:
+        raise InputsError(
+            f"Wanted one of the columns {', '.join(PROMPT_COLUMNS)} in the manifest `{shown_name(path)}`, "
+            f"got {', '.join(map(shown_name, values))}.",
+            hint="name the column of the questions so, or ask the same of all with --question",
         )
 
 

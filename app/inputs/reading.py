@@ -19,14 +19,17 @@ from app.inputs.spec import InputSpec
 from vision.formats import shown_name
 
 
-def check_inputs(spec: InputSpec) -> None:
-    """Raises `InputsError` when a list or a manifest cannot be used as a whole; opens nothing else, and no pipes."""
+def check_inputs(spec: InputSpec, *, need_questions: bool = False) -> None:
+    """Raises `InputsError` when a list or a manifest cannot be used as a whole; opens nothing else, and no pipes.
+
+    With `need_questions`, a table without a column for them is of no use.
+    """
     if spec.lists.count(STDIN) > 1:
         raise InputsError("Wanted one list on stdin, got `-` more than once.", hint="name the list once")
     for path in spec.lists:
         check_lines(path, what="list")
     for path in spec.manifests:
-        check_manifest(path)
+        check_manifest(path, needs_questions=need_questions)
 
 
 def read_inputs(spec: InputSpec) -> Iterator[PictureInput]:

@@ -17,6 +17,11 @@ from app.spec import CaptionerSpec
 from app.work import WorkItem, WorkQuestion
 from llm.engine.sampling_params import SamplingParams
 
+_NOTHING_ASKED = AnswerError(
+    code="prompt",
+    message="Wanted a question about this picture, but its line has none; write one there, or pass --question for all.",
+)
+
 
 @dataclass(slots=True)
 class Asked:
@@ -42,12 +47,13 @@ class Desk:
         run: str,
         earlier: RecordIndex | None = None,
         retry_errors: bool = False,
+        needs_question: bool = False,
     ) -> None:
         self.num_known, self.num_known_failed = 0, 0  # questions that an earlier run answered, and those it failed at
         self._lock = threading.Lock()
         self._questions = tuple(questions)
         self._spec, self._info, self._sampling, self._run = spec, info, sampling, run
-        self._earlier, self._retry_errors = earlier, retry_errors
+        self._earlier, self._retry_errors, self._needs_question = earlier, retry_errors, needs_question
         self._settings: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._asked: dict[int, Asked] = {}
         self._num_asked = 0
@@ -62,6 +68,8 @@ class Desk:
                 filled, error = question.filled(variables), None
             except TemplateError as problem:
                 filled, error = question, AnswerError(code="prompt", message=f"{problem}; {problem.hint}.")
+            if self._needs_question and filled.is_caption and picture.error is None:
+                error = _NOTHING_ASKED
             asked = self._ask(filled, picture)
             prompt = filled.prompt(self._info.default_prompt)
             work = WorkQuestion(index=self._num_asked - 1, prompt=prompt, choices=filled.choices)

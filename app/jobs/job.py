@@ -17,6 +17,7 @@ class Job:
     spec: CaptionerSpec
     inputs: InputSpec
     questions: tuple[Question, ...]  # of every picture that brings none of its own
+    needs_question: bool = False  # a picture that nothing is asked of has failed; else it is captioned
     sampling: SamplingParams = field(default_factory=SamplingParams)
     out: str | None = None
     format: Literal["text", "jsonl"] | None = None
@@ -29,6 +30,11 @@ class Job:
     picture_timeout_s: float = 60.0  # for reading one picture, in a process
     profile: Literal["wait", "marks"] | None = None
     quiet: bool = False
+
+    @property
+    def lacks_question(self) -> bool:
+        """Whether what is asked has to come with the pictures."""
+        return self.needs_question and self.questions[0].is_caption
 
     def __post_init__(self) -> None:
         if not self.questions:

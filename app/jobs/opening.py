@@ -74,6 +74,7 @@ def open_desk(job: Job, info: ModelInfo, *, spec: CaptionerSpec, run: str, file:
         run=run,
         earlier=earlier or None,
         retry_errors=job.retry_errors,
+        needs_question=job.needs_question,
     )
 
 

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from app.talk import say
+
 _TERMINAL_S, _ELSEWHERE_S = 0.2, 60.0
 _WINDOW_S = 30.0  # the rate is of so much time, as the time left should be that of now
 _CLEAR_LINE = "\r\x1b[K"
@@ -38,12 +40,10 @@ class Progress:
             return
         self._shown_at = now
         line = self.line(answered=answered, failed=failed, known=known, now=now)
-        print(
-            f"{_CLEAR_LINE}{line}" if self._is_terminal else line,
-            end="" if self._is_terminal else "\n",
-            file=sys.stderr,
-        )
-        sys.stderr.flush()
+        if self._is_terminal:
+            say(f"{_CLEAR_LINE}{line}", end="")
+        else:
+            say(line)
         self._is_on_line = self._is_terminal
 
     def line(self, *, answered: int, failed: int, known: int, now: float) -> str:
@@ -68,7 +68,7 @@ class Progress:
     def clear(self) -> None:
         """Free the line for other talk."""
         if self._is_on_line:
-            print(_CLEAR_LINE, end="", file=sys.stderr, flush=True)
+            say(_CLEAR_LINE, end="")
             self._is_on_line = False
 
     def _count(self, count: Callable[[], int | None]) -> None:

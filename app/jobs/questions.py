@@ -50,6 +50,11 @@ class Question:
         return "instruction" if self.raw is None else "raw"
 
     @property
+    def is_caption(self) -> bool:
+        """Whether it is the model's own caption prompt."""
+        return self.instruction is None and self.raw is None
+
+    @property
     def variables(self) -> frozenset[str]:
         """Names of the variables in it."""
         return frozenset(match[1] for text in self._texts() for match in _PIECES.finditer(text) if match[1])

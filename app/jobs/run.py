@@ -1,7 +1,6 @@
 """What `caption` and `ask` do on this machine: pictures in, answers out as they are ready. No flags: see app/cli."""
 
 import dataclasses
-import sys
 import time
 from contextlib import ExitStack, closing
 
@@ -23,6 +22,7 @@ from app.jobs.scribe import Scribe
 from app.records.folder import open_records
 from app.records.manifest import new_run_id
 from app.report import Report, make_report
+from app.talk import say
 from llm.runtime.backend import EAGER
 
 
@@ -31,7 +31,7 @@ def run_job(job: Job) -> int:
 
     Interrupted once, it finishes the pictures it has begun. Raises what app/errors.py lists.
     """
-    check_inputs(job.inputs)
+    check_inputs(job.inputs, need_questions=job.lacks_question)
     decider = open_decider(job)
     with ExitStack() as stack:
         # Before the model is loaded, which may take minutes: a place that cannot be written shows at once.
@@ -62,7 +62,7 @@ def run_job(job: Job) -> int:
         wall_s = time.perf_counter() - started
         scribe.finish(wall_s, waited_s=clock.seconds["read"], is_interrupted=interruption.requested)
     if job.profile is not None:
-        print(_report(job, captioner, scribe, clock, wall_s).format_table(), file=sys.stderr)
+        say(_report(job, captioner, scribe, clock, wall_s).format_table())
     return scribe.exit_code()
 
 

@@ -14,6 +14,7 @@ from app.records.folder import RecordStore
 from app.records.manifest import EndReason, RunManifest, write_manifest
 from app.records.record import Record, record_to_line
 from app.report import Tally
+from app.talk import say
 from app.telling import counted, text_line
 
 
@@ -118,7 +119,7 @@ class Scribe:
         """A line of talk on stderr, unless it is not wanted."""
         if even_if_quiet or not self._job.quiet:
             self._progress.clear()
-            print(text, file=sys.stderr)
+            say(text)
 
     def close(self) -> None:
         """Note the end of the run in the manifest, however it came. A disk that is full by then only costs the note."""

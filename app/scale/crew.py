@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from app.child import last_line
 from app.jobs.job import Job
 from app.scale.chunks import AnsweredChunk
 from app.scale.options import WorkersFailedError
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from ray import ObjectRef
 
 IN_HAND = 2  # chunks of a captioner: one that it answers, and one that is on its way there meanwhile
-MAX_FAILURES = 5  # of a captioner in a row, before it is given up
+MAX_FAILURES = 5  # of a captioner in a row, without an answer between, before it is given up
+MAX_LOADS = 3  # more, of a captioner that ends while it loads
 MAX_TRIES = 2  # of a chunk that its captioner was lost with
 
 _log = logging.getLogger("llama_adapter.scale")
@@ -124,7 +126,8 @@ class Crew:
         self._members.clear()
 
     def _load(self, member: _Member) -> None:
-        self._loading[member.actor.load.remote()] = member
+        # Also while Ray starts the process again, and once more where that ends before it is loaded.
+        self._loading[member.actor.load.options(max_task_retries=MAX_LOADS).remote()] = member
 
     def _take_state(self, reference: "ObjectRef[Any]") -> LoadedModel | NotLoaded | None:
         import ray
@@ -133,7 +136,7 @@ class Crew:
         try:
             state: LoadedModel | NotLoaded = ray.get(reference)
         except ray.exceptions.RayError as error:
-            self._lose(member, error)
+            self._give_up(member, error)
             return None
         member.is_ready = isinstance(state, LoadedModel)
         return state
@@ -158,29 +161,27 @@ class Crew:
         return answered
 
     def _lose(self, member: _Member, error: BaseException) -> None:
-        """Note that a captioner is not there, and wait for it to be loaded again. Raises WorkersFailedError."""
-        import ray
-
+        """Note that a captioner is not there, and load it again. Raises as `_give_up`."""
         member.is_ready = False
         member.num_failures += 1
         _log.info("a captioner is lost: %s", error)
-        if isinstance(error, ray.exceptions.ActorUnschedulableError):
-            self._news.append(f"note: a machine is gone, and with it a captioner; {self._remaining}")
-            member.num_failures = MAX_FAILURES
-        elif member.num_failures == MAX_FAILURES:
-            self._news.append(
-                f"note: a captioner ended {MAX_FAILURES} times in a row, and is given up; {self._remaining}"
-            )
         if member.num_failures < MAX_FAILURES:
             self._load(member)
-        elif not self._loading and not self.num_ready:
-            raise WorkersFailedError(
-                "All processes that answer are gone: they ended several times in a row without having answered, or "
-                "their machines went away",
-                hint="the memory may be too small for the model or --batch-size; run again, and it goes on from here",
-            )
+        else:
+            self._give_up(member, error)
 
-    @property
-    def _remaining(self) -> str:
+    def _give_up(self, member: _Member, error: BaseException) -> None:
+        """Do without a captioner. Raises WorkersFailedError when it was the last one."""
+        import ray
+
+        member.is_ready = False
         num_others = self.num_ready + len(self._loading)
-        return f"{num_others} of {len(self._members)} go on"
+        if not num_others:
+            raise WorkersFailedError(
+                "No process that answers is left: they ended again and again, or their machines went away. "
+                f"The last one: {last_line(str(error))}",
+                hint="the memory may be too small for the model or --batch-size; run again, and it goes on from here",
+            ) from error
+        is_machine = isinstance(error, ray.exceptions.ActorUnschedulableError)
+        what = "the machine of a captioner is gone" if is_machine else "a captioner ended again and again"
+        self._news.append(f"note: {what}; {num_others} of {len(self._members)} go on")

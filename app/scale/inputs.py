@@ -7,9 +7,9 @@ from app.inputs import InputsError, InputSpec, PictureInput, check_inputs, count
 from app.scale.remote import check_remote, is_remote, remote_inputs
 
 
-def check_all_inputs(spec: InputSpec) -> None:
+def check_all_inputs(spec: InputSpec, *, need_questions: bool = False) -> None:
     """Raise InputsError as `check_inputs` does, and for addresses that nothing here can read."""
-    check_inputs(spec)
+    check_inputs(spec, need_questions=need_questions)
     addresses = list(filter(is_remote, spec.paths))
     if addresses and spec.shard is not None:
         raise InputsError("--shard does not go with addresses", hint="with --engine ray, all machines share one job")

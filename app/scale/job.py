@@ -1,7 +1,6 @@
 """A job with the engine ray: this process lists the pictures, hands them out, and alone writes what comes back."""
 
 import os
-import sys
 import time
 from contextlib import ExitStack, closing
 
@@ -26,6 +25,7 @@ from app.scale.places import num_reading_tasks, plan_places
 from app.scale.reading import Reading
 from app.scale.worker import LoadedModel
 from app.spec import CaptionerSpec
+from app.talk import say
 
 
 def run_ray_job(job: Job, options: RayOptions) -> int:
@@ -35,7 +35,7 @@ def run_ray_job(job: Job, options: RayOptions) -> int:
     """
     if job.profile is not None:
         raise UsageError("--profile measures one process", hint="leave --engine ray or --profile out")
-    check_all_inputs(job.inputs)
+    check_all_inputs(job.inputs, need_questions=job.lacks_question)
     decider = open_decider(job)
     with ExitStack() as stack:
         file = None if job.out is None else stack.enter_context(open_records(job.out))
@@ -44,7 +44,7 @@ def run_ray_job(job: Job, options: RayOptions) -> int:
         places = plan_places(machines(), device=job.spec.device, actors=options.actors)
         if not job.quiet:
             captioners = "1 captioner" if len(places) == 1 else f"{len(places)} captioners"
-            print(f"{where}, {captioners}", file=sys.stderr)
+            say(f"{where}, {captioners}")
         crew = Crew(job, places, os.getcwd())
         stack.callback(crew.stop)
         crew.start()

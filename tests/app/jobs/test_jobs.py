@@ -189,6 +189,23 @@ def test_questions_come_from_one_place(run: Run, folder: Path) -> None:
     assert "needs a --question" in none.err
 
 
+def test_ask_captions_nothing_in_the_place_of_a_missing_question(run: Run, folder: Path, tmp_path: Path) -> None:
+    asked, bare = tmp_path / "asked.csv", tmp_path / "bare.csv"
+    asked.write_text(f"picture,question\npictures/{NAMES[0]},What?\npictures/{NAMES[1]},\n")
+    bare.write_text(f"picture,sku\npictures/{NAMES[0]},7\n")
+
+    blank = run("ask", "--manifest", str(asked), *COMMON)
+    none = run("ask", "--manifest", str(bare), *COMMON)
+    beside = run("ask", str(folder), "--manifest", str(asked), *COMMON)
+    common = run("ask", "--manifest", str(bare), *COMMON, "--question", "What is {sku}?")
+
+    assert (blank.code, none.code, beside.code, common.code) == (3, 2, 2, 0)
+    codes = {Path(record["picture"]).name: record["error"] and record["error"]["code"] for record in blank.records}
+    assert codes == {NAMES[0]: None, NAMES[1]: "prompt"}
+    assert "--question" in none.err
+    assert [record["prompt"] for record in common.records] == ["What is 7?"]
+
+
 # Further runs
 
 
@@ -340,6 +357,14 @@ def test_nobody_is_told_to_repeat_a_command_that_throws_away_what_is_done() -> N
 
     assert told(overwrite=False) == "the same command goes on where this one ended"
     assert "without --overwrite" in told(overwrite=True)
+
+
+def test_records_are_not_written_under_the_name_of_a_table(run: Run, folder: Path, tmp_path: Path) -> None:
+    ran = run("caption", str(folder), *COMMON, "--out", str(tmp_path / "answers.CSV"))
+
+    assert ran.code == 2
+    assert "export-records FILE.jsonl --to csv" in ran.err
+    assert not (tmp_path / "answers.CSV").exists()
 
 
 def test_flags_that_go_with_a_file_say_so(run: Run, folder: Path) -> None:
