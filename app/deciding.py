@@ -1,7 +1,7 @@
 """A record's probabilities -> what is decided on them, by a calibration, a rule, or just the likeliest. No files."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,6 +46,18 @@ class Decider:
     def is_plain(self) -> bool:
         """Whether nothing was asked for, so that the likeliest choice counts."""
         return self.rule is None and self.calibration is None
+
+    def doubts(self, *, prompts: Iterable[str], model_digests: Iterable[str]) -> list[str]:
+        """Notes on what the calibration is applied to and was not made of: other prompts, other models."""
+        if self.calibration is None:
+            return []
+        question, found = self.calibration.question, []
+        others = [prompt for prompt in prompts if prompt != question]
+        if question is not None and others:
+            found.append(f"note: the calibration is of {question!r}, and there are answers to {others[0]!r}")
+        if any(digest != self.calibration.model_digest for digest in model_digests):
+            found.append("note: the calibration is of another model than some of these answers")
+        return found
 
     def decide(self, choice: Choice) -> Decision:
         """What counts; undecided where a probability is no number.

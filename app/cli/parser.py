@@ -1,6 +1,7 @@
 """What every command line of ours is made of: usage errors that are raised, and words that help texts share."""
 
 import argparse
+import difflib
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -14,6 +15,14 @@ read, 130 interrupted
 DEVICE_KINDS = "cpu, cuda, cuda:N, npu, npu:N or auto"
 
 DEVICES = "cpu, cuda, cuda:1, npu:0, ... or auto"
+
+_ELSEWHERE = {
+    "--prompt": "--question",
+    "--question": "--prompt",
+    "--output": "--out",
+    "-o": "--out",
+    "-r": "--recursive",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -29,8 +38,19 @@ class Parser(argparse.ArgumentParser):
         """Unknown arguments are an error here already: left to the parser above, its help would be pointed at."""
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            meant = next((flag for text in unknown if (flag := self._meant(text)) is not None), None)
+            hint = help_hint(self.prog) if meant is None else f"{meant} may be meant; {help_hint(self.prog)}"
+            raise UsageError(f"unrecognized arguments: {' '.join(unknown)}", hint=hint)
         return options, unknown
+
+    def _meant(self, text: str) -> str | None:
+        """The flag of ours that is nearly what was typed, or that other programs call so."""
+        typed, known = text.split("=")[0].replace("_", "-"), list(self._option_string_actions)
+        if not typed.startswith("-"):
+            return None
+        if _ELSEWHERE.get(typed) in known:
+            return _ELSEWHERE[typed]
+        return next(iter(difflib.get_close_matches(typed, known, n=1, cutoff=0.85)), None)
 
 
 def command(commands: Any, name: str, run: Callable[[argparse.Namespace], int], **texts: str) -> Parser:

@@ -193,10 +193,10 @@ def _check(job: ExportRecordsJob, found: Survey, decider: Decider) -> None:
         which = "the last one counts" if job.to in _ONE_A_PICTURE else "all are kept"
         _say(job, f"note: {found.num_repeated} answers were given again by another model or in another way: {which}")
     if decider.calibration is not None:
-        _check_calibration(job, found, decider.calibration)
+        _check_calibration(job, found, decider, decider.calibration)
 
 
-def _check_calibration(job: ExportRecordsJob, found: Survey, calibration: Calibration) -> None:
+def _check_calibration(job: ExportRecordsJob, found: Survey, decider: Decider, calibration: Calibration) -> None:
     for choices in found.choices:
         if not calibration.fits(dict.fromkeys(choices)):
             raise UsageError(
@@ -204,12 +204,10 @@ def _check_calibration(job: ExportRecordsJob, found: Survey, calibration: Calibr
                 f"{', '.join(choices)}",
                 hint="choose records by --prompt, or calibrate these choices",
             )
-    others = [prompt for prompt in found.prompts if prompt != calibration.question and job.prompt in (None, prompt)]
-    if calibration.question is not None and others:
-        _say(job, f"note: the calibration is of {calibration.question!r}, and there are records of {others[0]!r}")
     runs = [run for run in runs_behind(found.paths) if run.run in found.runs]
-    if any(run.model_digest != calibration.model_digest for run in runs):
-        _say(job, "note: the calibration is of another model than some of these records")
+    prompts = [prompt for prompt in found.prompts if job.prompt in (None, prompt)]
+    for note in decider.doubts(prompts=prompts, model_digests=[run.model_digest for run in runs]):
+        _say(job, note)
     if calibration.threshold is None and job.threshold is None and job.abstain is None:
         _say(
             job,

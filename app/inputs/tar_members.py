@@ -8,6 +8,7 @@ import bz2
 import gzip
 import lzma
 import os
+import re
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ _CHUNK_BYTES: Final = 2**16
 _LONG_NAME, _LONG_LINK = tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK
 _PAX_TYPES: Final = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 _EXTENSION_TYPES: Final = (*_PAX_TYPES, _LONG_NAME, _LONG_LINK, tarfile.XGLTYPE)
+_PAX_SIZE: Final = re.compile("[0-9]{1,20}")  # more digits than any file needs are refused by int() at some point
 _WITHOUT_DATA: Final = (
     *(tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE),
     *(tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE),
@@ -106,7 +108,7 @@ class TarReader:
     def _member(self, header: tarfile.TarInfo, *, name: str, pax: dict[str, str]) -> TarMember:
         size = header.size
         if "size" in pax:
-            size = int(pax["size"]) if pax["size"].isascii() and pax["size"].isdecimal() else -1
+            size = int(pax["size"]) if _PAX_SIZE.fullmatch(pax["size"]) else -1
         if size < 0:
             raise tarfile.ReadError(f"a size in the header before byte {self._position:,} is none")
         kind: Literal["file", "folder", "sparse", "other"] = "other"

@@ -95,6 +95,16 @@ def open_manifest(
     return RunManifest(run=run, spec=resolved, model_digest=info.digest, versions=versions(), job=asked)
 
 
+def tell_notes(job: Job, info: ModelInfo, scribe: Scribe, decider: Decider) -> None:
+    """Say what is otherwise than a user may think: of the model, and of a calibration."""
+    for note in info.notes:
+        scribe.say(f"note: {note}")
+    asked = [question for question in job.questions if question.choices is not None and not question.is_template]
+    prompts = [question.shown(info.default_prompt) for question in asked]
+    for note in decider.doubts(prompts=prompts, model_digests=[info.digest]):
+        scribe.say(note)
+
+
 def work_of(job: Job, inputs: Iterable[PictureInput], desk: Desk, scribe: Scribe) -> Iterator[WorkItem]:
     """The work that the inputs mean; questions that cannot be put are answered here, with an error."""
     is_noted = not job.spec.is_embedded

@@ -1,5 +1,6 @@
 """How far a job is, on stderr: one line written over and over on a terminal, a line now and then elsewhere."""
 
+import os
 import sys
 import threading
 import time
@@ -41,7 +42,7 @@ class Progress:
         self._shown_at = now
         line = self.line(answered=answered, failed=failed, known=known, now=now)
         if self._is_terminal:
-            say(f"{_CLEAR_LINE}{line}", end="")
+            say(f"{_CLEAR_LINE}{line[: _terminal_width()]}", end="")  # only a single line can be written over
         else:
             say(line)
         self._is_on_line = self._is_terminal
@@ -74,6 +75,14 @@ class Progress:
     def _count(self, count: Callable[[], int | None]) -> None:
         with suppress(Exception):
             self._total = count()
+
+
+def _terminal_width() -> int | None:
+    """Characters that fit beside the cursor; None where nobody knows."""
+    with suppress(OSError, ValueError):
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
+        return columns - 1 if columns > 1 else None
+    return None
 
 
 def duration(seconds: float) -> str:

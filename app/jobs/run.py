@@ -16,6 +16,7 @@ from app.jobs.opening import (
     open_desk,
     open_manifest,
     open_reader,
+    tell_notes,
     work_of,
 )
 from app.jobs.scribe import Scribe
@@ -46,7 +47,8 @@ def run_job(job: Job) -> int:
         stack.callback(scribe.close)
         clock = StageClock() if job.profile is None else captioner.profile_clock(waits=job.profile == "wait")
         interruption = stack.enter_context(Interruption())
-        _tell_and_warm_up(job, captioner, scribe)
+        tell_notes(job, info, scribe, decider)
+        _warm_up(job, captioner, scribe)
         started = time.perf_counter()
         events = captioner.run(
             work_of(job, read_inputs(job.inputs), desk, scribe),
@@ -66,9 +68,8 @@ def run_job(job: Job) -> int:
     return scribe.exit_code()
 
 
-def _tell_and_warm_up(job: Job, captioner: Captioner, scribe: Scribe) -> None:
-    for note in captioner.info.notes:
-        scribe.say(f"note: {note}")
+def _warm_up(job: Job, captioner: Captioner, scribe: Scribe) -> None:
+    """Compile what has to be, before the first picture waits for it; shortages of memory are told from now on."""
     captioner.back_off.tell = lambda text: scribe.say(f"note: {text}")
     question = job.questions[0]
     if captioner.info.mode != EAGER and question.choices is None:

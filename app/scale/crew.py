@@ -1,6 +1,7 @@
 """The captioner actors of a job: which of them are ready, what each has in hand, and what became of it. Driver only."""
 
 import logging
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from ray import ObjectRef
 
 IN_HAND = 2  # chunks of a captioner: one that it answers, and one that is on its way there meanwhile
-MAX_FAILURES = 5  # of a captioner in a row, without an answer between, before it is given up
-MAX_LOADS = 3  # more, of a captioner that ends while it loads
+MAX_RESTARTS = 5  # of a captioner without an answer between, before it is given up
 MAX_TRIES = 2  # of a chunk that its captioner was lost with
 
 _log = logging.getLogger("llama_adapter.scale")
@@ -28,7 +28,7 @@ class _Member:
     place: Place
     actor: Any  # its methods are those of CaptionWorker, with `remote`
     is_ready: bool = False
-    num_failures: int = 0  # since it was last heard of
+    num_answered: int = 0  # by this actor
     in_hand: int = 0
 
 
@@ -52,19 +52,8 @@ class Crew:
 
     def start(self) -> None:
         """Start all captioners; they load at once, and nobody waits for it."""
-        import ray
-
-        actor_class = ray.remote(CaptionWorker)
         for place in self.places:
-            actor = actor_class.options(
-                num_cpus=place.num_cpus,
-                num_gpus=place.devices.get("GPU", 0),
-                resources={name: number for name, number in place.devices.items() if name != "GPU"},
-                label_selector={"ray.io/node-id": place.machine},
-                max_restarts=-1,
-                max_task_retries=0,  # what to do about a lost chunk is decided here
-            ).remote(self.job, device=place.device, threads=place.threads, folder=self.folder)
-            member = _Member(place, actor)
+            member = _Member(place, self._started(place))
             self._members.append(member)
             self._load(member)
 
@@ -125,9 +114,23 @@ class Crew:
             ray.kill(member.actor)
         self._members.clear()
 
+    def _started(self, place: Place) -> Any:
+        import ray
+
+        options: dict[str, Any] = {
+            "num_cpus": place.num_cpus,
+            "num_gpus": place.devices.get("GPU", 0),
+            "resources": {name: number for name, number in place.devices.items() if name != "GPU"},
+            "label_selector": {"ray.io/node-id": place.machine},
+            "max_restarts": MAX_RESTARTS,
+            "max_task_retries": 0,  # what to do about a lost chunk is decided here
+        }
+        actor = ray.remote(CaptionWorker).options(**options)
+        return actor.remote(self.job, device=place.device, threads=place.threads, folder=self.folder)
+
     def _load(self, member: _Member) -> None:
-        # Also while Ray starts the process again, and once more where that ends before it is loaded.
-        self._loading[member.actor.load.options(max_task_retries=MAX_LOADS).remote()] = member
+        # It outlasts restarts, so that it fails only when there will be no more of them.
+        self._loading[member.actor.load.options(max_task_retries=-1).remote()] = member
 
     def _take_state(self, reference: "ObjectRef[Any]") -> LoadedModel | NotLoaded | None:
         import ray
@@ -136,7 +139,7 @@ class Crew:
         try:
             state: LoadedModel | NotLoaded = ray.get(reference)
         except ray.exceptions.RayError as error:
-            self._give_up(member, error)
+            self._replace(member, error)
             return None
         member.is_ready = isinstance(state, LoadedModel)
         return state
@@ -152,36 +155,34 @@ class Crew:
             if num_tries + 1 < MAX_TRIES:
                 self._returned.append((chunk, num_tries + 1))
             if member.is_ready:  # else it is told already
-                self._lose(member, error)
+                member.is_ready = False
+                _log.info("a captioner is lost: %s", error)
+                self._load(member)
             return None
         except ray.exceptions.RayError as error:  # of the chunk: its pixels went with a machine, and stay away
             _log.info("a chunk is lost: %s", error)
             return None
-        member.num_failures = 0
+        member.num_answered += 1
         return answered
 
-    def _lose(self, member: _Member, error: BaseException) -> None:
-        """Note that a captioner is not there, and load it again. Raises as `_give_up`."""
-        member.is_ready = False
-        member.num_failures += 1
-        _log.info("a captioner is lost: %s", error)
-        if member.num_failures < MAX_FAILURES:
-            self._load(member)
-        else:
-            self._give_up(member, error)
+    def _replace(self, member: _Member, error: BaseException) -> None:
+        """Start an actor anew that used up its restarts, if it was of use, or else do without it.
 
-    def _give_up(self, member: _Member, error: BaseException) -> None:
-        """Do without a captioner. Raises WorkersFailedError when it was the last one."""
+        Raises WorkersFailedError when it was the last one.
+        """
         import ray
 
-        member.is_ready = False
+        is_machine = isinstance(error, ray.exceptions.ActorUnschedulableError)
+        if member.num_answered and not is_machine:
+            member.actor, member.num_answered = self._started(member.place), 0
+            self._load(member)
+            return
         num_others = self.num_ready + len(self._loading)
         if not num_others:
             raise WorkersFailedError(
                 "No process that answers is left: they ended again and again, or their machines went away. "
-                f"The last one: {last_line(str(error))}",
+                f"The last one: {textwrap.shorten(last_line(str(error)), 160)}",
                 hint="the memory may be too small for the model or --batch-size; run again, and it goes on from here",
             ) from error
-        is_machine = isinstance(error, ray.exceptions.ActorUnschedulableError)
         what = "the machine of a captioner is gone" if is_machine else "a captioner ended again and again"
         self._news.append(f"note: {what}; {num_others} of {len(self._members)} go on")

@@ -8,7 +8,7 @@ from app.deciding import Decider
 from app.errors import UsageError
 from app.jobs.interruption import Interruption
 from app.jobs.job import Job
-from app.jobs.opening import count_answers, open_decider, open_desk, open_manifest, work_of
+from app.jobs.opening import count_answers, open_decider, open_desk, open_manifest, tell_notes, work_of
 from app.jobs.scribe import Scribe
 from app.records.folder import RecordStore, open_records
 from app.records.index import RecordIndex
@@ -69,8 +69,7 @@ def _answer(job: Job, crew: Crew, *, first: LoadedModel, file: RecordStore | Non
     known = _known(job, first, file)
     with ExitStack() as stack:
         stack.callback(scribe.close)
-        for note in first.info.notes:
-            scribe.say(f"note: {note}")
+        tell_notes(job, first.info, scribe, decider)
         interruption = stack.enter_context(Interruption())
         num_tasks = num_reading_tasks(machines(), num_captioners=num_captioners)
         pipeline = ReadingPipeline(

@@ -436,3 +436,21 @@ def test_quantize_and_precision_know_two_kinds_of_numbers(run: Run, tmp_path: Pa
     assert (unknown.code, wrong.code) == (2, 2)
     assert "invalid choice: 'int4'" in unknown.err
     assert "invalid choice: 'int4'" in wrong.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["caption", "a.png", "--recursiv"], "--recursive may be meant"),
+        (["caption", "a.png", "--batch_size=4"], "--batch-size may be meant"),
+        (["caption", "a.png", "--question", "What?"], "--prompt may be meant"),
+        (["ask", "a.png", "--prompt", "What?"], "--question may be meant"),
+        (["caption", "a.png", "--soup"], "hint: `llama-adapter caption --help`"),
+    ],
+)
+def test_a_flag_that_is_nearly_one_of_ours_is_named(run: Run, arguments: list[str], meant: str) -> None:
+    ran = run(*arguments)
+
+    assert ran.code == 2
+    assert meant in ran.err
+    assert "llama-adapter" in ran.err

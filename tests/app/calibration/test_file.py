@@ -194,3 +194,14 @@ def test_the_report_warns_of_what_its_figures_do_not_tell() -> None:
     assert all("2 examples are few" in text for text in texts)
     assert "every answer is right" in texts[0]
     assert "the temperature is at its bound, 20" in texts[1]
+
+
+def test_another_question_or_model_than_the_calibration_is_of_is_doubted() -> None:
+    made = calibration()
+    decider = Decider.of(made)
+    assert made.question is not None
+
+    assert not decider.doubts(prompts=[made.question], model_digests=[made.model_digest])
+    assert "answers to 'Is it?'" in decider.doubts(prompts=["Is it?"], model_digests=[made.model_digest])[0]
+    assert "another model" in decider.doubts(prompts=[made.question], model_digests=["other"])[0]
+    assert not Decider().doubts(prompts=["Is it?"], model_digests=["other"])

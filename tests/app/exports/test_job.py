@@ -209,7 +209,7 @@ def test_a_calibration_of_another_question_or_model_is_told(
     answers.export("csv", "out.csv", calibration=str(answers.folder / "c.json"))
 
     talk = capsys.readouterr().err
-    assert "note: the calibration is of 'Blue?', and there are records of 'Red?'" in talk
+    assert "note: the calibration is of 'Blue?', and there are answers to 'Red?'" in talk
     assert "note: the calibration is of another model" in talk
     assert "note: no threshold of this calibration reaches a precision of 90.0%" in talk
 

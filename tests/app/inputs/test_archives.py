@@ -154,6 +154,12 @@ def test_a_damaged_header_is_not_taken_for_the_end(tmp_path: Path) -> None:
         (header("x", kind=tarfile.XHDTYPE, size=2**40), "says that it has"),
         (header("x", kind=tarfile.GNUTYPE_LONGNAME, size=-1), "says that it has -1"),
         (header("x", kind=tarfile.XHDTYPE, size=9) + b"99 path=a\n".ljust(512, b"\0"), "pax header"),
+        (
+            header("x", kind=tarfile.XHDTYPE, size=5011)
+            + (b"5011 size=" + 5000 * b"9" + b"\n").ljust(5120, b"\0")
+            + header("a.png"),
+            "a size in the header",
+        ),
         (header("x", kind=tarfile.XHDTYPE, size=11) + b"11 size=-1\n".ljust(512, b"\0") + header("a.png"), "size"),
         (header("a.png", size=-5), "size"),
         (header("a.png", size=2**50), "in the middle of a member"),

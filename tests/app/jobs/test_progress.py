@@ -1,5 +1,10 @@
 """The line that says how far a job is."""
 
+import fcntl
+import os
+import struct
+import sys
+import termios
 import threading
 
 import pytest
@@ -96,3 +101,21 @@ def test_questions_are_not_counted_as_pictures() -> None:
     progress = Progress(visible=True, what="question")
 
     assert progress.line(answered=6, failed=0, known=0, now=progress._started + 2) == "6 questions, 3.00 questions/s"
+
+
+def test_the_line_fits_a_narrow_terminal_since_only_one_line_can_be_written_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 20, 0, 0))
+    with open(theirs, "w", encoding="utf-8") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal)
+        progress = Progress(visible=True)
+        progress._shown_at = float("-inf")
+        progress.show(answered=123_456, failed=7, known=0)
+        shown = os.read(ours, 1000).decode()
+    os.close(ours)
+
+    line = shown.removeprefix("\r\x1b[K")
+    assert line.startswith("123,463 pictures, ")
+    assert len(line) == 19

@@ -98,6 +98,15 @@ def test_a_link_beside_the_answered_picture_gets_its_own_answer(
     assert index.claim(record["id"], str(second), path=str(second)) == "answered"
 
 
+def test_a_name_that_is_shown_with_escapes_is_not_taken_for_gone(tmp_path: Path) -> None:
+    copy = tmp_path / "copy.png"
+    copy.touch()
+    (tmp_path / "line\nfeed.png").touch()
+    record = answered(str(tmp_path / "line\\nfeed.png"))
+
+    assert index_of(tmp_path, record).claim(record["id"], str(copy), path=str(copy)) is None
+
+
 def test_equal_pictures_of_one_archive_are_copies_too(tmp_path: Path) -> None:
     archive = tmp_path / "shard.tar"
     archive.touch()
