@@ -226,7 +226,12 @@ class Captioner:
         with (
             self.open_flow(clock) as flow,
             ReadAhead(
-                iter(items), look, ahead=2 * self.batch_size, shareable=_is_shareable, num_bytes=_carried_bytes
+                iter(items),
+                look,
+                ahead=2 * self.batch_size,
+                shareable=_is_shareable,
+                num_bytes=_carried_bytes,
+                stop=stop,
             ) as read_ahead,
         ):
             while True:

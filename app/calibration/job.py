@@ -1,4 +1,4 @@
-"""What `ask --calibrate` does: labelled pictures in, a calibration with its figures out. No flags: see cli.py."""
+"""What `ask --calibrate` does: labelled pictures in, a calibration with its figures out. No flags: see app/cli."""
 
 import dataclasses
 import itertools

@@ -84,7 +84,8 @@ def _table_rows(path: str, text: str, *, delimiter: str) -> Iterator[tuple[int, 
             if head is None:
                 head = [cell.strip().lower() for cell in cells]
                 if "label" not in head or not set(head) & set(PICTURE_COLUMNS):
-                    _refuse(path, line, f"the columns {', '.join(head)}: wanted picture and label")
+                    named = f"picture (or {', '.join(PICTURE_COLUMNS[1:])}) and label"
+                    _refuse(path, line, f"the columns {', '.join(head)}; name them {named}")
             elif cells:
                 if len(cells) != len(head):
                     _refuse(path, line, f"{len(cells)} cells where the head has {len(head)}")

@@ -55,7 +55,7 @@ def write_plot(calibration: Calibration, place: str) -> None:
             markersize=4,
             linewidth=1,
             clip_on=False,
-            label="at the bin's mean, with 95 %",
+            label="at the bin's mean, 95 % interval",
         )
         upper.set(title=f"{title}\nECE {metrics.ece:.3f}, NLL {metrics.nll:.3f}, Brier {metrics.brier:.3f}")
         upper.set(xlim=(0, 1), ylim=(0, 1.03), ylabel="share right")
@@ -72,7 +72,7 @@ def write_plot(calibration: Calibration, place: str) -> None:
         lower.set(xlabel="probability of the likeliest choice", ylabel="examples", ylim=(0, most * 2))
     question = calibration.question or "several questions"
     figure.suptitle(
-        f"{question[:80]}: {', '.join(calibration.choices)[:60]}; {calibration.num_examples} labelled examples, "
+        f"{question[:80]} ({', '.join(calibration.choices)[:60]}); {calibration.num_examples} labelled examples, "
         f"{calibration.before.accuracy:.1%} right",
         fontsize="medium",
         parse_math=False,  # a question may hold dollar signs

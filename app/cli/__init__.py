@@ -24,6 +24,8 @@ Caption pictures and answer questions about them with LLaMA-Adapter V2 models.
 
   llama-adapter caption photo.jpg folder/
   llama-adapter ask photo.jpg --question "Is there a red circle?" --choices Yes,No
+  llama-adapter caption photos --recursive --out captions.jsonl
+  llama-adapter export-records captions.jsonl --to csv --out captions.csv
 """
 
 
@@ -53,13 +55,12 @@ def build_parser() -> Parser:
 
     add_caption(commands)
     add_ask(commands)
-    add_convert(commands)
     add_export_records(commands)
+    add_convert(commands)
+    add_quantize(commands)
     add_export(commands)
     add_bench(commands)
-    add_quantize(commands)
     add_serving(commands)
-
     add_doctor(commands)
     return parser
 

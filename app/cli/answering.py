@@ -24,11 +24,17 @@ JOB = Job(spec=SPEC, inputs=InputSpec(), questions=(Question(),))
 _CAPTION = """\
 Describe each picture. Answers are written as they are ready: as lines of text on a terminal, as JSON lines into a
 pipe or a file. A picture that cannot be read gets an error record and does not touch the others.
+
+  llama-adapter caption photo.jpg folder/
+  llama-adapter caption photos --recursive --out captions.jsonl      again, and it goes on where it ended
 """
 
 _ASK = """\
 Ask the same question about each picture. With --choices the answer is the likeliest of them, with its probability;
 otherwise it is written freely. Output as of `caption`.
+
+  llama-adapter ask photos --recursive --question "Is there a person?" --choices yes,no --out answers.jsonl
+  llama-adapter export-records answers.jsonl --to csv --out answers.csv
 """
 
 
@@ -38,7 +44,11 @@ def add_caption(commands: Any) -> None:
     _add_pictures(caption)
     prompt = caption.add_argument_group("prompt")
     prompt.add_argument(
-        "--prompt", metavar="TEXT", type=parse_text, help="instruction (default: the model's own for captions)"
+        "--prompt",
+        metavar="TEXT",
+        type=parse_text,
+        help="instruction, perhaps with {stem}, {name}, {parent} or {path} of the picture (default: the model's own "
+        "for captions)",
     )
     prompt.add_argument("--input", metavar="TEXT", type=parse_text, help="further context for --prompt")
     prompt.add_argument(
@@ -70,14 +80,14 @@ def _add_pictures(parser: Parser) -> None:
         help="picture files, folders of them, patterns such as 'a/**/*.jpg', tar archives (of webdataset)",
     )
     group = parser.add_argument_group("pictures")
-    group.add_argument("--recursive", action="store_true", help="also look into the folders of a folder")
+    group.add_argument("--recursive", action="store_true", help="also look into the folders in a folder")
     group.add_argument(
         "--list",
         metavar="FILE",
         dest="lists",
         action="append",
         default=[],
-        help="a file that names pictures, folders and archives, one a line; - is stdin",
+        help="a file that names pictures, folders and archives, one a line, from the current folder; - is stdin",
     )
     group.add_argument(
         "--manifest",
@@ -85,13 +95,14 @@ def _add_pictures(parser: Parser) -> None:
         dest="manifests",
         action="append",
         default=[],
-        help="a .jsonl, .csv or .tsv file with a column picture, and others such as prompt and choices",
+        help="a .jsonl, .csv or .tsv table with a column picture, from the table's folder; its columns prompt, input "
+        "and choices go before the flags, and all others can be {variables} of prompts",
     )
     group.add_argument(
         "--shard",
         metavar="I/N",
         type=parse_shard,
-        help="only the I-th of N parts, counted from 0: each picture belongs to one, whatever else is there",
+        help="only part I of N, counted from 0, as in 0/4 to 3/4: each picture belongs to one by its name as given",
     )
     group.add_argument(
         "--reader",
@@ -135,10 +146,10 @@ def _add_calibrating(group: Any) -> None:
     group.add_argument(
         "--calibrate",
         metavar="FILE",
-        help="a .csv, .tsv or .jsonl table with columns picture and label, and perhaps prompt: fit a temperature and a "
-        "threshold to the labels; without PICTURES, to all of them",
+        help="a .csv, .tsv or .jsonl table with columns picture (from the table's folder), label (one of --choices), "
+        "and perhaps prompt: fit a temperature and a threshold to the labels; without PICTURES, to all of them",
     )
-    group.add_argument("--calibration-out", metavar="FILE.json", help="where the calibration goes")
+    group.add_argument("--calibration-out", metavar="FILE.json", help="where the calibration goes, for --calibration")
     group.add_argument(
         "--target-precision",
         metavar="P",
@@ -151,9 +162,12 @@ def _add_calibrating(group: Any) -> None:
 
 
 def _add_answering(parser: Parser) -> None:
+    _add_output(parser)
     add_model(parser)
     answer = parser.add_argument_group("answer")
-    answer.add_argument("--max-new-tokens", metavar="N", type=int, default=SAMPLING.max_new_tokens, help=default())
+    answer.add_argument(
+        "--max-new-tokens", metavar="N", type=int, default=SAMPLING.max_new_tokens, help=default("an answer ends there")
+    )
     answer.add_argument(
         "--temperature", metavar="T", type=float, default=SAMPLING.temperature, help=default("0 takes the best token")
     )
@@ -164,11 +178,15 @@ def _add_answering(parser: Parser) -> None:
     answer.add_argument("--seed", metavar="S", type=int, help="makes sampled answers repeatable")
     add_computation(with_batch_size(parser))
     _add_engine(parser.add_argument_group("many machines (extra `ray`)"))
+
+
+def _add_output(parser: Parser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument(
         "--out",
         metavar="FILE.jsonl",
-        help="append records to a file, or to files in a folder (FOLDER/); what is answered there already is left out",
+        help="append records, a JSON line each, to a file, or to files in a folder (FOLDER/); what is answered there "
+        "already is left out",
     )
     earlier = output.add_mutually_exclusive_group()
     earlier.add_argument(

@@ -53,14 +53,14 @@ def add_export_records(commands: Any) -> None:
         "--to",
         choices=("sidecars", "csv", "metadata", "parquet", "jsonl"),
         required=True,
-        help="a .txt for each picture; a table for spreadsheets; Hugging Face's metadata.jsonl; Parquet (extra "
-        "`parquet`); records without the superseded ones",
+        help="sidecars: a .txt for each picture; csv: a table for spreadsheets; metadata: Hugging Face's "
+        "metadata.jsonl; parquet (extra `parquet`); jsonl: records without the superseded ones",
     )
     export.add_argument(
         "--out",
         metavar="PATH",
-        help="file to write, or - for stdout (csv, jsonl); folder for sidecars (default: beside the pictures); the "
-        "pictures' folder for metadata",
+        help="csv, jsonl: file to write (default: stdout); parquet: file to write; sidecars: folder for the texts "
+        "(default: beside the pictures); metadata: the pictures' folder",
     )
     export.add_argument(
         "--rows-per-file",

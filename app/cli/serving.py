@@ -28,7 +28,7 @@ one before it.
 def add_serving(commands: Any) -> None:
     serve = command(commands, "serve", _run_serve, help="answer over HTTP, as OpenAI does", description=_SERVE)
     _add_server(serve, port=8000)
-    web = command(commands, "web", _run_web, help="a page for the browser, beside that", description=_WEB)
+    web = command(commands, "web", _run_web, help="a page for the browser, and `serve` beside it", description=_WEB)
     _add_server(web, port=7860)
 
 

@@ -1,4 +1,4 @@
-"""What `export-records` does: files of answers in, files for people and other programs out. No flags: see cli.py."""
+"""What `export-records` does: files of answers in, files for people and other programs out. No flags: see app/cli."""
 
 import dataclasses
 import os
@@ -159,7 +159,14 @@ def _place(job: ExportRecordsJob, paths: list[str]) -> str | None:
         check_pyarrow()
     if job.out in (None, "-"):
         if job.to in ("metadata", "parquet") or job.rows_per_file is not None:
-            raise UsageError(f"--to {job.to} needs a place for its file", hint="name one as --out")
+            what = (
+                "the pictures' folder"
+                if job.to == "metadata"
+                else "a file"
+                if job.rows_per_file is None
+                else "a folder"
+            )
+            raise UsageError(f"--to {job.to} needs a place for what it writes", hint=f"name {what} as --out")
         return None
     place = str(job.out)
     if job.rows_per_file is not None:

@@ -41,7 +41,7 @@ def jsonl_lines(rows: Iterable[Decided], *, decider: Decider) -> Iterator[bytes]
 
 
 def table_lines(rows: Iterable[Decided], *, choices: Sequence[str], decider: Decider) -> Iterator[bytes]:
-    """A CSV table, see `exporters.to_csv`, with decision, its probability, and a column for each of `choices`."""
+    """A CSV table, see `formats.to_csv`, with decision, its probability, and a column for each of `choices`."""
     kind = "probability of" if decider.calibration is None else "calibrated probability of"
     front, rest = CSV_COLUMNS[:_NUM_FRONT], CSV_COLUMNS[_NUM_FRONT:]
     head = [*front, *_DECISION_COLUMNS, *rest, *(f"{kind} {name}" for name in choices)]

@@ -1,4 +1,4 @@
-"""What the user named, as work items: one per picture, in order. Opens no picture and imports no model."""
+"""What the user named, as inputs: one per picture, in order. Opens no picture and imports no model."""
 
 from app.inputs.errors import InputsError
 from app.inputs.folders import expand_inputs

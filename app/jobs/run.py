@@ -43,8 +43,9 @@ def run_job(job: Job) -> int:
         reader = stack.enter_context(closing(open_reader(job, spec, size=captioner.image_size)))
         desk = open_desk(job, info, spec=spec, run=run, file=file)
         manifest = open_manifest(job, info, spec=spec, run=run, file=file)
-        scribe = Scribe(job, desk, file=file, manifest=manifest, decider=decider, count=lambda: count_answers(job))
-        stack.callback(scribe.close)
+        scribe = stack.enter_context(
+            Scribe(job, desk, file=file, manifest=manifest, decider=decider, count=lambda: count_answers(job))
+        )
         clock = StageClock() if job.profile is None else captioner.profile_clock(waits=job.profile == "wait")
         interruption = stack.enter_context(Interruption())
         tell_notes(job, info, scribe, decider)
@@ -58,7 +59,8 @@ def run_job(job: Job) -> int:
             wants=desk.wants,
             stop=lambda: interruption.requested or scribe.gone is not None,
         )
-        for event in events:
+        # However this ends, the engine is left before the reader and the captioner are closed.
+        for event in stack.enter_context(closing(events)):
             if isinstance(event, Answer):
                 scribe.write(event)
         wall_s = time.perf_counter() - started

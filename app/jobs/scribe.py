@@ -3,6 +3,8 @@
 import os
 import sys
 from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
 from app.answers import Answer
 from app.deciding import Decider
@@ -52,6 +54,16 @@ class Scribe:
         self._progress = Progress(visible=not job.quiet and not is_in_the_way, what=self._what, count=count)
         if manifest is not None and job.out is not None:
             write_manifest(job.out, manifest=manifest)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is KeyboardInterrupt:  # the second one, which does not wait for an end
+            self.end_reason = "interrupted"
+        self.close()
 
     @property
     def num_failed(self) -> int:

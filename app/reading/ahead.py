@@ -1,7 +1,6 @@
 """Pictures are read and resized in threads, ahead of the device that encodes them."""
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Generic, NamedTuple, Self, TypeVar
@@ -12,6 +11,7 @@ Result = TypeVar("Result")
 # Decoding and resizing leave Python's lock alone, so that threads help; more of them than this only fill memory.
 MAX_THREADS = 4
 MAX_AHEAD_BYTES = 512 * 2**20
+_LOOK_S = 0.1  # so often, somebody who waits for a picture looks whether it is to stop
 
 
 def num_reading_threads() -> int:
@@ -29,7 +29,8 @@ class ReadAhead(Generic[Item, Result]):
 
     Fewer, where what `num_bytes` says of them adds up to `ahead_bytes`: items that carry pictures' bytes with them.
     Items are drawn from `source` in the caller's thread; those that are not `shareable` are read there too. What `read`
-    raises comes up in `take`. A `read` that hangs is waited for: only a reader in another process can be given up.
+    raises comes up in `take`. Left as a context, it waits for no `read` that is under way, which may hang: who wants no
+    more of its results closes what it reads by.
     """
 
     def __init__(
@@ -42,14 +43,14 @@ class ReadAhead(Generic[Item, Result]):
         num_bytes: Callable[[Item], int] = lambda item: 0,
         ahead_bytes: int = MAX_AHEAD_BYTES,
         num_threads: int | None = None,
+        stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self._source, self._read, self._ahead, self._shareable = source, read, ahead, shareable
-        self._num_bytes, self._ahead_bytes = num_bytes, ahead_bytes
+        self._num_bytes, self._ahead_bytes, self._stop = num_bytes, ahead_bytes, stop
         self._pending: list[_Pending[Result]] = []  # in the order they were drawn
         self._pending_bytes = 0
         self._has_ended = False  # the source
         self._pool = ThreadPoolExecutor(num_threads or num_reading_threads(), thread_name_prefix="read")
-        self.waited_s = 0.0  # within `take`, where whoever takes has nothing else to do
 
     @property
     def is_exhausted(self) -> bool:
@@ -59,9 +60,9 @@ class ReadAhead(Generic[Item, Result]):
     def take(self, count: int, *, at_least: int | None = None) -> list[Result]:
         """Up to `count` results that are ready, the oldest first; one that takes long holds no other back.
 
-        Waits until there are `at_least` (default: `count`), or until there are no more: `is_exhausted` tells.
+        Waits until there are `at_least` (default: `count`), or until there are no more: `is_exhausted` tells. Once
+        `stop` says so, it waits no more.
         """
-        started = time.perf_counter()
         results: list[Result] = []
         wanted = count if at_least is None else at_least
         self._fill(max(count, self._ahead))
@@ -70,22 +71,21 @@ class ReadAhead(Generic[Item, Result]):
             if ready is not None:
                 results.append(self._pop(ready).result())
                 self._fill(max(count - len(results), self._ahead))
-            elif len(results) < wanted:
-                wait([pending.future for pending in self._pending], return_when=FIRST_COMPLETED)
+            elif len(results) < wanted and not self._stop():
+                wait([pending.future for pending in self._pending], timeout=_LOOK_S, return_when=FIRST_COMPLETED)
             else:
                 break
-        self.waited_s += time.perf_counter() - started
         return results
 
-    def close(self) -> None:
-        """Let go of what was not taken; harmless when repeated."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+    def close(self, *, wait: bool = True) -> None:
+        """Let go of what was not taken; harmless when repeated. With `wait`, no thread is left."""
+        self._pool.shutdown(wait=wait, cancel_futures=True)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.close(wait=False)
 
     def _pop(self, place: int) -> "Future[Result]":
         pending = self._pending.pop(place)

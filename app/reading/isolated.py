@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable
-from typing import Self
+from typing import NamedTuple, Self
 
 from app.answers import AnswerError
 from app.reading.ahead import num_reading_threads
@@ -17,6 +17,13 @@ from vision.formats import shown_name
 # Of addresses, for one picture beyond what the process itself takes. The largest that is read, 128 million floats,
 # takes 2 GiB.
 DEFAULT_MEMORY_BYTES = 4 * 2**30
+
+
+class _Attempt(NamedTuple):
+    reading: PictureReading
+    # The process ended before it said anything of this picture, or by SIGKILL, which no decoder sends: where memory is
+    # short, the system ends whom it likes. A second time, the picture is to blame.
+    may_be_innocent: bool
 
 
 class IsolatedReader:
@@ -67,34 +74,38 @@ class IsolatedReader:
             source = os.fsdecode(source)
         if not isinstance(source, str | bytes | FileSlice):
             return self._here.read(source, name=name, wants_pixels=wants_pixels)
-        reading = self._attempt(source, name=name, wants_pixels=wants_pixels)
-        if _has_crashed(reading) and not reading.digest:
-            # It had said nothing of this picture and may have ended for reasons of its own: one more.
-            reading = self._attempt(source, name=name, wants_pixels=wants_pixels)
-        return reading
+        first = self._attempt(source, name=name, wants_pixels=wants_pixels)
+        if not first.may_be_innocent:
+            return first.reading
+        # Who was asked about the digest already wants the pixels, else nothing would have been decoded.
+        return self._attempt(source, name=name, wants_pixels=None if first.reading.digest else wants_pixels).reading
 
     def _attempt(
         self, source: str | bytes | FileSlice, *, name: str | None, wants_pixels: Callable[[str], bool] | None
-    ) -> PictureReading:
+    ) -> _Attempt:
         started = time.perf_counter()
         process: ReadingProcess | None = None
+        was_killed = False
         try:
             with self._crew.lent() as process:
-                return process.read(source, name=name, wants_pixels=wants_pixels, timeout_s=self._timeout_s)
+                reading = process.read(source, name=name, wants_pixels=wants_pixels, timeout_s=self._timeout_s)
+                return _Attempt(reading, may_be_innocent=False)
         except TimeoutError:
             code, reason = "timeout", f"it was not done after {self._timeout_s:g} s; {_AFTER_TIMEOUT}"
         except ConnectionError:
             self._crew.check_open()
             assert process is not None, "only a process that was lent hangs up"
             code, reason = "crashed", f"the process that read it ended {_how_ended(process)}"
+            was_killed = process.how_it_ended() == _KILLED
         except ChildProcessError as error:
             code, reason = "crashed", f"the process that read it talked nonsense ({error}); {_AFTER_CRASH}"
-        return PictureReading(
+        reading = PictureReading(
             digest="" if process is None else process.digest,
             pixels=None,
             error=AnswerError(code=code, message=f"Wanted to read {_shown(source, name)}, but {reason}."),
             elapsed_ms=(time.perf_counter() - started) * 1e3,
         )
+        return _Attempt(reading, may_be_innocent=code == "crashed" and (was_killed or not reading.digest))
 
     def close(self) -> None:
         """End the processes; harmless when repeated. A reading under way in another thread raises RuntimeError."""
@@ -107,13 +118,14 @@ class IsolatedReader:
         self.close()
 
 
+_KILLED = "by SIGKILL"
 _AFTER_TIMEOUT = "see whether the disk or network that it is on answers, or allow more time"
 _AFTER_CRASH = "it is damaged or hostile: save it again with another program, or leave it out"
 
 
 def _how_ended(process: ReadingProcess) -> str:
     how = process.how_it_ended()
-    if how == "by SIGKILL":
+    if how == _KILLED:
         return f"{how}: the system may have run out of memory; make the picture smaller, or run fewer programs"
     said = f" ({process.said})" if process.said else ""
     return f"{how}{said}; {_AFTER_CRASH}"
@@ -126,7 +138,3 @@ def _shown(source: str | bytes | FileSlice, name: str | None) -> str:
     if isinstance(source, str):
         return f"`{shown_name(source)}`"
     return f"`{shown_name(name)}`" if name else "the given bytes"
-
-
-def _has_crashed(reading: PictureReading) -> bool:
-    return reading.error is not None and reading.error.code == "crashed"

@@ -9,7 +9,7 @@ import json
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Any
 
 from app.reading.sources import FileSlice
 from vision.errors import PICTURE_ERROR_CODES, PictureErrorCode
@@ -21,8 +21,6 @@ _REQUEST = struct.Struct("<IQ")  # bytes of JSON, bytes of the picture
 _REPLY = struct.Struct("<BBBx32sI")  # kind, whether the digest is known, error, digest, bytes that follow
 REQUEST_HEAD_BYTES, REPLY_HEAD_BYTES = _REQUEST.size, _REPLY.size
 _NO_DIGEST = bytes(32)
-
-Kind = Literal["path", "bytes", "slice"]
 
 
 class ReplyKind(IntEnum):

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -22,11 +23,11 @@ class RecordWriter:
 
     Opening takes a lock that two writers cannot have at once (flock: gone with the process that has it, however that
     ends), and repairs a last line that a crash left torn: a whole record gets its line feed (`repair` is "completed"),
-    anything less is cut off ("dropped"). Every record reaches the operating system at once, so it survives the death
-    of this process; the disk is told to keep them (fsync) after every `sync_every` records, after two seconds, and at
-    the end. A record that cannot be written whole, as on a full disk, is taken back. Pipes and devices such as
-    /dev/stdout are written to without lock, repair or fsync. A file is made at once, so that a place that cannot be
-    written shows; if it is still empty at the end, it is removed again.
+    anything less is cut off ("dropped"). Every record reaches the operating system at once, so it survives the death of
+    this process; the disk is told to keep them (fsync) after every `sync_every` records, after two seconds, and at the
+    end, and with the first of them the file's name. A record that cannot be written whole, as on a full disk, is taken
+    back. Pipes and devices such as /dev/stdout are written to without lock, repair or fsync. A file is made at once, so
+    that a place that cannot be written shows; if it is still empty at the end, it is removed again.
 
     Raises `RecordFileLockedError` when another process has the file, `RecordFileError` when it holds something else
     than records, which is then left alone, and OSError when it cannot be written.
@@ -42,6 +43,7 @@ class RecordWriter:
         self._sync_every, self._num_unsynced, self._synced_at = sync_every, 0, time.monotonic()
         self.is_durable = not self.path.exists() or self.path.is_file()
         self._is_new = not os.path.lexists(self.path)
+        self._is_name_synced = not self._is_new
         if self.is_durable:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._open()
@@ -124,7 +126,20 @@ class RecordWriter:
 
     def _sync(self) -> None:
         os.fsync(self._file.fileno())
+        if not self._is_name_synced:
+            _sync_folder(self.path.parent)
+            self._is_name_synced = True
         self._num_unsynced, self._synced_at = 0, time.monotonic()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the disk keep the names in a folder, where its file system can be told so."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 class FileLock:

@@ -133,11 +133,13 @@ def _bounds(ascending: NDArray[np.uint64], value: np.uint64, first: int, last: i
 
 def _stands_for(recorded: str, path: str | None) -> bool:
     """Whether a record under the name `recorded` may be meant for the picture at `path`."""
-    if "://" in recorded or "\\" in recorded:  # a backslash is of a name that is shown with escapes
+    if "://" in recorded:
         return False
     try:
         if path is not None and os.path.lexists(recorded):
             return _place_of(recorded) == _place_of(path)
+        if "\\" in recorded and not os.path.lexists(recorded):
+            return False  # records escape what is no text in a name: nobody can tell whether that file is gone
         return not any(place.is_file() for place in (Path(recorded), *Path(recorded).parents))
     except (OSError, ValueError):
         return True

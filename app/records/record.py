@@ -1,4 +1,4 @@
-"""Answers as they are kept: one JSON object a line. Writing files of them is in record_file.py; no tensors here."""
+"""Answers as they are kept: one JSON object a line. Writing files of them is in file.py; no tensors here."""
 
 import hashlib
 import json

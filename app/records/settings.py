@@ -18,7 +18,7 @@ def record_settings(
     form: str = "instruction",
     input: str | None = None,
 ) -> dict[str, Any]:
-    """JSON values. `spec` and `info` are those of the loaded model; `form` and `input` as in `answering.Question`.
+    """JSON values. `spec` and `info` are those of the loaded model; `form` and `input` as in `jobs.questions.Question`.
 
     Whoever asks the same by other means gets the same ids.
     """

@@ -58,17 +58,18 @@ def _answer(job: Job, crew: Crew, *, first: LoadedModel, file: RecordStore | Non
     desk = open_desk(job, first.info, spec=first.spec, run=run, file=file)
     engine = {"name": "ray", "captioners": num_captioners}
     manifest = open_manifest(job, first.info, spec=first.spec, run=run, file=file, engine=engine)
-    scribe = Scribe(
-        job,
-        desk,
-        file=file,
-        manifest=manifest,
-        decider=decider,
-        count=lambda: count_answers(job, count=count_all_inputs),
-    )
     known = _known(job, first, file)
     with ExitStack() as stack:
-        stack.callback(scribe.close)
+        scribe = stack.enter_context(
+            Scribe(
+                job,
+                desk,
+                file=file,
+                manifest=manifest,
+                decider=decider,
+                count=lambda: count_answers(job, count=count_all_inputs),
+            )
+        )
         tell_notes(job, first.info, scribe, decider)
         interruption = stack.enter_context(Interruption())
         num_tasks = num_reading_tasks(machines(), num_captioners=num_captioners)

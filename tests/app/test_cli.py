@@ -454,3 +454,11 @@ def test_a_flag_that_is_nearly_one_of_ours_is_named(run: Run, arguments: list[st
     assert ran.code == 2
     assert meant in ran.err
     assert "llama-adapter" in ran.err
+
+
+def test_help_shows_a_folder_job_and_what_is_made_of_it(run: Run) -> None:
+    main, caption = run("--help"), run("caption", "--help")
+
+    assert "--recursive --out captions.jsonl" in main.out
+    assert main.out.index("export-records") < main.out.index("    convert ")
+    assert caption.out.index("\noutput:") < caption.out.index("\nmodel:")

@@ -66,7 +66,11 @@ def test_names_that_are_not_utf8_lead_to_their_files(tmp_path: Path) -> None:
         ("picture,label\n,yes\n", "l.csv", "line 2 of .*no picture"),
         ("picture,label\na.png\n", "l.csv", "line 2 of .*1 cells where the head has 2"),
         ("picture,label\na.png,yes\na.png,no\n", "l.csv", "line 3 of .*another label than on line 2"),
-        ("picture,answer\na.png,yes\n", "l.csv", "line 1 of .*the columns picture, answer"),
+        (
+            "picture,answer\na.png,yes\n",
+            "l.csv",
+            "line 1 of .*picture, answer; name them picture .* and label",
+        ),
         ('picture,label\n"a.png,yes\n', "l.csv", "line 2 of .*no CSV"),
         ("picture,label\n", "l.csv", "got none"),
         ("", "l.csv", "got none"),

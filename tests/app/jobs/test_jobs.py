@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from app.captioner import Captioner
 from app.inputs import InputSpec
 from app.jobs.job import Job
 from app.jobs.opening import count_answers
 from app.jobs.questions import Question
-from app.jobs.scribe import how_to_go_on
+from app.jobs.scribe import Scribe, how_to_go_on
 from app.records.file import RecordWriter
 from app.records.manifest import manifest_path, read_manifest
 from app.records.record import Record, read_records
@@ -367,6 +368,22 @@ def test_records_are_not_written_under_the_name_of_a_table(run: Run, folder: Pat
     assert not (tmp_path / "answers.CSV").exists()
 
 
+def test_a_run_that_is_stopped_at_once_says_so_and_leaves_the_engine_before_the_model_is_closed(
+    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, was_in_use = tmp_path / "answers.jsonl", []
+
+    def stop(self: Scribe, answer: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Scribe, "write", stop)
+    monkeypatch.setattr(Captioner, "close", lambda self: was_in_use.append(self._is_running))
+    ran = run("caption", str(folder), *COMMON, "--out", str(out))
+
+    assert (ran.code, was_in_use) == (130, [False])
+    assert read_manifest(out)[0].end_reason == "interrupted"
+
+
 def test_flags_that_go_with_a_file_say_so(run: Run, folder: Path) -> None:
     for flag in ("--overwrite", "--retry-errors"):
         ran = run("caption", str(folder), *COMMON, flag)
@@ -379,8 +396,6 @@ def test_a_folder_that_goes_away_stops_the_job_and_blames_no_picture(
 ) -> None:
     out = tmp_path / "answers.jsonl"
     command = ["caption", str(folder), *COMMON, "--out", str(out), "--batch-size", "1"]
-    from app.jobs.scribe import Scribe
-
     write, away = Scribe.write, tmp_path / "away"
 
     def write_and_lose_the_folder(self: Scribe, answer: object) -> None:

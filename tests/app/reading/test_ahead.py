@@ -108,19 +108,36 @@ def test_as_many_threads_read_as_were_asked_for() -> None:
         assert sorted(reader.take(3)) == [0, 1, 2]
 
 
-def test_the_time_of_waiting_is_counted_and_only_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("app.reading.ahead.time.perf_counter", lambda: now[0])
+def test_who_is_to_stop_waits_for_nothing_that_hangs() -> None:
+    may_end, stopped = threading.Event(), threading.Event()
 
-    def read(seconds: float) -> float:
-        now[0] += seconds
-        return seconds
+    def read(number: int) -> int:
+        if number == 0:
+            assert may_end.wait(60)
+        stopped.set()
+        return number
 
-    with ReadAhead(iter([2.0, 3.0]), read, ahead=1, shareable=lambda _: False) as reader:
-        reader.take(1)
-        now[0] += 100.0
-        reader.take(1)
-        assert reader.waited_s == 5.0
+    with ReadAhead(iter(range(2)), read, ahead=2, num_threads=2, stop=stopped.is_set) as reader:
+        assert reader.take(2) == [1]
+        assert not reader.is_exhausted
+        may_end.set()
+
+
+def test_leaving_waits_for_nothing_that_hangs() -> None:
+    may_end = threading.Event()
+    has_begun = threading.Event()
+
+    def read(number: int) -> bool:
+        has_begun.set()
+        return may_end.wait(60)
+
+    with ReadAhead(iter(range(9)), read, ahead=9, num_threads=1) as reader:
+        assert reader.take(1, at_least=0) == []
+        assert has_begun.wait(10)
+
+    assert not may_end.is_set()  # and yet it was left
+    may_end.set()
+    reader.close()
 
 
 def test_closing_lets_go_of_what_was_not_taken() -> None:

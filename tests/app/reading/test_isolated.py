@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -153,7 +154,7 @@ def test_the_time_that_the_caller_takes_does_not_count() -> None:
         assert reader.read(PICTURES[0], wants_pixels=lambda digest: threading.Event().wait(1.2) or True).error is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT], ids=lambda number: number.name)
 def test_a_picture_that_ends_its_process_has_an_error_and_the_next_one_is_fine(
     alone: IsolatedReader, number: signal.Signals
 ) -> None:
@@ -162,6 +163,29 @@ def test_a_picture_that_ends_its_process_has_an_error_and_the_next_one_is_fine(
     assert crashed.error is not None
     assert (crashed.error.code, crashed.digest) == ("crashed", read_here(PICTURES[0]).digest)
     assert number.name in crashed.error.message
+    assert is_same(alone.read(PICTURES[1]), read_here(PICTURES[1]))
+
+
+def test_a_picture_whose_process_was_killed_from_outside_is_read_once_more(alone: IsolatedReader) -> None:
+    assert is_same(alone.read(PICTURES[0], wants_pixels=to_all(alone, signal.SIGKILL)), read_here(PICTURES[0]))
+
+
+def test_a_picture_whose_process_is_killed_each_time_has_an_error(
+    alone: IsolatedReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, killed = ReadingProcess.read, []
+
+    def killed_amid(self: ReadingProcess, *given: Any, **named: Any) -> PictureReading:
+        os.kill(self.process_id, signal.SIGKILL)
+        killed.append(self.process_id)
+        return read(self, *given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ReadingProcess, "read", killed_amid)
+        crashed = alone.read(PICTURES[0])
+
+    assert crashed.error is not None
+    assert (crashed.error.code, "SIGKILL" in crashed.error.message, len(killed)) == ("crashed", True, 2)
     assert is_same(alone.read(PICTURES[1]), read_here(PICTURES[1]))
 
 
@@ -232,7 +256,7 @@ def test_where_too_many_processes_cannot_be_ended_nothing_more_is_read(
         end = ReadingProcess.end
         patch.setattr("app.reading.process.ReadingProcess.end", lambda process: end(process) and False)
         patch.setattr("app.reading.process.ReadingProcess.has_gone", lambda process: False)
-        assert alone.read(PICTURES[0], wants_pixels=to_all(alone, signal.SIGKILL)).error is not None
+        assert alone.read(PICTURES[0], wants_pixels=to_all(alone, signal.SIGSEGV)).error is not None
         with pytest.raises(ReadingProcessError, match="hang in the operating system"):
             alone.read(PICTURES[0])
     assert alone.read(PICTURES[0]).error is None  # it has gone after all

@@ -118,6 +118,7 @@ def test_records_reach_the_system_one_by_one_and_the_disk_in_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "answers.jsonl"
+    path.touch()  # a new file's name is made durable as well
     syncs: list[int] = []
     monkeypatch.setattr(os, "fsync", syncs.append)
     with RecordWriter(path, sync_every=3) as writer:
@@ -266,3 +267,19 @@ def test_a_cleared_file_begins_anew(tmp_path: Path) -> None:
         writer.clear()
         writer.write(recorded(FakeAnswer(text="three")))
     assert texts_in(path) == ["three"]
+
+
+def test_the_name_of_a_new_file_is_made_durable_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr("os.fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    path = tmp_path / "answers.jsonl"
+
+    with RecordWriter(path, sync_every=1) as writer:
+        writer.write(recorded())
+        writer.write(recorded())
+    first, synced[:] = list(synced), []
+    with RecordWriter(path) as writer:
+        writer.write(recorded())
+
+    assert first == [str(path), str(tmp_path), str(path), str(path)]
+    assert synced == [str(path)]

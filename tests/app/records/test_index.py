@@ -14,6 +14,7 @@ from app.records.file import RecordWriter
 from app.records.index import RecordIndex
 from app.records.record import Record
 from tests.app.recorded import FakeAnswer, FakeError, recorded
+from vision.formats import shown_name
 
 
 def answered(picture: str, digest: str = "aa" * 32) -> Record:
@@ -98,13 +99,15 @@ def test_a_link_beside_the_answered_picture_gets_its_own_answer(
     assert index.claim(record["id"], str(second), path=str(second)) == "answered"
 
 
-def test_a_name_that_is_shown_with_escapes_is_not_taken_for_gone(tmp_path: Path) -> None:
-    copy = tmp_path / "copy.png"
+def test_a_copy_beside_a_picture_of_an_odd_name_gets_its_own_answer(tmp_path: Path) -> None:
+    odd, copy = os.fsdecode(bytes(tmp_path) + b"/a\xff.png"), tmp_path / "b.png"
+    Path(odd).touch()
     copy.touch()
-    (tmp_path / "line\nfeed.png").touch()
-    record = answered(str(tmp_path / "line\\nfeed.png"))
+    record = answered(shown_name(odd))
+    index = index_of(tmp_path, record)
 
-    assert index_of(tmp_path, record).claim(record["id"], str(copy), path=str(copy)) is None
+    assert index.claim(record["id"], str(copy), path=str(copy)) is None
+    assert index.claim(record["id"], shown_name(odd), path=odd) == "answered"
 
 
 def test_equal_pictures_of_one_archive_are_copies_too(tmp_path: Path) -> None:
