@@ -95,8 +95,10 @@ def open_manifest(
     return RunManifest(run=run, spec=resolved, model_digest=info.digest, versions=versions(), job=asked)
 
 
-def tell_notes(job: Job, info: ModelInfo, scribe: Scribe, decider: Decider) -> None:
-    """Say what is otherwise than a user may think: of the model, and of a calibration."""
+def tell_notes(job: Job, info: ModelInfo, scribe: Scribe, decider: Decider, *, file: RecordStore | None) -> None:
+    """Say what is otherwise than a user may think: of the model, of a calibration, and of the place of the records."""
+    if file is not None and file.is_durable and not file.is_locked:
+        scribe.say(f"note: the file system of `{file.path}` has no locks: no other run may write there meanwhile")
     for note in info.notes:
         scribe.say(f"note: {note}")
     asked = [question for question in job.questions if question.choices is not None and not question.is_template]

@@ -48,7 +48,7 @@ def run_job(job: Job) -> int:
         )
         clock = StageClock() if job.profile is None else captioner.profile_clock(waits=job.profile == "wait")
         interruption = stack.enter_context(Interruption())
-        tell_notes(job, info, scribe, decider)
+        tell_notes(job, info, scribe, decider, file=file)
         _warm_up(job, captioner, scribe)
         started = time.perf_counter()
         events = captioner.run(

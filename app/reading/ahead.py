@@ -1,6 +1,7 @@
 """Pictures are read and resized in threads, ahead of the device that encodes them."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Generic, NamedTuple, Self, TypeVar
@@ -11,6 +12,7 @@ Result = TypeVar("Result")
 # Decoding and resizing leave Python's lock alone, so that threads help; more of them than this only fill memory.
 MAX_THREADS = 4
 MAX_AHEAD_BYTES = 512 * 2**20
+_PATIENCE_S = 1.0  # for a whole batch, while nothing else is under way
 _LOOK_S = 0.1  # so often, somebody who waits for a picture looks whether it is to stop
 
 
@@ -60,18 +62,19 @@ class ReadAhead(Generic[Item, Result]):
     def take(self, count: int, *, at_least: int | None = None) -> list[Result]:
         """Up to `count` results that are ready, the oldest first; one that takes long holds no other back.
 
-        Waits until there are `at_least` (default: `count`), or until there are no more: `is_exhausted` tells. Once
+        Waits until there are `at_least` (default: `count`), or until there are no more: `is_exhausted` tells. After a
+        second one is enough, as a picture that hangs at the end of a job should keep nothing from being answered. Once
         `stop` says so, it waits no more.
         """
         results: list[Result] = []
-        wanted = count if at_least is None else at_least
+        wanted, patient_until = count if at_least is None else at_least, time.monotonic() + _PATIENCE_S
         self._fill(max(count, self._ahead))
         while len(results) < count and self._pending:
             ready = next((place for place, pending in enumerate(self._pending) if pending.future.done()), None)
             if ready is not None:
                 results.append(self._pop(ready).result())
                 self._fill(max(count - len(results), self._ahead))
-            elif len(results) < wanted and not self._stop():
+            elif len(results) < (wanted if time.monotonic() < patient_until else min(wanted, 1)) and not self._stop():
                 wait([pending.future for pending in self._pending], timeout=_LOOK_S, return_when=FIRST_COMPLETED)
             else:
                 break

@@ -149,7 +149,7 @@ class FileLock:
         """`what` is what the lock is for, as messages name it."""
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
         try:
-            _locked(self._file, what)
+            self.is_locked = _locked(self._file, what)
         except BaseException:
             self._file.close()
             raise

@@ -30,6 +30,11 @@ class RecordStore(Protocol):
         """Whether what is written can be read again."""
         ...
 
+    @property
+    def is_locked(self) -> bool:
+        """Whether no other writer can come; some file systems have no locks."""
+        ...
+
     def write(self, record: Record) -> None: ...
     def clear(self) -> None: ...
     def close(self) -> None: ...
@@ -79,6 +84,11 @@ class RecordFolder:
         except BaseException:
             self._lock.close()
             raise
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether no other writer can come."""
+        return self._lock.is_locked
 
     @property
     def files(self) -> tuple[Path, ...]:

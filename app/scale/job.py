@@ -70,7 +70,7 @@ def _answer(job: Job, crew: Crew, *, first: LoadedModel, file: RecordStore | Non
                 count=lambda: count_answers(job, count=count_all_inputs),
             )
         )
-        tell_notes(job, first.info, scribe, decider)
+        tell_notes(job, first.info, scribe, decider, file=file)
         interruption = stack.enter_context(Interruption())
         num_tasks = num_reading_tasks(machines(), num_captioners=num_captioners)
         pipeline = ReadingPipeline(

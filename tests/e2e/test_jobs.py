@@ -119,8 +119,10 @@ def test_two_runs_at_once_do_the_work_once(drawings: list[Path], tmp_path: Path)
     runs = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) for _ in range(3)]
     said = [process.communicate()[1].decode() for process in runs]
 
-    assert sorted(process.returncode for process in runs) == [0, 1, 1]
-    assert sum("Another run is writing" in words for words in said) == 2
+    # One that comes when another is done has nothing left to do.
+    refused = ["Another run is writing" in words for words in said]
+    assert [process.returncode for process in runs] == [int(was_refused) for was_refused in refused]
+    assert not all(refused)
     assert len(records_in(out)) == len(drawings)
 
 

@@ -157,3 +157,21 @@ def test_closing_lets_go_of_what_was_not_taken() -> None:
     reader.close()
     assert len(begun) <= 50
     assert not any(thread.name.startswith("read_") and thread.is_alive() for thread in threading.enumerate())
+
+
+def test_at_the_end_what_hangs_keeps_the_rest_only_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.reading.ahead._PATIENCE_S", 0.0)
+    may_end = threading.Event()
+
+    def read(number: int) -> int:
+        assert number != 0 or may_end.wait(10)
+        return number
+
+    with ReadAhead(iter(range(3)), read, ahead=3, num_threads=2) as reader:
+        taken = reader.take(3)
+        while len(taken) < 2:
+            taken += reader.take(3)
+        assert sorted(taken) == [1, 2]
+        assert not reader.is_exhausted
+        may_end.set()
+        assert reader.take(3) == [0]

@@ -137,7 +137,7 @@ def test_files_of_the_current_folder_are_not_imported(tmp_path: Path, monkeypatc
 
 
 def test_a_picture_that_hangs_has_an_error_and_the_next_one_is_fine() -> None:
-    with IsolatedReader(CaptionerSpec(), size=SIZE, timeout_s=1.0, num_processes=1) as reader:
+    with IsolatedReader(CaptionerSpec(), size=SIZE, timeout_s=3.0, num_processes=1) as reader:
         reader.read(PICTURES[0])
         hung = reader.read(PICTURES[0], wants_pixels=to_all(reader, signal.SIGSTOP))
         after = reader.read(PICTURES[1])
@@ -149,7 +149,7 @@ def test_a_picture_that_hangs_has_an_error_and_the_next_one_is_fine() -> None:
 
 
 def test_the_time_that_the_caller_takes_does_not_count() -> None:
-    with IsolatedReader(CaptionerSpec(), size=SIZE, timeout_s=1.0, num_processes=1) as reader:
+    with IsolatedReader(CaptionerSpec(), size=SIZE, timeout_s=3.0, num_processes=1) as reader:
         reader.read(PICTURES[0])
         assert reader.read(PICTURES[0], wants_pixels=lambda digest: threading.Event().wait(1.2) or True).error is None
 
