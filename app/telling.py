@@ -24,8 +24,13 @@ def text_line(record: Record, *, decider: Decider | None = None, with_prompt: bo
         decision = (decider if decider is not None and is_known else Decider()).decide(record["choice"])
         said = one_line(decision.text)
         said += "" if decision.probability is None else f" ({decision.probability:.2f})"
-    asked = f"{one_line(record['prompt'])} " if with_prompt else ""
+    asked = _before_answer(one_line(record["prompt"])) if with_prompt else ""
     return f"{record['picture']}: {asked}{said}"
+
+
+def _before_answer(prompt: str) -> str:
+    """A prompt, told apart from the answer behind it."""
+    return f"{prompt} " if prompt.endswith(("?", ":", ".", "!")) else f"{prompt}: "
 
 
 def one_line(text: str) -> str:

@@ -12,8 +12,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.errors import UsageError
 from app.inputs import natural_key
-from app.records.record import Record, no_records, read_records
+from app.records.record import Record, RecordFileError, no_records, read_records
 
 MAX_REMEMBERED: Final = 100  # of prompts, choices and runs: for messages and columns, where more would be no help
 
@@ -56,12 +57,23 @@ class Survey:
     _ids: _Keys = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
 
     def records(self) -> Iterator[Record]:
-        """The records that count, in their order. Raises RecordFileError and OSError as `read_records`."""
-        kept = iter(self._kept)
+        """The records that count, in their order. Raises RecordFileError and OSError as `read_records`.
+
+        A file that has fewer by now, since another run began it anew, is a RecordFileError too.
+        """
+        start = 0
         for path, num_lines in zip(self.paths, self.num_lines, strict=True):
+            num_read = 0
             for record in itertools.islice(read_records(path), num_lines):
-                if next(kept):
+                if self._kept[start + num_read]:
                     yield record
+                num_read += 1
+            if num_read < num_lines:
+                raise RecordFileError(
+                    f"`{path}` had {num_lines:,} records at first and {num_read:,} later: another run began it anew; "
+                    "export it again when that has ended."
+                )
+            start += num_lines
 
     @property
     def num_repeated(self) -> int:
@@ -116,12 +128,17 @@ def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record]
 
 
 def record_files(names: Sequence[str]) -> list[str]:
-    """Files as they are named; of a folder, the .jsonl files in it, in natural order."""
+    """Files as they are named; of a folder, the .jsonl files in it, in natural order.
+
+    Raises UsageError for pipes, which cannot be read twice.
+    """
     files: list[str] = []
     for name in names:
         if os.path.isdir(name):
             parts = [str(part) for part in Path(name).glob("*.jsonl") if not part.name.startswith(".")]
             files += sorted(parts, key=natural_key)
+        elif os.path.exists(name) and not os.path.isfile(name):
+            raise UsageError(f"`{name}` is no file, and records are read twice", hint="write them to a file first")
         else:
             files.append(name)
     return list(dict.fromkeys(files))

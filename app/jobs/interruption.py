@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM while a job runs: the first asks to finish what is begun, the second stops at once."""
+"""Ctrl-C, SIGTERM and SIGHUP while a job runs: the first asks to finish what is begun, the second stops at once.
+
+SIGHUP is what a job hears when its terminal or its connection is closed.
+"""
 
 import os
 import signal
@@ -7,7 +10,7 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:

@@ -145,6 +145,11 @@ class Scribe:
             self.say(f"note: the end of this run is not in its manifest: {error.strerror}", even_if_quiet=True)
 
     @property
+    def _has_several(self) -> bool:
+        """Whether a picture's name does not tell what was asked of it."""
+        return len(self._job.questions) > 1 or bool(self._job.inputs.manifests)
+
+    @property
     def _what(self) -> str:
         return "picture" if len(self._job.questions) == 1 else "question"
 
@@ -154,7 +159,7 @@ class Scribe:
             if self._format == "jsonl":
                 _print_line(record_to_line(record))
             elif record["error"] is None:  # else it was told on stderr
-                _print_line(text_line(record, decider=self._decider, with_prompt=len(self._job.questions) > 1))
+                _print_line(text_line(record, decider=self._decider, with_prompt=self._has_several))
         except BrokenPipeError:
             if self._file is None:
                 raise

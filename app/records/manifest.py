@@ -88,7 +88,10 @@ def read_manifest(records_path: str | os.PathLike[str]) -> list[RunManifest]:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != MANIFEST_FORMAT or content["version"] != MANIFEST_VERSION:
             raise ValueError(f"format {content['format']!r}, version {content['version']!r}")
-        return [RunManifest(**run) for run in content["runs"]]
+        runs = [RunManifest(**run) for run in content["runs"]]
+        if not all(isinstance(run.run, str) for run in runs):
+            raise ValueError("a run without a name")
+        return runs
     except (ValueError, KeyError, TypeError) as error:
         raise RecordFileError(
             f"Wanted a manifest ({MANIFEST_FORMAT}, version {MANIFEST_VERSION}) at `{path}`, got something else "

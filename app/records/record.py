@@ -125,7 +125,7 @@ def is_part(path: str | os.PathLike[str]) -> bool:
 
 
 def read_records(path: str | os.PathLike[str]) -> Iterator[Record]:
-    """The records of a file in order, superseded ones among them; a torn last line is passed over.
+    """The records of a file in order, superseded ones among them; empty lines and a torn last one are passed over.
 
     Raises `RecordFileError` naming the first line that is no record, and OSError when the file cannot be read.
     """
@@ -140,7 +140,7 @@ def read_record_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, Recor
             record = parse_record(line)
             if record is not None:
                 yield offset, record
-            elif line.endswith(b"\n"):
+            elif line.endswith(b"\n") and not line.isspace():  # editors and joined files leave empty lines
                 raise no_records(path, where=f"line {number}")
             offset += len(line)
 

@@ -1,6 +1,7 @@
 """Which records count: a failure that was made good does not, nor what was written twice; all else does."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.errors import UsageError
 from app.exports.survey import Selection, Survey, record_files, survey
 from app.records.record import ErrorRecord, Record, RecordFileError, record_to_line
 
@@ -112,6 +114,22 @@ def test_a_torn_last_line_is_passed_over_in_every_file(tmp_path: Path) -> None:
     paths = [write(tmp_path / name, [record(name)], end=torn) for name in ("a.jsonl", "b.jsonl")]
 
     assert [one["picture"] for one in survey(paths, ALL).records()] == ["a.jsonl", "b.jsonl"]
+
+
+def test_a_file_that_is_begun_anew_between_the_readings_is_an_error(tmp_path: Path) -> None:
+    paths = [write(tmp_path / name, [record(name), record("more")]) for name in ("a.jsonl", "b.jsonl")]
+    found = survey(paths, ALL)
+    write(tmp_path / "a.jsonl", [record("new")])
+
+    with pytest.raises(RecordFileError, match=r"a\.jsonl` had 2 records at first and 1 later"):
+        list(found.records())
+
+
+def test_a_pipe_is_refused_since_it_cannot_be_read_twice(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+
+    with pytest.raises(UsageError, match="read twice"):
+        record_files([str(tmp_path / "pipe.jsonl")])
 
 
 def test_what_is_appended_after_the_first_reading_does_not_count(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import shutil
+import signal
 import tarfile
 from pathlib import Path
 
@@ -179,6 +180,15 @@ def test_an_unknown_variable_of_the_command_line_is_an_error_record(run: Run, fo
     assert ran.code == 3
     assert record["error"]["code"] == "prompt"
     assert "{breed}" in record["error"]["message"]
+
+
+def test_text_of_a_manifest_tells_what_was_asked(run: Run, folder: Path, tmp_path: Path) -> None:
+    manifest = tmp_path / "asked.csv"
+    manifest.write_text(f"picture,question\npictures/{NAMES[0]},What?\npictures/{NAMES[0]},Who?\n")
+
+    ran = run("ask", "--manifest", str(manifest), *COMMON, "--format", "text")
+
+    assert sorted(line.split(": ")[1].split(" ")[0] for line in ran.out.splitlines()) == ["What?", "Who?"]
 
 
 def test_questions_come_from_one_place(run: Run, folder: Path) -> None:
@@ -382,6 +392,29 @@ def test_a_run_that_is_stopped_at_once_says_so_and_leaves_the_engine_before_the_
 
     assert (ran.code, was_in_use) == (130, [False])
     assert read_manifest(out)[0].end_reason == "interrupted"
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGHUP], [signal.SIGINT] * 2])
+def test_whoever_interrupts_finds_whole_records_and_a_manifest_that_says_so(
+    signals: list[signal.Signals], run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "answers.jsonl"
+    write = RecordWriter.write
+
+    def write_amid_signals(writer: RecordWriter, record: Record) -> None:
+        write(writer, record)
+        if writer.num_written == 1:
+            for number in signals:
+                signal.raise_signal(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordWriter, "write", write_amid_signals)
+        ran = run("caption", str(folder), *COMMON, "--batch-size", "1", "--out", str(out))
+
+    assert ran.code == 130
+    assert 1 <= len(records_in(out)) < len(NAMES)
+    (noted,) = read_manifest(out)
+    assert noted.end_reason == "interrupted"
 
 
 def test_flags_that_go_with_a_file_say_so(run: Run, folder: Path) -> None:

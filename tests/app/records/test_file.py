@@ -93,12 +93,22 @@ def test_reading_names_the_line_that_is_no_record(tmp_path: Path) -> None:
         list(read_records(path))
 
 
+def test_empty_lines_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    write(path, "one")
+    with open(path, "ab") as file:
+        file.write(b"\n \r\n")
+    write(path, "two")
+    assert texts_in(path) == ["one", "two"]
+
+
+@pytest.mark.parametrize("name", ["id", "picture", "prompt"])
 @pytest.mark.parametrize("value", [[1], {}, 1, None])
-def test_a_line_whose_id_is_no_text_is_no_record(value: object, tmp_path: Path) -> None:
+def test_a_line_whose_id_picture_or_prompt_is_no_text_is_no_record(name: str, value: object, tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     write(path, "one")
     with open(path, "a") as file:
-        file.write(json.dumps(recorded() | {"id": value}) + "\n")
+        file.write(json.dumps(recorded() | {name: value}) + "\n")
     with pytest.raises(RecordFileError, match="line 2 is not a record"):
         list(read_records(path))
 

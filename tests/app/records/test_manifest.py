@@ -51,7 +51,14 @@ def test_a_manifest_of_an_older_version_without_the_newer_fields_is_read(tmp_pat
     assert (read.run, read.end_reason, read.counts) == ("old", None, {"stop": 1})
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": "other", "version": 1, "runs": []}', "\x89PNG"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "[]", "{}", '{"format": "other", "version": 1, "runs": []}', "\x89PNG"),
+        '{"format": "llama-adapter-runs", "version": 1, "runs": '
+        '[{"run": [], "spec": {}, "model_digest": "", "versions": {}}]}',
+    ],
+)
 def test_a_manifest_that_is_none_is_refused_and_left_alone(content: str, tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     manifest_path(path).write_text(content)
