@@ -69,6 +69,7 @@ RULES: Mapping[str, Rule] = {
     "app.records.file.RecordFileLockedError": Rule(exit_code=Exit.FAILED, http_status=500),
     "app.scale.options.WorkersFailedError": Rule(exit_code=Exit.FAILED, http_status=500),
     "app.jobs.scribe.InputGoneError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "app.jobs.scribe.TooManyErrorsError": Rule(exit_code=Exit.FAILED, http_status=500),
     "app.inputs.errors.InputsError": Rule(exit_code=Exit.USAGE, http_status=400),
     "app.reading.crew.ReadingProcessError": Rule(exit_code=Exit.FAILED, http_status=500),
     "app.jobs.questions.TemplateError": Rule(exit_code=Exit.USAGE, http_status=400),

@@ -98,6 +98,7 @@ def _add_pictures(parser: Parser) -> None:
         help="a .jsonl, .csv or .tsv table with a column picture, from the table's folder; its columns prompt, input "
         "and choices go before the flags, and all others can be {variables} of prompts",
     )
+    group.add_argument("--limit", metavar="N", type=int, help="only the first N pictures, to try something out")
     group.add_argument(
         "--shard",
         metavar="I/N",
@@ -198,6 +199,9 @@ def _add_output(parser: Parser) -> None:
         help="go on with what --out holds (the default)",
     )
     earlier.add_argument("--overwrite", action="store_true", help="throw away what --out holds, and begin anew")
+    output.add_argument(
+        "--max-errors", metavar="N", type=int, help="stop after so many failures (default: finish all the same)"
+    )
     output.add_argument("--retry-errors", action="store_true", help="try pictures again that failed according to --out")
     output.add_argument(
         "--format", choices=("text", "jsonl"), help="on stdout (default: text on a terminal, jsonl in a pipe)"

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 from app.answers import AnswerError
 from app.inputs.archives import archive_inputs, is_archive_name
@@ -40,15 +41,17 @@ def read_inputs(spec: InputSpec) -> Iterator[PictureInput]:
     archives, and have no wildcards), and manifests as `manifest_inputs` does. Whatever is named and gives no picture
     is an item all the same, with an `error` or with one that comes when it is opened.
 
-    With `spec.shard` (i, n), an item counts when the first 8 bytes of the SHA-256 of its label, as a big-endian
-    number, leave i when divided by n. So n runs that name their inputs alike have each item once.
+    With `spec.shard` (i, n), an item counts when the first 8 bytes of the SHA-256 of its label (without `./` and the
+    like), as a big-endian number, leave i when divided by n. So n runs that name their inputs alike have each once.
 
     Nothing is kept between calls: each goes through everything again, but for what stdin and pipes give once. Raises
     as `check_inputs` does where that was not asked before, and OSError when a list or manifest stops to be readable.
     """
-    for item in _all_inputs(spec):
-        if spec.shard is None or _shard_of(item.label, count=spec.shard[1]) == spec.shard[0]:
-            yield item
+    items = _all_inputs(spec)
+    if spec.shard is not None:
+        index, count = spec.shard
+        items = (item for item in items if _shard_of(item.label, count=count) == index)
+    yield from islice(items, spec.limit)
 
 
 def count_inputs(spec: InputSpec, *, size: Callable[[PictureInput], int] = lambda picture: 1) -> int | None:
@@ -120,4 +123,5 @@ def _pattern_inputs(pattern: str, *, recursive: bool) -> Iterator[PictureInput]:
 
 
 def _shard_of(label: str, *, count: int) -> int:
-    return int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "big") % count
+    name = label if "://" in label else os.path.normpath(label)
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % count

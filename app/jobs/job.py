@@ -26,6 +26,7 @@ class Job:
     calibration: str | None = None  # a file
     overwrite: bool = False  # what `out` holds already is thrown away
     retry_errors: bool = False  # pictures that failed in an earlier run are tried again
+    max_errors: int | None = None  # after so many failures no more pictures are begun
     reader: Literal["process", "thread"] = "process"
     picture_timeout_s: float = 60.0  # for reading one picture, in a process
     profile: Literal["wait", "marks"] | None = None
@@ -40,6 +41,8 @@ class Job:
         if not self.questions:
             raise ValueError("questions must be at least one")
         Rule.from_flags(self.threshold, self.abstain)  # refuses numbers out of range
+        if self.max_errors is not None and self.max_errors < 1:
+            raise ValueError(f"max_errors must be at least 1, got {self.max_errors}")
         if not self.picture_timeout_s > 0:
             raise ValueError(f"picture_timeout_s must be above 0, got {self.picture_timeout_s}")
         if self.out is None and (self.overwrite or self.retry_errors):

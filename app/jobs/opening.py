@@ -9,8 +9,11 @@ from app.captioner import Captioner, ModelInfo
 from app.deciding import Decider
 from app.errors import UsageError
 from app.inputs import PictureInput, count_inputs
+from app.inputs.archives import is_archive_name
+from app.inputs.patterns import is_pattern
 from app.jobs.desk import Desk
 from app.jobs.job import Job
+from app.jobs.questions import TemplateError, picture_variables
 from app.jobs.scribe import Scribe
 from app.reading.isolated import IsolatedReader
 from app.reading.reader import PictureReader, Reader
@@ -95,12 +98,28 @@ def open_manifest(
     return RunManifest(run=run, spec=resolved, model_digest=info.digest, versions=versions(), job=asked)
 
 
-def tell_notes(job: Job, info: ModelInfo, scribe: Scribe, decider: Decider, *, file: RecordStore | None) -> None:
+def check_variables(job: Job) -> None:
+    """Raise UsageError where a question names a variable that no picture of the job can have."""
+    names = (*job.inputs.paths, *job.inputs.lists, *job.inputs.manifests)
+    if job.inputs.lists or job.inputs.manifests or any(is_pattern(name) or is_archive_name(name) for name in names):
+        return  # what these bring is known when it comes
+    for question in job.questions:
+        try:
+            question.filled(picture_variables("", {}))
+        except TemplateError as error:
+            raise UsageError(str(error), hint=error.hint) from None
+
+
+def tell_notes(
+    job: Job, info: ModelInfo, scribe: Scribe, decider: Decider, *, spec: CaptionerSpec, file: RecordStore | None
+) -> None:
     """Say what is otherwise than a user may think: of the model, of a calibration, and of the place of the records."""
     if file is not None and file.is_durable and not file.is_locked:
         scribe.say(f"note: the file system of `{file.path}` has no locks: no other run may write there meanwhile")
     for note in info.notes:
         scribe.say(f"note: {note}")
+    if job.spec.batch_size == "auto":
+        scribe.say(f"note: batch size {spec.batch_size}")
     asked = [question for question in job.questions if question.choices is not None and not question.is_template]
     prompts = [question.shown(info.default_prompt) for question in asked]
     for note in decider.doubts(prompts=prompts, model_digests=[info.digest]):

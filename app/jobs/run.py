@@ -11,6 +11,7 @@ from app.jobs.interruption import Interruption
 from app.jobs.job import Job
 from app.jobs.opening import (
     check_questions,
+    check_variables,
     count_answers,
     open_decider,
     open_desk,
@@ -33,6 +34,7 @@ def run_job(job: Job) -> int:
     Interrupted once, it finishes the pictures it has begun. Raises what app/errors.py lists.
     """
     check_inputs(job.inputs, need_questions=job.lacks_question)
+    check_variables(job)
     decider = open_decider(job)
     with ExitStack() as stack:
         # Before the model is loaded, which may take minutes: a place that cannot be written shows at once.
@@ -48,7 +50,7 @@ def run_job(job: Job) -> int:
         )
         clock = StageClock() if job.profile is None else captioner.profile_clock(waits=job.profile == "wait")
         interruption = stack.enter_context(Interruption())
-        tell_notes(job, info, scribe, decider, file=file)
+        tell_notes(job, info, scribe, decider, spec=spec, file=file)
         _warm_up(job, captioner, scribe)
         started = time.perf_counter()
         events = captioner.run(
@@ -57,7 +59,7 @@ def run_job(job: Job) -> int:
             clock=clock,
             reader=reader,
             wants=desk.wants,
-            stop=lambda: interruption.requested or scribe.gone is not None,
+            stop=lambda: interruption.requested or scribe.has_to_stop,
         )
         # However this ends, the engine is left before the reader and the captioner are closed.
         for event in stack.enter_context(closing(events)):

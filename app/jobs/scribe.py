@@ -29,6 +29,15 @@ class InputGoneError(Exception):
         super().__init__(self.message)
 
 
+class TooManyErrorsError(Exception):
+    """So many pictures failed that something else must be wrong."""
+
+    def __init__(self, num_failed: int, *, job: Job) -> None:
+        self.message = f"{num_failed} failed, as many as --max-errors allows: no more were begun"
+        self.hint = f"see the errors above or in the records, and mend what is wrong; {how_to_go_on(job)}"
+        super().__init__(self.message)
+
+
 class Scribe:
     """Puts answers out as they come. Of one thread."""
 
@@ -44,7 +53,7 @@ class Scribe:
     ) -> None:
         """`manifest` is written now, and again at the end; `decider` is for texts alone; `count` as in `Progress`."""
         self.tally = Tally()
-        self.gone: str | None = None  # an input that went away while the job ran
+        self._problem: InputGoneError | TooManyErrorsError | None = None
         self.end_reason: EndReason = "failed"  # until the end comes otherwise
         self._job, self._desk, self._file, self._manifest = job, desk, file, manifest
         self._decider = decider
@@ -66,6 +75,11 @@ class Scribe:
         self.close()
 
     @property
+    def has_to_stop(self) -> bool:
+        """Whether no more pictures should be begun, for a reason that `exit_code` raises."""
+        return self._problem is not None
+
+    @property
     def num_failed(self) -> int:
         """Failures that stand: of this run, and of earlier ones that were not tried again."""
         return self.tally.num_failed + self._desk.num_known_failed
@@ -73,14 +87,22 @@ class Scribe:
     def write(self, answer: Answer) -> None:
         """Put one answer out."""
         asked = self._desk.asked(answer)
-        if answer.error is not None and answer.error.code == "missing" and _is_gone(asked.root):
-            self.gone = asked.root  # no fault of the picture: it is answered when it is back
+        if (
+            answer.error is not None
+            and answer.error.code == "missing"
+            and asked.root is not None
+            and not os.path.exists(asked.root)
+        ):
+            # No fault of the picture: it is answered when it is back.
+            self._problem = InputGoneError(asked.root, hint=f"bring it back; {how_to_go_on(self._job)}")
             return
         self.tally.add(answer)
         record = self._desk.record(answer, asked)
         if answer.error is not None:
             is_recorded = self._file is not None or self._format == "jsonl"
             self.say(f"error: {answer.error.message}", even_if_quiet=not is_recorded)
+            if self._job.max_errors is not None and self.tally.num_failed >= self._job.max_errors:
+                self._problem = self._problem or TooManyErrorsError(self.tally.num_failed, job=self._job)
         if self._manifest is not None:
             self._manifest.count(record)
         # What failed again as it did before has its record.
@@ -115,14 +137,14 @@ class Scribe:
     def finish(self, wall_s: float, *, waited_s: float, is_interrupted: bool) -> None:
         """Say what was done, and how to go on where something is left; `close` notes how it ended."""
         self.summarise(wall_s, waited_s=waited_s)
-        self.end_reason = "interrupted" if is_interrupted else "failed" if self.gone else "finished"
+        self.end_reason = "interrupted" if is_interrupted else "failed" if self.has_to_stop else "finished"
         if is_interrupted:
             self.say(f"interrupted: {how_to_go_on(self._job)}")
 
     def exit_code(self) -> Exit:
-        """Of a run that was finished. Raises InputGoneError where an input went away."""
-        if self.gone is not None:
-            raise InputGoneError(self.gone, hint=f"bring it back; {how_to_go_on(self._job)}")
+        """Of a run that was finished. Raises InputGoneError and TooManyErrorsError where it had to stop."""
+        if self._problem is not None:
+            raise self._problem
         if self.end_reason == "interrupted":
             return Exit.INTERRUPTED
         return Exit.PICTURE_ERRORS if self.num_failed else Exit.OK
@@ -180,7 +202,3 @@ def _print_line(line: str) -> None:
     sys.stdout.flush()
     sys.stdout.buffer.write(line.encode(errors="backslashreplace") + b"\n")
     sys.stdout.buffer.flush()
-
-
-def _is_gone(root: str | None) -> bool:
-    return root is not None and not os.path.exists(root)

@@ -1,6 +1,7 @@
 """The pictures of a job, files and addresses alike, in the order in which they were named."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 
 from app.inputs import InputsError, InputSpec, PictureInput, check_inputs, count_inputs, read_inputs
@@ -22,6 +23,10 @@ def read_all_inputs(spec: InputSpec) -> Iterator[PictureInput]:
     if not any(map(is_remote, spec.paths)):
         yield from read_inputs(spec)
         return
+    yield from itertools.islice(_read_in_turn(dataclasses.replace(spec, limit=None)), spec.limit)
+
+
+def _read_in_turn(spec: InputSpec) -> Iterator[PictureInput]:
     for path in spec.paths:
         if is_remote(path):
             yield from remote_inputs(path, recursive=spec.recursive)

@@ -8,7 +8,7 @@ from app.deciding import Decider
 from app.errors import UsageError
 from app.jobs.interruption import Interruption
 from app.jobs.job import Job
-from app.jobs.opening import count_answers, open_decider, open_desk, open_manifest, tell_notes, work_of
+from app.jobs.opening import check_variables, count_answers, open_decider, open_desk, open_manifest, tell_notes, work_of
 from app.jobs.scribe import Scribe
 from app.records.folder import RecordStore, open_records
 from app.records.index import RecordIndex
@@ -36,6 +36,7 @@ def run_ray_job(job: Job, options: RayOptions) -> int:
     if job.profile is not None:
         raise UsageError("--profile measures one process", hint="leave --engine ray or --profile out")
     check_all_inputs(job.inputs, need_questions=job.lacks_question)
+    check_variables(job)
     decider = open_decider(job)
     with ExitStack() as stack:
         file = None if job.out is None else stack.enter_context(open_records(job.out))
@@ -70,7 +71,7 @@ def _answer(job: Job, crew: Crew, *, first: LoadedModel, file: RecordStore | Non
                 count=lambda: count_answers(job, count=count_all_inputs),
             )
         )
-        tell_notes(job, first.info, scribe, decider, file=file)
+        tell_notes(job, first.info, scribe, decider, spec=first.spec, file=file)
         interruption = stack.enter_context(Interruption())
         num_tasks = num_reading_tasks(machines(), num_captioners=num_captioners)
         pipeline = ReadingPipeline(
@@ -82,7 +83,7 @@ def _answer(job: Job, crew: Crew, *, first: LoadedModel, file: RecordStore | Non
         started = time.perf_counter()
         drive.run(
             in_chunks(work_of(job, read_all_inputs(job.inputs), desk, scribe), chunk_sizes),
-            stop=lambda: interruption.requested or scribe.gone is not None,
+            stop=lambda: interruption.requested or scribe.has_to_stop,
         )
         wall_s = time.perf_counter() - started
         waited_s = wall_s * max(0.0, 1 - drive.busy_s / drive.ready_s) if drive.ready_s else 0.0

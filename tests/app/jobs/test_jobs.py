@@ -173,13 +173,20 @@ def test_a_prompt_that_cannot_be_put_costs_that_answer_only(run: Run, folder: Pa
     assert "0 pictures answered, 1 answered by an earlier run, 3 failed in an earlier run" in again.err
 
 
-def test_an_unknown_variable_of_the_command_line_is_an_error_record(run: Run, folder: Path) -> None:
-    ran = run("caption", str(folder / NAMES[0]), *COMMON, "--prompt", "Is it a {breed}?")
+def test_a_variable_that_no_picture_can_have_is_a_usage_error_before_any_work(run: Run, folder: Path) -> None:
+    ran = run("caption", str(folder), "--model", "nowhere", "--prompt", "Is it a {breed}?")
+
+    assert (ran.code, "{breed}" in ran.err, "nowhere" in ran.err) == (2, True, False)
+
+
+def test_a_variable_that_some_pictures_lack_fails_for_those(run: Run, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text(f"{folder / NAMES[0]}\n")
+
+    ran = run("caption", "--list", str(tmp_path / "list.txt"), *COMMON, "--prompt", "Is it a {breed}?")
 
     (record,) = ran.records
     assert ran.code == 3
     assert record["error"]["code"] == "prompt"
-    assert "{breed}" in record["error"]["message"]
 
 
 def test_text_of_a_manifest_tells_what_was_asked(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -415,6 +422,31 @@ def test_whoever_interrupts_finds_whole_records_and_a_manifest_that_says_so(
     assert 1 <= len(records_in(out)) < len(NAMES)
     (noted,) = read_manifest(out)
     assert noted.end_reason == "interrupted"
+
+
+def test_a_few_pictures_can_be_tried_first(run: Run, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "answers.jsonl"
+    command = ["caption", str(folder), *COMMON, "--out", str(out)]
+
+    few, all_of_them = run(*command, "--limit", "2"), run(*command)
+
+    assert (few.code, all_of_them.code) == (0, 0)
+    assert "1 picture answered, 2 answered by an earlier run" in all_of_them.err
+
+
+def test_too_many_failures_stop_the_job_and_it_can_go_on(run: Run, folder: Path, tmp_path: Path) -> None:
+    out, listed = tmp_path / "answers.jsonl", tmp_path / "list.txt"
+    listed.write_text("".join(f"{tmp_path}/missing-{number}.png\n" for number in range(60)) + f"{folder / NAMES[0]}\n")
+    command = ["caption", "--list", str(listed), *COMMON, "--out", str(out), "--batch-size", "2"]
+
+    stopped, finished = run(*command, "--max-errors", "5"), run(*command)
+
+    assert stopped.code == 1
+    assert "as many as --max-errors allows" in stopped.err
+    assert len(records_in(out)) - 1 >= 5 or finished.code == 3
+    assert read_manifest(out)[0].end_reason == "failed"
+    assert finished.code == 3
+    assert len(records_in(out)) == 61
 
 
 def test_flags_that_go_with_a_file_say_so(run: Run, folder: Path) -> None:
