@@ -58,6 +58,11 @@ class Problem:
 
 _OUT_OF_MEMORY = Rule(exit_code=Exit.FAILED, http_status=503, hint="try a smaller --batch-size")
 _DEVICE_FAILED = Rule(exit_code=Exit.FAILED, http_status=500)
+_NO_THREAD = Rule(
+    exit_code=Exit.FAILED,
+    http_status=503,
+    hint="this user or this shell may have no more processes or memory: `ulimit -u` and `ulimit -v` tell",
+)
 _NO_TORCH = Rule(exit_code=Exit.FAILED, http_status=500)
 _UNEXPECTED = Rule(
     exit_code=Exit.FAILED, http_status=500, hint="this is a fault of the program; --debug shows where it happened"
@@ -116,6 +121,8 @@ def rule_for(error: BaseException) -> Rule:
         return _OUT_OF_MEMORY
     if explain_torch_import(error) is not None:
         return _NO_TORCH
+    if isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # Python's words
+        return _NO_THREAD
     if (failure := _device_failure(error)) is not None:
         return _OUT_OF_MEMORY if failure.is_memory else _DEVICE_FAILED
     for base in type(error).__mro__:

@@ -9,6 +9,8 @@ from app.jobs.questions import Question
 from app.spec import CaptionerSpec
 from llm.engine.sampling_params import SamplingParams
 
+MAX_TIMEOUT_S = 1_000_000  # eleven days; of some thousand times that the system knows nothing
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
@@ -43,7 +45,9 @@ class Job:
         Rule.from_flags(self.threshold, self.abstain)  # refuses numbers out of range
         if self.max_errors is not None and self.max_errors < 1:
             raise ValueError(f"max_errors must be at least 1, got {self.max_errors}")
-        if not self.picture_timeout_s > 0:
-            raise ValueError(f"picture_timeout_s must be above 0, got {self.picture_timeout_s}")
+        if not 0 < self.picture_timeout_s <= MAX_TIMEOUT_S:
+            raise ValueError(
+                f"picture_timeout_s must be above 0 and at most {MAX_TIMEOUT_S:,}, got {self.picture_timeout_s}"
+            )
         if self.out is None and (self.overwrite or self.retry_errors):
             raise ValueError("overwrite and retry_errors go with out, which is missing")

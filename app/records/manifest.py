@@ -54,8 +54,12 @@ class RunManifest:
 
 
 def manifest_path(records_path: str | os.PathLike[str]) -> Path:
-    """`answers.jsonl` -> `answers.jsonl.manifest.json`, in the same folder; of a folder, `manifest.json` in it."""
-    path = Path(records_path)
+    """`answers.jsonl` -> `answers.jsonl.manifest.json`, in the same folder; of a folder, `manifest.json` in it.
+
+    Of a link, in the folder of the file itself. So all names of one file lead to one manifest, and /dev/stdout that is
+    a file leaves none in /dev.
+    """
+    path = Path(os.path.realpath(records_path))
     if path.is_dir():
         return path / "manifest.json"
     return path.with_name(path.name + ".manifest.json")

@@ -2,14 +2,16 @@
 
 from pathlib import Path
 
-# torch has no class of its own for these: the CPU's allocator, a library's workspace, the driver's own allocations.
+# torch has no class of its own for these: the CPU's allocator, a library's workspace, the driver's own allocations, and
+# oneDNN, which drops the reason why it could not make what it had found a way to compute with.
 _SHORTAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
+_SHORTAGES_OF_ONEDNN = ("could not create a primitive", "could not create a memory object")  # to the letter
 _GROUP = Path("/sys/fs/cgroup")
 
 
 def tells_shortage(text: str) -> bool:
     """Whether an error's text says that memory was not to be had."""
-    return any(words in text for words in _SHORTAGES)
+    return any(words in text for words in _SHORTAGES) or text.strip() in _SHORTAGES_OF_ONEDNN
 
 
 def free_host_bytes(group: Path = _GROUP) -> int | None:

@@ -68,6 +68,7 @@ def test_every_name_in_the_table_is_a_class(name: str) -> None:
         (torch.OutOfMemoryError("x"), 1, 503),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 1, 503),
         (RuntimeError("x"), 1, 500),
+        (RuntimeError("can't start new thread"), 1, 503),
         (RuntimeError("ACL stream synchronize failed, error code:507018"), 1, 500),
         (RuntimeError("NPU function error: aclrtMalloc, error code is 207001"), 1, 503),
         (KeyboardInterrupt(), 130, 503),

@@ -43,6 +43,16 @@ def test_every_run_that_appended_stays_in_the_manifest(tmp_path: Path) -> None:
     assert read_manifest(tmp_path / "other.jsonl") == []
 
 
+def test_all_names_of_a_file_lead_to_one_manifest(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link.jsonl").symlink_to("folder/answers.jsonl")  # as /dev/stdout is one
+
+    write_manifest(tmp_path / "link.jsonl", manifest=manifest("first"))
+
+    assert [run.run for run in read_manifest(tmp_path / "folder" / "answers.jsonl")] == ["first"]
+    assert not (tmp_path / "link.jsonl.manifest.json").exists()
+
+
 def test_a_manifest_of_an_older_version_without_the_newer_fields_is_read(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     run = {"run": "old", "spec": {}, "model_digest": "m", "versions": {}, "started_at": "then", "counts": {"stop": 1}}

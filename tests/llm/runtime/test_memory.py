@@ -44,6 +44,8 @@ def test_without_a_limit_the_machine_counts(tmp_path: Path) -> None:
         ("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried", True),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
         ("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported", True),
+        ("could not create a primitive", True),
+        ("could not create a primitive descriptor for a matmul primitive", False),
         ("CUDA error: an illegal memory access was encountered", False),
         ("shape mismatch", False),
     ],
