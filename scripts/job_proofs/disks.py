@@ -57,14 +57,14 @@ def prove_disks(pictures: list[Path], place: Path) -> DiskReport:
     return DiskReport(
         num_pictures=len(pictures),
         full_exit_code=full.returncode,
-        full_said=_error(full.stderr),
+        full_said=_error(full.stderr, place=place),
         records_kept=kept,
         is_whole=left.endswith(b"\n"),
         completed_exit_code=completed.returncode,
         lost=len({str(path) for path in pictures} - set(answered)),
         doubled=len(answered) - len(set(answered)),
         read_only_exit_code=read_only.returncode,
-        read_only_said=_error(read_only.stderr),
+        read_only_said=_error(read_only.stderr, place=place),
     )
 
 
@@ -72,5 +72,6 @@ def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
-def _error(said: str) -> str:
-    return next((line for line in said.splitlines() if line.startswith("error:")), "")
+def _error(said: str, *, place: Path) -> str:
+    told = next((line for line in said.splitlines() if line.startswith("error:")), "")
+    return told.replace(str(place), "/disk")

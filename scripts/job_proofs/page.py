@@ -44,8 +44,11 @@ def _kills(part: Figures) -> Iterator[str]:
     yield f"| runs that failed by themselves | {len(part['failed_runs'])} |"
     yield f"| pictures begun again after a kill, at most | {part['most_begun_again']} |"
     yield ""
-    shares = ", ".join(f"{number} after {count} of the kills" for number, count in sorted(again.items()))
-    yield f"Begun again means: it was handed to the engine, and its record had not been written. {shares}."
+    shares = "Such pictures and kills: " + ", ".join(f"{number}: {count}" for number, count in sorted(again.items()))
+    yield (
+        "Begun again means: it was handed to the engine, and its record had not been written. That is a batch that is "
+        f"being answered, and pictures that were encoded for the rows that come free next. {shares}."
+    )
 
 
 def _disks(part: Figures) -> Iterator[str]:
@@ -55,13 +58,13 @@ def _disks(part: Figures) -> Iterator[str]:
     yield "| --- | ---: | --- |"
     yield (
         f"| the disk is full after {part['records_kept']} records; the file ends with a whole one: "
-        f"{'yes' if part['is_whole'] else 'no'} | {part['full_exit_code']} | `{part['full_said']}` |"
+        f"{'yes' if part['is_whole'] else 'no'} | {part['full_exit_code']} | `` {part['full_said']} `` |"
     )
     yield (
         f"| there is room, the same command again: {part['lost']} lost, {part['doubled']} doubled "
         f"| {part['completed_exit_code']} | |"
     )
-    yield f"| a file system that is read-only | {part['read_only_exit_code']} | `{part['read_only_said']}` |"
+    yield f"| a file system that is read-only | {part['read_only_exit_code']} | `` {part['read_only_said']} `` |"
 
 
 def _memory(part: Figures) -> Iterator[str]:

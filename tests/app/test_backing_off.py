@@ -28,6 +28,8 @@ from tests.app.golden import model_options
 from tests.app.narrow import SHORTAGES, Device, narrow
 from tests.llm.test_pipeline import QueuedBackend
 
+pytestmark = pytest.mark.slow
+
 BATCH_SIZE = 8
 
 

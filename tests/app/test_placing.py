@@ -19,6 +19,8 @@ from llm.runtime.executor import Executor
 from tests.app.golden import model_options
 from tests.app.narrow import SHORTAGES
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
