@@ -56,6 +56,12 @@ def quick_collections() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.fixture(autouse=True)
+def read_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread reads: a conversation draws its seed as it begins, and that is in the order of the pictures now."""
+    monkeypatch.setattr("app.reading.ahead.MAX_THREADS", 1)
+
+
 @pytest.fixture(scope="module")
 def parts() -> Parts:
     return open_parts()
