@@ -1,14 +1,11 @@
 """A benchmark's result for people: a table, and a plot by matplotlib, which is only imported for one."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from app.bench_result import BenchResult
-from app.errors import UsageError
 from app.report import numbers
 
-PLOT_SUFFIXES = (".png", ".svg")
 _STAGE_NAMES = {"step": "steps"}
 
 
@@ -79,20 +76,6 @@ def circumstance_lines(result: Mapping[str, Any]) -> list[str]:
         + (f", commit {facts['commit']}" if facts["commit"] else "")
         + f"; {facts['time']}",
     ]
-
-
-def check_plot(place: str) -> None:
-    """Raise UsageError, before anything is measured, for a file that no plot can be written to."""
-    if Path(place).suffix.lower() not in PLOT_SUFFIXES:
-        raise UsageError(f"--plot writes {' or '.join(PLOT_SUFFIXES)}, got `{place}`")
-    if not Path(place).absolute().parent.is_dir():
-        raise UsageError(f"The folder of `{place}` does not exist")
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            f"--plot needs matplotlib, and it cannot be imported: {error}", hint="pip install 'llama-adapter[bench]'"
-        ) from None
 
 
 def write_plot(result: BenchResult, place: str) -> None:

@@ -12,13 +12,14 @@ import numpy as np
 from app.calibration.file import Calibration, write_calibration
 from app.calibration.fitting import Examples, calibrate
 from app.calibration.labelled import Labelled, read_labelled
-from app.calibration.plot import check_plot, write_plot
+from app.calibration.plot import write_plot
 from app.calibration.report import Mistake, format_calibration
 from app.captioner import Answer, Captioner, Prompt, WorkItem, WorkQuestion
 from app.errors import Exit, UsageError
 from app.export_files import refuse_to_replace
 from app.inputs import expand_inputs
 from app.jobs.questions import Question, picture_variables
+from app.plots import check_plot
 from app.records.record import answer_to_record
 from app.spec import CaptionerSpec
 from app.talk import say

@@ -1,27 +1,9 @@
 """A reliability diagram by matplotlib, which is only imported for one."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from app.calibration.file import Calibration
 from app.calibration.measures import Bin, wilson_low
-from app.errors import UsageError
-
-PLOT_SUFFIXES = (".png", ".svg")
-
-
-def check_plot(place: str) -> None:
-    """Raise UsageError, before anything is asked, for a file that no plot can be written to."""
-    if Path(place).suffix.lower() not in PLOT_SUFFIXES:
-        raise UsageError(f"--plot writes {' or '.join(PLOT_SUFFIXES)}, got `{place}`")
-    if not Path(place).absolute().parent.is_dir():
-        raise UsageError(f"The folder of `{place}` does not exist")
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            f"--plot needs matplotlib, and it cannot be imported: {error}", hint="pip install 'llama-adapter[bench]'"
-        ) from None
 
 
 def write_plot(calibration: Calibration, place: str) -> None:

@@ -4,6 +4,7 @@ import argparse
 import os
 from typing import Any
 
+from app.cli.calibrating import add_calibrating, run_calibrate
 from app.cli.model_flags import SPEC, add_computation, add_model, with_batch_size
 from app.cli.parser import Parser, command, default
 from app.cli.records import add_deciding
@@ -68,7 +69,7 @@ def add_ask(commands: Any) -> None:
     prompt.add_argument("--choices", metavar="A,B,...", type=parse_choices, help="answer with one of these")
     _add_sheet(prompt)
     add_deciding(ask.add_argument_group("deciding, with --choices; records keep the probabilities as they are"))
-    _add_calibrating(ask.add_argument_group("calibrating, in the place of answering"))
+    add_calibrating(ask.add_argument_group("calibrating, in the place of answering"))
     _add_answering(ask)
 
 
@@ -141,25 +142,6 @@ def _add_sheet(group: Any) -> None:
         help="a sheet of questions to ask about every picture: .txt with one a line, or .jsonl, .csv or .tsv with "
         "columns question, input, choices",
     )
-
-
-def _add_calibrating(group: Any) -> None:
-    group.add_argument(
-        "--calibrate",
-        metavar="FILE",
-        help="a .csv, .tsv or .jsonl table with columns picture (from the table's folder), label (one of --choices), "
-        "and perhaps prompt: fit a temperature and a threshold to the labels; without PICTURES, to all of them",
-    )
-    group.add_argument("--calibration-out", metavar="FILE.json", help="where the calibration goes, for --calibration")
-    group.add_argument(
-        "--target-precision",
-        metavar="P",
-        type=float,
-        default=0.95,
-        help=default("that answers have from the threshold on"),
-    )
-    group.add_argument("--plot", metavar="FILE.png", help="draw a reliability diagram (extra `bench`)")
-    group.add_argument("--force", action="store_true", help="replace files that are there already")
 
 
 def _add_answering(parser: Parser) -> None:
@@ -239,27 +221,13 @@ def _run_ask(options: argparse.Namespace) -> int:
     if options.questions is not None and options.question is not None:
         raise UsageError("--questions and --question exclude each other", hint="put all questions into the sheet")
     if options.calibrate is not None:
-        return _calibrate(options)
+        return run_calibrate(options)
     if options.calibration_out is not None or options.plot is not None:
         raise UsageError("--calibration-out and --plot go with --calibrate, which is missing")
     is_asked = options.questions is not None or options.question is not None
     if not is_asked and (options.paths or options.lists or not options.manifests):
         raise UsageError("ask needs a --question", hint="or several in a file: --questions, or --manifest alone")
     return _answer(options, instruction=options.question, choices=options.choices, needs_question=True)
-
-
-def _calibrate(options: argparse.Namespace) -> int:
-    for name in ("questions", "lists", "manifests", "shard", "out", "threshold", "abstain", "calibration"):
-        if getattr(options, name):
-            flag = "--" + name.rstrip("s" if name in ("lists", "manifests") else "").replace("_", "-")
-            raise UsageError(f"--calibrate takes its pictures from its table, and {flag} has no meaning beside it")
-    for name in ("calibration_out", "choices"):
-        if getattr(options, name) is None:
-            raise UsageError(f"--calibrate goes with --{name.replace('_', '-')}, which is missing")
-    spec = spec_from(options)
-    from app.calibration.job import CalibrationJob, run_calibration
-
-    return run_calibration(settings(CalibrationJob, {**vars(options), "spec": spec, "pictures": tuple(options.paths)}))
 
 
 def _answer(

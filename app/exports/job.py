@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
 
@@ -81,13 +80,13 @@ def run_export_records(job: ExportRecordsJob) -> int:
     _check(job, found, decider)
     rows = with_decisions(found.last_of_pictures() if job.to in _ONE_A_PICTURE else found.records(), decider)
     refusals = Refusals()
-    write = partial(_write, job, found, decider, _columns(job, found, decider), place, refusals)
+    writing = _Writing(job, found, decider, _columns(job, found, decider), place, refusals)
     if job.rows_per_file is not None:
         assert place is not None, "parts have a folder"
-        write_parts(rows, Path(place), suffix=job.to, rows_in_a_part=job.rows_per_file, write=write)
+        write_parts(rows, Path(place), suffix=job.to, rows_in_a_part=job.rows_per_file, write=writing.write)
     else:
         with _opened(place) as file:
-            write(rows, file)
+            writing.write(rows, file)
     where = f"in `{place}`" if place is not None else "on stdout"
     _say(job, f"{found.num_taken - refusals.count} records {where}; {_left_out(found)}")
     return _tell(refusals)
@@ -104,31 +103,34 @@ def _export_sidecars(job: ExportRecordsJob, paths: list[str], selection: Selecti
     return _tell(files.refusals)
 
 
-def _write(
-    job: ExportRecordsJob,
-    found: Survey,
-    decider: Decider,
-    columns: list[str],
-    place: str | None,
-    refusals: Refusals,
-    rows: Iterable[tuple[Record, Decision | None]],
-    file: BinaryIO,
-) -> None:
-    """Rows to a file; `refusals` learns which pictures were left out."""
-    match job.to:
-        case "csv":
-            _write_all(file, table_lines(rows, choices=columns, decider=decider))
-        case "jsonl":
-            _write_all(file, jsonl_lines(rows, decider=decider))
-        case "metadata":
-            assert place is not None
-            folder, has_choices = os.path.dirname(place) or ".", bool(found.choices)
-            _write_all(file, metadata_lines(rows, folder=folder, has_choices=has_choices, refusals=refusals))
-        case "parquet":
-            runs = [dataclasses.asdict(run) for run in runs_behind(found.paths)]
-            write_parquet(rows, file, runs=runs)
-        case _:
-            raise AssertionError(f"no writer for {job.to}")
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Writing:
+    """How rows become one file; `refusals` learns which pictures were left out."""
+
+    job: ExportRecordsJob
+    found: Survey
+    decider: Decider
+    columns: list[str]
+    place: str | None
+    refusals: Refusals
+
+    def write(self, rows: Iterable[tuple[Record, Decision | None]], file: BinaryIO) -> None:
+        """All rows to a file."""
+        match self.job.to:
+            case "csv":
+                _write_all(file, table_lines(rows, choices=self.columns, decider=self.decider))
+            case "jsonl":
+                _write_all(file, jsonl_lines(rows, decider=self.decider))
+            case "metadata":
+                assert self.place is not None
+                folder, has_choices = os.path.dirname(self.place) or ".", bool(self.found.choices)
+                lines = metadata_lines(rows, folder=folder, has_choices=has_choices, refusals=self.refusals)
+                _write_all(file, lines)
+            case "parquet":
+                runs = [dataclasses.asdict(run) for run in runs_behind(self.found.paths)]
+                write_parquet(rows, file, runs=runs)
+            case _:
+                raise AssertionError(f"no writer for {self.job.to}")
 
 
 def _write_all(file: BinaryIO, lines: Iterable[bytes]) -> None:

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from scripts.page_parts import BUSY
+
 Figures = Mapping[str, Any]
 
 INTRODUCTION = """\
@@ -12,7 +14,6 @@ INTRODUCTION = """\
 The embedded model on this machine's CPU, by `llama-adapter caption FOLDER --out FILE.jsonl`. This page is made of
 [jobs.json](jobs.json) by `python -m scripts.prove_jobs`, each part by itself.
 """
-BUSY = 0.5  # programs a core before the measurement, from which on the page says so
 NOT_MEASURED = "Not measured yet."
 
 

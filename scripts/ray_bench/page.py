@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from scripts.page_parts import circumstances_line, company
+
 Figures = Mapping[str, Any]
 
 INTRODUCTION = """\
@@ -16,7 +18,6 @@ share what they share here. This page is made of [ray.json](ray.json) by `python
 medians of {rounds} rounds, with the least and the greatest behind them, counted from the record after the first
 {lead:.0%} on. The whole job includes Python, loading the model, and starting and ending a cluster.
 """
-BUSY = 0.5  # programs a core before the measurement, from which on the page says so
 
 
 def as_markdown(content: Figures) -> str:
@@ -27,13 +28,7 @@ def as_markdown(content: Figures) -> str:
 def _lines(content: Figures) -> Iterator[str]:
     yield INTRODUCTION.format(**content)
     about = content["circumstances"]
-    (load, *_), cores = about["load_before"] or [0.0], about["num_cpus"]
-    if load > BUSY * cores:
-        yield (
-            f"**The machine was not alone**: {load:.1f} programs wanted its {cores} cores when this began. Rates and "
-            "times are worth little then; measure again on a quiet one."
-        )
-        yield ""
+    yield from company(about)
     yield "| captioners | pictures/s | rounds | whole job |"
     yield "| --- | ---: | --- | ---: |"
     for row in content["rows"]:
@@ -44,13 +39,4 @@ def _lines(content: Figures) -> Iterator[str]:
     different = sum(row["different"] + row["missing"] for row in content["rows"])
     yield f"Records that are not those of one process, in all jobs together: {different}."
     yield ""
-    yield f"Circumstances: {_circumstances(about)}"
-
-
-def _circumstances(about: Figures) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    load = about["load_before"]
-    return (
-        f"{about['cpu']}, {about['num_cpus']} cores, OMP_NUM_THREADS={about['omp_num_threads']}, "
-        f"load before {load[0] if load else 'unknown'}; {versions}; commit {about['commit']}; {about['time']}."
-    )
+    yield f"Circumstances: {circumstances_line(about)}"

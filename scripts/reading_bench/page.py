@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from scripts.page_parts import circumstances_line, company
+
 Figures = Mapping[str, Any]
 
 INTRODUCTION = """\
@@ -16,7 +18,6 @@ Drawings are the sample pictures; the JPEGs are noise with the spectrum of photo
 All files are in the system's memory. Ways take turns; rates are medians of {rounds} rounds, with the least and the
 greatest behind them, processor time is that of all processes together.
 """
-BUSY = 0.5  # programs a core before the measurement, from which on the page says so
 
 
 def as_markdown(content: Figures) -> str:
@@ -27,13 +28,7 @@ def as_markdown(content: Figures) -> str:
 def _lines(content: Figures) -> Iterator[str]:
     yield INTRODUCTION.format(**content)
     about = content["circumstances"]
-    (load, *_), cores = about["load_before"] or [0.0], about["num_cpus"]
-    if load > BUSY * cores:
-        yield (
-            f"**The machine was not alone**: {load:.1f} programs wanted its {cores} cores "
-            "when this began. Rates and times are worth little then; measure again on a quiet one."
-        )
-        yield ""
+    yield from company(about)
     yield "| pictures | bytes of a file | read in | at once | pictures/s | rounds | processor time a picture |"
     yield "| --- | ---: | --- | ---: | ---: | --- | ---: |"
     for row in content["rows"]:
@@ -51,7 +46,7 @@ def _lines(content: Figures) -> Iterator[str]:
         low, high = min(cost["rounds"]), max(cost["rounds"])
         yield (f"| {cost['pictures']} | {cost['wall_ms']:.2f} ms | {low:.2f} to {high:.2f} | {cost['cpu_ms']:.2f} ms |")
     yield ""
-    yield f"Circumstances: {_circumstances(about)}"
+    yield f"Circumstances: {circumstances_line(about)}"
 
 
 def _gains(rows: Sequence[Figures]) -> Iterator[str]:
@@ -68,12 +63,3 @@ def _gains(rows: Sequence[Figures]) -> Iterator[str]:
 
 def _spread(rates: Sequence[float]) -> str:
     return f"{min(rates):.1f} to {max(rates):.1f}"
-
-
-def _circumstances(about: Figures) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    load = about["load_before"]
-    return (
-        f"{about['cpu']}, {about['num_cpus']} cores, OMP_NUM_THREADS={about['omp_num_threads']}, "
-        f"load before {load[0] if load else 'unknown'}; {versions}; commit {about['commit']}; {about['time']}."
-    )

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from scripts.page_parts import company
+
 Figures = Mapping[str, Any]
 
 INTRODUCTION = """\
@@ -23,7 +25,6 @@ with the least and the greatest behind them, times are of all requests together,
 **In process** is the captioner without a server, {num_pictures} pictures at a call and {batch_size} at a time.
 """
 
-BUSY = 0.5  # programs a core before the measurement, from which on the page says so
 NOT_MEASURED = "Not measured yet."
 
 
@@ -57,23 +58,12 @@ def _load(load: Figures) -> Iterator[str]:
     yield from _gains(load["rows"])
     yield _tally(load["rows"])
     yield ""
-    yield from _company(load["circumstances"])
+    yield from company(load["circumstances"])
     yield from _equality(load["equality"])
     yield from _overload(load["overload"])
     yield from _end(load["end"])
     yield f"Circumstances: {_circumstances(load['circumstances'])}"
     yield ""
-
-
-def _company(about: Figures) -> Iterator[str]:
-    """Whether something else was computing, which spoils rates and times, and nothing else on this page."""
-    (load, *_), cores = about["load_before"] or [0.0], about["num_cpus"]
-    if load > BUSY * cores:
-        yield (
-            f"**The machine was not alone**: {load:.1f} programs wanted its {cores} cores "
-            "when this began. Rates and times are worth little then; measure again on a quiet one."
-        )
-        yield ""
 
 
 def _tally(rows: Sequence[Figures]) -> str:

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from app.bench import BenchJob, run_bench
-from app.bench_report import check_plot, format_table, write_plot
+from app.bench_report import format_table, write_plot
 from app.bench_result import BenchResult, Ceilings, Round, summarise
 from app.cli import main
 from app.errors import UsageError
 from app.meters import Call
+from app.plots import check_plot
 from app.roofline import Work
 from app.spec import CaptionerSpec
 from llm.runtime.backend import open_backend

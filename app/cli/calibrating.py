@@ -1,0 +1,43 @@
+"""`ask --calibrate`: flags -> a job."""
+
+import argparse
+from typing import Any
+
+from app.cli.parser import default
+from app.cli.values import settings, spec_from
+from app.errors import UsageError
+
+
+def add_calibrating(group: Any) -> None:
+    """Flags of `ask` that go with --calibrate."""
+    group.add_argument(
+        "--calibrate",
+        metavar="FILE",
+        help="a .csv, .tsv or .jsonl table with columns picture (from the table's folder), label (one of --choices), "
+        "and perhaps prompt: fit a temperature and a threshold to the labels; without PICTURES, to all of them",
+    )
+    group.add_argument("--calibration-out", metavar="FILE.json", help="where the calibration goes, for --calibration")
+    group.add_argument(
+        "--target-precision",
+        metavar="P",
+        type=float,
+        default=0.95,
+        help=default("that answers have from the threshold on"),
+    )
+    group.add_argument("--plot", metavar="FILE.png", help="draw a reliability diagram (extra `bench`)")
+    group.add_argument("--force", action="store_true", help="replace files that are there already")
+
+
+def run_calibrate(options: argparse.Namespace) -> int:
+    """What `ask` does with --calibrate. Raises UsageError for flags that have no meaning then."""
+    for name in ("questions", "lists", "manifests", "shard", "out", "threshold", "abstain", "calibration"):
+        if getattr(options, name):
+            flag = "--" + name.rstrip("s" if name in ("lists", "manifests") else "").replace("_", "-")
+            raise UsageError(f"--calibrate takes its pictures from its table, and {flag} has no meaning beside it")
+    for name in ("calibration_out", "choices"):
+        if getattr(options, name) is None:
+            raise UsageError(f"--calibrate goes with --{name.replace('_', '-')}, which is missing")
+    spec = spec_from(options)
+    from app.calibration.job import CalibrationJob, run_calibration
+
+    return run_calibration(settings(CalibrationJob, {**vars(options), "spec": spec, "pictures": tuple(options.paths)}))

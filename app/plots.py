@@ -1,0 +1,21 @@
+"""What all plots need: a place that takes one, and matplotlib, which is only imported for one."""
+
+from pathlib import Path
+
+from app.errors import UsageError
+
+PLOT_SUFFIXES = (".png", ".svg")
+
+
+def check_plot(place: str) -> None:
+    """Raise UsageError, before any work, for a file that no plot can be written to."""
+    if Path(place).suffix.lower() not in PLOT_SUFFIXES:
+        raise UsageError(f"--plot writes {' or '.join(PLOT_SUFFIXES)}, got `{place}`")
+    if not Path(place).absolute().parent.is_dir():
+        raise UsageError(f"The folder of `{place}` does not exist")
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            f"--plot needs matplotlib, and it cannot be imported: {error}", hint="pip install 'llama-adapter[bench]'"
+        ) from None
