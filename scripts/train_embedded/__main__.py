@@ -1,14 +1,16 @@
-"""Command line of the training: one command per stage, and `all`, which runs what is not finished yet."""
+"""Command line of the training: one command per stage, `all` for the bundle and `ablation` for the comparison."""
 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from llm.tokenizer import Tokenizer
 from scripts.train_embedded import (
+    ablation,
     code_stage,
     export,
     features,
@@ -16,6 +18,7 @@ from scripts.train_embedded import (
     reading_stage,
     samples,
     slot_stage,
+    text_stage,
     tokens,
     trained,
     vision_stage,
@@ -24,15 +27,18 @@ from scripts.train_embedded.packing import Packer
 from scripts.train_embedded.sizes import build_encoder
 
 STAGES = ("tokenizer", "draw", "vision", "code", "features", "slots", "reading", "export")
-MINUTES = {"vision": 17.5, "code": 23.0, "slots": 9.0, "reading": 10.0}
+ABLATION = ("text", *(f"ablation-{arm}" for arm in ablation.ARMS))
+STEPS = {"vision": 10_500, "code": 4_700, "slots": 5_400, "reading": 4_500, "text": 4_000} | dict.fromkeys(
+    ABLATION[1:], 2_400
+)
 CHUNKS = {"scene": 18, "odd": 6, "check": 1, "pair": 1}
 CROWD_CHUNKS = 18
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one stage or all of them; stopped stages go on where they were."""
+    """Run one stage or several; what was stopped goes on where it was, what is finished is not done again."""
     parser = argparse.ArgumentParser(prog="python -m scripts.train_embedded", description=__doc__)
-    parser.add_argument("stage", choices=(*STAGES, "quick-score", "samples", "all"))
+    parser.add_argument("stage", choices=(*STAGES, *ABLATION, "quick-score", "samples", "all", "ablation"))
     parser.add_argument(
         "--work", type=Path, default=Path(".work/embedded"), help="pictures, checkpoints (default: %(default)s)"
     )
@@ -40,38 +46,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--pictures", type=Path, default=Path("assets/pictures"), help="sample pictures (default: %(default)s)"
     )
-    parser.add_argument("--minutes", type=float, help="time budget of the stage, instead of its default")
+    parser.add_argument("--steps", type=int, help="training steps of the stage, instead of its own number")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: %(default)s)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    for stage in STAGES if options.stage == "all" else (options.stage,):
-        _run(stage, options)
+    for stage in {"all": STAGES, "ablation": ABLATION}.get(options.stage, (options.stage,)):
+        print(f"stage {stage}", file=sys.stderr, flush=True)
+        _command(stage, options)()
     return 0
 
 
-def _run(stage: str, options: argparse.Namespace) -> None:
+def _command(stage: str, options: argparse.Namespace) -> Callable[[], object]:
     folder, drawn, seen = (options.work / name for name in ("run", "pictures", "features"))
-
-    def minutes() -> float:
-        return float(options.minutes or MINUTES[stage])
+    num_steps = int(options.steps or STEPS.get(stage, 0))
 
     def tokenizer() -> Tokenizer:
         return Tokenizer.load(folder / "tokenizer.model")
 
+    def run_arm(arm: str) -> None:
+        ablation.run(arm, data=seen, tokenizer=tokenizer(), folder=folder, num_steps=num_steps)
+        export.export(folder=folder, bundle=options.work / f"ablation-{arm}", arm=arm)
+
     commands: dict[str, Callable[[], object]] = {
         "tokenizer": lambda: tokens.train_tokenizer(folder / "tokenizer.model"),
         "draw": lambda: [pictures.draw_crowd_chunk(drawn, chunk) for chunk in range(CROWD_CHUNKS)],
-        "vision": lambda: vision_stage.run(pictures=drawn, folder=folder, minutes=minutes()),
-        "code": lambda: code_stage.run(tokenizer=tokenizer(), folder=folder, minutes=minutes()),
+        "vision": lambda: vision_stage.run(pictures=drawn, folder=folder, num_steps=num_steps),
+        "code": lambda: code_stage.run(tokenizer=tokenizer(), folder=folder, num_steps=num_steps),
         "features": lambda: _encode(folder, seen),
-        "slots": lambda: slot_stage.run(data=seen, folder=folder, minutes=minutes()),
-        "reading": lambda: reading_stage.run(folder=folder, minutes=minutes()),
-        "quick-score": lambda: print(trained.quick_score(*trained.load_trained(folder), Packer(tokenizer()))),
+        "slots": lambda: slot_stage.run(data=seen, folder=folder, num_steps=num_steps),
+        "reading": lambda: reading_stage.run(folder=folder, num_steps=num_steps),
         "export": lambda: export.export(folder=folder, bundle=options.bundle),
+        "text": lambda: text_stage.run(tokenizer=tokenizer(), folder=folder, num_steps=num_steps),
+        **{f"ablation-{arm}": partial(run_arm, arm) for arm in ablation.ARMS},
+        "quick-score": lambda: print(trained.quick_score(*trained.load_trained(folder), Packer(tokenizer()))),
         "samples": lambda: samples.draw_samples(options.pictures),
     }
-    print(f"stage {stage}", file=sys.stderr, flush=True)
-    commands[stage]()
+    return commands[stage]
 
 
 def _encode(folder: Path, seen: Path) -> None:

@@ -81,13 +81,13 @@ class SceneCode(nn.Module):
 
 
 class FocusHead(nn.Module):
-    """Throw-away classifiers on what the words of a question have found after the first adapter layer."""
+    """Throw-away classifiers on what the words of a question have found after a layer, by default the first adapted."""
 
-    def __init__(self, decoder: LlamaAdapterDecoder) -> None:
+    def __init__(self, decoder: LlamaAdapterDecoder, *, layer: int = DECODER.first_adapter_layer) -> None:
         super().__init__()
         self.linear = nn.Linear(DECODER.dim, sum(CLASSES.values()))
         self._seen: Tensor | None = None
-        decoder.layers[DECODER.first_adapter_layer].register_forward_hook(self._keep)
+        decoder.layers[layer].register_forward_hook(self._keep)
 
     def _keep(self, layer: nn.Module, inputs: object, output: Tensor) -> None:
         self._seen = output
@@ -118,7 +118,7 @@ class Gate(nn.Module):
         return folded.clamp(-0.999, 0.999).atanh()
 
 
-def run(*, tokenizer: Tokenizer, folder: Path, minutes: float, lr: float = 2e-3, seed: int = 2) -> None:
+def run(*, tokenizer: Tokenizer, folder: Path, num_steps: int, lr: float = 2e-3, seed: int = 2) -> None:
     """Train decoder and adapters; writes code.pt into `folder`."""
     torch.manual_seed(seed)
     code, decoder = SceneCode(), build_decoder()
@@ -132,9 +132,10 @@ def run(*, tokenizer: Tokenizer, folder: Path, minutes: float, lr: float = 2e-3,
         "code",
         {"decoder": decoder, "focus": focus},
         optimizers,
-        _batches(packer, seed=seed),
+        partial(_batch_at, packer=packer, seed=seed),
         partial(_compute, code, decoder, focus),
-        minutes=minutes,
+        num_steps=num_steps,
+        seed=seed,
         folder=folder,
         evaluate=lambda: evaluate(code, decoder, packer),
     )
@@ -177,11 +178,10 @@ def _labels(scenes: list[Scene]) -> Tensor:
     return torch.from_numpy(stacked)
 
 
-def _batches(packer: Packer, *, seed: int) -> Iterator[tuple[Tensor, Packed]]:
-    rng = np.random.default_rng(seed)
-    while True:
-        scenes = [sample_questions_scene(rng) for _ in range(BATCH)]
-        yield _labels(scenes), packer.pack([ask_many(scene, rng, count=QUESTIONS) for scene in scenes], scenes)
+def _batch_at(step: int, *, packer: Packer, seed: int) -> tuple[Tensor, Packed]:
+    rng = np.random.default_rng([seed, step])
+    scenes = [sample_questions_scene(rng) for _ in range(BATCH)]
+    return _labels(scenes), packer.pack([ask_many(scene, rng, count=QUESTIONS) for scene in scenes], scenes)
 
 
 def _compute(

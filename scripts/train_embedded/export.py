@@ -13,10 +13,11 @@ from app.captioner import Captioner
 from app.checkpoints import LoadedModel
 from llm.model.llama import LlamaAdapterDecoder
 from llm.tokenizer import Tokenizer
+from scripts.train_embedded import ablation
 from scripts.train_embedded.code_stage import close_gates
 from scripts.train_embedded.questions import CAPTION_QUESTIONS
 from scripts.train_embedded.render import CLEAN, draw_scene
-from scripts.train_embedded.sizes import DECODER, VISION
+from scripts.train_embedded.sizes import VISION
 from scripts.train_embedded.trained import load_trained
 from scripts.train_embedded.world import Thing
 
@@ -30,17 +31,20 @@ KNOWN_SCENE = (
 )
 
 
-def export(*, folder: Path, bundle: Path) -> None:
-    """Write the model in `folder` (its latest stage) to `bundle` as float16, replacing a bundle that is there."""
-    encoder, decoder = load_trained(folder)
+def export(*, folder: Path, bundle: Path, arm: str | None = None) -> None:
+    """Write the model in `folder` to `bundle` as float16, replacing a bundle that is there.
+
+    The model is that of the latest stages, or an arm of the ablation.
+    """
+    encoder, decoder = load_trained(folder) if arm is None else ablation.load_arm(arm, folder)
     close_gates(decoder)
     _check_biases(decoder)
     model = LoadedModel(
-        name="embedded",
+        name="embedded" if arm is None else f"ablation-{arm}",
         digest="",
         vision_config=VISION,
         vision_state=encoder.state_dict(),
-        decoder_config=DECODER,
+        decoder_config=decoder.config,
         decoder_state=decoder.state_dict(),
         tokenizer=Tokenizer.load(folder / "tokenizer.model"),
         dtype=torch.float16,

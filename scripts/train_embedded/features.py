@@ -1,6 +1,6 @@
 """Features of drawn pictures on disk: the trained tower runs once per picture, later stages read what it saw."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from scripts.train_embedded.loop import shuffled_at
 from scripts.train_embedded.pictures import (
     CHECK_SEED,
     CHUNK_PICTURES,
@@ -89,15 +90,18 @@ def load(folder: Path, kind: str) -> tuple[list[NDArray[np.float16]], list[NDArr
     )
 
 
-def batches(folder: Path, kind: str, *, batch_size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless (features (B, T, C) float32, labels (B, 3, 4) int64); new chunks join at the next round."""
-    rng = np.random.default_rng(seed)
-    while True:
-        features, labels = load(folder, kind)
-        order = rng.permutation(len(features) * CHUNK_PICTURES)
-        for start in range(0, len(order) - batch_size + 1, batch_size):
-            places = [divmod(int(place), CHUNK_PICTURES) for place in order[start : start + batch_size]]
-            yield (
-                torch.from_numpy(np.stack([features[chunk][row] for chunk, row in places]).astype(np.float32)),
-                torch.from_numpy(np.stack([labels[chunk][row] for chunk, row in places]).astype(np.int64)),
-            )
+class Features:
+    """What the tower saw of all pictures of a kind."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        """Raises FileNotFoundError where there is nothing of that kind."""
+        self._features, self._labels = load(folder, kind)
+
+    def batch_at(self, step: int, *, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Batch `step` of an endless walk through them: features (B, T, C) float32, labels (B, 3, 4) int64."""
+        drawn = shuffled_at(step, count=len(self._features) * CHUNK_PICTURES, batch_size=batch_size, seed=seed)
+        places = [divmod(int(place), CHUNK_PICTURES) for place in drawn]
+        return (
+            torch.from_numpy(np.stack([self._features[chunk][row] for chunk, row in places]).astype(np.float32)),
+            torch.from_numpy(np.stack([self._labels[chunk][row] for chunk, row in places]).astype(np.int64)),
+        )

@@ -1,17 +1,22 @@
-"""One training loop for all stages: optimisers, a schedule over time, checkpoints, progress. No models here."""
+"""One training loop for all stages: optimisers, a schedule, checkpoints, progress, curves. No models here."""
 
+import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 CHECKPOINT_EVERY_S = 60.0
 REPORT_EVERY_S = 20.0
+CURVE_EVERY = 25  # steps
 
 Batch = TypeVar("Batch")
 
@@ -73,58 +78,99 @@ def train(
     name: str,
     modules: dict[str, nn.Module],
     optimizers: Optimizers,
-    batches: Iterable[Batch],
+    batch_at: Callable[[int], Batch],
     compute: Callable[[Batch], tuple[Tensor, dict[str, float]]],
     *,
-    minutes: float,
+    num_steps: int,
+    seed: int,
     folder: Path,
     evaluate: Callable[[], dict[str, float]] | None = None,
-    evaluate_every_s: float = 90.0,
+    evaluate_every: int = 400,
 ) -> None:
-    """Train for a budget of wall time; `compute` gives a batch's loss and figures to report. Ends with `name`.pt saved.
+    """Train for `num_steps` steps; ends with `name`.pt in `folder`, and its curve in `name`.curve.jsonl.
 
-    The schedule follows the clock, not a number of steps, so that a busy machine ends in time with a finished
-    cosine. Stopped and started again, it goes on from the last checkpoint with the time that was left.
+    `compute` gives a batch's loss and figures to report. Step n sees `batch_at(n)` and random numbers of torch that
+    depend on `seed` and n alone, so that a run that was stopped and started again, from its last checkpoint, gives the
+    weights of one that was not. Raises ValueError for a checkpoint of another number of steps.
     """
     path = folder / f"{name}.pt"
-    elapsed_before, step_number = 0.0, 0
+    elapsed_before, first = 0.0, 0
     if path.exists():
         state = torch.load(path, weights_only=True)
+        if state["num_steps"] != num_steps:
+            raise ValueError(
+                f"{path} was begun for {state['num_steps']} steps, now {num_steps} are wanted: the rate would not fall "
+                "as it should. Take the same number, or move the file away to begin anew"
+            )
         for key, module in modules.items():
             module.load_state_dict(state["modules"][key])
-        if state["elapsed_s"] >= minutes * 60:
+        optimizers.load_state_dict(state["optimizers"])
+        elapsed_before, first = state["elapsed_s"], state["step"]
+        if first == num_steps:
             _say(f"{name}: finished before")
             return
-        optimizers.load_state_dict(state["optimizers"])
-        elapsed_before, step_number = state["elapsed_s"], state["step"]
-    start = last_save = last_report = last_evaluation = time.monotonic()
+    curve = Curve(folder / f"{name}.curve.jsonl", num_steps=num_steps, from_step=first)
+    start = last_save = last_report = time.monotonic()
     figures: dict[str, float] = {}
-    for batch in batches:
-        now = time.monotonic()
-        elapsed = elapsed_before + now - start
-        finished = elapsed >= minutes * 60
-        if now - last_report > REPORT_EVERY_S or finished:
-            left = max(minutes * 60 - elapsed, 0)
-            shown = "  ".join(f"{key} {value:.4f}" for key, value in figures.items())
-            _say(f"{name}: step {step_number}  {shown}  {left / 60:.1f} min left")
-            last_report = now
-        if evaluate is not None and (now - last_evaluation > evaluate_every_s or finished):
-            scores = "  ".join(f"{key} {value:.3f}" for key, value in evaluate().items())
-            _say(f"{name}: scores after {elapsed / 60:.1f} min  {scores}")
-            last_evaluation = time.monotonic()
-        if now - last_save > CHECKPOINT_EVERY_S or finished:
-            _save(path, modules, optimizers, elapsed_s=elapsed, step=step_number)
-            last_save = now
-        if finished:
-            return
-        loss, latest = compute(batch)
-        optimizers.step(loss, scale=cosine(elapsed / (minutes * 60)))
-        step_number += 1
+    for step in range(first, num_steps):
+        torch.manual_seed(seed * 2**32 + step)
+        loss, latest = compute(batch_at(step))
+        optimizers.step(loss, scale=cosine(step / num_steps))
         for key, value in latest.items():
             figures[key] = value if key not in figures else 0.95 * figures[key] + 0.05 * value
+        done, now = step + 1, time.monotonic()
+        elapsed, finished = elapsed_before + now - start, done == num_steps
+        if now - last_report > REPORT_EVERY_S or finished:
+            left = (now - start) / (done - first) * (num_steps - done)
+            _say(f"{name}: step {done} of {num_steps}  {_shown(figures)}  {left / 60:.1f} min left")
+            last_report = now
+        if done % CURVE_EVERY == 0 or finished:
+            curve.add(done, elapsed, figures=figures)
+        if evaluate is not None and (done % evaluate_every == 0 or finished):
+            scores = evaluate()
+            _say(f"{name}: scores after {elapsed / 60:.1f} min  {_shown(scores)}")
+            curve.add(done, elapsed, scores=scores)
+        if now - last_save > CHECKPOINT_EVERY_S or finished:
+            _save(path, modules, optimizers, elapsed_s=elapsed, step=done, num_steps=num_steps)
+            last_save = time.monotonic()
 
 
-def _save(path: Path, modules: dict[str, nn.Module], optimizers: Optimizers, *, elapsed_s: float, step: int) -> None:
+class Curve:
+    """The figures and scores of a stage over its steps, one JSON object a line; a resumed stage goes on in the file."""
+
+    def __init__(self, path: Path, *, num_steps: int, from_step: int) -> None:
+        self._path, self._num_steps = path, num_steps
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = path.read_text().splitlines() if path.exists() and from_step else []
+        kept = [line for line in kept if json.loads(line)["step"] <= from_step]
+        path.write_text("".join(f"{line}\n" for line in kept))
+
+    def add(self, step: int, elapsed_s: float, **values: dict[str, float]) -> None:
+        """Append `values`, named `figures` or `scores`."""
+        point = {"step": step, "num_steps": self._num_steps, "elapsed_s": round(elapsed_s, 1)}
+        rounded = {name: {key: round(value, 5) for key, value in each.items()} for name, each in values.items()}
+        with self._path.open("a") as file:
+            file.write(json.dumps(point | rounded) + "\n")
+
+
+def shuffled_at(step: int, *, count: int, batch_size: int, seed: int) -> NDArray[np.int64]:
+    """Which of `count` examples make up batch `step`: all in a random order, then all in another one, and so on."""
+    epoch, place = divmod(step, count // batch_size)
+    return _order(count, seed, epoch)[place * batch_size :][:batch_size]
+
+
+@lru_cache(maxsize=4)
+def _order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    return np.random.default_rng([seed, epoch]).permutation(count)
+
+
+def _shown(figures: dict[str, float]) -> str:
+    return "  ".join(f"{key} {value:.4f}" for key, value in figures.items())
+
+
+def _save(
+    path: Path, modules: dict[str, nn.Module], optimizers: Optimizers, *, elapsed_s: float, step: int, num_steps: int
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".tmp")
     torch.save(
@@ -133,6 +179,7 @@ def _save(path: Path, modules: dict[str, nn.Module], optimizers: Optimizers, *, 
             "optimizers": optimizers.state_dict(),
             "elapsed_s": elapsed_s,
             "step": step,
+            "num_steps": num_steps,
         },
         unfinished,
     )

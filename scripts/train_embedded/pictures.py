@@ -1,13 +1,13 @@
 """Training pictures on disk: chunks of drawn scenes with their labels. Drawing rules live in world.py and render.py."""
 
 import colorsys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scripts.train_embedded.loop import shuffled_at
 from scripts.train_embedded.render import draw_scene
 from scripts.train_embedded.world import (
     COLOR_NAMES,
@@ -26,7 +26,7 @@ NOTHING, UNKNOWN = -1, -100  # no object there; an object whose kind has no name
 PATCH = 28
 UNNAMED_SHAPES = ("hexagon", "diamond", "bar", "arrow")
 # First words of every seed: training pictures, scored pictures and sample pictures never share one.
-CROWD_SEED, SCENE_SEED, ODD_SEED, CHECK_SEED, PAIR_SEED, FRESH_SEED, SCORE_SEED, SAMPLE_SEED = (
+CROWD_SEED, SCENE_SEED, ODD_SEED, CHECK_SEED, PAIR_SEED, FRESH_SEED, SCORE_SEED, SAMPLE_SEED, FAMILIAR_SEED = (
     101,
     202,
     303,
@@ -35,6 +35,7 @@ CROWD_SEED, SCENE_SEED, ODD_SEED, CHECK_SEED, PAIR_SEED, FRESH_SEED, SCORE_SEED,
     606,
     909,
     777,
+    1212,
 )
 
 
@@ -90,24 +91,25 @@ def chunk_paths(folder: Path, kind: str) -> list[tuple[Path, Path]]:
     return [(path, path.with_name(path.name.replace("pixels", "labels"))) for path in pixels]
 
 
-def batches(
-    folder: Path, kind: str, *, batch_size: int, seed: int
-) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int16]]]:
-    """Endless batches from all chunks that exist by now; new chunks join at the next round."""
-    rng = np.random.default_rng(seed)
-    while True:
-        chunks = chunk_paths(folder, kind)
+class Crowd:
+    """The crowded pictures on disk: pixels uint8 (2000, 224, 224, 3) and labels int16 (2000, 4, 64) a chunk."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises FileNotFoundError where there are none."""
+        chunks = chunk_paths(folder, "crowd")
         if not chunks:
-            raise FileNotFoundError(f"no {kind} pictures in {folder}; run the stage `draw` first")
-        pixels = [np.load(path, mmap_mode="r") for path, _ in chunks]
-        labels = [np.load(path) for _, path in chunks]
-        order = rng.permutation(len(chunks) * CHUNK_PICTURES)
-        for start in range(0, len(order) - batch_size + 1, batch_size):
-            places = [divmod(int(place), CHUNK_PICTURES) for place in order[start : start + batch_size]]
-            yield (
-                np.stack([pixels[chunk][row] for chunk, row in places]),
-                np.stack([labels[chunk][row] for chunk, row in places]),
-            )
+            raise FileNotFoundError(f"no pictures in {folder}; run the stage `draw` first")
+        self._pixels = [np.load(path, mmap_mode="r") for path, _ in chunks]
+        self._labels = [np.load(path) for _, path in chunks]
+
+    def batch_at(self, step: int, *, batch_size: int, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.int16]]:
+        """Batch `step` of an endless walk through all pictures: pixels and labels."""
+        drawn = shuffled_at(step, count=len(self._pixels) * CHUNK_PICTURES, batch_size=batch_size, seed=seed)
+        places = [divmod(int(place), CHUNK_PICTURES) for place in drawn]
+        return (
+            np.stack([self._pixels[chunk][row] for chunk, row in places]),
+            np.stack([self._labels[chunk][row] for chunk, row in places]),
+        )
 
 
 def _save(folder: Path, kind: str, chunk: int, pixels: NDArray[np.uint8], labels: NDArray[np.int16]) -> Path:

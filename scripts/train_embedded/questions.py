@@ -59,6 +59,11 @@ def describe(thing: Thing) -> str:
     return f"a {thing.size} {thing.color} {thing.shape}"
 
 
+def in_sentence(scene: Scene) -> str:
+    """Everything that can be asked about a scene, in words; also for scenes that the sentences have no caption for."""
+    return ", ".join(f"{describe(thing)} {at(thing)}" for thing in scene)
+
+
 def at(thing: Thing) -> str:
     return f"at the {POSITIONS[thing.cell]}"
 

@@ -1,6 +1,5 @@
 """Stage 4: tower and visual-query blocks together, on pictures drawn as they are needed, so that none comes twice."""
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from vision.encoder import PictureEncoder
 NAMED, ODD = 12, 4
 
 
-def run(*, folder: Path, minutes: float, lr: float = 5e-4, seed: int = 5) -> None:
+def run(*, folder: Path, num_steps: int, lr: float = 5e-4, seed: int = 5) -> None:
     """Train the whole encoder to say the scene code; writes reading.pt into `folder`."""
     torch.manual_seed(seed)
     encoder = build_encoder()
@@ -31,12 +30,13 @@ def run(*, folder: Path, minutes: float, lr: float = 5e-4, seed: int = 5) -> Non
         "reading",
         {"encoder": encoder},
         optimizers,
-        _batches(seed=seed),
+        partial(_batch_at, seed=seed),
         partial(_compute, encoder, SceneCode()),
-        minutes=minutes,
+        num_steps=num_steps,
+        seed=seed,
         folder=folder,
         evaluate=lambda: evaluate(encoder),
-        evaluate_every_s=120,
+        evaluate_every=600,
     )
 
 
@@ -57,12 +57,11 @@ def evaluate(encoder: PictureEncoder, *, num_pictures: int = 600) -> dict[str, f
     return scores
 
 
-def _batches(*, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    rng = np.random.default_rng([FRESH_SEED, seed])
-    while True:
-        drawn = [KINDS[kind][1](rng) for kind in ["scene"] * NAMED + ["odd"] * ODD]
-        pixels, labels = zip(*drawn, strict=True)
-        yield torch.from_numpy(np.stack(pixels)), torch.from_numpy(np.stack(labels).astype(np.int64))
+def _batch_at(step: int, *, seed: int) -> tuple[Tensor, Tensor]:
+    rng = np.random.default_rng([FRESH_SEED, seed, step])
+    drawn = [KINDS[kind][1](rng) for kind in ["scene"] * NAMED + ["odd"] * ODD]
+    pixels, labels = zip(*drawn, strict=True)
+    return torch.from_numpy(np.stack(pixels)), torch.from_numpy(np.stack(labels).astype(np.int64))
 
 
 def _compute(encoder: PictureEncoder, code: SceneCode, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, float]]:

@@ -1,5 +1,7 @@
 """The embedded model's sizes, and how its parts are built for training. Training itself is in the stages."""
 
+from dataclasses import replace
+
 import torch
 
 from llm.config import DecoderConfig
@@ -40,9 +42,9 @@ def build_encoder() -> PictureEncoder:
     return encoder
 
 
-def build_decoder() -> LlamaAdapterDecoder:
+def build_decoder(*, separate_adapter_kv: bool = False) -> LlamaAdapterDecoder:
     """The language half with small random weights; biases start at zero, and those of k and v stay there."""
-    decoder = LlamaAdapterDecoder(DECODER)
+    decoder = LlamaAdapterDecoder(replace(DECODER, separate_adapter_kv=separate_adapter_kv))
     for name, weight in decoder.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.zeros_(weight)

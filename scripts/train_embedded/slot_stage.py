@@ -1,6 +1,6 @@
 """Stage 3: the visual-query blocks learn to say the scene code: visual query k describes object k."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from vision.encoder import PictureEncoder
 BATCH = 24
 
 
-def run(*, data: Path, folder: Path, minutes: float, lr: float = 2e-3, seed: int = 3) -> None:
+def run(*, data: Path, folder: Path, num_steps: int, lr: float = 2e-3, seed: int = 3) -> None:
     """Train the visual-query blocks on the tower's features; writes slots.pt into `folder`."""
     torch.manual_seed(seed)
     encoder = build_encoder()
@@ -30,12 +30,12 @@ def run(*, data: Path, folder: Path, minutes: float, lr: float = 2e-3, seed: int
         "slots",
         {"query": encoder.query},
         optimizers,
-        _batches(data, seed=seed),
+        _batch_at(data, seed=seed),
         partial(_compute, encoder, SceneCode()),
-        minutes=minutes,
+        num_steps=num_steps,
+        seed=seed,
         folder=folder,
         evaluate=lambda: evaluate(encoder, data),
-        evaluate_every_s=45,
     )
 
 
@@ -75,12 +75,16 @@ def evaluate(encoder: PictureEncoder, data: Path, *, count: int = 1000) -> dict[
     return scores
 
 
-def _batches(data: Path, *, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _batch_at(data: Path, *, seed: int) -> Callable[[int], tuple[Tensor, Tensor]]:
     """Three quarters pictures as they are asked about, one quarter with kinds that have no name."""
-    named = features.batches(data, "scene", batch_size=BATCH * 3 // 4, seed=seed)
-    odd = features.batches(data, "odd", batch_size=BATCH // 4, seed=seed + 1)
-    for (features_named, labels_named), (features_odd, labels_odd) in zip(named, odd, strict=False):
-        yield torch.cat([features_named, features_odd]), torch.cat([labels_named, labels_odd])
+    named, odd = features.Features(data, "scene"), features.Features(data, "odd")
+
+    def batch_at(step: int) -> tuple[Tensor, Tensor]:
+        features_named, labels_named = named.batch_at(step, batch_size=BATCH * 3 // 4, seed=seed)
+        features_odd, labels_odd = odd.batch_at(step, batch_size=BATCH // 4, seed=seed + 1)
+        return torch.cat([features_named, features_odd]), torch.cat([labels_named, labels_odd])
+
+    return batch_at
 
 
 def _compute(encoder: PictureEncoder, code: SceneCode, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, float]]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scripts.train_embedded.loop import Optimizers, train
-from scripts.train_embedded.pictures import NOTHING, UNKNOWN, batches
+from scripts.train_embedded.pictures import NOTHING, UNKNOWN, Crowd
 from scripts.train_embedded.sizes import VISION, build_encoder, is_hidden_matrix
 from scripts.train_embedded.world import COLOR_NAMES, POSITIONS, SHAPES, SIZES
 from vision.encoder import PictureEncoder
@@ -48,7 +48,7 @@ def patch_loss(logits: list[Tensor], labels: Tensor) -> tuple[Tensor, dict[str, 
     return loss, {"loss": float(loss.detach()), **figures}
 
 
-def run(*, pictures: Path, folder: Path, minutes: float, lr: float = 2e-3, seed: int = 1) -> None:
+def run(*, pictures: Path, folder: Path, num_steps: int, lr: float = 2e-3, seed: int = 1) -> None:
     """Train the tower; writes vision.pt into `folder`."""
     torch.manual_seed(seed)
     encoder, heads = build_encoder(), PatchHeads()
@@ -57,9 +57,10 @@ def run(*, pictures: Path, folder: Path, minutes: float, lr: float = 2e-3, seed:
         "vision",
         {"clip": encoder.clip, "heads": heads},
         optimizers,
-        batches(pictures, "crowd", batch_size=BATCH, seed=seed),
+        partial(Crowd(pictures).batch_at, batch_size=BATCH, seed=seed),
         partial(_compute, encoder, heads),
-        minutes=minutes,
+        num_steps=num_steps,
+        seed=seed,
         folder=folder,
     )
 

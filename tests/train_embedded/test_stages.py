@@ -1,13 +1,9 @@
-"""Labels, the scene code, gates, and the training loop's promise to go on where it was."""
-
-import itertools
-from pathlib import Path
+"""Labels, the scene code and gates."""
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from scripts.train_embedded import loop
 from scripts.train_embedded.code_stage import SceneCode, close_gates, open_gates
 from scripts.train_embedded.pictures import UNKNOWN, labels_to_scene, scene_to_labels
 from scripts.train_embedded.sizes import build_decoder
@@ -57,27 +53,3 @@ def test_closed_gates_are_the_tanh_of_the_trained_ones() -> None:
         decoder.adapter.parametrizations.gates.original.fill_(2.0)
     close_gates(decoder)
     torch.testing.assert_close(decoder.state_dict()["adapter.gates"], torch.full((3, 6), 2.0).tanh())
-
-
-def test_a_finished_stage_is_not_trained_again(tmp_path: Path) -> None:
-    def train_once() -> Tensor:
-        torch.manual_seed(0)
-        layer = nn.Linear(3, 1)
-        optimizers = loop.Optimizers([(layer, 1.0)], lr=0.1, is_hidden=lambda name: False)
-
-        def compute(batch: Tensor) -> tuple[Tensor, dict[str, float]]:
-            return layer(batch).square().sum(), {}
-
-        batches = itertools.repeat(torch.ones(1, 3))
-        loop.train("toy", {"layer": layer}, optimizers, batches, compute, minutes=0.002, folder=tmp_path)
-        return layer.weight.detach().clone()
-
-    first, second = train_once(), train_once()
-    assert torch.equal(first, second)
-
-
-def test_the_rate_rises_falls_and_never_reaches_zero() -> None:
-    rates = [loop.cosine(progress / 100) for progress in range(101)]
-    assert max(rates) == 1
-    assert rates[0] < 0.5
-    assert 0 < rates[-1] < 0.05

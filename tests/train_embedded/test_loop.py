@@ -1,0 +1,102 @@
+"""The training loop: the same weights whether it was stopped or not, schedules, curves."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from scripts.train_embedded import loop
+
+
+class _StoppedError(Exception):
+    pass
+
+
+def _train(folder: Path, *, num_steps: int = 12, stop_at: int | None = None) -> Tensor:
+    """Weights of a small layer after training with dropout, so that torch's random numbers count as well."""
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 3)
+    optimizers = loop.Optimizers([(layer, 1.0)], lr=0.1, is_hidden=lambda name: name == "weight")
+
+    def batch_at(step: int) -> Tensor:
+        if step == stop_at:
+            raise _StoppedError
+        return torch.from_numpy(np.random.default_rng(step).standard_normal((4, 3), dtype=np.float32))
+
+    def compute(batch: Tensor) -> tuple[Tensor, dict[str, float]]:
+        loss = nn.functional.dropout(layer(batch), 0.5).square().sum()
+        return loss, {"loss": float(loss.detach())}
+
+    loop.train(
+        "toy",
+        {"layer": layer},
+        optimizers,
+        batch_at,
+        compute,
+        num_steps=num_steps,
+        seed=1,
+        folder=folder,
+        evaluate=lambda: {"right": 0.5},
+        evaluate_every=4,
+    )
+    return layer.weight.detach().clone()
+
+
+def test_a_stage_that_was_stopped_ends_with_the_weights_of_one_that_was_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = _train(tmp_path / "whole")
+    monkeypatch.setattr(loop, "CHECKPOINT_EVERY_S", 0)
+    with pytest.raises(_StoppedError):
+        _train(tmp_path / "stopped", stop_at=7)
+    assert torch.equal(_train(tmp_path / "stopped"), whole)
+    assert not torch.equal(_train(tmp_path / "other", num_steps=11), whole)
+
+
+def test_a_finished_stage_is_not_trained_again(tmp_path: Path) -> None:
+    first = _train(tmp_path)
+    assert torch.equal(_train(tmp_path, stop_at=0), first)
+
+
+def test_a_checkpoint_of_another_schedule_is_refused(tmp_path: Path) -> None:
+    _train(tmp_path, num_steps=3)
+    with pytest.raises(ValueError, match="begun for 3 steps, now 12"):
+        _train(tmp_path)
+
+
+def test_the_curve_goes_on_behind_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "CURVE_EVERY", 3)
+    _train(tmp_path / "whole")
+    with pytest.raises(_StoppedError):  # the first checkpoint would have come after a minute
+        _train(tmp_path / "stopped", stop_at=7)
+    assert len(_points(tmp_path / "stopped")) == 3
+    _train(tmp_path / "stopped")
+    points, expected = _points(tmp_path / "stopped"), _points(tmp_path / "whole")
+    assert [point["step"] for point in points] == [3, 4, 6, 8, 9, 12, 12]
+    assert [point.get("figures", point.get("scores")) for point in points] == [
+        point.get("figures", point.get("scores")) for point in expected
+    ]
+    assert points[1]["scores"] == {"right": 0.5}
+
+
+def _points(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "toy.curve.jsonl").read_text().splitlines()]
+
+
+def test_every_example_comes_once_before_any_comes_again() -> None:
+    epochs = [
+        np.concatenate([loop.shuffled_at(step, count=10, batch_size=5, seed=3) for step in steps])
+        for steps in ((0, 1), (2, 3))
+    ]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 2
+    assert list(epochs[0]) != list(epochs[1])
+
+
+def test_the_rate_rises_falls_and_never_reaches_zero() -> None:
+    rates = [loop.cosine(progress / 100) for progress in range(101)]
+    assert max(rates) == 1
+    assert rates[0] < 0.5
+    assert 0 < rates[-1] < 0.05
