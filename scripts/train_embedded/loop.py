@@ -91,10 +91,11 @@ def train(
 
     `compute` gives a batch's loss and figures to report. Step n sees `batch_at(n)` and random numbers of torch that
     depend on `seed` and n alone, so that a run that was stopped and started again, from its last checkpoint, gives the
-    weights of one that was not. Raises ValueError for a checkpoint of another number of steps.
+    weights of one that was not. Time is told as the processor's, since other work on the machine does not count in it.
+    Raises ValueError for a checkpoint of another number of steps.
     """
     path = folder / f"{name}.pt"
-    elapsed_before, first = 0.0, 0
+    used_before, first = 0.0, 0
     if path.exists():
         state = torch.load(path, weights_only=True)
         if state["num_steps"] != num_steps:
@@ -105,12 +106,13 @@ def train(
         for key, module in modules.items():
             module.load_state_dict(state["modules"][key])
         optimizers.load_state_dict(state["optimizers"])
-        elapsed_before, first = state["elapsed_s"], state["step"]
+        used_before, first = state["processor_s"], state["step"]
         if first == num_steps:
             _say(f"{name}: finished before")
             return
     curve = Curve(folder / f"{name}.curve.jsonl", num_steps=num_steps, from_step=first)
     start = last_save = last_report = time.monotonic()
+    used_until_now = time.process_time()
     figures: dict[str, float] = {}
     for step in range(first, num_steps):
         torch.manual_seed(seed * 2**32 + step)
@@ -119,19 +121,20 @@ def train(
         for key, value in latest.items():
             figures[key] = value if key not in figures else 0.95 * figures[key] + 0.05 * value
         done, now = step + 1, time.monotonic()
-        elapsed, finished = elapsed_before + now - start, done == num_steps
+        processor_s = used_before + time.process_time() - used_until_now
+        finished = done == num_steps
         if now - last_report > REPORT_EVERY_S or finished:
             left = (now - start) / (done - first) * (num_steps - done)
             _say(f"{name}: step {done} of {num_steps}  {_shown(figures)}  {left / 60:.1f} min left")
             last_report = now
         if done % CURVE_EVERY == 0 or finished:
-            curve.add(done, elapsed, figures=figures)
+            curve.add(done, processor_s, figures=figures)
         if evaluate is not None and (done % evaluate_every == 0 or finished):
             scores = evaluate()
-            _say(f"{name}: scores after {elapsed / 60:.1f} min  {_shown(scores)}")
-            curve.add(done, elapsed, scores=scores)
+            _say(f"{name}: scores after {processor_s / 60:.1f} min  {_shown(scores)}")
+            curve.add(done, processor_s, scores=scores)
         if now - last_save > CHECKPOINT_EVERY_S or finished:
-            _save(path, modules, optimizers, elapsed_s=elapsed, step=done, num_steps=num_steps)
+            _save(path, modules, optimizers, processor_s=processor_s, step=done, num_steps=num_steps)
             last_save = time.monotonic()
 
 
@@ -145,9 +148,9 @@ class Curve:
         kept = [line for line in kept if json.loads(line)["step"] <= from_step]
         path.write_text("".join(f"{line}\n" for line in kept))
 
-    def add(self, step: int, elapsed_s: float, **values: dict[str, float]) -> None:
+    def add(self, step: int, processor_s: float, **values: dict[str, float]) -> None:
         """Append `values`, named `figures` or `scores`."""
-        point = {"step": step, "num_steps": self._num_steps, "elapsed_s": round(elapsed_s, 1)}
+        point = {"step": step, "num_steps": self._num_steps, "processor_s": round(processor_s, 1)}
         rounded = {name: {key: round(value, 5) for key, value in each.items()} for name, each in values.items()}
         with self._path.open("a") as file:
             file.write(json.dumps(point | rounded) + "\n")
@@ -169,7 +172,7 @@ def _shown(figures: dict[str, float]) -> str:
 
 
 def _save(
-    path: Path, modules: dict[str, nn.Module], optimizers: Optimizers, *, elapsed_s: float, step: int, num_steps: int
+    path: Path, modules: dict[str, nn.Module], optimizers: Optimizers, *, processor_s: float, step: int, num_steps: int
 ) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".tmp")
@@ -177,7 +180,7 @@ def _save(
         {
             "modules": {key: module.state_dict() for key, module in modules.items()},
             "optimizers": optimizers.state_dict(),
-            "elapsed_s": elapsed_s,
+            "processor_s": processor_s,
             "step": step,
             "num_steps": num_steps,
         },

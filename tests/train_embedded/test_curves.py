@@ -1,0 +1,151 @@
+"""Curves of a training: what is collected of them, what is kept in the file of figures, and that they can be drawn."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from scripts.train_embedded.curves import ARM, MOST_POINTS, collect, draw, main, mean_of_tasks, thin
+from scripts.train_embedded.results import PLACE, as_text, put, read, take
+
+TASKS = {"caption": 0.5, "exist": 0.75, "pair-caption": 0.25}
+
+
+def point(step: int, **values: dict[str, float]) -> dict[str, Any]:
+    return {"step": step, "num_steps": 400, "processor_s": step * 0.3, **values}
+
+
+def write_curve(run: Path, name: str, points: list[dict[str, Any]]) -> None:
+    run.mkdir(exist_ok=True)
+    (run / f"{name}.curve.jsonl").write_text("".join(json.dumps(one) + "\n" for one in points))
+
+
+def test_a_series_is_thinned_to_points_that_were_there_and_keeps_its_ends() -> None:
+    series = thin([point(step, figures={"loss": 1 / (step + 1)}) for step in range(400)], "figures")
+
+    assert {len(column) for column in series.values()} == {MOST_POINTS}
+    assert (series["step"][0], series["step"][-1]) == (0, 399)
+    assert series["minutes"][-1] == 1.99  # 119.7 s
+    assert series["loss"][:2] == [1.0, 0.25]  # of the steps 0 and 3
+    assert series["loss"][-1] == 0.0025
+
+
+def test_figures_and_scores_are_series_of_their_own_and_what_is_no_number_is_a_gap() -> None:
+    points = [
+        point(25, figures={"loss": float("nan")}),
+        point(50, figures={"loss": 0.123456, "words": 0.5}),
+        point(50, scores={"caption": 0.98765}),
+    ]
+
+    assert thin(points, "figures") == {
+        "step": [25, 50],
+        "minutes": [0.12, 0.25],
+        "loss": [None, 0.1235],
+        "words": [None, 0.5],
+    }
+    assert thin(points, "scores") == {"step": [50], "minutes": [0.25], "caption": [0.9877]}
+    assert thin(points[:1], "scores") == {}
+
+
+def test_the_mean_is_over_tasks_and_over_never_drawn_pairs_apart() -> None:
+    scores = thin([point(1, scores=TASKS), point(2, scores={"caption": 0.5})], "scores")
+
+    assert mean_of_tasks(scores) == [0.625, None]
+    assert mean_of_tasks(scores, prefix="pair-") == [0.25, None]
+
+
+def test_curves_training_and_arms_are_collected_and_what_was_known_stays(tmp_path: Path) -> None:
+    run, into = tmp_path / "run", tmp_path / "figures.json"
+    put(into, "training", "vision", value={"steps": 7})
+    put(into, "ablation", f"{ARM}frozen", "scores", value={"caption": 50.0})
+    write_curve(run, "code", [point(25, figures={"loss": 1.0}), point(200, scores=TASKS)])
+    write_curve(run, f"{ARM}frozen", [point(400, scores=TASKS)])
+    (run / f"{ARM}frozen.json").write_text('{"trained": "everything"}')
+
+    collect(run, into)
+
+    content = read(into)
+    assert content["training"]["code"] == {"steps": 200, "num_steps": 400, "processor_s": 60.0, "minutes": 1.0}
+    assert content["training"]["vision"] == {"steps": 7}
+    assert content["curves"]["code"]["scores"]["caption"] == [0.5]
+    assert content["ablation"] == {f"{ARM}frozen": {"scores": {"caption": 50.0}, "trained": "everything"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"step": 1, "num_steps": 2}\n', "line 1, got"),
+        ('{"step": 1, "num_steps": 2, "processor_s": 1.0}\n{"ste', 'line 2, got `{"ste`'),
+        (
+            '{"step": 2, "num_steps": 2, "processor_s": 1}\n{"step": 1, "num_steps": 2, "processor_s": 1}',
+            "1 comes after step 2",
+        ),
+        ("[1]\n", "line 1, got `[1]`"),
+        ("", "it is empty"),
+    ],
+)
+def test_a_file_that_is_no_curve_is_refused_by_its_line(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "code.curve.jsonl").write_text(text)
+
+    with pytest.raises(ValueError, match=r"code\.curve\.jsonl") as raised:
+        collect(tmp_path, tmp_path / "figures.json")
+    assert told in str(raised.value)
+
+
+def test_plots_are_drawn_again_from_the_file_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    into = tmp_path / "figures.json"
+    write_curve(tmp_path, "code", [point(25, figures={"loss": 1.0}), point(50, scores=TASKS)])
+    write_curve(tmp_path, f"{ARM}opened", [point(50, scores=TASKS), point(99, scores=TASKS)])
+    write_curve(tmp_path, f"{ARM}lora", [point(25, figures={"answers": 1.0})])  # has no scores yet
+    collect(tmp_path, into)
+    for path in tmp_path.glob("*.jsonl"):
+        path.unlink()
+
+    assert main(["--redraw", "--into", str(into)]) == 0
+
+    names = ("embedded-curves.png", "embedded-ablation.png")
+    assert capsys.readouterr().out.split() == [str(tmp_path / name) for name in names]
+    for name in names:
+        with Image.open(tmp_path / name) as picture:
+            assert len(picture.convert("RGB").getcolors(10**6) or []) > 20  # not an empty sheet
+
+
+def test_without_curves_nothing_is_drawn_and_it_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="no `curves`"):
+        draw({}, tmp_path)
+    with pytest.raises(SystemExit):
+        main(["--run", str(tmp_path), "--into", str(tmp_path / "figures.json")])
+    assert "found none. Name the training's folder by --run" in capsys.readouterr().err
+
+
+def test_a_value_is_put_beside_the_others_and_a_plain_value_is_no_place_for_one(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    put(path, "scores", "int8", value=1)
+    put(path, "scores", "float32", value=[1, 2])
+
+    assert read(path) == {"scores": {"int8": 1, "float32": [1, 2]}}
+    assert [each.name for each in tmp_path.iterdir()] == ["figures.json"]
+    with pytest.raises(ValueError, match=r"figures\.json / scores / int8, got 1"):
+        put(path, "scores", "int8", "caption", value=1)
+    with pytest.raises(ValueError, match=r"no `scores\.int4`"):
+        take(read(path), "scores", "int4", "caption")
+
+
+@pytest.mark.parametrize(("text", "told"), [("{", "cannot be read"), ("[]", "got a list")])
+def test_a_file_that_holds_no_object_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "figures.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=told):
+        put(path, "scores", value=1)
+    assert path.read_text() == text
+
+
+def test_the_file_of_figures_has_a_line_for_each_series_and_reads_back() -> None:
+    content = {"a": {"b": [1, 2.5, None]}, "rows": [["x", 1], ["y", 2]], "none": {}, "empty": []}
+
+    assert json.loads(as_text(content)) == content
+    assert '  "b": [1, 2.5, null]\n' in as_text(content)
+    assert '  ["y", 2]\n' in as_text(content)
+    assert PLACE.read_text(encoding="utf-8") == as_text(read(PLACE)) + "\n"
