@@ -2,6 +2,7 @@
 
 Every variable can be set in the environment or as a flag; without any, the embedded model captions the sample
 pictures. The guide's demo generates one token, for a yes/no question: `--question "..." --choices Yes,No` asks that.
+Where the pictures come with a questions.jsonl, as the samples do, the embedded model is scored on it at the end.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from app.cli.parser import Parser
 from app.cli.values import parse_choices, parse_text, settings
 from app.errors import Exit, UsageError, run_guarded
+from app.inputs.errors import InputsError
 from app.report import Tally, make_report
 from app.resources import sample_pictures
 from app.spec import CaptionerSpec
@@ -24,6 +26,10 @@ from llm.engine.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from app.captioner import Captioner
 
+EMBEDDED_NOTE = (
+    "note: this is the embedded model, which knows drawings of one to three plain shapes and nothing else; "
+    "for photographs set LLAMA_DIR, BIAS_DIR and CLIP_DIR"
+)
 # Fields of the spec that are variables here.
 VARIABLES = {"batch_size": "BATCH_SIZE", "llama_dir": "LLAMA_DIR", "clip": "CLIP_DIR", "adapter": "BIAS_DIR"}
 
@@ -66,6 +72,7 @@ def parser() -> Parser:
     parser.add_argument("--encoder-process", action="store_true", help="run an exported encoder in its own process")
     parser.add_argument("--mode", default=CaptionerSpec().mode, help="eager, or a graph mode (default: %(default)s)")
     parser.add_argument("--operators", choices=("auto", "aten"), default="auto", help="(default: %(default)s)")
+    parser.add_argument("--no-score", action="store_true", help="leave out the questions that come with the pictures")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
@@ -159,13 +166,13 @@ def main() -> int:
 def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: SamplingParams) -> int:
     """Warm up, run the trials, print results and times; returns the exit code."""
     from app.inputs import expand_inputs
-    from app.telling import EMBEDDED_NOTE, is_sample, one_line
+    from app.telling import one_line
 
     if options.img_size != captioner.image_size:
         raise UsageError(f"IMG_SIZE must be {captioner.image_size}, the size the model takes, got {options.img_size}")
     inputs = list(expand_inputs([options.pic_file_path]))
     pictures = [picture.path for picture in inputs]
-    if captioner.spec.is_embedded and not all(map(is_sample, pictures)):
+    if captioner.spec.is_embedded:
         print(EMBEDDED_NOTE, file=sys.stderr)
     asked = {
         "prompts": options.prompt if options.question is None else options.question,
@@ -195,8 +202,27 @@ def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: Sa
         num_warm_up_pictures=len(warm_up),
         synchronised=True,
     )
-    print(report.format_table())
+    print(report.format_table(), flush=True)
+    if captioner.spec.is_embedded and not options.no_score:
+        print_score(captioner, Path(options.pic_file_path))
     return Exit.PICTURE_ERRORS if tally.num_failed else Exit.OK
+
+
+def print_score(captioner: "Captioner", folder: Path) -> None:
+    """Ask what the folder holds known answers to, and print how many were right; without them, nothing.
+
+    A file of known answers that cannot be used is told on stderr: the times stand all the same.
+    """
+    from app.scoring import KNOWN_ANSWERS, ask_all, read_known_answers
+
+    if not (folder / KNOWN_ANSWERS).is_file():
+        return
+    try:
+        known = read_known_answers(folder / KNOWN_ANSWERS)
+    except InputsError as error:
+        print(f"note: not scored. {error.message}", file=sys.stderr)
+        return
+    print(f"\n{ask_all(captioner, known, folder=folder).format_table()}")
 
 
 if __name__ == "__main__":

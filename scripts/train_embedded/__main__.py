@@ -1,4 +1,4 @@
-"""Command line of the training: one command per stage, `all` for the bundle and `ablation` for the comparison."""
+"""Command line of the training: one command per stage; `all` makes the bundle, `ablation` and `variants` compare."""
 
 import argparse
 import sys
@@ -28,9 +28,13 @@ from scripts.train_embedded.sizes import build_encoder
 
 STAGES = ("tokenizer", "draw", "vision", "code", "features", "slots", "reading", "export")
 ABLATION = ("text", *(f"ablation-{arm}" for arm in ablation.ARMS))
-STEPS = {"vision": 10_500, "code": 4_700, "slots": 5_400, "reading": 4_500, "text": 4_000} | dict.fromkeys(
-    ABLATION[1:], 2_400
+VARIANTS = tuple(f"code-{variant}" for variant in code_stage.VARIANTS)
+STEPS = (
+    {"vision": 10_500, "code": 4_700, "slots": 5_400, "reading": 4_500, "text": 3_000}
+    | dict.fromkeys(ABLATION[1:], 2_000)
+    | dict.fromkeys(VARIANTS, 1_500)
 )
+GROUPS = {"all": STAGES, "ablation": ABLATION, "variants": VARIANTS}
 CHUNKS = {"scene": 18, "odd": 6, "check": 1, "pair": 1}
 CROWD_CHUNKS = 18
 
@@ -38,7 +42,7 @@ CROWD_CHUNKS = 18
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one stage or several; what was stopped goes on where it was, what is finished is not done again."""
     parser = argparse.ArgumentParser(prog="python -m scripts.train_embedded", description=__doc__)
-    parser.add_argument("stage", choices=(*STAGES, *ABLATION, "quick-score", "samples", "all", "ablation"))
+    parser.add_argument("stage", choices=(*STAGES, *ABLATION, *VARIANTS, "quick-score", "samples", *GROUPS))
     parser.add_argument(
         "--work", type=Path, default=Path(".work/embedded"), help="pictures, checkpoints (default: %(default)s)"
     )
@@ -50,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: %(default)s)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    for stage in {"all": STAGES, "ablation": ABLATION}.get(options.stage, (options.stage,)):
+    for stage in GROUPS.get(options.stage, (options.stage,)):
         print(f"stage {stage}", file=sys.stderr, flush=True)
         _command(stage, options)()
     return 0
@@ -67,6 +71,9 @@ def _command(stage: str, options: argparse.Namespace) -> Callable[[], object]:
         ablation.run(arm, data=seen, tokenizer=tokenizer(), folder=folder, num_steps=num_steps)
         export.export(folder=folder, bundle=options.work / f"ablation-{arm}", arm=arm)
 
+    def run_variant(variant: str) -> None:
+        code_stage.run_variant(variant, tokenizer=tokenizer(), folder=folder, num_steps=num_steps)
+
     commands: dict[str, Callable[[], object]] = {
         "tokenizer": lambda: tokens.train_tokenizer(folder / "tokenizer.model"),
         "draw": lambda: [pictures.draw_crowd_chunk(drawn, chunk) for chunk in range(CROWD_CHUNKS)],
@@ -78,6 +85,7 @@ def _command(stage: str, options: argparse.Namespace) -> Callable[[], object]:
         "export": lambda: export.export(folder=folder, bundle=options.bundle),
         "text": lambda: text_stage.run(tokenizer=tokenizer(), folder=folder, num_steps=num_steps),
         **{f"ablation-{arm}": partial(run_arm, arm) for arm in ablation.ARMS},
+        **{f"code-{variant}": partial(run_variant, variant) for variant in code_stage.VARIANTS},
         "quick-score": lambda: print(trained.quick_score(*trained.load_trained(folder), Packer(tokenizer()))),
         "samples": lambda: samples.draw_samples(options.pictures),
     }

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,11 @@ NOISE = 0.25
 CODE_SEED = 20
 OPEN_GATE = 0.3  # closed gates would pass no gradient to what stands behind them
 FOCUS_WEIGHT = 0.2
+VARIANTS: dict[str, dict[str, Any]] = {
+    "as-it-is": {},
+    "without-words": {"asks_words": False},
+    "without-pairs": {"never_drawn": "without"},
+}
 
 
 class SceneCode(nn.Module):
@@ -118,8 +124,21 @@ class Gate(nn.Module):
         return folded.clamp(-0.999, 0.999).atanh()
 
 
-def run(*, tokenizer: Tokenizer, folder: Path, num_steps: int, lr: float = 2e-3, seed: int = 2) -> None:
-    """Train decoder and adapters; writes code.pt into `folder`."""
+def run(
+    *,
+    tokenizer: Tokenizer,
+    folder: Path,
+    num_steps: int,
+    lr: float = 2e-3,
+    seed: int = 2,
+    name: str = "code",
+    asks_words: bool = True,
+    never_drawn: str = "any",
+) -> None:
+    """Train decoder and adapters; writes `name`.pt into `folder`.
+
+    Without `asks_words` the throw-away head learns nothing. `never_drawn`: as in `sample_scene`.
+    """
     torch.manual_seed(seed)
     code, decoder = SceneCode(), build_decoder()
     with torch.no_grad():
@@ -129,16 +148,21 @@ def run(*, tokenizer: Tokenizer, folder: Path, num_steps: int, lr: float = 2e-3,
     optimizers = Optimizers([(decoder, 1.0), (focus, 1.0)], lr=lr, is_hidden=is_hidden_matrix)
     packer = Packer(tokenizer)
     train(
-        "code",
+        name,
         {"decoder": decoder, "focus": focus},
         optimizers,
-        partial(_batch_at, packer=packer, seed=seed),
-        partial(_compute, code, decoder, focus),
+        partial(_batch_at, packer=packer, seed=seed, never_drawn=never_drawn),
+        partial(_compute, code, decoder, focus, FOCUS_WEIGHT if asks_words else 0.0),
         num_steps=num_steps,
         seed=seed,
         folder=folder,
         evaluate=lambda: evaluate(code, decoder, packer),
     )
+
+
+def run_variant(variant: str, *, tokenizer: Tokenizer, folder: Path, num_steps: int) -> None:
+    """What would be missing: the stage with one thing left out, for fewer steps; writes code-`variant`.pt."""
+    run(tokenizer=tokenizer, folder=folder, num_steps=num_steps, name=f"code-{variant}", **VARIANTS[variant])
 
 
 def open_gates(decoder: LlamaAdapterDecoder) -> None:
@@ -150,26 +174,27 @@ def close_gates(decoder: LlamaAdapterDecoder) -> None:
     parametrize.remove_parametrizations(decoder.adapter, "gates", leave_parametrized=True)
 
 
-def sample_questions_scene(rng: np.random.Generator) -> Scene:
+def sample_questions_scene(rng: np.random.Generator, *, never_drawn: str = "any") -> Scene:
     """A scene in symbols; more often with several objects, for there is more to ask. Every pair may occur."""
     return sample_scene(
-        rng, num_objects=int(rng.choice((1, 2, 3), p=(0.12, 0.35, 0.53))), never_drawn="any", placed=False
+        rng, num_objects=int(rng.choice((1, 2, 3), p=(0.12, 0.35, 0.53))), never_drawn=never_drawn, placed=False
     )
 
 
 def evaluate(
     code: SceneCode, decoder: LlamaAdapterDecoder, packer: Packer, *, num_scenes: int = 256, seed: int = 12345
 ) -> dict[str, float]:
-    """Exact match by task on fresh scenes in symbols, without noise."""
+    """Exact match by task on fresh scenes in symbols, without noise; `pair-` stands before those of new pairs."""
     rng = np.random.default_rng(seed)
     hits: dict[str, list[bool]] = defaultdict(list)
-    for _ in range(num_scenes // 16):
-        scenes = [sample_questions_scene(rng) for _ in range(16)]
-        packed = packer.pack([ask_many(scene, rng, count=8) for scene in scenes])
-        with torch.no_grad():
-            found = answer_hits(decoder, code(_labels(scenes)), packed)
-        for task, values in found.items():
-            hits[task] += values
+    for prefix, never_drawn in (("", "any"), ("pair-", "with")):
+        for _ in range(num_scenes // 16):
+            scenes = [sample_questions_scene(rng, never_drawn=never_drawn) for _ in range(16)]
+            packed = packer.pack([ask_many(scene, rng, count=8) for scene in scenes])
+            with torch.no_grad():
+                found = answer_hits(decoder, code(_labels(scenes)), packed)
+            for task, values in found.items():
+                hits[prefix + task] += values
     return {task: float(np.mean(values)) for task, values in sorted(hits.items())}
 
 
@@ -178,14 +203,18 @@ def _labels(scenes: list[Scene]) -> Tensor:
     return torch.from_numpy(stacked)
 
 
-def _batch_at(step: int, *, packer: Packer, seed: int) -> tuple[Tensor, Packed]:
+def _batch_at(step: int, *, packer: Packer, seed: int, never_drawn: str) -> tuple[Tensor, Packed]:
     rng = np.random.default_rng([seed, step])
-    scenes = [sample_questions_scene(rng) for _ in range(BATCH)]
+    scenes = [sample_questions_scene(rng, never_drawn=never_drawn) for _ in range(BATCH)]
     return _labels(scenes), packer.pack([ask_many(scene, rng, count=QUESTIONS) for scene in scenes], scenes)
 
 
 def _compute(
-    code: SceneCode, decoder: LlamaAdapterDecoder, focus: FocusHead, batch: tuple[Tensor, Packed]
+    code: SceneCode,
+    decoder: LlamaAdapterDecoder,
+    focus: FocusHead,
+    focus_weight: float,
+    batch: tuple[Tensor, Packed],
 ) -> tuple[Tensor, dict[str, float]]:
     labels, packed = batch
     visual_query = code(labels)
@@ -193,4 +222,4 @@ def _compute(
     visual_query = visual_query + NOISE * torch.rand(BATCH, 1, 1) * torch.randn_like(visual_query)
     loss = answer_loss(decoder, visual_query, packed)
     to_words, found = focus.loss(packed)
-    return loss + FOCUS_WEIGHT * to_words, {"answers": float(loss.detach()), "words": found}
+    return loss + focus_weight * to_words, {"answers": float(loss.detach()), "words": found}

@@ -1,6 +1,12 @@
-"""Draws the sample pictures in assets/pictures, from seeds that training never uses, with questions about them."""
+"""Draws the sample pictures in assets/pictures, from seeds that training never uses, with questions about them.
+
+The first are drawn at random, those in `COMPOSED` hold what chance left out. Beside the folder, assets/broken gets
+files that are no pictures.
+"""
 
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -8,31 +14,138 @@ from PIL import Image
 
 from scripts.train_embedded.pictures import SAMPLE_SEED
 from scripts.train_embedded.questions import CAPTION_QUESTIONS, TASKS, Question, ask, caption
-from scripts.train_embedded.render import Faults, draw_scene
-from scripts.train_embedded.world import Scene, sample_scene
+from scripts.train_embedded.render import Faults, Pixels, draw_scene
+from scripts.train_embedded.world import Scene, in_order, place, sample_scene, scene_from_words
 
 NUM_PLAIN, NUM_PAIRS = 20, 8
+NUM_ASKED = 3  # questions of a task about a composed picture, at most
+WHOLE = "03-purple-triangle.png"  # the sample that is cut off for assets/broken
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Composed:
+    """A picture in words: (size, color, shape, position) of each thing, and a seed that gives a wanted background."""
+
+    words: tuple[tuple[str, str, str, str], ...]
+    seed: int
+    faults: Faults
+    suffix: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """A drawn picture: the file it belongs in, what is to be seen, and what is asked about it."""
+
+    name: str
+    scene: Scene
+    pixels: Pixels
+    faults: Faults
+    questions: tuple[Question, ...]  # the caption first
+
+
+COMPOSED = (
+    Composed(
+        words=(("small", "orange", "circle", "top"), ("large", "orange", "cross", "center")),
+        seed=108,
+        faults=Faults(blur=0.0, noise=0.0, jpeg=0.0),
+        suffix=".png",
+    ),
+    Composed(
+        words=(
+            ("small", "green", "heart", "left"),
+            ("large", "white", "moon", "center"),
+            ("small", "blue", "square", "right"),
+        ),
+        seed=118,
+        faults=Faults(blur=0.0, noise=0.0, jpeg=0.0),
+        suffix=".png",
+    ),
+    Composed(
+        words=(
+            ("small", "yellow", "moon", "top left"),
+            ("large", "yellow", "moon", "center"),
+            ("small", "yellow", "moon", "bottom right"),
+        ),
+        seed=104,
+        faults=Faults(blur=1.0, noise=0.0, jpeg=0.0),
+        suffix=".png",
+    ),
+    Composed(
+        words=(("large", "orange", "cross", "bottom left"), ("small", "white", "cross", "right")),
+        seed=101,
+        faults=Faults(blur=0.0, noise=1.0, jpeg=1.0),
+        suffix=".jpg",
+    ),
+)
 
 
 def draw_samples(folder: Path) -> None:
-    """Write the pictures and questions.jsonl: {picture, task, question, answer} a line, the caption first."""
+    """Write the pictures and questions.jsonl: {picture, task, question, answer} a line, the caption first.
+
+    Beside `folder`, a folder `broken` gets the files of `write_broken`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     lines: list[str] = []
-    for index in range(NUM_PLAIN + NUM_PAIRS):
-        rng = np.random.default_rng([SAMPLE_SEED, index])
-        with_pair = index >= NUM_PLAIN
-        scene = sample_scene(rng, num_objects=1 + (index + 1) % 3, never_drawn="with" if with_pair else "without")
-        # Noise makes PNG files ten times as large; noisy pictures become JPEG, which the world has as well.
-        as_jpeg = index % 4 == 3
-        faults = Faults(blur=0.1, noise=1.0 if as_jpeg else 0.0, jpeg=0.0)
-        image = Image.fromarray(draw_scene(scene, rng, faults=faults))
-        name = file_name(scene, index) + (".jpg" if as_jpeg else ".png")
-        image.save(folder / name, quality=90, optimize=True)
+    for sample in samples():
+        Image.fromarray(sample.pixels).save(folder / sample.name, quality=90, optimize=True)
         lines += [
-            json.dumps({"picture": name, "task": each.task, "question": each.text, "answer": each.answer})
-            for each in sample_questions(scene, rng)
+            json.dumps({"picture": sample.name, "task": each.task, "question": each.text, "answer": each.answer})
+            for each in sample.questions
         ]
     (folder / "questions.jsonl").write_text("\n".join(lines) + "\n")
+    write_broken(folder.parent / "broken", whole=folder / WHOLE)
+
+
+def samples() -> Iterator[Sample]:
+    """All sample pictures, in the order of their names."""
+    for index in range(NUM_PLAIN + NUM_PAIRS):
+        yield _drawn_at_random(index)
+    for index, composed in enumerate(COMPOSED, NUM_PLAIN + NUM_PAIRS):
+        yield _composed(composed, index)
+
+
+def write_broken(folder: Path, *, whole: Path) -> None:
+    """Write one file for each of three errors: `truncated` (the first half of the PNG `whole`), text, and nothing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = whole.read_bytes()
+    (folder / "truncated.png").write_bytes(content[: len(content) // 2])
+    (folder / "text.jpg").write_text("This is a text, and not a picture.\n")
+    (folder / "empty.png").write_bytes(b"")
+
+
+def _drawn_at_random(index: int) -> Sample:
+    rng = np.random.default_rng([SAMPLE_SEED, index])
+    with_pair = index >= NUM_PLAIN
+    scene = sample_scene(rng, num_objects=1 + (index + 1) % 3, never_drawn="with" if with_pair else "without")
+    # Noise makes PNG files ten times as large; noisy pictures become JPEG, which the world has as well.
+    as_jpeg = index % 4 == 3
+    faults = Faults(blur=0.1, noise=1.0 if as_jpeg else 0.0, jpeg=0.0)
+    return Sample(
+        name=file_name(scene, index) + (".jpg" if as_jpeg else ".png"),
+        scene=scene,
+        faults=faults,
+        pixels=draw_scene(scene, rng, faults=faults),
+        questions=tuple(sample_questions(scene, rng)),
+    )
+
+
+def _composed(composed: Composed, index: int) -> Sample:
+    rng = np.random.default_rng([SAMPLE_SEED, composed.seed])
+    things = place(rng, scene_from_words(composed.words))
+    if things is None:
+        raise ValueError(f"no room for {composed.words} with the seed {composed.seed}: take another seed")
+    scene = in_order(things)
+    pixels = draw_scene(scene, rng, faults=composed.faults)
+    asked = [Question(task="caption", text=text, answer=caption(scene)) for text in CAPTION_QUESTIONS]
+    for _ in range(NUM_ASKED):
+        asked += [question for question in sample_questions(scene, rng) if question not in asked]
+    return Sample(
+        name=file_name(scene, index) + composed.suffix,
+        scene=scene,
+        faults=composed.faults,
+        pixels=pixels,
+        questions=tuple(sorted(asked, key=lambda question: TASKS.index(question.task))),
+    )
 
 
 def sample_questions(scene: Scene, rng: np.random.Generator) -> list[Question]:

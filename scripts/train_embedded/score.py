@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from app import scoring
 from app.captioner import Captioner
 from scripts.train_embedded.pictures import SCORE_SEED
 from scripts.train_embedded.questions import TASKS, Question, ask
@@ -73,10 +74,8 @@ def answer_all(captioner: Captioner, exam: Exam, *, shift: int = 0) -> list[str]
 
 def grade(questions: Sequence[Question], answers: Sequence[str]) -> dict[str, float]:
     """Share of exactly right answers by task, in percent."""
-    hits: dict[str, list[bool]] = defaultdict(list)
-    for question, answer in zip(questions, answers, strict=True):
-        hits[question.task].append(answer.strip() == question.answer)
-    return {task: round(100 * sum(hits[task]) / len(hits[task]), 2) for task in TASKS if hits[task]}
+    marks = scoring.grade(questions, answers)
+    return {task: round(100 * marks[task].right / marks[task].asked, 2) for task in TASKS if task in marks}
 
 
 def prior(questions: Sequence[Question]) -> dict[str, float]:
@@ -104,7 +103,7 @@ def score(model: str, *, num_pictures: int, seed: int) -> dict[str, Any]:
     wrong = [
         {"task": question.task, "question": question.text, "wanted": question.answer, "got": answer}
         for question, answer in zip(asked, answers, strict=True)
-        if question.answer != answer
+        if not scoring.is_right(answer, wanted=question.answer)
     ]
     return {
         "model": captioner.info.digest,

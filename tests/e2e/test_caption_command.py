@@ -65,18 +65,22 @@ def test_golden_checkpoints_give_the_texts_of_the_reference(name: str, raw: bool
 def test_a_folder_with_bad_files_ends_with_3_and_a_record_for_each_file(tmp_path: Path) -> None:
     for name in ("shapes_200x300.jpg", "rgba_180x140.png"):
         shutil.copy(picture(name), tmp_path / name)
-    (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no more")
     (tmp_path / "notes.txt").write_text("no picture, and not named like one")
 
-    ran = run("caption", str(tmp_path), *model_flags(), "--max-new-tokens", "4")
+    ran = run("caption", "assets/broken", str(tmp_path), *model_flags(), "--max-new-tokens", "4")
 
     records: list[dict[str, Any]] = [json.loads(line) for line in ran.stdout.splitlines()]
     assert ran.returncode == 3
-    assert sorted((Path(record["picture"]).name, record["finish"]) for record in records) == [
-        ("broken.jpg", "error"),
-        ("rgba_180x140.png", "length"),
-        ("shapes_200x300.jpg", "length"),
-    ]
+    codes = {Path(record["picture"]).name: record["error"] and record["error"]["code"] for record in records}
+    assert len(records) == len(codes)
+    assert codes == {
+        "empty.png": "empty",
+        "text.jpg": "not_a_picture",
+        "truncated.png": "truncated",
+        "rgba_180x140.png": None,
+        "shapes_200x300.jpg": None,
+    }
+    assert {record["finish"] for record in records} == {"error", "length"}
 
 
 def test_a_reader_that_goes_away_ends_the_run_quietly(many_pictures: Path) -> None:

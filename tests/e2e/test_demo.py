@@ -1,5 +1,6 @@
 """`demo_bsz.py`: the guide's variables, its lines of results, and what it does with bad pictures."""
 
+import json
 import os
 import re
 import shutil
@@ -186,16 +187,83 @@ def test_without_any_variable_the_embedded_model_captions_the_sample_pictures() 
     )
 
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.count("[result]: ") >= 25
+    assert ran.stdout.count("[result]: ") == len(list((ROOT / "assets/pictures").glob("*.[pj][np]g")))
     assert "error" not in ran.stdout
+    times, score = ran.stdout.split("\n\ntask ")
+    assert "pictures/s" in times
+    known = (ROOT / "assets/pictures/questions.jsonl").read_text().splitlines()
+    marks = re.findall(r"^(\w+) +(\d+) +(\d+)$", score, re.MULTILINE)
+    assert [task for task, _, _ in marks] == list(dict.fromkeys(json.loads(line)["task"] for line in known))
+    assert sum(int(asked) for _, asked, _ in marks) == len(known)
+    assert sum(int(right) for _, _, right in marks) >= 0.95 * len(known)
+    assert re.search(rf"^\d+ of {len(known)} answers exactly right, in [\d.]+ s$", score, re.MULTILINE)
 
 
-def test_the_embedded_model_says_what_it_knows_when_it_is_shown_other_pictures(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    for place, is_told in ((picture(), True), (str(ROOT / "assets/pictures/12-red-star.jpg"), False)):
-        monkeypatch.setattr(sys, "argv", ["demo_bsz.py", "--pic-file-path", place, "--infer-loop", "1"])
-        assert run_guarded(demo_bsz.main) == 0
-        assert ("knows drawn shapes and nothing else" in capsys.readouterr().err) is is_told
+@pytest.fixture
+def embedded_demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Demo:
+    """The demo without any variable, and one trial."""
+
+    def demo(*flags: str) -> Ran:
+        for name in VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(sys, "argv", ["demo_bsz.py", "--infer-loop", "1", *flags])
+        return Ran(run_guarded(demo_bsz.main), *capsys.readouterr())
+
+    return demo
+
+
+@pytest.fixture
+def known_pictures(tmp_path: Path) -> Path:
+    """A folder with a sample picture and two questions about it, one of them with a wrong answer."""
+    shutil.copy(ROOT / "assets/pictures/12-red-star.jpg", tmp_path)
+    asked = {"picture": "12-red-star.jpg", "task": "color", "question": "What color is the star?"}
+    lines = [json.dumps({**asked, "answer": answer}) for answer in ("red", "blue")]
+    (tmp_path / "questions.jsonl").write_text("\n".join(lines))
+    return tmp_path
+
+
+@pytest.mark.parametrize("place", [picture(), str(ROOT / "assets/pictures/12-red-star.jpg")])
+def test_the_embedded_model_says_what_it_knows_whatever_it_is_shown(embedded_demo: Demo, place: str) -> None:
+    ran = embedded_demo("--pic-file-path", place)
+
+    assert ran.code == 0
+    assert "knows drawings of one to three plain shapes and nothing else" in ran.err
+    assert "exactly right" not in ran.out
+
+
+def test_what_is_known_of_the_pictures_is_asked_at_the_end(embedded_demo: Demo, known_pictures: Path) -> None:
+    ran = embedded_demo("--pic-file-path", str(known_pictures), "--max-new-tokens", "1")
+
+    assert ran.code == 0  # a wrong answer is no failure
+    times, score = ran.out.split("\n\ntask ")
+    assert "pictures/s" in times
+    assert re.search(r"^color +2 +1$", score, re.MULTILINE)
+    assert "wrong: What color is the star? wanted `blue`, got `red` (12-red-star.jpg)\n" in score
+    assert "1 of 2 answers exactly right, in " in score
+
+
+def test_nothing_is_asked_with_no_score(embedded_demo: Demo, known_pictures: Path) -> None:
+    ran = embedded_demo("--pic-file-path", str(known_pictures), "--no-score")
+
+    assert ran.code == 0
+    assert "pictures/s" in ran.out
+    assert "exactly right" not in ran.out
+
+
+def test_faulty_known_answers_cost_nothing_but_the_score(embedded_demo: Demo, known_pictures: Path) -> None:
+    (known_pictures / "questions.jsonl").write_text('{"picture": "12-red-star.jpg"')
+
+    ran = embedded_demo("--pic-file-path", str(known_pictures))
+
+    assert ran.code == 0
+    assert "pictures/s" in ran.out
+    assert "exactly right" not in ran.out
+    assert re.search(r"^note: not scored\. Wanted .* line 1, but it is no JSON", ran.err, re.MULTILINE)
+
+
+def test_other_models_are_not_asked(demo: Demo, known_pictures: Path) -> None:
+    ran = demo(PIC_FILE_PATH=str(known_pictures))
+
+    assert ran.code == 0
+    assert "exactly right" not in ran.out
+    assert "knows drawings" not in ran.err

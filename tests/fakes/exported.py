@@ -52,14 +52,14 @@ def _embedded_card(dtype: EncoderDtype) -> EncoderCard:
 
 @functools.cache
 def sample_pixels() -> np.ndarray:
-    """All sample pictures as the encoder takes them, uint8 (28, 224, 224, 3)."""
+    """All sample pictures as the encoder takes them, uint8 (32, 224, 224, 3)."""
     files = sorted(file for file in (ROOT / "assets" / "pictures").iterdir() if file.suffix in (".png", ".jpg"))
     return np.stack([preprocess(load_picture(file).image) for file in files])
 
 
 @functools.cache
 def sample_queries() -> torch.Tensor:
-    """What torch makes of `sample_pixels`, float32 (28, Q, D)."""
+    """What torch makes of `sample_pixels`, float32 (32, Q, D)."""
     queries: torch.Tensor = embedded_encoder()(torch.from_numpy(sample_pixels()))
     return queries
 

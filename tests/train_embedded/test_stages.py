@@ -1,14 +1,25 @@
 """Labels, the scene code and gates."""
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
+from llm.tokenizer import Tokenizer
+from scripts.train_embedded import code_stage
 from scripts.train_embedded.code_stage import SceneCode, close_gates, open_gates
+from scripts.train_embedded.focus import CLASSES
 from scripts.train_embedded.pictures import UNKNOWN, labels_to_scene, scene_to_labels
 from scripts.train_embedded.sizes import build_decoder
 from scripts.train_embedded.slot_stage import slot_loss
 from scripts.train_embedded.world import sample_scene
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(Path(__file__).parents[2] / "assets" / "embedded" / "tokenizer.model")
 
 
 def _labels(count: int) -> Tensor:
@@ -53,3 +64,22 @@ def test_closed_gates_are_the_tanh_of_the_trained_ones() -> None:
         decoder.adapter.parametrizations.gates.original.fill_(2.0)
     close_gates(decoder)
     torch.testing.assert_close(decoder.state_dict()["adapter.gates"], torch.full((3, 6), 2.0).tanh())
+
+
+@pytest.mark.parametrize(("variant", "learned"), [("as-it-is", True), ("without-words", False)])
+def test_the_head_that_asks_words_learns_unless_it_is_left_out(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, variant: str, learned: bool
+) -> None:
+    monkeypatch.setattr(code_stage, "evaluate", lambda *_: {})  # takes long
+    code_stage.run_variant(variant, tokenizer=tokenizer, folder=tmp_path, num_steps=1)
+    trained = torch.load(tmp_path / f"code-{variant}.pt", weights_only=True)["optimizers"][0]["state"]
+    moments = [state["exp_avg"] for state in trained.values() if len(state["exp_avg"]) == sum(CLASSES.values())]
+    assert len(moments) == 2  # of the head's weights and biases
+    assert all(bool(moment.any()) == learned for moment in moments)
+
+
+def test_scenes_without_pairs_have_none_and_the_others_do() -> None:
+    rng = np.random.default_rng(0)
+    for never_drawn, expected in (("without", {False}), ("with", {True}), ("any", {False, True})):
+        scenes = [code_stage.sample_questions_scene(rng, never_drawn=never_drawn) for _ in range(60)]
+        assert {any(thing.is_never_drawn for thing in scene) for scene in scenes} == expected

@@ -34,7 +34,7 @@ def test_all_sample_pictures_get_the_visual_query_of_torch(dtype: Any) -> None:
     assert queries.shape == sample_queries().shape
     assert float((queries.float() - sample_queries()).abs().max()) <= LIMITS[dtype]
     assert 3.0 < float(sample_queries().abs().max()) < 4.5  # README: 3.7
-    assert len(queries) == 28
+    assert len(queries) == 32
     assert backend.card is not None
     assert (backend.card.name, backend.card.dtype) == ("embedded", dtype)
     assert backend.card.vision == embedded_encoder().config

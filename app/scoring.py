@@ -1,0 +1,152 @@
+"""Questions whose right answers are known: reads them, puts them to a captioner, and counts what is exactly right."""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from app.answers import Answer
+from app.inputs.errors import InputsError
+from app.inputs.tables import read_rows
+from app.telling import one_line
+from app.work import WorkItem, WorkQuestion
+from llm.engine.sampling_params import SamplingParams
+from vision.formats import shown_name
+
+if TYPE_CHECKING:
+    from app.captioner import Captioner
+
+KNOWN_ANSWERS = "questions.jsonl"  # beside the pictures that it is about
+MAX_SHOWN = 20  # wrong answers that are shown
+_WHAT = "file of known answers"
+
+
+class Known(Protocol):
+    """What grading needs to know of a question."""
+
+    @property
+    def task(self) -> str: ...
+    @property
+    def answer(self) -> str: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnownAnswer:
+    """A question about a picture, of a kind (`task`), and the one right answer."""
+
+    picture: str  # the file's name, relative to the file of known answers
+    task: str
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mark:
+    """How many questions of a task were asked, and how many answered exactly right."""
+
+    asked: int
+    right: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """What came of asking all questions of a file."""
+
+    known: tuple[KnownAnswer, ...]
+    answers: tuple[str, ...]  # of each question; in the place of one that could not be had, `error: ` and why
+    elapsed_s: float
+
+    def format_table(self) -> str:
+        """For a person: the marks by task, and each wrong answer, the first `MAX_SHOWN` of them."""
+        marks = grade(self.known, self.answers)
+        asked, right = len(self.known), sum(mark.right for mark in marks.values())
+        width = max(len("task"), *(len(one_line(task)) for task in marks))
+        lines = [f"{'task':<{width}} {'asked':>6} {'right':>6}"]
+        lines += [f"{one_line(task):<{width}} {mark.asked:>6} {mark.right:>6}" for task, mark in marks.items()]
+        wrong = [
+            f"wrong: {one_line(known.question)} wanted `{one_line(known.answer)}`, got `{one_line(answer)}` "
+            f"({shown_name(known.picture)})"
+            for known, answer in zip(self.known, self.answers, strict=True)
+            if not is_right(answer, wanted=known.answer)
+        ]
+        lines += wrong[:MAX_SHOWN]
+        if len(wrong) > MAX_SHOWN:
+            lines.append(f"and {len(wrong) - MAX_SHOWN} more wrong")
+        lines.append(f"{right} of {asked} answers exactly right, in {self.elapsed_s:.1f} s")
+        return "\n".join(lines)
+
+
+def is_right(answer: str, *, wanted: str) -> bool:
+    """Whether an answer is exactly the wanted one, but for white space around it."""
+    return answer.strip() == wanted
+
+
+def grade(known: Sequence[Known], answers: Sequence[str]) -> dict[str, Mark]:
+    """Marks by task, in the order in which the tasks first come. Raises ValueError when the counts differ."""
+    marks: dict[str, Mark] = {}
+    for each, answer in zip(known, answers, strict=True):
+        mark = marks.get(each.task, Mark(asked=0, right=0))
+        marks[each.task] = Mark(asked=mark.asked + 1, right=mark.right + is_right(answer, wanted=each.answer))
+    return marks
+
+
+def read_known_answers(path: str | os.PathLike[str]) -> tuple[KnownAnswer, ...]:
+    """The questions of a JSONL file with an object {picture, task, question, answer} a line; at least one.
+
+    White space around an answer does not count. Raises `InputsError`, with the line, for what is not so, for a file
+    with none, and for one that cannot be read.
+    """
+    name = os.fspath(path)
+    try:
+        found = tuple(_known_answers(name))
+    except OSError as error:
+        raise InputsError(f"Wanted to read `{shown_name(name)}`, but the system says: {error.strerror}.") from None
+    if not found:
+        raise InputsError(f"Wanted questions in `{shown_name(name)}`, which has none.", hint="write one a line")
+    return found
+
+
+def _known_answers(path: str) -> Iterator[KnownAnswer]:
+    for row in read_rows(path, what=_WHAT):
+        try:
+            if row.problem:
+                raise ValueError(row.problem)
+            texts = {name: _text(row.values.get(name), name) for name in ("picture", "task", "question", "answer")}
+        except ValueError as reason:
+            raise InputsError(
+                f"Wanted picture, task, question and answer in `{shown_name(path)}`, line {row.line}, but {reason}.",
+                hint="mend that line",
+            ) from None
+        yield KnownAnswer(**texts)
+
+
+def _text(value: object, name: str) -> str:
+    if value is None:
+        raise ValueError(f"it has no `{name}`")
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"its `{name}` is no text")
+    return value.strip()
+
+
+def ask_all(captioner: "Captioner", known: Sequence[KnownAnswer], *, folder: str | os.PathLike[str]) -> Score:
+    """Ask all questions, greedily and batched; each picture of `folder` is read and encoded once.
+
+    What cannot be answered, such as a picture that is not there, counts as wrong.
+    """
+    started = time.perf_counter()
+    answers = [""] * len(known)
+    for event in captioner.run(_work_items(known, folder=os.fspath(folder)), sampling=SamplingParams()):
+        if isinstance(event, Answer):
+            answers[event.index] = event.text.strip() if event.error is None else f"error: {event.error.message}"
+    return Score(known=tuple(known), answers=tuple(answers), elapsed_s=time.perf_counter() - started)
+
+
+def _work_items(known: Sequence[KnownAnswer], *, folder: str) -> list[WorkItem]:
+    questions: dict[str, list[WorkQuestion]] = {}
+    for index, each in enumerate(known):
+        questions.setdefault(each.picture, []).append(WorkQuestion(index=index, prompt=each.question))
+    return [
+        WorkItem(picture=os.path.join(folder, picture), label=picture, questions=tuple(asked))
+        for picture, asked in questions.items()
+    ]
