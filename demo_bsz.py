@@ -166,7 +166,7 @@ def main() -> int:
 def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: SamplingParams) -> int:
     """Warm up, run the trials, print results and times; returns the exit code."""
     from app.inputs import expand_inputs
-    from app.telling import one_line
+    from app.telling import one_line, unfamiliar_note
 
     if options.img_size != captioner.image_size:
         raise UsageError(f"IMG_SIZE must be {captioner.image_size}, the size the model takes, got {options.img_size}")
@@ -203,6 +203,8 @@ def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: Sa
         synchronised=True,
     )
     print(report.format_table(), flush=True)
+    if note := unfamiliar_note(answers):
+        print(note, file=sys.stderr)
     if captioner.spec.is_embedded and not options.no_score:
         print_score(captioner, Path(options.pic_file_path))
     return Exit.PICTURE_ERRORS if tally.num_failed else Exit.OK

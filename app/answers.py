@@ -34,6 +34,7 @@ class Answer:
     # queue (of a service), read, clip (its batch's, as the host saw it), first_token, total
     ms: dict[str, float] = field(default_factory=dict)
     prompt_tokens: int = 0
+    unfamiliar: bool | None = None  # the picture is unlike those the model was trained on; None: nobody can tell
     is_reused: bool = False  # the picture was encoded already: nothing of it was read or encoded again
 
 

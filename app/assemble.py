@@ -52,6 +52,7 @@ class Parts:
             vision=self.vision,
             engine=Engine(self.executor, eos_id=self.model.tokenizer.eos_id),
             tokenizer=self.model.tokenizer,
+            familiarity=self.model.familiarity,
             synchronise=self.backend.synchronise,
             mark=self.backend.mark,
             back_off=BackOff(empty_caches=self.backend.empty_caches, remember=self.remember_rows),

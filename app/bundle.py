@@ -5,6 +5,7 @@ vision.safetensors   state dict of `PictureEncoder`
 llm.safetensors      state dict of `LlamaAdapterDecoder`
 tokenizer.model      LLaMA's tokenizer
 known_answer.json    optional: a picture of the folder, a prompt and the answer the model must give
+familiar.safetensors optional: statistics that tell pictures the model knows from others, see `app.familiarity`
 """
 
 import dataclasses
@@ -31,6 +32,7 @@ from app.checkpoints import (
     file_digest,
     stream_sources,
 )
+from app.familiarity import Familiarity, read_familiarity
 from app.quantising import convert_precision
 from app.spec import Precision
 from app.tensor_files import DAMAGED, TensorForm, dtype_name, expected_forms, read_tensors, sketch, write_tensors
@@ -44,12 +46,13 @@ from vision.config import ChannelOrder, VisionConfig
 
 FORMAT = "llama-adapter-bundle"
 VERSIONS: Mapping[Precision, int] = {"float": 1, "int8": 2}  # older programs read the first
-MANIFEST, VISION, LLM, TOKENIZER, KNOWN_ANSWER = (
+MANIFEST, VISION, LLM, TOKENIZER, KNOWN_ANSWER, FAMILIAR = (
     "manifest.json",
     "vision.safetensors",
     "llm.safetensors",
     "tokenizer.model",
     "known_answer.json",
+    "familiar.safetensors",
 )
 MODEL_FILES = (VISION, LLM, TOKENIZER)
 
@@ -138,6 +141,8 @@ def save_bundle(
         _write_json(partial / MANIFEST, manifest)
         if known_answer is not None:
             add_known_answer(partial, known_answer=known_answer, picture=known_picture)
+        if model.familiarity is not None:
+            add_familiarity(partial, model.familiarity)
         for file in MODEL_FILES:  # on the disk before the name points there
             with (partial / file).open("rb") as written:
                 os.fsync(written.fileno())
@@ -166,6 +171,21 @@ def add_known_answer(
     _write_json(place / KNOWN_ANSWER, {**known_answer, "picture": copied})
     manifest = read_manifest(place)
     manifest["files"] |= {file: _entry(place / file) for file in (KNOWN_ANSWER, copied)}
+    _write_json(place / MANIFEST, manifest)
+
+
+def add_familiarity(directory: str | os.PathLike[str], familiarity: Familiarity) -> None:
+    """Put into a bundle what tells pictures that its model knows from others, in place of what was there.
+
+    No answer depends on it, so the model's digest stays as it is. Raises CheckpointError where there is no bundle.
+    """
+    place = Path(directory)
+    manifest = read_manifest(place)
+    with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
+        familiarity.save(Path(scratch) / FAMILIAR)
+        os.chmod(Path(scratch) / FAMILIAR, 0o644)  # the writer makes private files
+        os.replace(Path(scratch) / FAMILIAR, place / FAMILIAR)
+    manifest["files"] |= {FAMILIAR: _entry(place / FAMILIAR)}
     _write_json(place / MANIFEST, manifest)
 
 
@@ -207,6 +227,9 @@ def load_bundle(
         )
     if context is not None:
         decoder = dataclasses.replace(decoder, context=context)
+    familiarity = None
+    if FAMILIAR in manifest["files"]:
+        familiarity = read_familiarity(place / FAMILIAR, num_queries=decoder.num_queries, width=decoder.dim)
     digest = str(manifest["digest"])
     if channel_order not in (None, vision.channel_order):
         vision = dataclasses.replace(vision, channel_order=channel_order)
@@ -229,6 +252,7 @@ def load_bundle(
         card=str(manifest["card"]),
         precision=precision,
         origin=origin,
+        familiarity=familiarity,
     )
 
 

@@ -14,6 +14,7 @@ from app.answers import Answer, AnswerError, Event, TextDelta
 from app.backing_off import BackOff, attempt
 from app.clock import Mark, StageClock
 from app.conversation import Conversation
+from app.familiarity import Familiarity
 from app.flow import Flow
 from app.prompts import EncodedPrompt, Prompt, PromptEncoder, RawPrompt, as_choices, shown_prompt
 from app.reading.ahead import ReadAhead
@@ -87,12 +88,13 @@ class Captioner:
         synchronise: Callable[[], None],
         mark: Callable[[], Mark | None],
         back_off: BackOff | None = None,
+        familiarity: Familiarity | None = None,
     ) -> None:
-        """`spec` has nothing left open."""
+        """`spec` has nothing left open. Without `familiarity`, no answer says whether its picture is unfamiliar."""
         self.spec, self.info, self.tokenizer = spec, info, tokenizer
         self.back_off = back_off or BackOff()
         self._synchronise, self._mark = synchronise, mark
-        self._vision, self._engine = vision, engine
+        self._vision, self._engine, self._familiarity = vision, engine, familiarity
         self._is_running = False
         self.reader = PictureReader(spec, size=vision.image_size)
         self._prompts = PromptEncoder(tokenizer, check=engine.check)
@@ -235,11 +237,11 @@ class Captioner:
             ) as read_ahead,
         ):
             while True:
-                # Keep every slot in use: encode the next pictures while fewer requests than slots are under way.
-                while not read_ahead.is_exhausted and flow.num_free and not stop():
+                # The encoder is given many at once, and whoever ends this has no more than a batch to begin again.
+                while not read_ahead.is_exhausted and (num_wanted := flow.num_wanted) and not stop():
                     clock.enter("read")
                     # Nobody waits for a picture while there are others to answer.
-                    batch = read_ahead.take(flow.num_rows, at_least=0 if flow.num_unfinished else None)
+                    batch = read_ahead.take(num_wanted, at_least=0 if flow.num_unfinished else None)
                     if not batch:
                         break
                     errors = self._admit([reading for reading in batch if reading.questions], flow, sampling=sampling)
@@ -261,7 +263,12 @@ class Captioner:
             raise RuntimeError("This Captioner is still answering another call: read its stream to the end or close it")
         self._is_running = True
         flow = Flow(
-            vision=self._vision, engine=self._engine, tokenizer=self.tokenizer, clock=clock, back_off=self.back_off
+            vision=self._vision,
+            engine=self._engine,
+            tokenizer=self.tokenizer,
+            clock=clock,
+            back_off=self.back_off,
+            familiarity=self._familiarity,
         )
         try:
             yield flow
@@ -285,11 +292,11 @@ class Captioner:
                 assert reading.picture.pixels is not None, "a picture without pixels has an error"
                 asked.append((reading.picture.pixels, conversations))
         if asked:
-            prefixes, clip_ms = flow.encode([pixels for pixels, _ in asked])
-            for (_, conversations), prefix in zip(asked, prefixes, strict=True):
+            encoded, clip_ms = flow.encode([pixels for pixels, _ in asked])
+            for (_, conversations), picture in zip(asked, encoded, strict=True):
                 for conversation in conversations:
                     conversation.ms["clip"] = clip_ms
-                    flow.submit(conversation, prefix)
+                    flow.submit(conversation, picture)
         return errors
 
     def _begin(

@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from app.familiarity import Familiarity
 from app.spec import Precision
 from llm.config import DecoderConfig
 from llm.errors import CheckpointError
@@ -96,6 +97,7 @@ class LoadedModel:
     card: str = ""
     precision: Precision = "float"  # of the linear layers' weights
     origin: Origin | None = None  # where they are, or were, 8-bit ones
+    familiarity: Familiarity | None = None  # what tells pictures that the model knows from others
 
     @property
     def channel_order(self) -> ChannelOrder:

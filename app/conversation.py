@@ -46,6 +46,7 @@ class Conversation:
         # From `Flow.submit` on:
         self.detokenizer: IncrementalDetokenizer | None = None
         self.prefix: Prefix | None = None
+        self.unfamiliar: bool | None = None
 
     def elapsed_ms(self) -> float:
         """Milliseconds since it started."""
@@ -64,5 +65,6 @@ class Conversation:
             error=error,
             ms={**(self.ms if keep_text else {}), "total": self.elapsed_ms()},
             prompt_tokens=len(self.prompt.token_ids),
+            unfamiliar=self.unfamiliar,
             is_reused=self.is_reused,
         )

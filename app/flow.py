@@ -15,9 +15,10 @@ from app.answers import NOT_FINITE, Answer, Event, TextDelta
 from app.backing_off import BackOff, attempt
 from app.clock import StageClock
 from app.conversation import Conversation
+from app.encoded_pictures import EncodedPicture
+from app.familiarity import Familiarity
 from llm.engine.engine import Engine
 from llm.engine.sequence import Output, Request
-from llm.model.adapter import Prefix
 from llm.tokenizer import IncrementalDetokenizer, Tokenizer
 from vision.backends.base import VisionBackend
 
@@ -35,10 +36,11 @@ class Flow:
         tokenizer: Tokenizer,
         clock: StageClock,
         back_off: BackOff | None = None,
+        familiarity: Familiarity | None = None,
     ) -> None:
         """`back_off` outlives the flow: what one of them learns of the memory, the next ones know."""
         self._vision, self._engine, self._tokenizer, self._clock = vision, engine, tokenizer, clock
-        self._back_off = back_off or BackOff()
+        self._back_off, self._familiarity = back_off or BackOff(), familiarity
         self._engine.timer = clock
         self._in_flight: dict[int, Conversation] = {}
 
@@ -57,37 +59,54 @@ class Flow:
         """How many more may be submitted so that none waits for a slot."""
         return max(0, self.num_rows - self._engine.num_unfinished)
 
-    def encode(self, pixels: Sequence[np.ndarray]) -> tuple[list[Prefix], float]:
-        """Pixels (size, size, 3) of pictures, uint8 -> what the decoder reads of each, and the encoder's milliseconds.
+    @property
+    def num_wanted(self) -> int:
+        """How many pictures to encode next: half a batch or more, so that never more than a batch is under way.
+
+        0 while requests wait for a slot: pictures that much is asked about keep the slots in use for longer.
+        """
+        if self.num_unfinished > self.num_rows:
+            return 0
+        num_pictures = len({id(conversation.prefix) for conversation in self._in_flight.values()})
+        num_missing = self.num_rows - num_pictures
+        return num_missing if 2 * num_missing >= self.num_rows else 0
+
+    def encode(self, pixels: Sequence[np.ndarray]) -> tuple[list[EncodedPicture], float]:
+        """Pixels (size, size, 3) of pictures, uint8 -> what is known of each, and the encoder's milliseconds.
 
         The prefixes are views of common tensors. Where memory is not enough, fewer pictures are encoded at once.
         """
-        prefixes: list[Prefix] = []
+        pictures: list[EncodedPicture] = []
         clip_ms = 0.0
-        while len(prefixes) < len(pixels):
+        while len(pictures) < len(pixels):
             most = self._back_off.most_pictures or len(pixels)
-            part = pixels[len(prefixes) : len(prefixes) + most]
+            part = pixels[len(pictures) : len(pictures) + most]
             encoded = attempt(functools.partial(self._encode_at_once, part), is_least=len(part) == 1)
             if encoded is None:
                 self._back_off.fewer_pictures(len(part))
                 continue
-            prefixes += encoded[0]
+            pictures += encoded[0]
             clip_ms += encoded[1]
-        return prefixes, clip_ms
+        return pictures, clip_ms
 
-    def _encode_at_once(self, pixels: Sequence[np.ndarray]) -> tuple[list[Prefix], float]:
+    def _encode_at_once(self, pixels: Sequence[np.ndarray]) -> tuple[list[EncodedPicture], float]:
         self._clock.enter("clip")
         started = time.perf_counter()
         visual_query_BQD = self._vision.encode(np.stack(pixels))
         clip_ms = (time.perf_counter() - started) * 1e3
         self._clock.enter("pre")
-        return self._engine.project_prefix(visual_query_BQD), clip_ms
+        prefixes = self._engine.project_prefix(visual_query_BQD)
+        if self._familiarity is None:
+            return [EncodedPicture(prefix) for prefix in prefixes], clip_ms
+        # Behind the projection, so that the device has work while the host waits for this.
+        unfamiliar = self._familiarity.unfamiliar(visual_query_BQD.float().cpu().numpy())
+        return [EncodedPicture(*both) for both in zip(prefixes, unfamiliar, strict=True)], clip_ms
 
-    def submit(self, conversation: Conversation, prefix: Prefix) -> int:
-        """Hand a conversation to the engine; returns what `cancel` takes."""
+    def submit(self, conversation: Conversation, picture: EncodedPicture) -> int:
+        """Hand a conversation about a picture to the engine; returns what `cancel` takes."""
         request_id = next(Flow._ids)
         conversation.detokenizer = IncrementalDetokenizer(self._tokenizer)
-        conversation.prefix = prefix
+        conversation.prefix, conversation.unfamiliar = picture
         self._hand_over(request_id, conversation)
         self._in_flight[request_id] = conversation
         return request_id
@@ -176,6 +195,7 @@ class Flow:
             choice=choice,
             ms=conversation.ms,
             prompt_tokens=len(conversation.prompt.token_ids),
+            unfamiliar=conversation.unfamiliar,
             is_reused=conversation.is_reused,
         )
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from app.answers import Answer, AnswerError, Event
 from app.captioner import Captioner, ModelInfo
 from app.clock import STAGES, StageClock
-from app.encoded_pictures import EncodedPictures
+from app.encoded_pictures import EncodedPicture, EncodedPictures
 from app.errors import describe
 from app.flow import Flow
 from app.prompts import Prompt, RawPrompt, as_choices
@@ -34,7 +34,6 @@ from app.spec import CaptionerSpec
 from app.ticket import Ask, Ticket
 from app.waiting_room import Admitted, Entry, WaitingRoom
 from llm.errors import PromptError
-from llm.model.adapter import Prefix
 
 # What clients of a service need, from one place.
 __all__ = [
@@ -411,8 +410,8 @@ class Service:
                 self._running[entry.ticket.id] = entry.admit()
         readable: list[Admitted] = []
         for admitted in [self._running[entry.ticket.id] for entry in entries]:
-            admitted.prefix = self._encoded.find(admitted.reading.digest)
-            if admitted.prefix is None and admitted.reading.is_only_digest:
+            admitted.encoded = self._encoded.find(admitted.reading.digest)
+            if admitted.encoded is None and admitted.reading.is_only_digest:
                 # It was encoded when its turn to be read came, and has been forgotten since.
                 admitted.reading = self._read(admitted.entry.ask, reader)
             self._note_stage("read", admitted.reading.elapsed_ms / 1e3)
@@ -421,26 +420,26 @@ class Service:
                 continue
             del self._running[admitted.entry.ticket.id]
             self._finish(admitted.entry, admitted.conversation.failed(admitted.reading.error))
-        for admitted, prefix in zip(readable, self._encode(readable, flow), strict=True):
-            admitted.request_id = flow.submit(admitted.conversation, prefix)
+        for admitted, picture in zip(readable, self._encode(readable, flow), strict=True):
+            admitted.request_id = flow.submit(admitted.conversation, picture)
 
-    def _encode(self, asked: Sequence[Admitted], flow: Flow) -> list[Prefix]:
-        """The prefix of each request's picture; a picture that many ask about is encoded once."""
-        prefixes: dict[str, Prefix] = {}
+    def _encode(self, asked: Sequence[Admitted], flow: Flow) -> list[EncodedPicture]:
+        """Each request's picture, encoded; one that many ask about is encoded once."""
+        pictures: dict[str, EncodedPicture] = {}
         new: dict[str, Admitted] = {}
         for admitted in asked:
             digest = admitted.reading.digest
-            admitted.conversation.is_reused = admitted.prefix is not None or digest in new
-            if admitted.prefix is not None:
-                prefixes[digest] = admitted.prefix
+            admitted.conversation.is_reused = admitted.encoded is not None or digest in new
+            if admitted.encoded is not None:
+                pictures[digest] = admitted.encoded
             else:
                 new.setdefault(digest, admitted)
         if new:
             found, clip_ms = flow.encode([admitted.pixels for admitted in new.values()])
-            for (digest, admitted), prefix in zip(new.items(), found, strict=True):
-                prefixes[digest] = self._encoded.keep(digest, prefix)
+            for (digest, admitted), picture in zip(new.items(), found, strict=True):
+                pictures[digest] = self._encoded.keep(digest, picture)
                 admitted.conversation.ms["clip"] = clip_ms
-        return [prefixes[admitted.reading.digest] for admitted in asked]
+        return [pictures[admitted.reading.digest] for admitted in asked]
 
     def _deliver(self, events: Sequence[Event]) -> None:
         for event in events:

@@ -1,7 +1,10 @@
 """Answers and notes in words for a terminal."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
+from app.answers import Answer
 from app.deciding import Decider
 from app.records.record import Record
 from app.resources import sample_pictures
@@ -10,6 +13,45 @@ EMBEDDED_NOTE = (
     "note: the embedded model knows drawn shapes and nothing else; for photographs pass --model, "
     "or --llama-dir, --adapter and --clip"
 )
+
+_MAX_NAMED: Final = 3
+
+
+class Unfamiliar:
+    """Counts answers about pictures that are unlike those the model was trained on, to say it once at the end."""
+
+    def __init__(self) -> None:
+        self._num_answers = self._num_unfamiliar = 0
+        self._names: list[str] = []
+
+    def add(self, answer: Answer) -> None:
+        """Take one answer into the counts; failures, and models that cannot tell, do not count."""
+        if answer.error is not None or answer.unfamiliar is None:
+            return
+        self._num_answers += 1
+        self._num_unfamiliar += answer.unfamiliar
+        if answer.unfamiliar and answer.picture not in self._names and len(self._names) <= _MAX_NAMED:
+            self._names.append(answer.picture)
+
+    def note(self, *, what: str = "picture") -> str:
+        """The sentence, empty where there is nothing to say; `what` an answer is to, as one word."""
+        if not self._num_unfamiliar:
+            return ""
+        is_one = self._num_unfamiliar == 1
+        about = "" if what == "picture" else f"{'is' if is_one else 'are'} about pictures that "
+        looks = "does not look" if is_one and what == "picture" else "do not look"
+        said = f"{self._num_unfamiliar:,} of {self._num_answers:,} {what}s {about}{looks}"
+        named = ", ".join(one_line(name) for name in self._names[:_MAX_NAMED])
+        more = ", ..." if len(self._names) > _MAX_NAMED else ""
+        return f"note: {said} like what this model was trained on, and the answers may mean nothing: {named}{more}"
+
+
+def unfamiliar_note(answers: Iterable[Answer]) -> str:
+    """`Unfamiliar.note` of answers that are all there."""
+    unfamiliar = Unfamiliar()
+    for answer in answers:
+        unfamiliar.add(answer)
+    return unfamiliar.note()
 
 
 def text_line(record: Record, *, decider: Decider | None = None, with_prompt: bool = False) -> str:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from app.conversation import Conversation
+from app.encoded_pictures import EncodedPicture
 from app.fair_queue import FairQueue
 from app.prompts import EncodedPrompt
 from app.reading.reader import PictureReading
 from app.service_types import BusyError, ServiceLimits
 from app.ticket import Ask, Ticket
-from llm.model.adapter import Prefix
 
 _MAX_RETRY_AFTER_S = 60.0
 
@@ -63,7 +63,7 @@ class Admitted:
     entry: Entry
     reading: PictureReading
     conversation: Conversation
-    prefix: Prefix | None = None  # of a picture that is encoded already
+    encoded: EncodedPicture | None = None  # of a picture that is encoded already
     request_id: int = -1  # in the flow, from its submission on
 
     @property

@@ -62,6 +62,7 @@ def test_what_is_promised_is_what_was_measured() -> None:
     assert kills["num_pictures"] >= 300
     assert kills["lost"] == kills["doubled"] == kills["different"] == kills["unreadable_lines"] == 0
     assert kills["failed_runs"] == []
+    assert kills["most_begun_again"] <= kills["batch_size"]
     assert (disks["full_exit_code"], disks["completed_exit_code"], disks["lost"], disks["doubled"]) == (1, 0, 0, 0)
     assert disks["is_whole"]
 

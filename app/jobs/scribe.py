@@ -17,7 +17,7 @@ from app.records.manifest import EndReason, RunManifest, write_manifest
 from app.records.record import Record, record_to_line
 from app.report import Tally
 from app.talk import say
-from app.telling import counted, text_line
+from app.telling import Unfamiliar, counted, text_line
 
 
 class InputGoneError(Exception):
@@ -52,7 +52,7 @@ class Scribe:
         count: Callable[[], int | None] | None = None,
     ) -> None:
         """`manifest` is written now, and again at the end; `decider` is for texts alone; `count` as in `Progress`."""
-        self.tally = Tally()
+        self.tally, self._unfamiliar = Tally(), Unfamiliar()
         self._problem: InputGoneError | TooManyErrorsError | None = None
         self.end_reason: EndReason = "failed"  # until the end comes otherwise
         self._job, self._desk, self._file, self._manifest = job, desk, file, manifest
@@ -97,6 +97,7 @@ class Scribe:
             self._problem = InputGoneError(asked.root, hint=f"bring it back; {how_to_go_on(self._job)}")
             return
         self.tally.add(answer)
+        self._unfamiliar.add(answer)
         record = self._desk.record(answer, asked)
         if answer.error is not None:
             is_recorded = self._file is not None or self._format == "jsonl"
@@ -137,6 +138,8 @@ class Scribe:
     def finish(self, wall_s: float, *, waited_s: float, is_interrupted: bool) -> None:
         """Say what was done, and how to go on where something is left; `close` notes how it ended."""
         self.summarise(wall_s, waited_s=waited_s)
+        if note := self._unfamiliar.note(what=self._what):
+            self.say(note)
         self.end_reason = "interrupted" if is_interrupted else "failed" if self.has_to_stop else "finished"
         if is_interrupted:
             self.say(f"interrupted: {how_to_go_on(self._job)}")

@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol, TypedDict, cast
+from typing import Any, Final, NotRequired, Protocol, TypedDict, cast
 
 PART_NAME: Final = re.compile(r"part-(\d{5,})\.jsonl")
 
@@ -42,6 +42,8 @@ class AnswerLike(Protocol):
     @property
     def choice(self) -> Mapping[str, float] | None: ...
     @property
+    def unfamiliar(self) -> bool | None: ...
+    @property
     def error(self) -> ErrorLike | None: ...
     @property
     def ms(self) -> Mapping[str, float]: ...
@@ -55,7 +57,7 @@ class ErrorRecord(TypedDict):
 
 
 class Record(TypedDict):
-    """One line of a file of answers; every key is always there."""
+    """One line of a file of answers; every key but `unfamiliar` is always there."""
 
     id: str
     picture: str
@@ -64,6 +66,7 @@ class Record(TypedDict):
     finish: str  # stop, length, choice or error
     choice: dict[str, float | None] | None  # probabilities; only where choices were asked for
     tokens: int
+    unfamiliar: NotRequired[bool]  # the picture is unlike those the model was trained on; absent where nobody can tell
     error: ErrorRecord | None
     ms: dict[str, float | None]
     run: str
@@ -91,7 +94,7 @@ def answer_to_record(answer: AnswerLike, *, model_digest: str, sampling: Mapping
     """
     key = picture_key(answer.digest, answer.picture)
     error = answer.error
-    return Record(
+    record = Record(
         id=record_id(key, prompt=answer.prompt, model_digest=model_digest, sampling=sampling),
         picture=answer.picture,
         prompt=answer.prompt,
@@ -105,6 +108,9 @@ def answer_to_record(answer: AnswerLike, *, model_digest: str, sampling: Mapping
         ms={name: _or_null(round(value, 3)) for name, value in answer.ms.items()},
         run=run,
     )
+    if answer.unfamiliar is not None:
+        record["unfamiliar"] = answer.unfamiliar
+    return record
 
 
 def _or_null(number: float) -> float | None:

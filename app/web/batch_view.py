@@ -182,17 +182,24 @@ def _card(result: Result) -> str:
     picture = f'<img src="{source}" alt="" width="160" height="160">' if source else ""
     return (
         f'<figure class="la-batch-card">{picture}<figcaption>'
-        f'<span class="la-batch-text">{escaped(answer_text(record)) or "(nothing)"}</span>'
+        f'<span class="la-batch-text">{escaped(answer_text(record)) or "(nothing)"}</span>{_doubt(record)}'
         f'<span class="la-batch-name" title="{escaped(record["picture"])}">{named(record["picture"])}</span>'
         "</figcaption></figure>"
     )
+
+
+def _doubt(record: Record) -> str:
+    """A mark behind an answer about a picture that the model was not made for."""
+    if not record.get("unfamiliar"):
+        return ""
+    return '<span class="la-batch-doubt">unlike the pictures the model was trained on</span>'
 
 
 def _row(record: Record) -> str:
     error = record["error"]
     total_ms = record["ms"].get("total")
     if error is None:
-        answer = escaped(answer_text(record)) or "(nothing)"
+        answer = (escaped(answer_text(record)) or "(nothing)") + _doubt(record)
     else:
         answer = f'<span class="la-batch-code">{escaped(error["code"])}</span>{escaped(error["message"])}'
     tokens = f"{record['tokens']:,}" if error is None else ""

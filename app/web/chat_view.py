@@ -2,7 +2,7 @@
 
 from app.answers import Answer
 from app.web.chat_state import Chat, Turn
-from app.web.escaping import alert, escaped, milliseconds, named, problem_card, size
+from app.web.escaping import alert, escaped, milliseconds, named, problem_card, size, unfamiliar_note
 
 _STAGES = (  # of `Answer.ms`, in the order in which they happen
     ("queue", "queue", "waiting for its turn"),
@@ -64,7 +64,8 @@ def _answer(turn: Turn) -> str:
     if error is not None and error.code not in _SHOWN_ERRORS:
         return problem_card(error.message)
     text = escaped(answer.text) or '<span class="la-muted">(nothing)</span>'
-    return f'<div class="la-answer"><div class="la-text">{text}</div>{_endings(answer)}{_figures(answer)}</div>'
+    doubt = unfamiliar_note() if answer.unfamiliar else ""
+    return f'<div class="la-answer"><div class="la-text">{text}</div>{doubt}{_endings(answer)}{_figures(answer)}</div>'
 
 
 def _endings(answer: Answer) -> str:

@@ -35,6 +35,14 @@ def size(num_bytes: int) -> str:
     return f"{num_bytes / 1e3:.0f} kB" if num_bytes < 999_500 else f"{num_bytes / 1e6:.1f} MB"
 
 
+def unfamiliar_note() -> str:
+    """Said beside an answer about a picture that the model was not made for."""
+    return (
+        '<p class="la-doubt">This picture does not look like those the model was trained on: '
+        "the answer may mean nothing.</p>"
+    )
+
+
 def problem_card(sentence: str, hint: str = "") -> str:
     """What went wrong and what to do, as a card; told to screen readers by the region it stands in."""
     advice = f'<p class="la-hint">{escaped(hint)}</p>' if hint else ""

@@ -77,4 +77,4 @@ async def _judge_one(
     if answer.error is not None:
         stopped = answer.error.code == "cancelled"
         return replace(result, problem="Stopped." if stopped else answer.error.message)
-    return replace(result, choice=answer.choice, is_reused=answer.is_reused)
+    return replace(result, choice=answer.choice, is_reused=answer.is_reused, unfamiliar=answer.unfamiliar)

@@ -15,6 +15,7 @@ class Judged:
     choice: Mapping[str, float] | None = None
     problem: str | None = None
     is_reused: bool = False
+    unfamiliar: bool | None = None  # as of an answer
 
     @property
     def is_open(self) -> bool:

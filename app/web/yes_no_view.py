@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from app.decisions import Rule, decide, explain
-from app.web.escaping import escaped, named, problem_card
+from app.web.escaping import escaped, named, problem_card, unfamiliar_note
 from app.web.yes_no_state import Judged
 
 _NO_PICTURE = '<span class="la-thumb" aria-hidden="true"></span>'
@@ -50,7 +50,8 @@ def _entry(one: Judged, choices: tuple[str, ...], rule: Rule) -> str:
     elif one.choice is None:
         body, decision = '<p class="la-note">Under way …</p>', ""
     else:
-        body, decision = _bars(one.choice, rule), _decision(decide(one.choice, rule), choices)
+        doubt = unfamiliar_note() if one.unfamiliar else ""
+        body, decision = _bars(one.choice, rule) + doubt, _decision(decide(one.choice, rule), choices)
     return f'<li class="la-result">{picture}<div><p class="la-name">{named(one.name)}</p>{body}</div>{decision}</li>'
 
 

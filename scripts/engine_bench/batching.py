@@ -116,7 +116,7 @@ def _program_seconds(parts: Parts, job: Job, policy: Policy) -> dict[Program, fl
 
 
 def _run_continuous(engine: Engine, job: Job, made: list[int]) -> None:
-    """As the captioner does: a batch of pictures is encoded whenever fewer captions than slots are under way."""
+    """No slot stays free: a batch of pictures is encoded whenever fewer captions than slots are under way."""
     waiting = iter(range(len(job.lengths)))
     exhausted = False
     while True:

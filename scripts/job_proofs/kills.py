@@ -101,7 +101,7 @@ def _run(work: Path, out: Path, command: Sequence[str]) -> "subprocess.Popen[byt
 
 
 def _look(report: KillReport, work: Path, out: Path) -> None:
-    """Right after a kill: whole lines are records, and what was begun is there but for a batch or so."""
+    """Right after a kill: whole lines are records, and what was begun is there but for a batch at most."""
     lines = _lines(out) if out.exists() else []
     records = [parse_record(line) for line in lines]
     report.unreadable_lines += sum(record is None for record in records)

@@ -5,8 +5,8 @@ import sys
 
 from app.cli import main
 from app.conversation import Conversation
+from app.encoded_pictures import EncodedPicture
 from app.flow import Flow
-from llm.model.adapter import Prefix
 
 
 def note_submissions(log: str) -> None:
@@ -14,9 +14,9 @@ def note_submissions(log: str) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     submit = Flow.submit
 
-    def noted(self: Flow, conversation: Conversation, prefix: Prefix) -> int:
+    def noted(self: Flow, conversation: Conversation, picture: EncodedPicture) -> int:
         os.write(descriptor, conversation.picture.encode() + b"\n")
-        return submit(self, conversation, prefix)
+        return submit(self, conversation, picture)
 
     Flow.submit = noted  # type: ignore[method-assign]
 

@@ -47,8 +47,8 @@ def _kills(part: Figures) -> Iterator[str]:
     yield ""
     shares = "Such pictures and kills: " + ", ".join(f"{number}: {count}" for number, count in sorted(again.items()))
     yield (
-        "Begun again means: it was handed to the engine, and its record had not been written. That is a batch that is "
-        f"being answered, and pictures that were encoded for the rows that come free next. {shares}."
+        "Begun again means: it was handed to the engine, and its record had not been written. Of such pictures there "
+        f"is never more than a batch. {shares}."
     )
 
 

@@ -13,6 +13,7 @@ from scripts.train_embedded import (
     ablation,
     code_stage,
     export,
+    familiar,
     features,
     pictures,
     reading_stage,
@@ -26,7 +27,7 @@ from scripts.train_embedded import (
 from scripts.train_embedded.packing import Packer
 from scripts.train_embedded.sizes import build_encoder
 
-STAGES = ("tokenizer", "draw", "vision", "code", "features", "slots", "reading", "export")
+STAGES = ("tokenizer", "draw", "vision", "code", "features", "slots", "reading", "export", "familiar")
 ABLATION = ("text", *(f"ablation-{arm}" for arm in ablation.ARMS))
 VARIANTS = tuple(f"code-{variant}" for variant in code_stage.VARIANTS)
 STEPS = (
@@ -83,6 +84,7 @@ def _command(stage: str, options: argparse.Namespace) -> Callable[[], object]:
         "slots": lambda: slot_stage.run(data=seen, folder=folder, num_steps=num_steps),
         "reading": lambda: reading_stage.run(folder=folder, num_steps=num_steps),
         "export": lambda: export.export(folder=folder, bundle=options.bundle),
+        "familiar": lambda: familiar.run(bundle=options.bundle),
         "text": lambda: text_stage.run(tokenizer=tokenizer(), folder=folder, num_steps=num_steps),
         **{f"ablation-{arm}": partial(run_arm, arm) for arm in ablation.ARMS},
         **{f"code-{variant}": partial(run_variant, variant) for variant in code_stage.VARIANTS},

@@ -1,5 +1,6 @@
 """What a batch run shows: progress in words, bounded lists, and nothing of a user's as HTML."""
 
+import dataclasses
 import re
 from base64 import b64decode
 from html.parser import HTMLParser
@@ -135,6 +136,17 @@ def test_of_many_results_the_failed_and_the_newest_are_shown_and_the_rest_is_tol
     assert len([row for row in table if row.startswith("<tr")]) == 101
     cards = batch_view.cards(results[-60:], num_answered=1_999)
     assert "the newest 60 of 1,999" in cards[0]
+
+
+def test_an_answer_about_an_unfamiliar_picture_is_marked_on_its_card_and_in_the_table() -> None:
+    plain = result(0)
+    doubted = dataclasses.replace(plain, record={**plain.record, "unfamiliar": True})
+    known = dataclasses.replace(plain, record={**plain.record, "unfamiliar": False})
+
+    for each, count in ((plain, 0), (known, 0), (doubted, 1)):
+        for html in (batch_view.cards([each], num_answered=1), batch_view.table([each])):
+            Elements("".join(html))
+            assert "".join(html).count("unlike the pictures the model was trained on") == count
 
 
 def test_a_chosen_answer_shows_its_probability() -> None:

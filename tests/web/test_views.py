@@ -89,6 +89,16 @@ def test_a_picture_that_was_kept_encoded_is_said_to_be_encoded_once() -> None:
     assert "picture encoded once" in shown(Turn(question="q", answer=answer(is_reused=True)))
 
 
+@pytest.mark.parametrize(("unfamiliar", "is_doubted"), [(True, True), (False, False), (None, False)])
+def test_an_answer_about_an_unfamiliar_picture_says_so(unfamiliar: bool | None, is_doubted: bool) -> None:
+    judged = Judged(name="a", choice={"yes": 0.9, "no": 0.1}, unfamiliar=unfamiliar)
+    for html in (
+        shown(Turn(question="q", answer=answer(unfamiliar=unfamiliar))),
+        results((judged,), ("yes", "no"), Rule()),
+    ):
+        assert ("does not look like those the model was trained on" in html) is is_doubted
+
+
 def test_an_answer_that_was_stopped_or_cut_keeps_its_text_and_says_so() -> None:
     stopped = shown(Turn(question="q", answer=answer(finish="error", error=AnswerError(code="cancelled", message=""))))
     cut = shown(Turn(question="q", answer=answer(finish="length")))

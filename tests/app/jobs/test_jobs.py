@@ -1,6 +1,7 @@
 """Jobs over many pictures: where they come from, what is asked of them, and what a further run leaves alone."""
 
 import csv
+import dataclasses
 import io
 import json
 import shutil
@@ -8,9 +9,13 @@ import signal
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from app.bundle import add_familiarity, convert, load_bundle
 from app.captioner import Captioner
+from app.checkpoints import ModelSources
+from app.familiarity import Familiarity
 from app.inputs import InputSpec
 from app.jobs.job import Job
 from app.jobs.opening import count_answers
@@ -21,7 +26,7 @@ from app.records.manifest import manifest_path, read_manifest
 from app.records.record import Record, read_records
 from app.spec import CaptionerSpec
 from tests.app.command import Run
-from tests.app.golden import model_flags, picture
+from tests.app.golden import model_flags, model_options, picture
 
 NAMES = ("shapes_200x300.jpg", "noise_128x96.png", "rgba_180x140.png")
 COMMON = [*model_flags(), "--max-new-tokens", "4"]
@@ -518,3 +523,18 @@ def test_flags_of_a_cluster_go_with_its_engine(run: Run, folder: Path) -> None:
         assert (ran.code, "--engine ray" in ran.err) == (2, True)
     ran = run("caption", str(folder), *COMMON, "--engine", "ray", "--actors", "0")
     assert (ran.code, "--actors must be at least 1" in ran.err) == (2, True)
+
+
+def test_unfamiliar_pictures_are_recorded_and_told_once_at_the_end(run: Run, folder: Path, tmp_path: Path) -> None:
+    bundle = convert(ModelSources(**model_options()), tmp_path / "bundle")
+    config = load_bundle(bundle).decoder_config
+    queries = np.random.default_rng(1).standard_normal((20, config.num_queries, config.dim)).astype(np.float32)
+    add_familiarity(bundle, dataclasses.replace(Familiarity.fit(queries), threshold=0.0))
+    out = tmp_path / "out.jsonl"
+    ran = run("caption", str(folder), "--model", str(bundle), "--out", str(out))
+
+    records = records_in(out)
+    assert records
+    assert all(record["unfamiliar"] for record in records if record["error"] is None)
+    assert ran.err.count("like what this model was trained on") == 1
+    assert run("caption", str(folder), "--model", str(bundle), "--quiet").err == ""

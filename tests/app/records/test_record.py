@@ -19,6 +19,16 @@ def test_a_record_has_every_key_in_its_order() -> None:
     assert (record["choice"], record["error"], record["run"]) == (None, None, "run-1")
 
 
+@pytest.mark.parametrize("unfamiliar", [True, False])
+def test_what_is_known_of_an_unfamiliar_picture_is_kept_and_records_without_it_are_records(unfamiliar: bool) -> None:
+    record = recorded(FakeAnswer(unfamiliar=unfamiliar))
+    assert record["unfamiliar"] is unfamiliar
+    assert record["id"] == recorded()["id"], "it is no reason to answer again"
+    assert "unfamiliar" not in recorded()
+    for each in (record, recorded()):
+        assert parse_record(record_to_line(each).encode()) == each
+
+
 def test_choices_and_errors_are_kept_as_plain_values() -> None:
     chosen = recorded(FakeAnswer(finish="choice", text="Yes", choice={"Yes": 0.912345678, "No": 0.087654322}))
     assert chosen["choice"] == {"Yes": 0.912346, "No": 0.0876543}

@@ -1,0 +1,86 @@
+"""Fits what tells pictures of the embedded model's world from others, and puts it into a bundle. Trains nothing.
+
+In two sentences: for every visual query, the mean and the directions in which it varies over pictures of the world are
+kept. A picture is unfamiliar when its visual queries lie farther from those means, measured by how much they vary, than
+those of all but one in a hundred pictures of the world.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.assemble import assemble_parts
+from app.bundle import add_familiarity
+from app.familiarity import Familiarity
+from app.spec import CaptionerSpec, Precision
+from scripts.train_embedded.pictures import FAMILIAR_SEED
+from scripts.train_embedded.render import Pixels, draw_scene
+from scripts.train_embedded.world import sample_scene
+
+FIT, THRESHOLD, FRESH = 0, 1, 2  # second words of the seeds: what is fitted, where the threshold lies, what is scored
+QUANTILE: Final = 0.99
+PRECISIONS: Final[tuple[Precision, ...]] = ("float", "int8")  # in which bundles of the model compute
+_AT_ONCE: Final = 20
+
+Floats = NDArray[np.float32]
+Encode = Callable[[Sequence[Pixels]], Floats]
+
+
+def draw_own(*, use: int, count: int, never_drawn: str = "without") -> list[Pixels]:
+    """Pictures of the world, uint8 (224, 224, 3) RGB, from seeds of their own; `never_drawn` as in `sample_scene`."""
+    rng = np.random.default_rng([FAMILIAR_SEED, use, never_drawn == "with"])
+    return [draw_scene(sample_scene(rng, never_drawn=never_drawn), rng) for _ in range(count)]
+
+
+def encoder_of(bundle: Path, *, precision: Precision) -> Encode:
+    """What turns pictures uint8 (224, 224, 3) into the bundle's visual queries, float32 (B, Q, D)."""
+    vision = assemble_parts(CaptionerSpec(model=str(bundle), device="cpu", precision=precision)).vision
+
+    def encode(pictures: Sequence[Pixels]) -> Floats:
+        parts = [np.stack(pictures[start : start + _AT_ONCE]) for start in range(0, len(pictures), _AT_ONCE)]
+        return np.concatenate([vision.encode(part).float().numpy() for part in parts])
+
+    return encode
+
+
+def fit(encoders: Sequence[Encode], *, num_pictures: int) -> Familiarity:
+    """Fit to `num_pictures` pictures of the world as each encoder sees them, and set the threshold by half as many.
+
+    Half of the latter hold a never-drawn pair: these belong to the world as well, and only the threshold knows them.
+    """
+    own = draw_own(use=FIT, count=num_pictures)
+    others = [
+        picture
+        for never_drawn in ("without", "with")
+        for picture in draw_own(use=THRESHOLD, count=num_pictures // 4, never_drawn=never_drawn)
+    ]
+    fitted = Familiarity.fit(np.concatenate([encode(own) for encode in encoders]))
+    return fitted.with_threshold(np.concatenate([encode(others) for encode in encoders]), quantile=QUANTILE)
+
+
+def run(*, bundle: Path, num_pictures: int = 2000) -> Familiarity:
+    """Fit to a bundle's encoder, in floats and in 8 bits, and put the result into the bundle; returns it."""
+    familiarity = fit([encoder_of(bundle, precision=each) for each in PRECISIONS], num_pictures=num_pictures)
+    add_familiarity(bundle, familiarity)
+    return familiarity
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line: `--bundle` says which bundle is changed."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.train_embedded.familiar", description=__doc__)
+    parser.add_argument("--bundle", type=Path, default=Path("assets/embedded"), help="default: %(default)s")
+    parser.add_argument("--pictures", type=int, default=2000, help="that it is fitted to (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    familiarity = run(bundle=options.bundle, num_pictures=options.pictures)
+    num_kept = familiarity.variances_QK.shape[1]
+    print(f"{options.bundle}: up to {num_kept} directions of a visual query, threshold {familiarity.threshold:.1f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
