@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from app.whole_files import whole_file
-from scripts.train_embedded.curves import ARM, STAGES
+from scripts.train_embedded.curves import ARM, PAIRS, STAGES, VARIANT
 from scripts.train_embedded.results import DOCS, PLACE, put, read, take
 
 Figures = Mapping[str, Any]
@@ -83,7 +83,7 @@ def _scores(content: Figures) -> Iterator[str]:
 
 
 def _training(content: Figures) -> Iterator[str]:
-    others = [name for name in content["training"] if name not in STAGES and not name.startswith(ARM)]
+    others = [name for name in content["training"] if name not in STAGES and not name.startswith((ARM, VARIANT))]
     stages = [*(name for name in STAGES if name in content["training"]), *others]
     rows = ((name, _steps(content, name), f"{take(content, 'training', name, 'minutes'):.1f}") for name in stages)
     yield from _table(("stage", "steps", "processor minutes"), rows)
@@ -137,6 +137,21 @@ def _ablation(content: Figures) -> Iterator[str]:
     )
 
 
+def _variants(content: Figures) -> Iterator[str]:
+    variants = content["variants"]
+    tasks = list(next(iter(variants.values())))
+    yield from _table(
+        ("task", *(name.removeprefix(VARIANT).replace("-", " ") for name in variants)),
+        [
+            (
+                task.replace(PAIRS, "never-drawn pairs: "),
+                *(f"{100 * take(content, 'variants', name, task):.1f}" for name in variants),
+            )
+            for task in tasks
+        ],
+    )
+
+
 def _parts(weights: Mapping[str, int]) -> list[tuple[str, int]]:
     """What is trained at all, part by part."""
     return [(name.replace("_", " "), count) for name, count in weights.items() if count and not name.startswith("all")]
@@ -168,6 +183,7 @@ PARTS: dict[str, Callable[[Figures], Iterator[str]]] = {
     "scores": _scores,
     "training": _training,
     "ablation": _ablation,
+    "variants": _variants,
     "familiar": _familiar,
 }
 

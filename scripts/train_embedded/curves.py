@@ -3,8 +3,8 @@
 Usage: python -m scripts.train_embedded.curves [--run FOLDER] [--into FILE] [--redraw]
 
 Every NAME.curve.jsonl in the folder gives a curve and its row of the training table, every ablation-NAME.json what is
-told of an arm of the ablation; stages that the folder lacks keep what they have. The plots stand beside the file:
-embedded-curves.png and embedded-ablation.png.
+told of an arm of the ablation, every variant of the stage `code` its last scores; stages that the folder lacks keep
+what they have. The plots stand beside the file: embedded-curves.png and embedded-ablation.png.
 """
 
 import argparse
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 STAGES = ("vision", "code", "slots", "reading")  # of the product, in the order of the training
 ARM = "ablation-"
+VARIANT = "code-"  # before the names of the code stage with one thing left out
 COMPARED = ("caption", "exist", "color", "rel_yn", "count_shape")
 LOSSES = ("loss", "answers")  # figures that are losses; all others are shares
 MOST_POINTS = 120
@@ -61,6 +62,9 @@ def collect(run: Path, into: Path) -> None:
             "minutes": round(processor_s / 60, 1),
         }
         put(into, "training", name, value=told)
+        if name.startswith(VARIANT):
+            scores = next((point["scores"] for point in reversed(points) if "scores" in point), {})
+            put(into, "variants", name, value=scores)
     for path in sorted(run.glob(f"{ARM}*.json")):
         known = read(into).get("ablation", {}).get(path.stem, {})
         put(into, "ablation", path.stem, value={**known, **read(path)})

@@ -51,6 +51,13 @@ def fresh(data: bytes, *, mark: str) -> bytes:
     return file.getvalue()
 
 
+def noise() -> bytes:
+    """A picture that the embedded model was not made for."""
+    file = io.BytesIO()
+    Image.effect_noise((640, 480), 80).save(file, "PNG")
+    return file.getvalue()
+
+
 def expect(locator: Any) -> Any:
     from playwright.sync_api import expect
 
@@ -74,7 +81,13 @@ def test_an_uploaded_picture_is_asked_about_and_followed_up(visit: Visit) -> Non
     expect(last_answer(visit)).to_have_text("yellow")
     expect(log.get_by_text("picture encoded once")).to_have_count(1)
     expect(visit.page.get_by_label("Question", exact=True)).to_have_value("")
+    expect(log.locator(".la-doubt")).to_have_count(0)
     visit.screenshot("chat")
+
+    upload(visit, noise(), name="noise.png")
+    ask(visit, "What is in the picture?")
+    expect(log.locator(".la-doubt")).to_contain_text("does not look like those the model was trained on")
+    visit.screenshot("chat-unfamiliar")
 
 
 def test_the_answer_grows_while_it_is_written(visit: Visit) -> None:

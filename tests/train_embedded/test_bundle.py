@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from safetensors import safe_open
 
 from app.captioner import Captioner
+from scripts.train_embedded.other_worlds import draw_others
 from scripts.train_embedded.score import answer_all, draw_exam, grade
 
 ASSETS = Path(__file__).parents[2] / "assets"
@@ -25,6 +27,13 @@ def test_all_sample_pictures_are_captioned_rightly(captioner: Captioner) -> None
     )
     wrong = [line["picture"] for line, answer in zip(captions, answers, strict=True) if answer.text != line["answer"]]
     assert not wrong
+
+
+def test_sample_pictures_are_familiar_and_pictures_of_other_worlds_are_not(captioner: Captioner) -> None:
+    own = sorted(path for path in (ASSETS / "pictures").iterdir() if path.suffix in (".png", ".jpg"))
+    others = [Image.fromarray(pixels) for kind in ("noise", "text") for pixels in draw_others(kind, count=4, seed=(5,))]
+    answers = captioner.generate([*own, *others], max_new_tokens=1)
+    assert [answer.unfamiliar for answer in answers] == [False] * len(own) + [True] * len(others)
 
 
 @pytest.mark.slow

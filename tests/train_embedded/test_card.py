@@ -116,8 +116,8 @@ def test_a_part_without_figures_is_left_as_it_is_and_text_around_stays() -> None
 @pytest.mark.parametrize(
     ("page", "told"),
     [
-        (EMPTY.replace("<!-- part: scores -->\n", ""), "beginnings and 4 ends"),
-        (EMPTY.replace("<!-- end -->\n", "", 1), "4 beginnings and 3 ends"),
+        (EMPTY.replace("<!-- part: scores -->\n", ""), "beginnings and 5 ends"),
+        (EMPTY.replace("<!-- end -->\n", "", 1), "5 beginnings and 4 ends"),
         (EMPTY.replace("<!-- part: scores -->\n<!-- end -->\n", ""), "page has no `<!-- part: scores -->`"),
         (EMPTY.replace("part: training", "part: trainings"), "got trainings"),
         (EMPTY + EMPTY, "once, got scores, training"),
@@ -156,3 +156,17 @@ def test_scores_are_put_in_from_their_files_and_the_page_is_written(
     with pytest.raises(SystemExit):  # an arm of which nothing else is known
         main([*common, "--scores", f"ablation-lora={result}"])
     assert "no `ablation.ablation-lora.trained`" in capsys.readouterr().err
+
+
+def test_variants_stand_beside_each_other_and_not_among_the_stages() -> None:
+    variants = {"code-as-it-is": {"caption": 0.984, "pair-caption": 0.5}, "code-without-words": {"caption": 0.1}}
+    training = {"code": FINISHED, "code-as-it-is": FINISHED}
+    with pytest.raises(ValueError, match=r"variants\.code-without-words\.pair-caption"):
+        fill(EMPTY, {"variants": variants})
+    variants["code-without-words"]["pair-caption"] = 0.004
+
+    page = fill(EMPTY, {"variants": variants, "training": training})
+
+    assert "| task | as it is | without words |" in page
+    assert "| caption | 98.4 | 10.0 |\n| never-drawn pairs: caption | 50.0 | 0.4 |" in page
+    assert page.count("| code") == 1

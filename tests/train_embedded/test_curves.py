@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from scripts.train_embedded.curves import ARM, MOST_POINTS, collect, draw, main, mean_of_tasks, thin
+from scripts.train_embedded.curves import ARM, MOST_POINTS, VARIANT, collect, draw, main, mean_of_tasks, thin
 from scripts.train_embedded.results import PLACE, as_text, put, read, take
 
 TASKS = {"caption": 0.5, "exist": 0.75, "pair-caption": 0.25}
@@ -71,6 +71,17 @@ def test_curves_training_and_arms_are_collected_and_what_was_known_stays(tmp_pat
     assert content["training"]["vision"] == {"steps": 7}
     assert content["curves"]["code"]["scores"]["caption"] == [0.5]
     assert content["ablation"] == {f"{ARM}frozen": {"scores": {"caption": 50.0}, "trained": "everything"}}
+    assert "variants" not in content
+
+
+def test_of_a_variant_the_last_scores_are_kept(tmp_path: Path) -> None:
+    run, into = tmp_path / "run", tmp_path / "figures.json"
+    points = [point(1, scores={"caption": 0.1}), point(2, scores=TASKS), point(2, figures={"answers": 0.1})]
+    write_curve(run, f"{VARIANT}without-words", points)
+
+    collect(run, into)
+
+    assert read(into)["variants"] == {f"{VARIANT}without-words": TASKS}
 
 
 @pytest.mark.parametrize(
