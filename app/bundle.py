@@ -181,10 +181,7 @@ def add_familiarity(directory: str | os.PathLike[str], familiarity: Familiarity)
     """
     place = Path(directory)
     manifest = read_manifest(place)
-    with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
-        familiarity.save(Path(scratch) / FAMILIAR)
-        os.chmod(Path(scratch) / FAMILIAR, 0o644)  # the writer makes private files
-        os.replace(Path(scratch) / FAMILIAR, place / FAMILIAR)
+    familiarity.save(place / FAMILIAR)
     manifest["files"] |= {FAMILIAR: _entry(place / FAMILIAR)}
     _write_json(place / MANIFEST, manifest)
 

@@ -1,7 +1,8 @@
 """Whether a picture is like those that a model was trained on, told by its visual queries. No model runs here.
 
 A model's owner fits it on pictures of the model's world (`scripts/train_embedded/familiar.py` is an example) and puts
-it into the bundle. It says nothing of whether an answer is right.
+it into the bundle. It says nothing of whether an answer is right. In the field's words: it detects what is out of
+distribution by Mahalanobis distances of features, as in Lee et al., 2018 (arXiv:1807.03888), with one class.
 """
 
 from dataclasses import dataclass, replace
@@ -11,8 +12,9 @@ from typing import Final, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
+from safetensors.torch import save
 
+from app.whole_files import whole_file
 from llm.errors import CheckpointError
 from llm.weights.files import read_safetensors
 
@@ -41,8 +43,9 @@ class Familiarity:
 
     def __post_init__(self) -> None:
         num_queries, width = self.mean_QD.shape if self.mean_QD.ndim == 2 else (-1, -1)
-        num_kept = self.variances_QK.shape[-1]
-        if self.directions_QKD.shape != (num_queries, num_kept, width) or self.variances_QK.ndim != 2:
+        num_kept = self.variances_QK.shape[1] if self.variances_QK.ndim == 2 else -1
+        wanted = (num_queries, num_kept, width), (num_queries, num_kept)
+        if (self.directions_QKD.shape, self.variances_QK.shape) != wanted:
             raise ValueError(
                 "wanted mean (Q, D), directions (Q, K, D) and variances (Q, K), got the shapes "
                 f"{self.mean_QD.shape}, {self.directions_QKD.shape} and {self.variances_QK.shape}"
@@ -104,12 +107,12 @@ class Familiarity:
 
     def save(self, path: Path) -> None:
         """Write as safetensors, float32: mean (Q, D), directions (Q, K, D), variances (Q, K), least_variance and
-        threshold (1,)."""
+        threshold (1,). Whole or not at all; raises OSError."""
         numbers = (self.mean_QD, self.directions_QKD, self.variances_QK, [self.least_variance], [self.threshold])
         tensors = zip(_TENSORS, numbers, strict=True)
-        save_file(
-            {name: torch.from_numpy(np.array(value, dtype=np.float32, order="C")) for name, value in tensors}, path
-        )
+        content = {name: torch.from_numpy(np.array(value, dtype=np.float32, order="C")) for name, value in tensors}
+        with whole_file(path) as file:
+            file.write(save(content))
 
 
 def read_familiarity(path: Path, *, num_queries: int, width: int) -> Familiarity:
@@ -117,7 +120,7 @@ def read_familiarity(path: Path, *, num_queries: int, width: int) -> Familiarity
 
     Raises CheckpointError for anything else.
     """
-    hint = "the bundle is damaged or was changed by hand; fit it again"
+    hint = "the bundle is damaged or was changed by hand; copy the whole folder again, or fit it again"
     tensors = read_safetensors(path)
     if tensors.keys() != set(_TENSORS) or any(tensor.dtype != torch.float32 for tensor in tensors.values()):
         raise CheckpointError(f"`{path}` does not hold the float32 tensors {', '.join(_TENSORS)} alone", hint=hint)

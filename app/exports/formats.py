@@ -13,7 +13,10 @@ from typing import Final
 
 from app.records.record import Record, record_to_line
 
-CSV_COLUMNS: Final = ("picture", "text", "finish", "tokens", "ms", "error", "reason", "prompt", "id", "run")
+CSV_COLUMNS: Final = (
+    *("picture", "text", "finish", "unfamiliar", "tokens", "ms"),
+    *("error", "reason", "prompt", "id", "run"),
+)
 FAILED_NAME: Final = "failed.txt"
 
 Cell = str | int | float | None
@@ -47,7 +50,7 @@ def csv_cells(record: Record) -> list[Cell]:
     """The cells of one record under `CSV_COLUMNS`."""
     error, total_ms = record["error"], record["ms"].get("total")
     return [
-        *(record["picture"], record["text"], record["finish"], record["tokens"], total_ms),
+        *(record["picture"], record["text"], record["finish"], record.get("unfamiliar"), record["tokens"], total_ms),
         *(("", "") if error is None else (error["code"], error["message"])),
         *(record["prompt"], record["id"], record["run"]),
     ]

@@ -59,6 +59,7 @@ def parquet_schema() -> Any:
             pa.field("decision", pa.string()),
             pa.field("probability", pa.float64()),
             pa.field("tokens", pa.int64(), nullable=False),
+            pa.field("unfamiliar", pa.bool_()),  # null where the model cannot tell
             pa.field("error_code", pa.string()),
             pa.field("error_message", pa.string()),
             pa.field("ms", numbers, nullable=False),
@@ -75,6 +76,7 @@ def _row(record: Record, decision: Decision | None) -> dict[str, Any]:
         "decision": None if decision is None else _text(decision.text),
         "probability": None if decision is None else decision.probability,
         "tokens": record["tokens"],
+        "unfamiliar": record.get("unfamiliar"),
         "error_code": None if error is None else _text(error["code"]),
         "error_message": None if error is None else _text(error["message"]),
         "ms": list(_pairs(record["ms"])),

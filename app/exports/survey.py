@@ -169,6 +169,7 @@ def _is_sound(record: Record) -> bool:
     return (
         _are(str, *texts)
         and isinstance(record["tokens"], int)
+        and isinstance(record.get("unfamiliar"), bool | None)
         and (error is None or (isinstance(error, dict) and _are(str, error.get("code"), error.get("message"))))
         and (choice is None or (isinstance(choice, dict) and len(choice) > 1 and _are_numbers(choice.values())))
         and isinstance(record["ms"], dict)

@@ -16,13 +16,15 @@ from numpy.typing import NDArray
 
 from app.assemble import assemble_parts
 from app.bundle import add_familiarity
+from app.errors import run_guarded
 from app.familiarity import Familiarity
 from app.spec import CaptionerSpec, Precision
 from scripts.train_embedded.pictures import FAMILIAR_SEED
 from scripts.train_embedded.render import Pixels, draw_scene
 from scripts.train_embedded.world import sample_scene
 
-FIT, THRESHOLD, FRESH = 0, 1, 2  # second words of the seeds: what is fitted, where the threshold lies, what is scored
+# Second words of the seeds: what is fitted, where the threshold lies, and what is scored, of the world and of others.
+FIT, THRESHOLD, FRESH, OTHERS = 0, 1, 2, 3
 QUANTILE: Final = 0.99
 PRECISIONS: Final[tuple[Precision, ...]] = ("float", "int8")  # in which bundles of the model compute
 _AT_ONCE: Final = 20
@@ -52,7 +54,10 @@ def fit(encoders: Sequence[Encode], *, num_pictures: int) -> Familiarity:
     """Fit to `num_pictures` pictures of the world as each encoder sees them, and set the threshold by half as many.
 
     Half of the latter hold a never-drawn pair: these belong to the world as well, and only the threshold knows them.
+    Raises ValueError for fewer than four pictures.
     """
+    if num_pictures < 4:
+        raise ValueError(f"Wanted four pictures or more to fit to, got {num_pictures}; 2000 are usual")
     own = draw_own(use=FIT, count=num_pictures)
     others = [
         picture
@@ -83,4 +88,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_guarded(main))

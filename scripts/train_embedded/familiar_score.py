@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.bundle import load_bundle
+from app.errors import run_guarded
 from app.familiarity import Familiarity
 from app.spec import Precision
 from llm.errors import CheckpointError
-from scripts.train_embedded.familiar import FRESH, PRECISIONS, Encode, draw_own, encoder_of
+from scripts.train_embedded.familiar import FRESH, OTHERS, PRECISIONS, Encode, draw_own, encoder_of
 from scripts.train_embedded.other_worlds import KINDS, draw_others
 from scripts.train_embedded.pictures import FAMILIAR_SEED
 from scripts.train_embedded.render import Pixels
@@ -24,7 +25,7 @@ from vision.formats import PICTURE_SUFFIXES
 from vision.image import load_picture
 from vision.preprocess import preprocess
 
-HEADS: Final = ("pictures", "number", "called unfamiliar, float (%)", "AUC, float", "called unfamiliar, int8 (%)")
+HEADS: Final = ("pictures", "number", "called unfamiliar, float (%)", "AUROC, float", "called unfamiliar, int8 (%)")
 _OWN: Final = "of the world"
 _SAMPLES: Final = Path("assets/pictures")
 
@@ -48,7 +49,7 @@ def all_kinds(*, num_own: int, num_others: int, folders: Sequence[Path]) -> Iter
     if _SAMPLES.is_dir():
         yield Kind(name="samples", pictures=read_folder(_SAMPLES))
     for kind in KINDS:
-        pictures = draw_others(kind, count=num_others, seed=(FAMILIAR_SEED, FRESH))
+        pictures = draw_others(kind, count=num_others, seed=(FAMILIAR_SEED, OTHERS))
         yield Kind(name=f"drawn: {kind}", pictures=pictures)
     for folder in folders:
         yield Kind(name=f"folder: {folder.name}", pictures=read_folder(folder))
@@ -73,7 +74,7 @@ def read_folder(folder: Path) -> list[Pixels]:
 
 
 def score(bundle: Path, kinds: Iterator[Kind]) -> dict[str, Any]:
-    """Shares of each kind that are called unfamiliar, in floats and in 8 bits, and the AUC against the first kind.
+    """Shares of each kind that are called unfamiliar, in floats and in 8 bits, and the AUROC against the first kind.
 
     Raises CheckpointError for a bundle that cannot tell.
     """
@@ -102,12 +103,12 @@ def score(bundle: Path, kinds: Iterator[Kind]) -> dict[str, Any]:
 
 
 def share_above(distances_B: Distances, familiarity: Familiarity) -> float:
-    """Percent of pictures beyond the threshold."""
-    return round(100 * float((distances_B > familiarity.threshold).mean()), 1)
+    """Percent of pictures beyond the threshold, as the product tells: numbers that are not finite are."""
+    return round(100 * float((~(distances_B <= familiarity.threshold)).mean()), 1)
 
 
 def area_under_curve(others_B: Distances, own_B: Distances) -> float:
-    """How often a picture of the one kind lies farther off than one of the other; equal ones count half."""
+    """AUROC: how often a picture of the one kind lies farther off than one of the other; equal ones count half."""
     sorted_B = np.sort(own_B)
     below, upto = (np.searchsorted(sorted_B, others_B, side=side) for side in ("left", "right"))
     return float((below + upto).mean() / 2 / len(own_B))
@@ -144,4 +145,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_guarded(main))

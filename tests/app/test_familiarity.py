@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from app import Captioner
 from app.assemble import assemble_parts
-from app.bundle import FAMILIAR, add_familiarity, load_bundle, read_manifest, save_bundle
+from app.bundle import FAMILIAR, TOKENIZER, add_familiarity, load_bundle, read_manifest, save_bundle
 from app.checkpoints import LoadedModel, assemble_sources
 from app.encoded_pictures import EncodedPicture, EncodedPictures
 from app.familiarity import Familiarity, Floats, read_familiarity
@@ -115,6 +115,8 @@ def test_its_file_gives_back_the_same_distances(fitted: Familiarity, tmp_path: P
         ("mean", torch.ones(2, WIDTH), "the model has"),
         ("directions", torch.ones(QUERIES, 4, 2), "wanted mean"),
         ("variances", torch.zeros(QUERIES, 4), "at least least_variance"),
+        ("variances", torch.ones(1, 4), "wanted mean"),
+        ("variances", torch.ones(()), "wanted mean"),
         ("threshold", torch.full((1,), torch.nan), "finite"),
         ("threshold", torch.ones(1, dtype=torch.float64), "float32"),
         ("more", torch.ones(1), "alone"),
@@ -139,7 +141,7 @@ def test_a_bundle_carries_it_with_its_digest_and_stays_the_same_model(tmp_path: 
     loaded = load_bundle(bundle)
     assert loaded.familiarity is not None
     assert loaded.familiarity.threshold == 7.0
-    assert (bundle / FAMILIAR).stat().st_mode & 0o777 == 0o644
+    assert (bundle / FAMILIAR).stat().st_mode == (bundle / TOKENIZER).stat().st_mode
     assert entry["sha256"] == hashlib.sha256((bundle / FAMILIAR).read_bytes()).hexdigest()
     assert loaded.digest == load_bundle(plain).digest, "answers are the same, so earlier records stay valid"
     again = save_bundle(tmp_path / "again", model=loaded)

@@ -98,6 +98,28 @@ def test_low_rank_additions_begin_as_nothing_and_merge_into_what_they_were(folde
         torch.testing.assert_close(_hidden(product, visual_query), learned)
 
 
+@pytest.mark.parametrize("arm", ablation.ARMS)
+def test_a_trained_arm_is_read_back_as_it_was_and_has_nothing_left_to_merge(folder: Path, arm: str) -> None:
+    encoder, decoder = ablation.build_arm(arm, folder)
+    with torch.no_grad():
+        for weight in [*encoder.query.parameters(), *decoder.parameters()]:
+            if weight.requires_grad:
+                weight += 0.05 * torch.randn_like(weight)
+    modules = {"query": encoder.query.state_dict(), "decoder": decoder.state_dict()}
+    torch.save({"modules": modules}, folder / f"ablation-{arm}.pt")
+
+    read_encoder, read_decoder = ablation.load_arm(arm, folder)
+
+    features = torch.randn(2, 65, 192)
+    with torch.no_grad():
+        queries, read = encoder.query(features), read_encoder.query(features)
+        assert torch.equal(read, queries)
+        torch.testing.assert_close(_hidden(read_decoder, read), _hidden(decoder, queries))
+    close_gates(read_decoder)
+    product = LlamaAdapterDecoder(read_decoder.config)
+    product.load_state_dict(read_decoder.state_dict())
+
+
 def test_weights_are_counted_by_what_they_are(folder: Path) -> None:
     counts = {arm: ablation.count_weights(*ablation.build_arm(arm, folder)) for arm in ablation.ARMS}
     assert counts["frozen"]["adapter"] == 3 * 10 * 192 + 3 * 6

@@ -45,6 +45,12 @@ def test_what_is_fitted_to_the_world_finds_noise_and_passes_the_world() -> None:
 
     assert share_above(familiarity.distances(own), familiarity) <= 20
     assert share_above(familiarity.distances(noise), familiarity) == 100.0
+    assert share_above(np.array([0.0, np.nan]), familiarity) == 50.0
+
+
+def test_too_few_pictures_to_fit_to_are_refused() -> None:
+    with pytest.raises(ValueError, match="four pictures or more"):
+        fit([quarters], num_pictures=3)
 
 
 def test_the_area_under_the_curve_counts_pairs() -> None:

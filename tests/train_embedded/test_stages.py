@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from llm.tokenizer import Tokenizer
-from scripts.train_embedded import code_stage
+from scripts.train_embedded import code_stage, text_stage
 from scripts.train_embedded.code_stage import SceneCode, close_gates, open_gates
 from scripts.train_embedded.focus import CLASSES
 from scripts.train_embedded.pictures import UNKNOWN, labels_to_scene, scene_to_labels
@@ -76,6 +76,21 @@ def test_the_head_that_asks_words_learns_unless_it_is_left_out(
     moments = [state["exp_avg"] for state in trained.values() if len(state["exp_avg"]) == sum(CLASSES.values())]
     assert len(moments) == 2  # of the head's weights and biases
     assert all(bool(moment.any()) == learned for moment in moments)
+
+
+def test_the_text_stage_trains_the_llama_and_leaves_its_adapter_shut(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_stage, "evaluate", lambda *_: {})  # takes long
+    torch.manual_seed(6)
+    before = build_decoder().state_dict()
+    text_stage.run(tokenizer=tokenizer, folder=tmp_path, num_steps=1, seed=6)
+    after = torch.load(tmp_path / "text.pt", weights_only=True)["modules"]["decoder"]
+
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert {"embedding.weight", "head.weight", "layers.0.attention.qkv.weight"} <= moved
+    assert not [name for name in moved if name.startswith("adapter.")]
+    assert not after["adapter.gates"].any()
 
 
 def test_scenes_without_pairs_have_none_and_the_others_do() -> None:

@@ -65,6 +65,7 @@ def test_the_table_has_a_row_for_each_record_with_reason_and_figures() -> None:
         "picture": "a.png",
         "text": "a red star",
         "finish": "stop",
+        "unfamiliar": "",
         "tokens": "3",
         "ms": "12.5",
         "error": "",
@@ -74,6 +75,13 @@ def test_the_table_has_a_row_for_each_record_with_reason_and_figures() -> None:
         "run": "run-1",
     }
     assert dict(zip(head, second, strict=True))["reason"] == "It is cut off."
+
+
+@pytest.mark.parametrize("unfamiliar", [True, False])
+def test_the_table_says_whether_a_picture_is_unfamiliar_where_the_model_can_tell(unfamiliar: bool) -> None:
+    head, row = rows(to_csv([record(unfamiliar=unfamiliar)]))
+
+    assert dict(zip(head, row, strict=True))["unfamiliar"] == str(unfamiliar)
 
 
 def test_each_choice_has_a_column_and_records_without_it_leave_it_empty() -> None:

@@ -311,7 +311,7 @@ def test_a_folder_without_answers_is_refused(tmp_path: Path) -> None:
 def test_parquet_holds_every_record_with_the_runs(answers: Answers) -> None:
     import pyarrow.parquet as pq
 
-    odd = record("odd.png", text="half \ud800", ms={"total": None})
+    odd = record("odd.png", text="half \ud800", ms={"total": None}, unfamiliar=True)
     answers.write([record(), asked("b.png", 0.8), failed("c.png"), odd])
     manifest = RunManifest(run="run-1", spec={}, model_digest="abc", versions={})
     write_manifest(answers.path, manifest=manifest)
@@ -322,6 +322,7 @@ def test_parquet_holds_every_record_with_the_runs(answers: Answers) -> None:
     assert (yes["choice"], yes["decision"]) == ([("Yes", 0.8), ("No", 0.2)], "undecided")
     assert (failure["error_code"], failure["error_message"]) == ("truncated", "It is cut off.")
     assert (half["text"], half["ms"]) == ("half \\ud800", [("total", None)])
+    assert (caption["unfamiliar"], half["unfamiliar"]) == (None, True)
     metadata = pq.read_schema(answers.folder / "out.parquet").metadata
     assert json.loads(metadata[b"llama-adapter-runs"]) == [asdict(manifest)]
 

@@ -152,6 +152,7 @@ def test_what_is_appended_after_the_first_reading_does_not_count(tmp_path: Path)
         {"choice": {"a": "1", "b": 0}},
         {"ms": []},
         {"tokens": "3"},
+        {"unfamiliar": "no"},
     ],
 )
 def test_values_of_another_kind_are_no_record(tmp_path: Path, change: dict[str, object]) -> None:
