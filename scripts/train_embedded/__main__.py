@@ -31,7 +31,7 @@ STAGES = ("tokenizer", "draw", "vision", "code", "features", "slots", "reading",
 ABLATION = ("text", *(f"ablation-{arm}" for arm in ablation.ARMS))
 VARIANTS = tuple(f"code-{variant}" for variant in code_stage.VARIANTS)
 STEPS = (
-    {"vision": 10_500, "code": 4_700, "slots": 5_400, "reading": 4_500, "text": 3_000}
+    {"vision": 10_500, "code": 4_700, "slots": 5_400, "reading": 7_000, "text": 3_000}
     | dict.fromkeys(ABLATION[1:], 2_000)
     | dict.fromkeys(VARIANTS, 1_500)
 )

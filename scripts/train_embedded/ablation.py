@@ -36,7 +36,9 @@ ARMS = {
     "frozen": "nothing more: LLaMA-Adapter V2 with bias tuning, as BIAS-7B",
     "lora": f"low-rank additions of rank {LORA_RANK} to its matrices, as LORA-BIAS-7B",
     "opened": "everything",
+    "opened-slowly": "everything, the LLaMA at a fifth of the rate",
 }
+LLAMA_RATE = {"opened-slowly": 0.2}  # of the rate of everything else; as well as it where not told
 
 
 class Lora(nn.Module):
@@ -56,7 +58,9 @@ def run(arm: str, *, data: Path, tokenizer: Tokenizer, folder: Path, num_steps: 
     """Train one arm; writes ablation-`arm`.pt and, with what was trained, ablation-`arm`.json into `folder`."""
     torch.manual_seed(SEED)
     encoder, decoder = build_arm(arm, folder)
-    optimizers = Optimizers([(encoder.query, 1.0), (decoder, 1.0)], lr=lr, is_hidden=is_hidden_matrix)
+    llama = nn.ModuleDict({name: part for name, part in decoder.named_children() if name != "adapter"})
+    rates = [(encoder.query, 1.0), (decoder.adapter, 1.0), (llama, LLAMA_RATE.get(arm, 1.0))]
+    optimizers = Optimizers(rates, lr=lr, is_hidden=is_hidden_matrix)
     packer, name = Packer(tokenizer), f"ablation-{arm}"
     counts = {"arm": arm, "trained": ARMS[arm], "weights": count_weights(encoder, decoder)}
     (folder / f"{name}.json").write_text(json.dumps(counts, indent=2) + "\n")
@@ -95,7 +99,7 @@ def build_arm(arm: str, folder: Path) -> tuple[PictureEncoder, LlamaAdapterDecod
     decoder = build_decoder(separate_adapter_kv=arm == "lora")
     decoder.load_state_dict(text, strict=arm != "lora")
     open_gates(decoder)
-    if arm != "opened":
+    if not arm.startswith("opened"):
         freeze_matrices(decoder)
     if arm == "lora":
         add_lora(decoder)

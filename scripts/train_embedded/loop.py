@@ -105,11 +105,11 @@ def train(
             )
         for key, module in modules.items():
             module.load_state_dict(state["modules"][key])
-        optimizers.load_state_dict(state["optimizers"])
         used_before, first = state["processor_s"], state["step"]
         if first == num_steps:
             _say(f"{name}: finished before")
             return
+        optimizers.load_state_dict(state["optimizers"])
     curve = Curve(folder / f"{name}.curve.jsonl", num_steps=num_steps, from_step=first)
     start = last_save = last_report = time.monotonic()
     used_until_now = time.process_time()

@@ -15,7 +15,10 @@ import numpy as np
 from PIL import Image
 
 from app import scoring
+from app.answers import Answer
 from app.captioner import Captioner
+from app.work import WorkItem, WorkQuestion
+from llm.engine.sampling_params import SamplingParams
 from scripts.train_embedded.pictures import SCORE_SEED
 from scripts.train_embedded.questions import TASKS, Question, ask
 from scripts.train_embedded.render import draw_scene
@@ -65,11 +68,19 @@ def _ask_about_pair(scene: Scene, task: str, rng: np.random.Generator) -> Questi
 
 def answer_all(captioner: Captioner, exam: Exam, *, shift: int = 0) -> list[str]:
     """Answers to the exam's questions; with `shift`, each is asked of a picture that many places further on."""
-    count = len(exam.pictures)
-    pictures = [exam.pictures[(index + shift) % count] for index, _ in exam.questions]
-    prompts = [question.text for _, question in exam.questions]
-    answers = captioner.generate(pictures, prompts, max_new_tokens=48)
-    return [answer.text.strip() for answer in answers]
+    asked: dict[int, list[WorkQuestion]] = defaultdict(list)
+    for number, (index, question) in enumerate(exam.questions):
+        asked[index].append(WorkQuestion(index=number, prompt=question.text))
+    pictures = exam.pictures[shift:] + exam.pictures[:shift]
+    items = [
+        WorkItem(picture=pictures[index], label=str(index), questions=tuple(questions))
+        for index, questions in asked.items()
+    ]
+    answers = [""] * len(exam.questions)
+    for event in captioner.run(items, sampling=SamplingParams(max_new_tokens=48)):
+        if isinstance(event, Answer):
+            answers[event.index] = event.text.strip()
+    return answers
 
 
 def grade(questions: Sequence[Question], answers: Sequence[str]) -> dict[str, float]:
