@@ -147,7 +147,8 @@ def count_weights(encoder: PictureEncoder, decoder: LlamaAdapterDecoder) -> dict
     for weight in encoder.query.parameters():
         counts["visual_blocks"] += weight.numel() * weight.requires_grad
     for name, weight in decoder.named_parameters():
-        counts[_part(name)] += weight.numel() * weight.requires_grad
+        is_third = name.endswith("qkv.bias")  # those of keys and values stay zero
+        counts[_part(name)] += weight.numel() * weight.requires_grad // (3 if is_third else 1)
     every = [*encoder.parameters(), *decoder.parameters()]
     return {**counts, "all_trained": sum(counts.values()), "all": sum(weight.numel() for weight in every)}
 

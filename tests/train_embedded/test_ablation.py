@@ -124,6 +124,7 @@ def test_weights_are_counted_by_what_they_are(folder: Path) -> None:
     counts = {arm: ablation.count_weights(*ablation.build_arm(arm, folder)) for arm in ablation.ARMS}
     assert counts["frozen"]["adapter"] == 3 * 10 * 192 + 3 * 6
     assert counts["frozen"]["norms"] == 9 * 192
+    assert counts["frozen"]["biases"] == 4 * (192 + 192 + 2 * 512 + 192)  # none of keys and values
     assert (counts["frozen"]["llama"], counts["frozen"].get("lora", 0)) == (0, 0)
     assert counts["lora"]["lora"] == 4 * 16 * (6 * 192 + (192 + 192) + (2 * 192 + 2 * 512) + (512 + 192))
     assert counts["opened"]["all_trained"] == counts["frozen"]["all_trained"] + counts["opened"]["llama"]
