@@ -63,7 +63,7 @@ def collect(run: Path, into: Path) -> None:
         }
         put(into, "training", name, value=told)
         if name.startswith(VARIANT):
-            scores = next((point["scores"] for point in reversed(points) if "scores" in point), {})
+            scores: dict[str, float] = next((point["scores"] for point in reversed(points) if "scores" in point), {})
             put(into, "variants", name, value=scores)
     for path in sorted(run.glob(f"{ARM}*.json")):
         known = read(into).get("ablation", {}).get(path.stem, {})
