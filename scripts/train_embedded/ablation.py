@@ -38,7 +38,7 @@ ARMS = {
     "opened": "everything",
     "opened-slowly": "everything, the LLaMA at a fifth of the rate",
 }
-LLAMA_RATE = {"opened-slowly": 0.2}  # of the rate of everything else; as well as it where not told
+LLAMA_RATE = {"opened-slowly": 0.2}  # of the rate of everything else; 1 where not told
 
 
 class Lora(nn.Module):
