@@ -217,7 +217,7 @@ def print_score(captioner: "Captioner", folder: Path) -> None:
     """
     from app.scoring import KNOWN_ANSWERS, ask_all, read_known_answers
 
-    if not (folder / KNOWN_ANSWERS).is_file():
+    if not os.path.isfile(folder / KNOWN_ANSWERS):  # `Path.is_file` raises for a name that is too long
         return
     try:
         known = read_known_answers(folder / KNOWN_ANSWERS)

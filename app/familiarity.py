@@ -55,6 +55,8 @@ class Familiarity:
             raise ValueError("wanted finite numbers, and some are not")
         if self.least_variance <= 0 or (self.variances_QK < self.least_variance).any():
             raise ValueError(f"variances must be at least least_variance, and that above 0, got {self.least_variance}")
+        if self.threshold < 0:
+            raise ValueError(f"the threshold must be 0 or more, as distances are, got {self.threshold}")
 
     @classmethod
     def fit(cls, visual_query_BQD: Floats) -> Self:

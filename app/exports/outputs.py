@@ -75,7 +75,7 @@ def metadata_lines(rows: Iterable[Decided], *, folder: str, has_choices: bool, r
         if has_choices:
             line["decision"] = None if decision is None else decision.text
             line["probability"] = None if decision is None else decision.probability
-        line |= {name: record[name] for name in ("prompt", "finish", "tokens", "id", "run")}
+        line |= {name: record.get(name) for name in ("prompt", "finish", "unfamiliar", "tokens", "id", "run")}
         yield json.dumps(line, ensure_ascii=False, allow_nan=False).encode(errors="backslashreplace") + b"\n"
 
 

@@ -118,6 +118,7 @@ def test_its_file_gives_back_the_same_distances(fitted: Familiarity, tmp_path: P
         ("variances", torch.ones(1, 4), "wanted mean"),
         ("variances", torch.ones(()), "wanted mean"),
         ("threshold", torch.full((1,), torch.nan), "finite"),
+        ("threshold", torch.full((1,), -3.0), "0 or more"),
         ("threshold", torch.ones(1, dtype=torch.float64), "float32"),
         ("more", torch.ones(1), "alone"),
     ],

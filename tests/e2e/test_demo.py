@@ -267,3 +267,10 @@ def test_other_models_are_not_asked(demo: Demo, known_pictures: Path) -> None:
     assert ran.code == 0
     assert "exactly right" not in ran.out
     assert "knows drawings" not in ran.err
+
+
+def test_a_name_that_is_too_long_is_a_picture_that_is_missing(embedded_demo: Demo) -> None:
+    ran = embedded_demo("--pic-file-path", "x" * 300)
+
+    assert ran.code == 3
+    assert "is too long" in ran.out

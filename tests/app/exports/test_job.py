@@ -258,12 +258,14 @@ def test_metadata_names_pictures_from_its_own_folder(answers: Answers) -> None:
     (pictures / "sub").mkdir(parents=True)
     for name in ("a.png", "sub/b.png"):
         (pictures / name).touch()
-    answers.write([record(str(pictures / "a.png")), asked(str(pictures / "sub/b.png"), 0.9), failed("elsewhere.png")])
+    strange = record(str(pictures / "a.png")) | {"unfamiliar": True}
+    answers.write([strange, asked(str(pictures / "sub/b.png"), 0.9), failed("elsewhere.png")])
 
     assert answers.export("metadata", "pics") == Exit.OK
     lines = [json.loads(line) for line in (pictures / "metadata.jsonl").read_text().splitlines()]
     assert [(line["file_name"], line["text"]) for line in lines] == [("a.png", "a star"), ("sub/b.png", "Yes")]
     assert lines[0].keys() == lines[1].keys()
+    assert [line["unfamiliar"] for line in lines] == [True, None]
 
 
 def test_metadata_leaves_out_what_is_not_there_and_tells(answers: Answers, capsys: pytest.CaptureFixture[str]) -> None:
