@@ -120,7 +120,7 @@ class Drive:
         if chunk is None:
             return
         by_position = answered(came.answers, chunk.items)
-        doubtful = []
+        doubtful, num_asked, num_missing = [], 0, 0
         for position, item in enumerate(chunk.items):
             questions = item.questions
             if self._has_earlier and not chunk.is_sure:
@@ -131,9 +131,18 @@ class Drive:
             wanted = {question.index for question in questions}
             for answer in by_position.get(position, ()):
                 if answer.index in wanted:
+                    wanted.remove(answer.index)
                     self._scribe.write(answer)
+            num_asked += len(questions)
+            num_missing += len(wanted)
         if doubtful:
             self._again.append(self._ledger.enter(doubtful, is_sure=True))
+        if num_missing:
+            raise WorkersFailedError(
+                f"{came.host} left {num_missing} of {num_asked} questions about its pictures without an answer",
+                hint="see that the same version of this program is installed on all machines, and run again: it goes "
+                "on from here",
+            )
 
 
 def loaded(came: LoadedModel | NotLoaded) -> LoadedModel:

@@ -3,11 +3,11 @@
 import dataclasses
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 
 from app.answers import AnswerError
 from app.errors import describe
-from app.reading.ahead import ReadAhead
 from app.reading.isolated import IsolatedReader
 from app.reading.reader import PictureReader, PictureReading, Reader
 from app.scale.chunks import Chunk, Known, ReadChunk
@@ -41,8 +41,8 @@ def read_chunk(payload: bytes, *, reading: Reading, known: Known | None) -> byte
     items, problem = chunk.items, None
     try:
         num_threads = _REMOTE_THREADS if any(is_remote(item.picture) for item in items) else 1
-        with ReadAhead(iter(items), look, ahead=2 * num_threads, num_threads=num_threads) as read_ahead:
-            items = tuple(read_ahead.take(len(items)))
+        with ThreadPoolExecutor(num_threads, thread_name_prefix="read") as pool:
+            items = tuple(pool.map(look, items))  # all of them, in their order: positions are what the driver goes by
     except Exception as error:  # not of one picture: that is in its reading
         problem = describe(error)
         items = tuple(dataclasses.replace(item, picture=_NOTHING) for item in chunk.items)

@@ -176,6 +176,24 @@ def test_a_picture_that_is_named_twice_is_answered_twice_and_known_twice(tmp_pat
     assert (len(again), desk_after.num_known) == (0, 2 * len(QUESTIONS))
 
 
+def test_a_worker_that_leaves_something_out_ends_the_job_and_what_it_answered_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = FakeCrew.wait
+
+    def forgetting(self: FakeCrew, timeout_s: float) -> Iterator[AnsweredChunk]:
+        for came in wait(self, timeout_s):
+            yield replace(came, answers=came.answers[:-1], host="there")
+
+    monkeypatch.setattr(FakeCrew, "wait", forgetting)
+
+    with pytest.raises(WorkersFailedError, match="there left 1 of 16 questions about its pictures without an answer"):
+        run_job(tmp_path, [f"{number}.png" for number in range(20)], seed=0)
+
+    with open(tmp_path / "answers.jsonl", encoding="utf-8") as file:
+        assert len(file.readlines()) == 4 * len(QUESTIONS) - 1
+
+
 def test_once_stopped_nothing_more_is_begun(tmp_path: Path) -> None:
     chance = random.Random(0)
     with RecordWriter(tmp_path / "answers.jsonl") as file:

@@ -2,8 +2,12 @@
 
 import pickle
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from app.inputs import PictureInput
 from app.reading.reader import PictureReading
@@ -38,6 +42,26 @@ def test_a_chunk_is_read_and_what_is_wrong_with_a_picture_is_in_its_place(tmp_pa
     assert bad.error.code == "not_a_picture"
     assert other == unnamed
     assert [one.questions for one in done.items] == [one.questions for one in (*items, item(2))]
+
+
+@pytest.mark.parametrize("scheme", ["", "slow://"], ids=["files", "addresses"])
+def test_slow_pictures_come_all_and_in_their_order(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    """However long they take: the driver asks for a chunk once, and goes by positions."""
+
+    def wait(picture: object, **_: object) -> PictureReading:
+        number = int(str(picture).rpartition("/")[2].removesuffix(".png"))
+        time.sleep(0.3 - 0.05 * number if number < 5 else 0)
+        return PictureReading(digest=str(number), pixels=None, error=None, elapsed_ms=0.0)
+
+    monkeypatch.setattr("app.scale.reading.read_remote", lambda address: address)
+    monkeypatch.setattr("app.scale.reading._reader", lambda reading: SimpleNamespace(read=wait))
+    items = tuple(replace(item(number), picture=f"{scheme}{number}.png") for number in range(9))
+
+    done = read(Chunk(number=0, items=items))
+
+    assert done.problem is None
+    assert [one.questions for one in done.items] == [one.questions for one in items]
+    assert [one.picture.digest for one in done.items if isinstance(one.picture, PictureReading)] == [*"012345678"]
 
 
 def test_pictures_that_are_answered_are_hashed_and_no_more(tmp_path: Path) -> None:
