@@ -17,7 +17,7 @@ from app.cli.parser import Parser
 from app.cli.values import parse_choices, parse_text, settings
 from app.errors import Exit, UsageError, run_guarded
 from app.inputs.errors import InputsError
-from app.report import Tally, make_report
+from app.measuring.report import Tally, make_report
 from app.resources import sample_pictures
 from app.spec import CaptionerSpec
 from app.startup import decline_telemetry, defer_device_extensions
@@ -215,7 +215,7 @@ def print_score(captioner: "Captioner", folder: Path) -> None:
 
     A file of known answers that cannot be used is told on stderr: the times stand all the same.
     """
-    from app.scoring import KNOWN_ANSWERS, ask_all, read_known_answers
+    from app.measuring.scoring import KNOWN_ANSWERS, ask_all, read_known_answers
 
     if not os.path.isfile(folder / KNOWN_ANSWERS):  # `Path.is_file` raises for a name that is too long
         return

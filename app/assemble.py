@@ -7,10 +7,10 @@ from contextlib import ExitStack, closing
 import torch
 
 from app.backing_off import BackOff
-from app.bundle import load_bundle
 from app.captioner import Captioner, ModelInfo
-from app.checkpoints import LoadedModel, ModelSources, assemble_sources, stream_sources
-from app.encoders import (
+from app.models.bundle import load_bundle
+from app.models.checkpoints import LoadedModel, ModelSources, assemble_sources, stream_sources
+from app.models.encoders import (
     check_card,
     check_encoder_exists,
     check_sizes,
@@ -18,8 +18,8 @@ from app.encoders import (
     encoder_spec,
     om_card,
 )
-from app.placing import place_model
-from app.quantised_model import quantise_model
+from app.models.placing import place_model
+from app.models.quantised_model import quantise_model
 from app.resources import embedded_model
 from app.spec import CaptionerSpec
 from llm.engine.engine import Engine

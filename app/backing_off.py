@@ -1,6 +1,6 @@
 """When a device's memory is not enough: what failed is forgotten, and less is tried at once.
 
-The flow (app/flow.py) says what is tried again; how much is tried at first is decided in app/placing.py.
+The flow (app/flow.py) says what is tried again; how much is tried at first is decided in app/models/placing.py.
 """
 
 import gc

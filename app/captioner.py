@@ -14,8 +14,8 @@ from app.answers import Answer, AnswerError, Event, TextDelta
 from app.backing_off import BackOff, attempt
 from app.clock import Mark, StageClock
 from app.conversation import Conversation
-from app.familiarity import Familiarity
 from app.flow import Flow
+from app.models.familiarity import Familiarity
 from app.prompts import EncodedPrompt, Prompt, PromptEncoder, RawPrompt, as_choices, shown_prompt
 from app.reading.ahead import ReadAhead
 from app.reading.reader import PictureReader, PictureReading, Reader

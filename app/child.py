@@ -1,6 +1,6 @@
 """Asks a question in a process of its own, with a time limit: what ends or hangs there is an answer, not an accident.
 
-The questions themselves are functions elsewhere, see app/probes.py.
+The questions themselves are functions elsewhere, see app/doctor/probes.py.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Stage times: where the wall time of a run goes. Measures only; tables are made in report.py."""
+"""Stage times: where the wall time of a run goes. Measures only; tables are made in app/measuring/report.py."""
 
 import time
 from collections.abc import Callable

@@ -82,9 +82,9 @@ RULES: Mapping[str, Rule] = {
     "app.server.problems.ApiError": Rule(exit_code=Exit.FAILED, http_status=400),
     "app.server.picture_errors.PictureRefusedError": Rule(exit_code=Exit.FAILED, http_status=400),
     "app.web.uploads.ForeignFileError": Rule(exit_code=Exit.FAILED, http_status=400),
-    "app.service_types.ServiceError": Rule(exit_code=Exit.FAILED, http_status=503),
-    "app.service_types.BusyError": Rule(exit_code=Exit.FAILED, http_status=429),
-    "app.service_types.UnavailableError": Rule(exit_code=Exit.FAILED, http_status=503),
+    "app.service.types.ServiceError": Rule(exit_code=Exit.FAILED, http_status=503),
+    "app.service.types.BusyError": Rule(exit_code=Exit.FAILED, http_status=429),
+    "app.service.types.UnavailableError": Rule(exit_code=Exit.FAILED, http_status=503),
     "vision.errors.PictureError": Rule(exit_code=Exit.PICTURE_ERRORS, http_status=400),
     "vision.weights.VisionCheckpointError": Rule(
         exit_code=Exit.FAILED, http_status=500, hint="`llama-adapter doctor` with the same model flags says more"

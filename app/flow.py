@@ -16,7 +16,7 @@ from app.backing_off import BackOff, attempt
 from app.clock import StageClock
 from app.conversation import Conversation
 from app.encoded_pictures import EncodedPicture
-from app.familiarity import Familiarity
+from app.models.familiarity import Familiarity
 from llm.engine.engine import Engine
 from llm.engine.sequence import Output, Request
 from llm.tokenizer import IncrementalDetokenizer, Tokenizer

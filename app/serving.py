@@ -13,12 +13,12 @@ from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from typing import TYPE_CHECKING
 
 from app.captioner import Captioner
-from app.environment import PAGE_PACKAGES, SERVER_PACKAGES
+from app.doctor.environment import PAGE_PACKAGES, SERVER_PACKAGES
+from app.doctor.probes import IMPORT_NAMES
 from app.errors import Exit, UsageError
-from app.probes import IMPORT_NAMES
 from app.resources import sample_pictures
-from app.service import Service
-from app.service_types import ServiceLimits
+from app.service.service import Service
+from app.service.types import ServiceLimits
 from app.spec import CaptionerSpec
 from app.telling import EMBEDDED_NOTE
 from llm.runtime.backend import EAGER

@@ -2,10 +2,12 @@
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from app.errors import UsageError
 
 
 @contextmanager
@@ -34,3 +36,10 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     finally:
         with suppress(FileNotFoundError):
             beside.unlink()
+
+
+def refuse_to_replace(paths: Sequence[Path], *, force: bool, other: str = ", or name another one as --out") -> None:
+    """Raise UsageError for a file that is there already, unless by `force`."""
+    there = [path for path in paths if path.exists()]
+    if there and not force:
+        raise UsageError(f"`{there[0]}` exists already", hint=f"replace it with --force{other}")

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from app.circumstances import circumstances, load_average
+from app.measuring.circumstances import circumstances, load_average
 from app.resources import sample_pictures
 from app.spec import DEFAULT_BATCH_SIZE
 from llm.runtime.backend import DTYPES

@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from app.circumstances import circumstances, load_average
 from app.inputs import InputSpec
 from app.jobs.job import Job
 from app.jobs.questions import Question
+from app.measuring.circumstances import circumstances, load_average
 from app.records.file import RecordWriter
 from app.records.record import Record, read_records
 from app.resources import sample_pictures

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from app.circumstances import circumstances, load_average
+from app.measuring.circumstances import circumstances, load_average
 from app.reading.ahead import ReadAhead
 from app.reading.isolated import IsolatedReader
 from app.reading.reader import PictureReader, Reader

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.bench_report import circumstance_lines, headline, number_types
+from app.measuring.bench_report import circumstance_lines, headline, number_types
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 TARGETS = DOCS / "targets.md"  # kept by hand: what was aimed at and not reached, and why
@@ -31,7 +31,7 @@ Measured by `llama-adapter bench`, which reads sample pictures, encodes and answ
   as large as the decoder, and takes most of the time, but for captions one by one.
 - **of bandwidth, of matmul**: achieved over what was measured in the same run, on the same threads: the best of summing
   and of copying a buffer far larger than the caches, and the model's own linear layers, weights laid out as for the
-  model, at 257 and 1,024 rows. Bytes and FLOPs are counted from the sizes (`app/roofline.py`): weights once a pass,
+  model, at 257 and 1,024 rows. Bytes and FLOPs are counted from the sizes (`roofline.py`): weights once a pass,
   keys and values, matrix products, the used half of causal attention.
 - **bound by**: the largest share of the time. Memory or arithmetic count for as much of a call's time as their ceiling
   explains; what is left of all calls, and all that is neither call nor reading, is overhead.

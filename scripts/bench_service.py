@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from app.captioner import Captioner
-from app.circumstances import circumstances, load_average
-from app.service_types import ServiceLimits
+from app.measuring.circumstances import circumstances, load_average
+from app.service.types import ServiceLimits
 from app.spec import DEFAULT_BATCH_SIZE
 from scripts.service_bench.load import Sample, run_load, summary, warm_up
 from scripts.service_bench.page import as_markdown

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from app.assemble import assemble_parts
-from app.bundle import load_bundle
 from app.captioner import Answer, Captioner
-from app.checkpoints import LoadedModel
-from app.quantising import linear_weights, quantise
-from app.random_model import random_model
+from app.models.bundle import load_bundle
+from app.models.checkpoints import LoadedModel
+from app.models.quantising import linear_weights, quantise
+from app.models.random_model import random_model
+from app.models.tensor_files import sketch
 from app.resources import embedded_model
 from app.spec import CaptionerSpec, Precision
-from app.tensor_files import sketch
 from llm.errors import DeviceError
 from llm.load import decoder_from_state
 from llm.model.adapter import Prefix

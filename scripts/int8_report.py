@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.circumstances import circumstances, load_average
-from app.quantised_model import QuantiseJob, quantise_bundle
+from app.measuring.circumstances import circumstances, load_average
+from app.models.quantised_model import QuantiseJob, quantise_bundle
 from app.resources import embedded_model, sample_pictures
 from scripts.int8_measures import draw_exams, measure_variants, outlier_error, require_kernels
 from vision.image import PictureSource

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from app.captioner import Captioner
-from app.circumstances import circumstances, load_average
+from app.measuring.circumstances import circumstances, load_average
 from scripts.job_proofs.disks import prove_disks
 from scripts.job_proofs.drawings import write_drawings, write_variations
 from scripts.job_proofs.kills import kill_again_and_again

@@ -20,6 +20,13 @@ FORBIDDEN = [
     (("llm.runtime",), ("llm.engine", "llm.weights", "llm.load")),
     (("llm.engine",), ("llm.weights", "llm.load")),
     (("app", "llm", "vision"), ("tests",)),
+    # In app: files and memory know of no captioner, a captioner of no job or service, and nobody of the front ends.
+    (("app.models",), ("app.captioner", "app.flow", "app.measuring", "app.jobs", "app.service")),
+    (("app.captioner", "app.flow"), ("app.measuring", "app.jobs", "app.service")),
+    (
+        ("app.captioner", "app.models", "app.measuring", "app.doctor", "app.jobs", "app.scale", "app.service"),
+        ("app.cli", "app.server", "app.web"),
+    ),
 ]
 DEVICE_NAMES = ("cuda", "npu", "torch_npu", "onnxruntime", "acl", "ais_bench")
 DEVICE_WORD = re.compile(rf"\b({'|'.join(DEVICE_NAMES)})\b", re.IGNORECASE)
@@ -28,8 +35,8 @@ DEVICE_HOMES = (
     "llm/runtime/",
     "vision/backends/",
     "vision/export/",
-    "app/environment.py",
-    "app/probes.py",
+    "app/doctor/environment.py",
+    "app/doctor/probes.py",
     "scripts/peers/",
 )
 TELLERS = ("app/cli/",)  # may name devices to people, not use them

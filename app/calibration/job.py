@@ -16,13 +16,13 @@ from app.calibration.plot import write_plot
 from app.calibration.report import Mistake, format_calibration
 from app.captioner import Answer, Captioner, Prompt, WorkItem, WorkQuestion
 from app.errors import Exit, UsageError
-from app.export_files import refuse_to_replace
 from app.inputs import expand_inputs
 from app.jobs.questions import Question, picture_variables
-from app.plots import check_plot
+from app.measuring.plots import check_plot
 from app.records.record import answer_to_record
 from app.spec import CaptionerSpec
 from app.talk import say
+from app.whole_files import refuse_to_replace
 from llm.engine.sampling_params import SamplingParams
 from vision.formats import shown_name
 

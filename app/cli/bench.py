@@ -47,9 +47,9 @@ def add_bench(commands: Any) -> None:
 
 def _run_bench(options: argparse.Namespace) -> int:
     spec = spec_from(options)
-    from app.bench import BenchJob, run_bench
-    from app.bench_report import format_table, write_plot
-    from app.plots import check_plot
+    from app.measuring.bench import BenchJob, run_bench
+    from app.measuring.bench_report import format_table, write_plot
+    from app.measuring.plots import check_plot
 
     # What was not given is left to the job.
     values = {name: value for name, value in vars(options).items() if name != "question" or value is not None}

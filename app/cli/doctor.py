@@ -36,15 +36,15 @@ def _run_doctor(options: argparse.Namespace) -> int:
         raise UsageError("--encoder-device goes with --encoder, which is missing")
     # What `caption` would refuse; what --vision needs may be asked about before an encoder is exported.
     spec = settings(CaptionerSpec, vars(options) | ({"vision": None} if options.encoder is None else {}))
-    from app.checkup import run_checkup
-    from app.environment import is_device, om_device, uses_of
+    from app.doctor.command import run_checkup
+    from app.doctor.environment import is_device, om_device, uses_of
 
     if not is_device(spec.device):
         raise UsageError(f"No kind of device named `{spec.device}`", hint=f"pass {DEVICE_KINDS} as --device")
     uses = uses_of(device=spec.device, vision=options.vision or spec.vision_kind)
     if options.environment:
         return run_checkup(None, uses=uses)
-    from app.encoder_doctor import EncoderQuestion
+    from app.doctor.encoder import EncoderQuestion
     from app.resources import embedded_model
 
     bundle = str(embedded_model()) if spec.model is None else spec.model

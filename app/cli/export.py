@@ -86,7 +86,7 @@ def add_export(commands: Any) -> None:
 def _run_export_onnx(options: argparse.Namespace) -> int:
     if options.llama_dir is not None and options.adapter is None:
         raise UsageError("--llama-dir holds no encoder: it is in --adapter, which is missing")
-    from app.exporting import EncoderSources, OnnxJob, run_export_onnx
+    from app.encoder_export.to_onnx import EncoderSources, OnnxJob, run_export_onnx
 
     values = {**vars(options), "pictures": tuple(options.pictures), "sources": settings(EncoderSources, vars(options))}
     run_export_onnx(settings(OnnxJob, values))
@@ -94,7 +94,7 @@ def _run_export_onnx(options: argparse.Namespace) -> int:
 
 
 def _run_export_om(options: argparse.Namespace) -> int:
-    from app.exporting_om import OmJob, run_export_om
+    from app.encoder_export.to_om import OmJob, run_export_om
 
     values = {**vars(options), "atc_flags": tuple(options.atc_flags)}
     run_export_om(settings(OmJob, values, shown={"atc_flags": "--atc-flag", "onnx": "FILE.onnx"}))

@@ -8,7 +8,7 @@ from app.cli.values import settings
 from app.spec import CaptionerSpec, parse_batch_size
 
 if TYPE_CHECKING:
-    from app.checkpoints import ModelSources
+    from app.models.checkpoints import ModelSources
 
 
 SPEC = CaptionerSpec()
@@ -109,6 +109,6 @@ def add_encoder(group: Any) -> None:
 
 
 def sources_from(options: argparse.Namespace) -> "ModelSources":
-    from app.checkpoints import ModelSources
+    from app.models.checkpoints import ModelSources
 
     return settings(ModelSources, vars(options))

@@ -50,7 +50,7 @@ def _run_convert(options: argparse.Namespace) -> int:
         raise UsageError(
             "convert needs --llama-dir and --adapter", hint="and --clip, unless the adapter's file holds CLIP itself"
         )
-    from app.bundle import convert
+    from app.models.bundle import convert
     from llm.runtime.backend import DTYPES
 
     if options.dtype not in DTYPES:
@@ -62,7 +62,7 @@ def _run_convert(options: argparse.Namespace) -> int:
 
 
 def _run_quantize(options: argparse.Namespace) -> int:
-    from app.quantised_model import QuantiseJob, quantise_bundle
+    from app.models.quantised_model import QuantiseJob, quantise_bundle
 
     bundle = quantise_bundle(settings(QuantiseJob, vars(options)))
     num_bytes = sum(file.stat().st_size for file in bundle.iterdir())

@@ -6,7 +6,7 @@ from typing import Any
 from app.cli.model_flags import add_computation, add_model, with_batch_size
 from app.cli.parser import Parser, command, default
 from app.cli.values import settings, spec_from
-from app.service_types import ServiceLimits
+from app.service.types import ServiceLimits
 
 LIMITS = ServiceLimits()
 

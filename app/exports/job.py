@@ -12,7 +12,6 @@ from app.calibration.file import Calibration, read_calibration
 from app.deciding import Decider, Decision
 from app.decisions import Rule
 from app.errors import Exit, UsageError
-from app.export_files import refuse_to_replace
 from app.exports.outputs import (
     METADATA_NAME,
     jsonl_lines,
@@ -28,7 +27,7 @@ from app.exports.survey import MAX_REMEMBERED, Selection, Survey, record_files, 
 from app.records.manifest import runs_behind
 from app.records.record import Record
 from app.talk import say
-from app.whole_files import whole_file
+from app.whole_files import refuse_to_replace, whole_file
 
 RecordTarget = Literal["sidecars", "csv", "metadata", "parquet", "jsonl"]
 

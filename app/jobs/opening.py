@@ -15,12 +15,12 @@ from app.jobs.desk import Desk
 from app.jobs.job import Job
 from app.jobs.questions import TemplateError, picture_variables
 from app.jobs.scribe import Scribe
+from app.measuring.report import versions
 from app.reading.isolated import IsolatedReader
 from app.reading.reader import PictureReader, Reader
 from app.records.folder import RecordStore
 from app.records.index import RecordIndex
 from app.records.manifest import RunManifest
-from app.report import versions
 from app.spec import CaptionerSpec
 from app.telling import EMBEDDED_NOTE, is_sample
 from app.work import WorkItem

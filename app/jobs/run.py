@@ -21,9 +21,9 @@ from app.jobs.opening import (
     work_of,
 )
 from app.jobs.scribe import Scribe
+from app.measuring.report import Report, make_report
 from app.records.folder import open_records
 from app.records.manifest import new_run_id
-from app.report import Report, make_report
 from app.talk import say
 from llm.runtime.backend import EAGER
 

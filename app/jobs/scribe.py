@@ -12,10 +12,10 @@ from app.errors import Exit, forget_stdout
 from app.jobs.desk import Desk
 from app.jobs.job import Job
 from app.jobs.progress import Progress
+from app.measuring.report import Tally
 from app.records.folder import RecordStore
 from app.records.manifest import EndReason, RunManifest, write_manifest
 from app.records.record import Record, record_to_line
-from app.report import Tally
 from app.talk import say
 from app.telling import Unfamiliar, counted, text_line
 

@@ -19,8 +19,8 @@ from app.server.operations import operations
 from app.server.pictures import PictureSettings
 from app.server.problems import ApiError, of_status
 from app.server.replies import ChatCompletion
-from app.service import Service
-from app.service_types import ServiceLimits
+from app.service.service import Service
+from app.service.types import ServiceLimits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,9 +17,9 @@ from app.server.pictures import PictureRefusedError, PictureSettings, read_pictu
 from app.server.problems import CLIENT_GONE, ApiError, of_answer, of_refusal
 from app.server.replies import AnswerMessage, ChatCompletion, Choice
 from app.server.streaming import EventStream, HangUp, Head, finish_reason, frames, usage_of
-from app.service import Service
-from app.service_types import ServiceError
-from app.ticket import Ask, Ticket
+from app.service.service import Service
+from app.service.ticket import Ask, Ticket
+from app.service.types import ServiceError
 from llm.errors import LlmError
 
 IGNORED_TURNS = "x-ignored-turns"

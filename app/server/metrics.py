@@ -7,8 +7,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from app.answers import Answer
-from app.service import Service
-from app.service_types import Observer
+from app.service.service import Service
+from app.service.types import Observer
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _NAME = "llama_adapter"

@@ -9,7 +9,7 @@ from app.server.chat import check_model, model_info
 from app.server.documentation import PLAIN_TEXT, errors
 from app.server.metrics import CONTENT_TYPE, Metrics
 from app.server.replies import Health, Model, ModelList, Readiness
-from app.service import Service
+from app.service.service import Service
 
 
 def operations(service: Service, *, metrics: Metrics) -> APIRouter:

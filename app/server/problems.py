@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from app.answers import AnswerError
 from app.errors import describe
 from app.server.picture_errors import PictureRefusedError
-from app.service_types import BusyError, ServiceError
+from app.service.types import BusyError, ServiceError
 from llm.errors import PromptError, PromptTooLongError
 from vision.errors import PICTURE_ERROR_CODES
 

@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 
 from app.server.connections import Connection
-from app.service import Service
+from app.service.service import Service
 
 _FLUSH_S = 5  # for responses that are ready when the service is idle
 _STALLED_MS = 60_000  # a client that takes nothing of what is sent for so long is given up

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from app.answers import Answer, Event, TextDelta
 from app.server.problems import of_answer
 from app.server.replies import Usage
-from app.ticket import Ticket
+from app.service.ticket import Ticket
 
 STALLED_READER_S = 30.0  # a client that takes nothing for so long is given up
 _DONE = b"data: [DONE]\n\n"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import gradio as gr
 
-from app.service import Service
+from app.service.service import Service
 from app.web.about_view import about, page_head, state_card
 from app.web.picture_input import AT_ONCE, OnOpening, plain
 

@@ -3,8 +3,8 @@
 from importlib import metadata
 
 from app.captioner import ModelInfo
-from app.report import versions
-from app.service import Service, ServiceLimits, ServiceStatus, UnavailableError
+from app.measuring.report import versions
+from app.service.service import Service, ServiceLimits, ServiceStatus, UnavailableError
 from app.web.escaping import escaped, size
 
 _STATES = {

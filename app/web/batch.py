@@ -14,9 +14,9 @@ from gradio import processing_utils, utils
 
 from app.decisions import parse_choices
 from app.exports.formats import to_csv, to_jsonl, to_sidecars
+from app.measuring.throughput import history_of
 from app.records.record import Record
-from app.service import Service
-from app.throughput import history_of
+from app.service.service import Service
 from app.web import batch_view
 from app.web.batch_files import MAX_PICTURES, BatchFiles, Upload, uploads_of
 from app.web.batch_run import BatchRun

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from app.service import ServiceLimits
+from app.service.service import ServiceLimits
 from app.web.archive import Archive, ArchiveLimits, counted, safe_name, unique_name
 from app.web.batch_types import PictureFile
 from vision.errors import PictureError

@@ -15,12 +15,12 @@ from typing import Final, Literal
 import torch
 
 from app.answers import Answer, AnswerError
+from app.measuring.report import Tally
+from app.measuring.throughput import Circumstances, RunFigures, stage_differences
 from app.records.manifest import new_run_id
 from app.records.record import answer_to_record
 from app.records.settings import record_settings
-from app.report import Tally
-from app.service import Ask, Service, ServiceError, Ticket
-from app.throughput import Circumstances, RunFigures, stage_differences
+from app.service.service import Ask, Service, ServiceError, Ticket
 from app.web.batch_types import PictureFile, Progress, Question, Result
 from app.web.byte_budget import ByteBudget
 from app.web.runs import Run

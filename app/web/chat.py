@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from app.service import Service
+from app.service.service import Service
 from app.web.chat_events import ChatEvents
 from app.web.chat_state import ChatSession
 from app.web.chat_view import conversation, picture_line

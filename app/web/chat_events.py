@@ -8,7 +8,7 @@ from typing import Any
 
 import gradio as gr
 
-from app.service import Service
+from app.service.service import Service
 from app.web import chat_run
 from app.web.chat_state import ChatSession, PickedPicture, Turn
 from app.web.chat_view import conversation, picture_line

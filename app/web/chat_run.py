@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from app.answers import Answer, Event
 from app.errors import describe
-from app.service import Ask, Service
-from app.ticket import Ticket
+from app.service.service import Ask, Service
+from app.service.ticket import Ticket
 from app.web.chat_state import PickedPicture, Turn
 from app.web.runs import Run
 from app.web.troubles import told

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from app.service import ServiceLimits
+from app.service.service import ServiceLimits
 from app.web.chat_state import PickedPicture
 from app.web.uploads import read_upload, uploaded
 from vision.errors import PictureError

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from app.inputs import expand_inputs
+from app.measuring.throughput import RunHistory
 from app.resources import sample_pictures
-from app.service import Service
-from app.throughput import RunHistory
+from app.service.service import Service
 from app.web.batch_run import BatchRun
 from app.web.batch_types import PictureFile, Question
 from app.web.batch_view import rate

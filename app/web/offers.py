@@ -1,6 +1,6 @@
 """Questions to start from that fit the model of a service."""
 
-from app.service import Service, UnavailableError
+from app.service.service import Service, UnavailableError
 from app.web.templates import Templates, templates
 
 

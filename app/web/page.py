@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from app.server.bodies import BodyLimit
-from app.service import Service
+from app.service.service import Service
 from app.web.about import build_about, build_head
 from app.web.batch import build_batch
 from app.web.chat import build_chat

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from app.ticket import Ticket
+from app.service.ticket import Ticket
 
 
 class Run:

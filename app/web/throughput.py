@@ -11,8 +11,8 @@ from typing import Any, Final
 import gradio as gr
 from gradio import processing_utils, utils
 
-from app.service import Service
-from app.throughput import RunHistory, history_of
+from app.measuring.throughput import RunHistory, history_of
+from app.service.service import Service
 from app.web import throughput_view
 from app.web.batch_view import problem
 from app.web.escaping import escaped

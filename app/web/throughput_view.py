@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from app.clock import STAGES
-from app.report import numbers
-from app.throughput import RunFigures, to_compare
+from app.measuring.report import numbers
+from app.measuring.throughput import RunFigures, to_compare
 from app.web.archive import counted
 from app.web.batch_view import rate
 from app.web.escaping import escaped

@@ -3,7 +3,7 @@
 import logging
 
 from app.errors import describe
-from app.service import ServiceError
+from app.service.service import ServiceError
 
 _log = logging.getLogger("llama_adapter")
 

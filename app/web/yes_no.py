@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 
 from app.decisions import Rule
-from app.service import Service
+from app.service.service import Service
 from app.web.chat import SESSION_SECONDS
 from app.web.offers import offered
 from app.web.picture_input import AT_ONCE, CLOSED, OnOpening, chips, picker, plain, sample_strip

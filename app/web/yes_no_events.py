@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 
 from app.decisions import Rule, parse_choices
-from app.service import Service
+from app.service.service import Service
 from app.web.escaping import alert
 from app.web.looking import File, files_of
 from app.web.offers import offered

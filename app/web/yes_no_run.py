@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
-from app.service import Ask, BusyError, Service
+from app.service.service import Ask, BusyError, Service
 from app.web.runs import Run
 from app.web.thumbnails import thumbnail
 from app.web.troubles import told

@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 
 from app.assemble import Parts
-from app.meters import Meter, MeteredExecutor, Program
-from app.roofline import NumberSizes
+from app.measuring.meters import Meter, MeteredExecutor, Program
+from app.measuring.roofline import NumberSizes
 from llm.engine.engine import Engine
 from llm.engine.sampling_params import SamplingParams
 from llm.engine.sequence import Request

@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 
 from app.assemble import ModelLoader, Parts, assemble_parts
-from app.bundle import load_bundle
-from app.checkpoints import LoadedModel
-from app.random_model import LLAMA_SIZES, random_model
+from app.models.bundle import load_bundle
+from app.models.checkpoints import LoadedModel
+from app.models.random_model import LLAMA_SIZES, random_model
 from app.resources import embedded_model
 from app.spec import CaptionerSpec
 

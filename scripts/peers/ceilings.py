@@ -3,8 +3,8 @@
 import time
 from collections.abc import Iterator
 
-from app.ceilings import measure_bandwidth, measure_matmul
-from app.roofline import decoder_shapes, encoder_shapes
+from app.measuring.ceilings import measure_bandwidth, measure_matmul
+from app.measuring.roofline import decoder_shapes, encoder_shapes
 from app.spec import Precision
 from llm.runtime.backend import DTYPES, open_backend
 from scripts.peers.measuring import Figure

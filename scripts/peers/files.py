@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from app.random_model import WiderTokenizer
+from app.models.random_model import WiderTokenizer
 from app.resources import embedded_model
 from scripts.peers.exported import export_tower, quantise_onnx, quantise_openvino
 from scripts.peers.gguf_file import write_gguf

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from app.circumstances import circumstances, load_average
-from app.random_model import WiderTokenizer
+from app.measuring.circumstances import circumstances, load_average
+from app.models.random_model import WiderTokenizer
 from app.resources import embedded_model
 from llm.runtime.backend import DTYPES
 from scripts.peers import exported, huggingface, llama_cpp
@@ -42,7 +42,7 @@ def make_files(task: Task, engine: Engine) -> None:
 
 
 def machine_circumstances() -> dict[str, Any]:
-    """As app/circumstances.py tells them, the load before this process computed anything."""
+    """As app/measuring/circumstances.py tells them, the load before this process computed anything."""
     return circumstances(load_before=load_average())
 
 

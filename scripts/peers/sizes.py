@@ -7,7 +7,7 @@ from typing import Literal, get_args
 Part = Literal["decode", "prefill", "job", "vision", "ceiling"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
-# As app/random_model.py has them; `vit-tiny` is the encoder in front of its tiny decoder.
+# As app/models/random_model.py has them; `vit-tiny` is the encoder in front of its tiny decoder.
 DECODERS = ("tiny", "160M", "1B")
 ENCODERS = ("vit-tiny", "ViT-L/14")
 # Encoders that a whole caption job is run with, in front of each decoder.

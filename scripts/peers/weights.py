@@ -6,10 +6,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from app.bundle import read_manifest
-from app.checkpoints import LoadedModel
-from app.quantising import convert_precision
-from app.random_model import (
+from app.models.bundle import read_manifest
+from app.models.checkpoints import LoadedModel
+from app.models.quantising import convert_precision
+from app.models.random_model import (
     LLAMA_SIZES,
     NUM_QUERIES,
     WiderTokenizer,
@@ -28,14 +28,15 @@ from vision.encoder import PictureEncoder
 
 
 def decoder_sizes(size: str) -> DecoderConfig:
-    """The decoder of a size of app/random_model.py, with room for `CONTEXT` positions."""
+    """The decoder of a size of app/models/random_model.py, with room for `CONTEXT` positions."""
     return decoder_config(parse_size(size), context=CONTEXT)
 
 
 def encoder_sizes(encoder: str, *, output_dim: int) -> VisionConfig:
     """The encoder of that name, in front of a language model `output_dim` wide.
 
-    `vit-tiny` and `ViT-L/14` bring the visual blocks of app/random_model.py, `embedded` those of the embedded model.
+    `vit-tiny` and `ViT-L/14` bring the visual blocks of app/models/random_model.py, `embedded` those of the embedded
+    model.
     """
     if encoder == "embedded":
         config = VisionConfig.from_dict(read_manifest(embedded_model())["vision"])

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from app.bundle import save_bundle
 from app.captioner import Captioner
-from app.checkpoints import LoadedModel
+from app.models.bundle import save_bundle
+from app.models.checkpoints import LoadedModel
 from llm.model.llama import LlamaAdapterDecoder
 from llm.tokenizer import Tokenizer
 from scripts.train_embedded import ablation

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.assemble import assemble_parts
-from app.bundle import add_familiarity
 from app.errors import run_guarded
-from app.familiarity import Familiarity
+from app.models.bundle import add_familiarity
+from app.models.familiarity import Familiarity
 from app.spec import CaptionerSpec, Precision
 from scripts.train_embedded.pictures import FAMILIAR_SEED
 from scripts.train_embedded.render import Pixels, draw_scene

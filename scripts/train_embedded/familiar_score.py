@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.bundle import load_bundle
 from app.errors import run_guarded
-from app.familiarity import Familiarity
+from app.models.bundle import load_bundle
+from app.models.familiarity import Familiarity
 from app.spec import Precision
 from llm.errors import CheckpointError
 from scripts.train_embedded.familiar import FRESH, OTHERS, PRECISIONS, Encode, draw_own, encoder_of

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from app import scoring
 from app.answers import Answer
 from app.captioner import Captioner
+from app.measuring import scoring
 from app.work import WorkItem, WorkQuestion
 from llm.engine.sampling_params import SamplingParams
 from scripts.train_embedded.pictures import SCORE_SEED

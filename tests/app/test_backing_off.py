@@ -20,7 +20,7 @@ from app.answers import Answer, Event, TextDelta
 from app.assemble import Parts, assemble_parts
 from app.backing_off import attempt
 from app.captioner import Captioner
-from app.service import Ask, Service
+from app.service.service import Ask, Service
 from app.spec import CaptionerSpec
 from llm.engine.sampling_params import SamplingParams
 from llm.errors import DeviceError

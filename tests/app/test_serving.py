@@ -7,10 +7,10 @@ import pytest
 
 import app.serving
 from app.cli import main
-from app.environment import PAGE_PACKAGES, SERVER_PACKAGES
+from app.doctor.environment import PAGE_PACKAGES, SERVER_PACKAGES
+from app.doctor.probes import IMPORT_NAMES
 from app.errors import Exit, UsageError
-from app.probes import IMPORT_NAMES
-from app.service_types import ServiceLimits
+from app.service.types import ServiceLimits
 from app.serving import API_KEY_VARIABLE, ServeJob, check_packages, read_api_keys
 from app.spec import CaptionerSpec
 

@@ -15,8 +15,8 @@ import pytest
 
 from app.captioner import Captioner
 from app.resources import sample_pictures
-from app.service import Ask, Observer, Service, ServiceLimits
-from app.ticket import Ticket
+from app.service.service import Ask, Observer, Service, ServiceLimits
+from app.service.ticket import Ticket
 
 CHROMIUM = Path("/usr/bin/chromium")
 _ARGUMENTS = (

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from app.resources import sample_pictures
+from tests.app.web.held_engine import HeldEngine
 from tests.e2e.browser import Browser, ServedPage, Visit, serve_page
-from tests.web.held_engine import HeldEngine
 
 pytestmark = pytest.mark.slow
 

@@ -15,11 +15,11 @@ from app.resources import sample_pictures
 from app.server.api import ApiSettings, create_api
 from app.server.guards import GuardSettings
 from app.server.metrics import Metrics
-from app.service import Service
-from app.service_types import BusyError, ServiceLimits, UnavailableError
-from app.ticket import Ticket
-from tests.server.live import StubService, answer, served
-from tests.server.requests import RED_STAR, data_uri, image, user
+from app.service.service import Service
+from app.service.ticket import Ticket
+from app.service.types import BusyError, ServiceLimits, UnavailableError
+from tests.app.server.live import StubService, answer, served
+from tests.app.server.requests import RED_STAR, data_uri, image, user
 
 pytestmark = pytest.mark.slow
 

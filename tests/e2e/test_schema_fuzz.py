@@ -18,9 +18,9 @@ import pytest
 from app import Captioner
 from app.server.api import ApiSettings, create_api
 from app.server.metrics import Metrics
-from app.service import Service
+from app.service.service import Service
 from tests.app.golden import ROOT
-from tests.server.live import served
+from tests.app.server.live import served
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from app.bundle import load_bundle
+from app.models.bundle import load_bundle
 from tests.fakes.om_format import write_fake_om
 from vision.backends.onnx import OnnxVisionBackend
 from vision.card import EncoderCard, EncoderDtype

@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.bundle import add_familiarity, convert, load_bundle
 from app.captioner import Captioner
-from app.checkpoints import ModelSources
-from app.familiarity import Familiarity
 from app.inputs import InputSpec
 from app.jobs.job import Job
 from app.jobs.opening import count_answers
 from app.jobs.questions import Question
 from app.jobs.scribe import Scribe, how_to_go_on
+from app.models.bundle import add_familiarity, convert, load_bundle
+from app.models.checkpoints import ModelSources
+from app.models.familiarity import Familiarity
 from app.records.file import RecordWriter
 from app.records.manifest import manifest_path, read_manifest
 from app.records.record import Record, read_records

@@ -1,0 +1,235 @@
+"""Looks at what is installed around this project, part by part, and says what each gap is in the way of.
+
+Whatever has to be imported is so in a child process with a time limit: a broken driver, toolkit or extension can end
+its process, and torch cannot be imported a second time where its first import failed. The questions are in
+`probes.py`; here their answers are put into words. What the parts are needed for is the table `NEEDED`; printing them
+is the command's (`command.py`).
+"""
+
+import importlib.metadata
+import os
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.child import State, ask_child
+from app.doctor import cann, probes
+from app.doctor.installation import look_at_installation
+from app.startup import AUTOLOAD, NO_TELEMETRY
+from vision.export.packages import EXPORT_PACKAGES, INSTALL_HINT
+from vision.export.toolkit import SET_ENV
+
+PROJECT_PACKAGES = ("numpy", "pillow", "safetensors", "sentencepiece")
+SERVER_PACKAGES = ("fastapi", "fastapi-offline", "httpcore", "prometheus-client", "uvicorn")
+PAGE_PACKAGES = ("gradio",)
+# Generous: the first import of torch from a network disk takes long.
+TORCH_S, OTHERS_S = 180.0, 60.0
+
+# What a part is needed for, as a user asks for it; "always" is every command.
+NEEDED: Mapping[str, tuple[str, ...]] = {
+    "always": ("python", "torch", *PROJECT_PACKAGES),
+    "--device cuda": ("CUDA devices",),
+    "--device npu": ("torch_npu", "CANN", "NPU devices"),
+    "--vision onnx": ("onnxruntime",),
+    "--vision om": ("CANN", "NPU devices", "aclruntime", "ais_bench"),
+    "serve": SERVER_PACKAGES,
+    "web": (*SERVER_PACKAGES, *PAGE_PACKAGES),
+    "export onnx": EXPORT_PACKAGES,
+    "export om": ("CANN", "atc"),
+}
+# Parts that only Ascend devices have; who has none and asks for none reads one line about them.
+ASCEND = ("NPU devices", "CANN", "atc", "torch_npu", "NPU operators", "aclruntime", "ais_bench")
+ASCEND_USES = frozenset({"--device npu", "--vision om"})
+_DEVICE = re.compile(r"cpu|auto|(cuda|npu)(:[0-9]+)?")
+# What to do about a part that is not there, or there and not usable; a check's own words come first.
+ADVICE: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("torch", *PROJECT_PACKAGES), "install this project's packages: `make demo`, or `pip install --editable .`"
+    ),
+    "torch_npu": "pip install --editable '.[npu]', after torch's CPU build: docs/ascend.md",
+    "CANN": "install it, then source its `set_env.sh`: docs/ascend.md",
+    "NPU devices": "install the driver; its `npu-smi info` must list them: docs/ascend.md",
+    "atc": "comes with CANN: source its `set_env.sh`",
+    **dict.fromkeys(("aclruntime", "ais_bench"), "install it from source: docs/ascend.md"),
+    **dict.fromkeys(EXPORT_PACKAGES, INSTALL_HINT),
+    **dict.fromkeys(SERVER_PACKAGES, "pip install --editable '.[serve]'"),
+    **dict.fromkeys(PAGE_PACKAGES, "pip install --editable '.[web]'"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probe:
+    """One part: whether it is there and usable, what was found, and what to do about a gap.
+
+    `absent` is not installed; `broken` is installed and unusable as it is.
+    """
+
+    name: str
+    state: State
+    found: str = ""
+    hint: str = ""
+
+
+def is_device(name: str) -> bool:
+    """Whether a device can have this name, on whatever machine."""
+    return _DEVICE.fullmatch(name) is not None
+
+
+def om_device(name: str) -> int | None:
+    """The number of the device that runs OM files, None where `name` is a device of another kind."""
+    kind, _, number = name.partition(":")
+    return int(number or 0) if kind == "npu" else None
+
+
+def uses_of(*, device: str = "cpu", vision: str = "torch") -> frozenset[str]:
+    """The keys of NEEDED that a command with these flags asks for."""
+    kind = device.partition(":")[0]
+    return frozenset({"always", f"--device {kind}", f"--vision {vision}"} & NEEDED.keys())
+
+
+def is_needed(name: str, *, uses: frozenset[str]) -> bool:
+    """Whether the part of this name is needed for one of these uses."""
+    return any(name in NEEDED[use] for use in uses)
+
+
+def purposes(name: str) -> tuple[str, ...]:
+    """What the part of this name is needed for."""
+    return tuple(use for use, names in NEEDED.items() if name in names)
+
+
+def look_at_environment() -> list[Probe]:
+    """All parts in the order in which one would install them. Takes some seconds, several child processes at once.
+
+    Never raises for what is wrong with the environment.
+    """
+    quiet = {**os.environ, NO_TELEMETRY: "1"}
+    extensions = [entry.name for entry in importlib.metadata.entry_points(group="torch.backends")]
+    deferred, plain = quiet | {AUTOLOAD: "0"}, quiet | {AUTOLOAD: "1"}
+    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+
+        def ask(name: str, *arguments: str, environ: Mapping[str, str] = deferred, seconds: float = OTHERS_S) -> Any:
+            question = f"{probes.__name__}:look_at_{name}"
+            return pool.submit(ask_child, question, *arguments, environ=environ, seconds=seconds)
+
+        torch, torch_npu = ask("torch", seconds=TORCH_S), ask("torch_npu", seconds=TORCH_S)
+        kernels = ask("kernels", seconds=TORCH_S)
+        autoload = ask("autoload", environ=plain, seconds=TORCH_S) if extensions else None
+        extras = (*EXPORT_PACKAGES, *SERVER_PACKAGES, *PAGE_PACKAGES)
+        packages = {name: ask("package", name) for name in (*PROJECT_PACKAGES, *extras)}
+        encoder = {name: ask(name) for name in ("aclruntime", "ais_bench")}
+        devices, atc = pool.submit(probes.list_devices), pool.submit(probes.look_at_atc)
+    return [
+        _python(),
+        _installation(),
+        *(_probe(name, packages[name].result()) for name in PROJECT_PACKAGES),
+        _accelerators(devices.result(), torch_npu.result()),
+        _toolkit(works=torch_npu.result()["state"] == "ok"),
+        _probe("atc", atc.result()),
+        _probe("torch", torch.result()),
+        *([] if autoload is None else [_autoload(extensions, autoload.result())]),
+        _kernels(kernels.result()),
+        _gpus(torch.result()),
+        _probe("torch_npu", torch_npu.result()),
+        *_operators(torch_npu.result()),
+        *(_probe(name, said.result()) for name, said in encoder.items()),
+        *(_probe(name, packages[name].result()) for name in extras),
+    ]
+
+
+def fold(probes: list[Probe], *, uses: frozenset[str]) -> list[Probe]:
+    """Without those of Ascend's parts that are absent and that nobody asks for; a last line stands for them."""
+    gone = [probe.name for probe in probes if probe.name in ASCEND and probe.state == "absent"]
+    if not gone or uses & ASCEND_USES:
+        return probes
+    kept = [probe for probe in probes if probe.name not in gone]
+    names = "nothing" if not any(probe.name in ASCEND for probe in kept) else f"no {', no '.join(gone)}"
+    return [*kept, Probe(name="Ascend", state="absent", found=f"{names} installed (docs/ascend.md)")]
+
+
+# Answers put into words.
+
+
+def _probe(name: str, said: Mapping[str, Any]) -> Probe:
+    hint = said["hint"] or ("" if said["state"] == "ok" else ADVICE[name])
+    return Probe(name=name, state=said["state"], found=said["found"], hint=hint)
+
+
+def _python() -> Probe:
+    machine = f"{platform.system()} {platform.machine()}"
+    return Probe(name="python", state="ok", found=f"{platform.python_version()}, {machine}, {sys.executable}")
+
+
+def _installation() -> Probe:
+    state, found, hint = look_at_installation()
+    return Probe(name="llama-adapter", state=state, found=found, hint=hint)
+
+
+def _autoload(extensions: list[str], said: Mapping[str, Any]) -> Probe:
+    names = ", ".join(extensions)
+    if said["state"] == "ok":
+        return Probe(name="extensions", state="ok", found=f"`import torch` also imports {names}")
+    hint = f"this project's commands load {names} only when asked; in other programs set {AUTOLOAD}=0, or uninstall it"
+    return Probe(name="extensions", state="broken", found=said["found"], hint=hint)
+
+
+def _kernels(said: Mapping[str, Any]) -> Probe:
+    if said["state"] == "ok":
+        return Probe(name="CPU kernels", state="ok", found=said["found"])
+    found = said["found"] and f"none: {said['found']}"
+    return Probe(name="CPU kernels", state=said["state"], found=found, hint="plain torch computes, more slowly")
+
+
+def _gpus(torch: Mapping[str, Any]) -> Probe:
+    if gpus := torch.get("gpus"):
+        return Probe(name="CUDA devices", state="ok", found=_grouped(gpus))
+    if not torch.get("has_gpu_build", True):
+        return Probe(name="CUDA devices", state="absent", found="none, as this torch is built without CUDA")
+    return Probe(name="CUDA devices", state="absent", found="none", hint="the driver must list them: `nvidia-smi`")
+
+
+def _toolkit(*, works: bool) -> Probe:
+    """`works`: torch_npu found all libraries that it needs."""
+    scripts, variable = cann.setup_scripts(os.environ), cann.home_variable(os.environ)
+    libraries = cann.library_folder(os.environ)
+    advice = f"source {scripts[0]}" if scripts else SET_ENV
+    if fault := cann.setup_fault(os.environ, works=works):
+        return Probe(name="CANN", state="broken", found=fault, hint=f"{advice}, in a fresh shell")
+    if variable is not None:
+        versions = cann.package_versions(Path(os.environ[variable]))
+        return Probe(name="CANN", state="ok", found=", ".join([*versions, os.environ[variable]]))
+    if works or libraries is not None:
+        return Probe(name="CANN", state="ok", found=f"libraries in {libraries or 'the system'}, version unknown")
+    if scripts:
+        found = f"installed in {scripts[0].parent}, and not set up in this shell"
+        return Probe(name="CANN", state="broken", found=found, hint=advice)
+    return Probe(name="CANN", state="absent", hint=ADVICE["CANN"])
+
+
+def _accelerators(driver: Mapping[str, Any], torch_npu: Mapping[str, Any]) -> Probe:
+    name, usable = "NPU devices", torch_npu.get("devices", [])
+    listed = ", ".join(filter(None, [_grouped(usable or driver["names"]), driver["found"]]))
+    if usable:
+        return Probe(name=name, state="ok", found=listed)
+    if driver["locked"]:
+        hint = "add this user to the group of these files (usually HwHiAiUser), then log in again"
+        return Probe(name=name, state="broken", found=f"no permission for {driver['locked'][0]}", hint=hint)
+    if driver["state"] == "ok" and "no_device" in torch_npu:
+        found = f"{listed}, but {torch_npu['no_device']}"
+        return Probe(name=name, state="broken", found=found, hint=torch_npu["no_device_hint"])
+    hint = "" if driver["state"] == "ok" else torch_npu.get("no_device_hint", ADVICE[name])
+    return Probe(name=name, state=driver["state"], found=listed or driver["found"], hint=hint)
+
+
+def _operators(torch_npu: Mapping[str, Any]) -> list[Probe]:
+    """What the decoder would compute by; no row where there is no device to ask."""
+    found = torch_npu.get("operators")
+    return [Probe(name="NPU operators", state="ok", found=found)] if found else []
+
+
+def _grouped(names: list[str]) -> str:
+    return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))

@@ -1,0 +1,77 @@
+"""Which copy of this project runs: the checkout itself, or one that pip put aside, and whether that is meant.
+
+Only files are looked at, nothing is imported.
+"""
+
+import importlib.metadata
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from app.child import State
+
+DISTRIBUTION = "llama-adapter"
+_INSTALL = "pip install --editable ."
+_HOME = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Installed:
+    """What pip installed: its version, how, and the folder that holds its packages."""
+
+    version: str
+    kind: Literal["editable", "copy"]
+    place: Path
+
+
+def find_installed() -> Installed | None:
+    """What pip knows of this project; None where it is run from a checkout and not installed."""
+    try:
+        distribution = importlib.metadata.distribution(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    source = json.loads(distribution.read_text("direct_url.json") or "{}")
+    if source.get("dir_info", {}).get("editable"):
+        place = Path(url2pathname(urlsplit(source["url"]).path))
+        return Installed(version=distribution.version, kind="editable", place=place.resolve())
+    place = Path(str(distribution.locate_file("")))
+    return Installed(version=distribution.version, kind="copy", place=place.resolve())
+
+
+def find_checkout(folder: Path) -> Path | None:
+    """The checkout of this project that `folder` is in."""
+    for place in (folder, *folder.parents):
+        try:
+            project = tomllib.loads((place / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
+        except (OSError, ValueError):
+            continue
+        if project.get("name") == DISTRIBUTION:
+            return place
+    return None
+
+
+def judge_installation(installed: Installed | None, *, running: Path, checkout: Path | None) -> tuple[State, str, str]:
+    """State, what was found and a hint. `running` holds the packages in use, `checkout` the current folder."""
+    if installed is None:
+        return "ok", f"not installed, run from {running}", ""
+    found = f"{installed.version}, {installed.kind}, {installed.place}"
+    if installed.place != running:
+        # As `python -m app` does it in a checkout.
+        return "broken", f"{found}, while {running} is what runs here", f"{_INSTALL} in {running}"
+    if checkout not in (None, running):
+        hint = f"changes in {checkout} have no effect; there: {_INSTALL}"
+        return "broken", f"{found}, while this folder is in the checkout {checkout}", hint
+    return "ok", found, ""
+
+
+def look_at_installation() -> tuple[State, str, str]:
+    """`judge_installation` for this process and its current folder."""
+    try:
+        checkout = find_checkout(Path.cwd().resolve())
+    except FileNotFoundError:  # the folder is gone
+        checkout = None
+    return judge_installation(find_installed(), running=_HOME, checkout=checkout)

@@ -1,0 +1,197 @@
+"""The questions about the environment, each about one part: what is imported, run or found there, as facts.
+
+Those of the first half are asked in a child process (app/child.py); those of the second only look at files, or run
+programs with a time limit. What the answers are worth is said in app/doctor/environment.py.
+"""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from app.child import absent, broken, last_line, ok, one_line, run_program
+from vision.errors import EncoderError
+from vision.export.toolkit import find_atc, read_npu_smi
+
+if TYPE_CHECKING:
+    from llm.runtime.npu import NpuBackend
+
+IMPORT_NAMES = {
+    "pillow": "PIL",
+    "fastapi-offline": "fastapi_offline",
+    "prometheus-client": "prometheus_client",
+}
+PROVIDER = "CPUExecutionProvider"  # the one that vision/backends/onnx.py opens a file with
+DEVICE_FILES = (Path("/dev"), "davinci[0-9]*")
+PROGRAM_S = 60.0
+
+
+# What is asked in a child process.
+
+
+def look_at_torch() -> dict[str, Any]:
+    """torch without its extensions; facts: `gpus`, their names, and `has_gpu_build`."""
+    if importlib.util.find_spec("torch") is None:
+        return absent()
+    import torch
+
+    count, threads = torch.cuda.device_count(), torch.get_num_threads()
+    return ok(
+        f"{torch.__version__}, {threads} thread{'' if threads == 1 else 's'}",
+        gpus=[torch.cuda.get_device_name(index) for index in range(count)],
+        has_gpu_build=torch.version.cuda is not None,
+    )
+
+
+def look_at_kernels() -> dict[str, Any]:
+    """The decoder's own kernels for this processor, which are compiled now if they were not before."""
+    if importlib.util.find_spec("torch") is None:
+        return absent()
+    from llm.runtime.native.library import find_library
+
+    finding = find_library()
+    if finding.library is None:
+        return {**absent(), "found": one_line(finding.reason)}
+    return ok(f"for {', '.join(finding.library.types)}")
+
+
+def look_at_autoload() -> dict[str, Any]:
+    """`import torch` as any other program does it, with the extensions that torch imports by itself."""
+    try:
+        import torch  # noqa: F401
+    except Exception as error:
+        cause = error.__cause__ or error
+        return broken(one_line(f"a plain `import torch` fails: {type(cause).__name__}: {cause}"))
+    return ok("")
+
+
+def look_at_torch_npu() -> dict[str, Any]:
+    """torch_npu as `--device npu` loads it.
+
+    Facts: `devices`, name and family of each, and `operators`, what LLaMA-7B would compute by on the first; or
+    `no_device`, why there is none, and `no_device_hint`.
+    """
+    if importlib.util.find_spec("torch_npu") is None:
+        return absent()
+    from llm.errors import DeviceError
+    from llm.runtime.npu import open_npu
+    from llm.runtime.npu_load import load_torch_npu
+
+    try:
+        torch_npu = load_torch_npu()
+    except DeviceError as error:
+        return broken(error.message, hint=error.hint)
+    version = version_of("torch_npu") or str(torch_npu.__version__)
+    try:
+        first = open_npu(0)
+    except DeviceError as error:
+        return ok(version, no_device=error.message, no_device_hint=error.hint)
+    names = [torch_npu.npu.get_device_name(index) for index in range(torch_npu.npu.device_count())]
+    devices = [f"{name} (family {first.family.name})" for name in names]
+    return ok(version, devices=devices, operators=_operators_of_7b(first))
+
+
+def _operators_of_7b(backend: "NpuBackend") -> str:
+    """What is fused and what is not, by their reasons; the choice is made by tables, nothing is computed."""
+    from llm.config import DecoderConfig
+    from llm.runtime.backend import DTYPES, EAGER
+
+    config = DecoderConfig(
+        vocab_size=32000, dim=4096, num_layers=32, num_heads=32, ffn_dim=11008, norm_eps=1e-6, context=512
+    )
+    backend.choose_operators(config, dtype=DTYPES["float16"], wanted="auto", mode=EAGER)
+    own = [f"{choice.operator} by {choice.implementation}" for choice in backend.choices if choice.is_own]
+    plain = [f"{choice.operator} ({choice.reason})" for choice in backend.choices if not choice.is_own]
+    return f"LLaMA-7B in float16: {', '.join(own) or 'none of its own'}; plain: {', '.join(plain) or 'none'}"
+
+
+def look_at_aclruntime() -> dict[str, Any]:
+    """The half of ais_bench that is compiled against CANN."""
+    if importlib.util.find_spec("aclruntime") is None:
+        return absent()
+    return _import_for_om("aclruntime")[0]
+
+
+def look_at_ais_bench() -> dict[str, Any]:
+    """The Python half, and of which generation; not the package that shares its name."""
+    if importlib.util.find_spec("ais_bench") is None:
+        return absent()
+    said, interface = _import_for_om("ais_bench.infer.interface")
+    if interface is not None:
+        is_newer = hasattr(interface.InferSession, "set_context")
+        is_newer = is_newer or importlib.util.find_spec("ais_bench.infer.interface_check") is not None
+        said["found"] = ", ".join(filter(None, [said["found"], "of 2024 or newer" if is_newer else "as of 2023"]))
+    return said
+
+
+def _import_for_om(module_name: str) -> tuple[dict[str, Any], ModuleType | None]:
+    from vision.backends.om_failures import import_failed
+
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        failure = import_failed(error)
+        return broken(failure.message, hint=failure.hint), None
+    return ok(version_of(module_name.partition(".")[0])), module
+
+
+def look_at_package(name: str) -> dict[str, Any]:
+    """A package by the name that pip knows; of onnxruntime also what it is to compute by."""
+    module_name = IMPORT_NAMES.get(name, name)
+    if importlib.util.find_spec(module_name) is None:
+        return absent()
+    module = importlib.import_module(module_name)
+    version = version_of(name) or str(module.__version__)
+    if name != "onnxruntime":
+        return ok(version)
+    if PROVIDER not in module.get_available_providers():
+        return broken(
+            f"{version}, without {PROVIDER}", hint="install the package onnxruntime, which computes on the CPU"
+        )
+    return ok(f"{version}, {PROVIDER}")
+
+
+# What this process sees for itself: files, and programs with a time limit.
+
+
+def list_devices() -> dict[str, Any]:
+    """What the driver's own tool says; facts: `names` as in its table, and `locked` device files."""
+    facts = {"names": [], "locked": [str(file) for file in sorted(DEVICE_FILES[0].glob(DEVICE_FILES[1]))]}
+    facts["locked"] = [file for file in facts["locked"] if not os.access(file, os.R_OK | os.W_OK)]
+    tool = shutil.which("npu-smi")
+    if tool is None:
+        return absent() | facts
+    ran = run_program([tool, "info"], environ=os.environ, seconds=PROGRAM_S)
+    if isinstance(ran, str):
+        return broken(f"`npu-smi info` {ran}") | facts
+    table = read_npu_smi(ran.stdout)
+    if ran.returncode != 0 or not table.devices:
+        return broken(f"`npu-smi info` lists no device: {last_line(ran.stderr) or last_line(ran.stdout)}") | facts
+    names = [npu.name if npu.health == "OK" else f"{npu.name} in health {npu.health}" for npu in table.devices]
+    return ok(f"driver {table.driver}" if table.driver else "") | facts | {"names": names}
+
+
+def look_at_atc() -> dict[str, Any]:
+    """ATC, and whether it starts."""
+    try:
+        tool = str(find_atc())
+    except EncoderError:
+        return absent()
+    ran = run_program([tool, "--help"], environ=os.environ, seconds=PROGRAM_S)
+    if isinstance(ran, str):
+        return broken(f"{tool} {ran}")
+    if "cannot open shared object file" in (said := ran.stdout + ran.stderr):
+        return broken(f"{tool}: {last_line(said)}")
+    return ok(tool)
+
+
+def version_of(distribution: str) -> str:
+    """The version that pip knows, empty for what it did not install."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

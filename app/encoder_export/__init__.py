@@ -1,0 +1,1 @@
+"""The commands that export the picture encoder: to ONNX, and from there to an Ascend OM."""

@@ -1,0 +1,20 @@
+"""Where the export commands may put their files: asked before the work, which takes minutes."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from vision.errors import EncoderError
+
+
+def check_place(target: Path, *, shown: str) -> None:
+    """Raise EncoderError, before the work, where no file can be made at `target`; nothing is left behind."""
+    folder = next(parent for parent in Path(os.path.abspath(target)).parents if parent.exists())
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(0, "it is a folder")
+        os.rmdir(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=folder))
+    except OSError as error:
+        raise EncoderError(
+            f"`{shown}` cannot be written: {error.strerror}", hint="name another place as --out"
+        ) from None

@@ -1,0 +1,159 @@
+"""The command that converts an exported encoder: ONNX -> OM by ATC, or the line to do so elsewhere and what it made."""
+
+import os
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from app.encoder_export.files import check_place
+from app.encoder_export.talk import give, tell, told_complaints, told_next
+from app.whole_files import refuse_to_replace
+from vision.errors import EncoderError
+from vision.export.adopt import adopt_om
+from vision.export.atc import AtcRequest, check_settings, command, make_om, plan
+from vision.export.defaults import BATCH_SIZES, LOG_LEVEL, PRECISION_MODE
+from vision.export.graph import Graph, read_graph
+from vision.export.lint import lint_graph
+from vision.export.toolkit import detect_soc_version, find_atc
+from vision.sidecar import check_om_path, sidecar_path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OmJob:
+    """One `export om`; without `soc_version` the chip of this machine is asked for.
+
+    With `adopt`, an OM that ATC made elsewhere of the same values, nothing is converted.
+    """
+
+    onnx: str
+    out: str | None = None  # None: beside the ONNX file, under its name
+    batch_sizes: tuple[int, ...] = BATCH_SIZES
+    gears: bool = False
+    soc_version: str | None = None
+    precision_mode: str = PRECISION_MODE
+    log_level: str = LOG_LEVEL
+    atc_flags: tuple[str, ...] = ()
+    print_command: bool = False
+    adopt: str | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if self.out is not None and os.path.basename(self.out) in ("", ".", ".."):
+            raise ValueError(f"out must end in a file's name, such as folder/clip, got {self.out!r}")
+        if self.adopt is not None:
+            self._check_adopt(self.adopt)
+        check_settings(
+            batch_sizes=self.batch_sizes,
+            gears=self.gears,
+            soc_version=self.soc_version,
+            precision_mode=self.precision_mode,
+            log_level=self.log_level,
+        )
+
+    def _check_adopt(self, file: str) -> None:
+        if not file:
+            raise ValueError("adopt is empty: name the OM file")
+        if self.out is not None or self.print_command:
+            raise ValueError("adopt takes an OM as it is, and excludes out and print_command")
+        if not self.gears and len(set(self.batch_sizes)) != 1:
+            raise ValueError(
+                "adopt needs the one number of batch_sizes that the OM was made for, or gears with all of them"
+            )
+
+
+def run_export_om(job: OmJob) -> None:
+    """Lint and convert, print the command lines, or adopt.
+
+    Raises UsageError when there is a file already, EncoderError when the lint or ATC refuses the file.
+    """
+    graph = read_graph(job.onnx)
+    requests = plan_om(job, graph)
+    if job.adopt is not None:
+        _adopt(requests[0], graph=graph, force=job.force)
+        return
+    _check_names(requests)
+    complaints = lint_graph(graph)
+    for line in told_complaints(complaints):
+        tell(line)
+    if job.print_command:
+        _print_commands(job, requests)
+        return
+    errors = [complaint for complaint in complaints if complaint.level == "error"]
+    if errors and not job.force:
+        raise EncoderError(
+            f"ATC will refuse `{job.onnx}`: {errors[0].sentence}",
+            hint=f"{errors[0].hint}; or try all the same with --force",
+        )
+    refuse_to_replace([request.output for request in requests], force=job.force)
+    check_place(requests[0].output, shown=str(requests[0].output))
+    atc = find_atc()
+    _tell_of_strangers(job.onnx, graph)
+    for request in requests:
+        _convert(request, atc=atc, graph=graph)
+    tell(told_next(requests[0].output))
+
+
+def _convert(request: AtcRequest, *, atc: Path, graph: Graph) -> None:
+    start = time.perf_counter()
+    sizes = ", ".join(map(str, request.batch_sizes))
+    tell(f"ATC compiles for {request.soc_version}, batch {sizes}; this takes minutes")
+    made = make_om(request, atc=atc, graph=graph, tick=lambda seconds: tell(f"ATC is at work for {seconds:.0f} s"))
+    tell(f"wrote {made.stat().st_size / 1e6:,.1f} MB", start)
+    give(str(request.output))
+
+
+def _print_commands(job: OmJob, requests: Sequence[AtcRequest]) -> None:
+    for request in requests:
+        give(shlex.join(["atc", *command(request)]))
+    for request in requests:
+        tell(f"afterwards: {shlex.join(['llama-adapter', 'export', 'om', *_adopting(job, request)])}")
+
+
+def _adopting(job: OmJob, request: AtcRequest) -> list[str]:
+    """The arguments that make an OM of `request`, once it is there, one of ours."""
+    arguments = [job.onnx, "--adopt", str(request.output), "--batch-sizes", ",".join(map(str, request.batch_sizes))]
+    arguments += ["--gears"] * request.gears + ["--soc-version", request.soc_version]
+    if request.precision_mode != PRECISION_MODE:
+        arguments += ["--precision-mode", request.precision_mode]
+    return [*arguments, *(f"--atc-flag={flag}" for flag in request.extra)]
+
+
+def _adopt(request: AtcRequest, *, graph: Graph, force: bool) -> None:
+    refuse_to_replace([sidecar_path(request.output)], force=force, other="")
+    _tell_of_strangers(str(request.onnx), graph)
+    made = adopt_om(request, graph=graph)
+    tell(f"wrote `{sidecar_path(made)}`, and the OM's mode is 640")
+    give(str(request.output))
+    tell(told_next(request.output))
+
+
+def _tell_of_strangers(onnx: str, graph: Graph) -> None:
+    if graph.card is None:
+        tell(f"`{onnx}` was not exported here: whether its weights are those of a model cannot be checked later")
+
+
+def plan_om(job: OmJob, graph: Graph) -> list[AtcRequest]:
+    """What is to be converted, or was; raises EncoderError without a known chip and for a graph of no use."""
+    requests = plan(
+        graph,
+        Path(job.onnx),
+        Path(job.onnx).with_suffix("") if job.out is None else Path(job.out),
+        batch_sizes=job.batch_sizes,
+        gears=job.gears,
+        soc_version=detect_soc_version() if job.soc_version is None else job.soc_version,
+        precision_mode=job.precision_mode,
+        log_level=job.log_level,
+        extra=job.atc_flags,
+    )
+    return requests if job.adopt is None else [replace(requests[0], output=Path(job.adopt))]
+
+
+def _check_names(requests: Sequence[AtcRequest]) -> None:
+    """Raise EncoderError for a path that the runtime would refuse later."""
+    for request in requests:
+        try:
+            check_om_path(request.output)
+        except EncoderError as error:
+            raise EncoderError(error.message, hint="name another place as --out") from None

@@ -1,0 +1,213 @@
+"""The command that exports the encoder: weights -> ONNX, compared with torch. From ONNX to OM: `to_om.py`."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from app.encoder_export.files import check_place
+from app.encoder_export.talk import give, tell, told_complaints, told_next, told_parity
+from app.inputs import expand_inputs
+from app.models.bundle import VISION, check_sizes, read_configs, read_manifest, stored_forms, stored_precision
+from app.models.checkpoints import adapter_name, find_clip, resolve_channel_order
+from app.models.tensor_files import read_tensors
+from app.resources import embedded_model, sample_pictures
+from app.whole_files import refuse_to_replace
+from llm.errors import CheckpointError
+from llm.weights.adapter import AdapterFile, open_adapter
+from vision.card import EncoderDtype
+from vision.config import VisionConfig
+from vision.encoder import encoder_from_state
+from vision.errors import EncoderError, PictureError
+from vision.export.defaults import DTYPE, OPSET, OPSETS
+from vision.export.graph import Graph, read_graph
+from vision.export.lint import lint_graph
+from vision.export.onnx import export_onnx
+from vision.export.parity import compare
+from vision.image import load_picture
+from vision.preprocess import preprocess
+from vision.weights import VisionCheckpointError, build_vision
+
+CLIP_FILE = "ViT-L-14.pt"  # as OpenAI publishes it, and where its own package keeps it
+CLIP_CACHE = Path("~/.cache/clip")
+_MAX_PICTURES = 4  # of the samples; enough for two batch sizes, and a float16 encoder is slow on a CPU
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderSources:
+    """Where an encoder's weights are: an adapter with its CLIP, else a bundle, else the embedded model."""
+
+    model: str | None = None
+    adapter: str | None = None
+    clip: str | None = None
+    visual_heads: int | None = None
+    channel_order: Literal["auto", "rgb", "bgr"] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.model is not None and self.adapter is not None:
+            raise ValueError("model and adapter exclude each other: give a bundle, or the files it is made of")
+        if self.adapter is None and (self.clip is not None or self.visual_heads is not None):
+            raise ValueError("clip and visual_heads go with adapter, which is missing")
+        for name in ("model", "adapter", "clip"):
+            if getattr(self, name) == "":
+                raise ValueError(f"{name} is empty: name a path, or leave it out")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedEncoder:
+    """An encoder's configuration and state dict, and the model's name for people."""
+
+    name: str
+    config: VisionConfig
+    state: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnnxJob:
+    """One `export onnx`."""
+
+    sources: EncoderSources
+    out: str
+    dtype: EncoderDtype = DTYPE
+    opset: int = OPSET
+    pictures: tuple[str, ...] = ()  # to compare with; none means the sample pictures
+    force: bool = False
+    debug: bool = False  # tell of the operators too
+
+    def __post_init__(self) -> None:
+        if self.opset not in OPSETS:
+            raise ValueError(f"opset must be one of {', '.join(map(str, OPSETS))}, got {self.opset}")
+        if not self.out.endswith(".onnx"):
+            raise ValueError(f"out must end in .onnx, got {self.out!r}")
+
+
+def load_encoder(sources: EncoderSources) -> LoadedEncoder:
+    """The encoder's weights in float32; the language model is not read, nor need it be there.
+
+    Raises CheckpointError, VisionCheckpointError.
+    """
+    return _from_bundle(sources) if sources.adapter is None else _from_adapter(sources, sources.adapter)
+
+
+def _from_bundle(sources: EncoderSources) -> LoadedEncoder:
+    place = embedded_model() if sources.model is None else Path(sources.model)
+    manifest = read_manifest(place)
+    check_sizes(place, manifest)
+    if stored_precision(manifest) != "float":
+        raise CheckpointError(
+            f"The bundle `{place}` has 8-bit weights, and an encoder is exported from the full ones",
+            hint="export from the bundle it was made from: the file goes with both",
+        )
+    config, _ = read_configs(place, manifest)
+    state = read_tensors(place / VISION, forms=stored_forms(config, manifest))
+    if sources.channel_order != "auto":
+        config = VisionConfig(clip=config.clip, query=config.query, channel_order=sources.channel_order)
+    state = {key: tensor.float() for key, tensor in state.items()}
+    return LoadedEncoder(name=str(manifest["name"]), config=config, state=state)
+
+
+def _from_adapter(sources: EncoderSources, file: str) -> LoadedEncoder:
+    adapter = open_adapter(file)
+    clip = _find_clip_file(sources.clip, adapter)
+    channel_order, _ = resolve_channel_order(sources.channel_order, adapter)
+    config, state = build_vision(
+        adapter.visual,
+        name=adapter.name,
+        clip=find_clip(clip, adapter),
+        visual_heads=sources.visual_heads,
+        channel_order=channel_order,
+    )
+    return LoadedEncoder(name=adapter_name(file), config=config, state=state)
+
+
+def _find_clip_file(named: str | None, adapter: AdapterFile) -> str | Path | None:
+    """The file that was named, else OpenAI's where it usually lies; None for an adapter that holds its own.
+
+    Raises VisionCheckpointError where there is none.
+    """
+    if named is not None or adapter.clip:
+        return named
+    folders = (Path(adapter.name).parent, Path(), CLIP_CACHE.expanduser())
+    places = list(dict.fromkeys(folder.resolve() / CLIP_FILE for folder in folders))
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise VisionCheckpointError(
+            f"The adapter `{adapter.name}` holds no CLIP, and none was given",
+            hint=f"name the file as --clip; it was looked for as {', '.join(f'`{place}`' for place in places)}",
+        )
+    return found
+
+
+def run_export_onnx(job: OnnxJob) -> None:
+    """Export, lint, compare; the file is put in place when it computes what the encoder does.
+
+    Raises UsageError when there is a file already, EncoderError when the graph differs from the encoder.
+    """
+    out = Path(job.out).resolve()
+    refuse_to_replace([out], force=job.force)
+    check_place(out, shown=job.out)
+    loaded = load_encoder(job.sources)
+    pixels_BHWC = _pixels(job.pictures, size=loaded.config.clip.image_size)
+    tell(f"exporting `{loaded.name}` as {job.dtype}, opset {job.opset}")
+    start = time.perf_counter()
+
+    def check(made: Path) -> None:
+        graph = read_graph(made)
+        exported = f"exported {graph.num_bytes / 1e6:,.1f} MB in {time.perf_counter() - start:.1f} s"
+        _check_parity(graph, made, loaded, pixels_BHWC)
+        for line in told_complaints(lint_graph(graph)):
+            tell(line)
+        tell(exported)
+        if job.debug:
+            tell(f"operators: {', '.join(f'{name} {count}' for name, count in graph.operators.items())}")
+
+    export_onnx(loaded.config, loaded.state, out, name=loaded.name, dtype=job.dtype, opset=job.opset, check=check)
+    give(job.out)
+    tell(told_next(job.out, *_model_flags(job.sources)))
+
+
+def _check_parity(graph: Graph, file: Path, loaded: LoadedEncoder, pixels_BHWC: NDArray[np.uint8]) -> None:
+    """Tell how close the graph comes; raise EncoderError when it computes something else than the encoder."""
+    start = time.perf_counter()
+    parity = compare(file, encoder_from_state(loaded.config, loaded.state), pixels_BHWC)
+    if parity.ok:
+        tell(told_parity(parity), start)
+        return
+    is_half = graph.card is not None and graph.card.dtype == "float16"
+    raise EncoderError(
+        f"The exported graph does not compute what the encoder does; {told_parity(parity)}",
+        hint="float16 may be too narrow for these weights: export with --dtype float32"
+        if is_half
+        else "other versions of torch, onnx or onnxscript may do better; nothing was written",
+    )
+
+
+def _model_flags(sources: EncoderSources) -> list[str]:
+    """The model that the encoder is of, for the other commands; they need its LLaMA, whose place nobody said here."""
+    flags = [] if sources.model is None else ["--model", sources.model]
+    if sources.adapter is not None:
+        flags = ["--llama-dir", "LLAMA", "--adapter", sources.adapter]
+    return flags if sources.channel_order == "auto" else [*flags, "--channel-order", sources.channel_order]
+
+
+def _pixels(named: Sequence[str], *, size: int) -> NDArray[np.uint8]:
+    """Pictures as the encoder gets them, those that can be read; raises EncoderError where none can."""
+    found = expand_inputs(named) if named else islice(expand_inputs([sample_pictures()]), _MAX_PICTURES)
+    pixels = []
+    for one in found:
+        try:
+            pixels.append(preprocess(load_picture(one.path).image, size=size))
+        except PictureError as error:
+            tell(f"not compared on this picture: {error.message}")
+    if not pixels:
+        raise EncoderError(
+            "None of the pictures can be read, and without any the graph cannot be compared with the encoder",
+            hint="name others as --pictures, or leave it away for the sample pictures",
+        )
+    return np.stack(pixels)

@@ -1,0 +1,213 @@
+"""What `bench` does: a workload at several batch sizes in turn, beside the ceilings of the device it runs on.
+
+Pictures are read, encoded and answered by the captioner itself, with meters around its encoder and its executor.
+"""
+
+import dataclasses
+import functools
+import gc
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from app.assemble import ModelLoader, Parts, assemble_parts
+from app.captioner import Answer
+from app.clock import StageClock
+from app.measuring.bench_result import BenchResult, Ceilings, Round, Workload, summarise
+from app.measuring.ceilings import measure_bandwidth, measure_matmul
+from app.measuring.circumstances import circumstances, load_average
+from app.measuring.meters import Meter, MeteredExecutor, MeteredVision
+from app.measuring.roofline import NumberSizes, decoder_shapes, decoder_weights, encoder_shapes, encoder_weights
+from app.models.checkpoints import LoadedModel
+from app.models.random_model import parse_size, random_model
+from app.resources import sample_pictures
+from app.spec import CaptionerSpec
+from llm.prompt import format_prompt
+from llm.runtime.backend import EAGER, resolve_dtype
+
+QUESTION = "Is there a person in the picture? Answer Yes or No."
+CHOICES = ("Yes", "No")
+NUM_NEW_TOKENS = 64
+_NUM_WARM_UP_TOKENS = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchJob:
+    """What to measure, as plain values. The spec's own `batch_size` has no effect."""
+
+    spec: CaptionerSpec
+    random: str | None = None  # a size of app/models/random_model.py, in place of the spec's model
+    workload: Workload = "yesno"
+    question: str = QUESTION  # of yesno
+    batch_sizes: tuple[int, ...] = (1, 5, 16)
+    pictures: int = 25  # in each round of each batch size
+    rounds: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("pictures", "rounds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.question != QUESTION and self.workload != "yesno":
+            raise ValueError("question is for yesno, and caption has the model's own instruction")
+        if self.random is not None:
+            parse_size(self.random)
+            if not self.spec.is_embedded:
+                raise ValueError("random is a model of its own: leave out the flags that name another")
+
+
+def run_bench(job: BenchJob, *, tell: Callable[[str], None] = lambda line: None) -> BenchResult:
+    """Measure; `tell` gets a line for each thing that was done. Raises what app/errors.py lists, as `caption` does."""
+    load_before = load_average()
+    started = time.perf_counter()
+    spec = dataclasses.replace(job.spec, batch_size=max(job.batch_sizes))
+    parts = assemble_parts(spec, load=None if job.random is None else _random_loader(job.random, spec))
+    gc.collect()  # plain weights, where packed ones took their place
+    load_s = time.perf_counter() - started
+    tell(f"{parts.info.name} was loaded in {load_s:.1f} s")
+    try:
+        ceilings = measure_ceilings(parts)
+        benches = [_Bench(job, parts, batch_size=size) for size in dict.fromkeys(job.batch_sizes)]
+        for bench in benches:
+            bench.warm_up()
+            tell(f"batch size {bench.batch_size}: warm-up of {bench.warm_up_s:.1f} s")
+        # Batch sizes in turn, so that a noisy minute of the machine hits all of them.
+        for number, bench in itertools.product(range(job.rounds), benches):
+            rate = bench.run_round()
+            tell(f"batch size {bench.batch_size}: round {number + 1} of {job.rounds}, {rate:.2f} pictures/s")
+        ceilings = ceilings.best(measure_ceilings(parts))
+    finally:
+        parts.vision.close()
+    prompt_tokens = len(parts.model.tokenizer.encode(format_prompt(_instruction(job, parts))))
+    room = parts.model.decoder_config.context - prompt_tokens
+    return BenchResult(
+        model=parts.info.name,
+        num_decoder_weights=decoder_weights(parts.model.decoder_config),
+        num_encoder_weights=encoder_weights(parts.model.vision_config),
+        workload=job.workload,
+        question=job.question if job.workload == "yesno" else None,
+        prompt_tokens=prompt_tokens,
+        new_tokens=0 if job.workload == "yesno" else min(NUM_NEW_TOKENS, room),
+        pictures=job.pictures,
+        rounds=job.rounds,
+        dtype=parts.info.dtype,
+        precision=parts.info.precision,
+        device=parts.info.device,
+        mode=parts.info.mode,
+        operators=parts.info.operators,
+        vision=parts.info.vision,
+        load_s=load_s,
+        ceilings=ceilings,
+        batches=tuple(
+            summarise(
+                bench.rounds,
+                batch_size=bench.batch_size,
+                ceilings=ceilings,
+                warm_up_s=bench.warm_up_s,
+                num_warm_up_pictures=bench.batch_size,
+            )
+            for bench in benches
+        ),
+        circumstances=circumstances(load_before=load_before),
+    )
+
+
+def measure_ceilings(parts: Parts) -> Ceilings:
+    """Of the device of `parts`, by the shapes of the model's own linear layers."""
+    backend, model = parts.backend, parts.model
+    matmul = functools.partial(measure_matmul, backend, dtype=model.dtype, precision=model.precision)
+    return Ceilings(
+        bytes_per_s=measure_bandwidth(backend),
+        decoder_flops_per_s=matmul(shapes=decoder_shapes(model.decoder_config)),
+        encoder_flops_per_s=matmul(shapes=encoder_shapes(model.vision_config)),
+    )
+
+
+class _Bench:
+    """One batch size: a captioner around the shared weights, with as many slots, and its rounds."""
+
+    def __init__(self, job: BenchJob, parts: Parts, *, batch_size: int) -> None:
+        self.batch_size = batch_size
+        self.warm_up_s = 0.0
+        self.rounds: list[Round] = []
+        self._job = job
+        self._instruction = _instruction(job, parts)
+        files = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
+        self._pictures = list(itertools.islice(itertools.cycle(files), job.pictures))
+        self._meter = Meter(synchronise=parts.backend.synchronise)
+        sizes = _number_sizes(parts)
+        metered = dataclasses.replace(
+            parts,
+            spec=dataclasses.replace(parts.spec, batch_size=batch_size),
+            vision=MeteredVision(parts.vision, meter=self._meter, config=parts.model.vision_config, sizes=sizes),
+            executor=MeteredExecutor(parts.executor, meter=self._meter, num_slots=batch_size, sizes=sizes),
+        )
+        self._captioner = metered.captioner()
+
+    def warm_up(self) -> None:
+        """One full batch, whose answers are cut short: kernels are chosen and memory is taken here.
+
+        In a graph mode, the programs of all shapes that will come are compiled too.
+        """
+        files = list(itertools.islice(itertools.cycle(self._pictures), self.batch_size))
+        started = time.perf_counter()
+        if self._captioner.info.mode != EAGER and self._job.workload == "caption":
+            self._captioner.warm_up(self._instruction, max_new_tokens=NUM_NEW_TOKENS)
+        self._answer(files, max_new_tokens=_NUM_WARM_UP_TOKENS)
+        self.warm_up_s = time.perf_counter() - started
+
+    def run_round(self) -> float:
+        """All pictures once; pictures a second."""
+        self._meter.calls.clear()
+        clock = self._captioner.profile_clock()
+        started, cpu_started = time.perf_counter(), time.process_time()
+        answers = self._answer(self._pictures, max_new_tokens=NUM_NEW_TOKENS, clock=clock)
+        wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
+        self.rounds.append(
+            Round(
+                wall_s=wall_s,
+                cpu_s=cpu_s,
+                read_s=clock.seconds["read"],
+                num_pictures=len(answers),
+                num_tokens=sum(len(answer.token_ids) for answer in answers),
+                latencies_ms=tuple(answer.ms["total"] for answer in answers),
+                calls=tuple(self._meter.calls),
+            )
+        )
+        return len(answers) / wall_s
+
+    def _answer(self, files: list[str], *, max_new_tokens: int, clock: StageClock | None = None) -> list[Answer]:
+        return self._captioner.generate(
+            files,
+            self._instruction,
+            max_new_tokens=max_new_tokens,
+            choices=CHOICES if self._job.workload == "yesno" else None,
+            clock=clock,
+        )
+
+
+def _number_sizes(parts: Parts) -> NumberSizes:
+    """Bytes of a number as it is computed with: 8-bit weights that the device widens are as large as all else."""
+    dtype = resolve_dtype(parts.info.dtype, backend=parts.backend)
+    in_int8 = parts.info.precision == "int8" and parts.backend.computes_int8(dtype, wanted=parts.spec.operators)
+    return NumberSizes(weight=1 if in_int8 else dtype.itemsize, other=dtype.itemsize)
+
+
+def _instruction(job: BenchJob, parts: Parts) -> str:
+    return job.question if job.workload == "yesno" else parts.info.default_prompt
+
+
+def _random_loader(size: str, spec: CaptionerSpec) -> ModelLoader:
+    def load(dtype: torch.dtype) -> LoadedModel:
+        channel_order = "rgb" if spec.channel_order == "auto" else spec.channel_order
+        return random_model(
+            size,
+            dtype=dtype,
+            context=spec.context,
+            channel_order=channel_order,
+            precision=spec.precision or "float",
+        )
+
+    return load

@@ -1,0 +1,78 @@
+"""What this device can do at most, measured here and now: memory bandwidth and the rate of matrix products."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from app.models.quantising import quantise_weight
+from app.spec import Precision
+from llm.runtime.backend import Backend
+
+_HOST_BUFFER, _DEVICE_BUFFER = 512 << 20, 4 << 30  # bytes; far above any cache
+_NUM_ROWS = (257, 1024)  # of matrix products: one picture's tokens, and a large prefill
+_REPEATS = 5
+
+
+@torch.inference_mode()
+def measure_bandwidth(backend: Backend, *, num_bytes: int | None = None) -> float:
+    """Bytes a second: the best of summing a buffer and of copying half of it to the other half, read and write."""
+    if num_bytes is None:
+        num_bytes = _HOST_BUFFER if backend.device.type == "cpu" else _DEVICE_BUFFER
+        free = backend.free_bytes()
+        num_bytes = num_bytes if free is None else max(min(num_bytes, free // 4), 1 << 20)
+    buffer = torch.ones(num_bytes // 4, device=backend.device)
+    target, source = buffer.chunk(2)
+    return num_bytes / min(_best_seconds(backend, work) for work in (buffer.sum, lambda: target.copy_(source)))
+
+
+@torch.inference_mode()
+def measure_matmul(
+    backend: Backend,
+    *,
+    shapes: Sequence[tuple[int, int]],
+    dtype: torch.dtype,
+    precision: Precision = "float",
+    num_rows: Sequence[int] = _NUM_ROWS,
+) -> float:
+    """FLOPs a second of linear layers with these (inputs, outputs), one after the other.
+
+    Their weights are laid out by the backend as it does for a model; the best of a few numbers of rows.
+    """
+    layers = nn.ModuleList(nn.Linear(*shape, device=backend.device, dtype=dtype) for shape in shapes)
+    layers.requires_grad_(False)
+    if precision == "int8":
+        for layer in layers:
+            _quantise(layer)
+    backend.prepare(layers)
+    rates = []
+    for rows in num_rows:
+        inputs = [torch.randn(rows, shape[0], device=backend.device, dtype=dtype) for shape in shapes]
+
+        def work(inputs: list[torch.Tensor] = inputs) -> None:
+            for layer, x in zip(layers, inputs, strict=True):
+                layer(x)
+
+        rates.append(2 * rows * sum(map(math.prod, shapes)) / _best_seconds(backend, work))
+    return max(rates)
+
+
+def _quantise(layer: nn.Module) -> None:
+    plain = layer.get_parameter("weight")
+    weight, scale = quantise_weight(plain)
+    layer.register_parameter("weight", nn.Parameter(weight.to(plain.device), requires_grad=False))
+    layer.register_buffer("weight_scale", scale.to(plain.device))
+
+
+def _best_seconds(backend: Backend, work: Callable[[], object]) -> float:
+    """The shortest of a few repetitions, after one that is not counted."""
+    seconds = []
+    for _ in range(1 + _REPEATS):
+        backend.synchronise()
+        started = time.perf_counter()
+        work()
+        backend.synchronise()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds[1:])

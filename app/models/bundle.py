@@ -1,0 +1,431 @@
+"""The product's own model format: a folder of safetensors and a manifest, written in one move, memory-mapped at load.
+
+manifest.json        format, version, configs, number types, sizes and digests of the files, sources
+vision.safetensors   state dict of `PictureEncoder`
+llm.safetensors      state dict of `LlamaAdapterDecoder`
+tokenizer.model      LLaMA's tokenizer
+known_answer.json    optional: a picture of the folder, a prompt and the answer the model must give
+familiar.safetensors optional: statistics that tell pictures the model knows from others, see `app.models.familiarity`
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from app.models.checkpoints import (
+    DEFAULT_PROMPT,
+    LoadedModel,
+    ModelSources,
+    Origin,
+    SourceFile,
+    check_halves,
+    claimed_digest,
+    file_digest,
+    stream_sources,
+)
+from app.models.familiarity import Familiarity, read_familiarity
+from app.models.quantising import convert_precision
+from app.models.tensor_files import DAMAGED, TensorForm, dtype_name, expected_forms, read_tensors, sketch, write_tensors
+from app.spec import Precision
+from llm.config import DecoderConfig
+from llm.errors import CheckpointError
+from llm.runtime.backend import DTYPES
+from llm.tokenizer import Tokenizer
+from llm.weights.files import list_keys, read_json
+from vision.card import fingerprint
+from vision.config import ChannelOrder, VisionConfig
+
+FORMAT = "llama-adapter-bundle"
+VERSIONS: Mapping[Precision, int] = {"float": 1, "int8": 2}  # older programs read the first
+MANIFEST, VISION, LLM, TOKENIZER, KNOWN_ANSWER, FAMILIAR = (
+    "manifest.json",
+    "vision.safetensors",
+    "llm.safetensors",
+    "tokenizer.model",
+    "known_answer.json",
+    "familiar.safetensors",
+)
+MODEL_FILES = (VISION, LLM, TOKENIZER)
+
+
+def convert(
+    sources: ModelSources,
+    directory: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype = torch.float16,
+    name: str | None = None,
+    prompt: str = DEFAULT_PROMPT,
+    card: str = "",
+    known_answer: Mapping[str, Any] | None = None,
+    known_picture: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write the model at `sources` as a bundle in `dtype`; returns its folder.
+
+    Raises the errors of `assemble_sources` and `save_bundle`.
+    """
+    check_target(directory, overwrite=overwrite)
+    model, decoder_tensors = stream_sources(sources, dtype=dtype)
+    sources_read = tuple(dataclasses.replace(file, sha256=file_digest(file.path)) for file in model.sources)
+    for file in sources_read:
+        if claimed_digest(file.path) not in (None, file.sha256):
+            raise CheckpointError(
+                f"`{file.path}` has the SHA-256 {file.sha256}, and its name promises another one",
+                hint="the download is damaged or was changed: get it again, or take the digest out of its name",
+            )
+    model = dataclasses.replace(model, name=name or model.name, prompt=prompt, card=card, sources=sources_read)
+    return save_bundle(
+        directory,
+        model=model,
+        decoder_tensors=decoder_tensors,
+        known_answer=known_answer,
+        known_picture=known_picture,
+        overwrite=overwrite,
+    )
+
+
+def save_bundle(
+    directory: str | os.PathLike[str],
+    *,
+    model: LoadedModel,
+    decoder_tensors: Iterable[tuple[str, Tensor]] | None = None,
+    known_answer: Mapping[str, Any] | None = None,
+    known_picture: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a model as a bundle: into a temporary folder beside `directory`, then renamed; returns its folder.
+
+    `decoder_tensors`, where given, are written as they come instead of `model.decoder_state`, so that they need not fit
+    into memory together. `known_answer` is {"prompt", "text", ...} as `app.doctor.model` replays it, for the
+    `known_picture`, which is copied. Raises CheckpointError if `directory` exists and is not to be overwritten, is
+    no bundle, or holds files that are not the bundle's.
+    """
+    target = Path(directory).resolve()  # a link stays, and what it leads to is replaced
+    check_target(target, overwrite=overwrite)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+    try:
+        vision, decoder = model.vision_config, model.decoder_config
+        for file, config, tensors in (
+            (VISION, vision, model.vision_state.items()),
+            (LLM, decoder, model.decoder_state.items() if decoder_tensors is None else decoder_tensors),
+        ):
+            forms = expected_forms(config, dtype=model.dtype, precision=model.precision)
+            write_tensors(partial / file, tensors=tensors, forms=forms)
+        (partial / TOKENIZER).write_bytes(model.tokenizer.data)
+        manifest: dict[str, Any] = {
+            "format": FORMAT,
+            "version": VERSIONS[model.precision],
+            "name": model.name,
+            "vision": vision.to_dict(),
+            "llm": decoder.to_dict(),
+            "dtype": dtype_name(model.dtype),
+            "files": {file: _entry(partial / file) for file in MODEL_FILES},
+            # Names only: where the files lay on somebody's machine is nobody's business.
+            "sources": [{**dataclasses.asdict(file), "path": Path(file.path).name} for file in model.sources],
+            "merged": list(model.merged),
+            "prompt": model.prompt,
+            "card": model.card,
+            **_precision_entries(model),
+        }
+        manifest["digest"] = model_digest(manifest)
+        _write_json(partial / MANIFEST, manifest)
+        if known_answer is not None:
+            add_known_answer(partial, known_answer=known_answer, picture=known_picture)
+        if model.familiarity is not None:
+            add_familiarity(partial, model.familiarity)
+        for file in MODEL_FILES:  # on the disk before the name points there
+            with (partial / file).open("rb") as written:
+                os.fsync(written.fileno())
+        partial.chmod(0o755)  # mkdtemp makes private folders
+        _put_in_place(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def add_known_answer(
+    directory: str | os.PathLike[str],
+    *,
+    known_answer: Mapping[str, Any],
+    picture: str | os.PathLike[str] | None,
+) -> None:
+    """Put a known answer and its picture into a bundle; the model's digest stays as it is.
+
+    Raises ValueError unless `known_answer` has a "prompt" and a "text" and there is a picture.
+    """
+    if picture is None or not {"prompt", "text"} <= known_answer.keys():
+        raise ValueError('a known answer needs a picture, a "prompt" and the "text" of the answer')
+    place = Path(directory)
+    copied = "known_answer" + Path(picture).suffix.lower()
+    shutil.copyfile(picture, place / copied)
+    _write_json(place / KNOWN_ANSWER, {**known_answer, "picture": copied})
+    manifest = read_manifest(place)
+    manifest["files"] |= {file: _entry(place / file) for file in (KNOWN_ANSWER, copied)}
+    _write_json(place / MANIFEST, manifest)
+
+
+def add_familiarity(directory: str | os.PathLike[str], familiarity: Familiarity) -> None:
+    """Put into a bundle what tells pictures that its model knows from others, in place of what was there.
+
+    No answer depends on it, so the model's digest stays as it is. Raises CheckpointError where there is no bundle.
+    """
+    place = Path(directory)
+    manifest = read_manifest(place)
+    familiarity.save(place / FAMILIAR)
+    manifest["files"] |= {FAMILIAR: _entry(place / FAMILIAR)}
+    _write_json(place / MANIFEST, manifest)
+
+
+def load_bundle(
+    directory: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | None = None,
+    context: int | None = None,
+    channel_order: ChannelOrder | None = None,
+    cast_vision: bool = True,
+    precision: Precision | None = None,
+) -> LoadedModel:
+    """Load a bundle as memory-mapped tensors; without `dtype` in its own number type, else cast where they differ.
+
+    With another `precision` than the bundle's own, the linear layers' weights are quantised as they are read, or
+    multiplied by their scales. Without `cast_vision` the picture half stays as it is stored: for use beside an exported
+    encoder. `context` and `channel_order` replace the bundle's own. Sizes of files, names, shapes and types of tensors
+    are checked, digests are not (see `app.doctor.model`). Raises CheckpointError if the bundle is missing or damaged.
+    """
+    place = Path(directory)
+    manifest = read_manifest(place)
+    check_sizes(place, manifest)
+    vision, decoder = read_configs(place, manifest)
+    stored = DTYPES[manifest["dtype"]]
+    configs: dict[str, VisionConfig | DecoderConfig] = {VISION: vision, LLM: decoder}
+    states = {file: read_tensors(place / file, forms=stored_forms(configs[file], manifest)) for file in configs}
+    origin = _read_origin(manifest)
+    precision = precision or stored_precision(manifest)
+    if precision == "int8" and origin is None:
+        origin = Origin(digest=manifest["digest"], fingerprint=fingerprint(states[VISION]))
+    for file in (VISION, LLM) if cast_vision else (LLM,):
+        states[file] = convert_precision(states[file], sketch(configs[file]), dtype=dtype or stored, wanted=precision)
+    tokenizer = Tokenizer.load(place / TOKENIZER)
+    if tokenizer.vocab_size != decoder.vocab_size:
+        raise CheckpointError(
+            f"The bundle `{place}` has a tokenizer of {tokenizer.vocab_size} pieces for a model of "
+            f"{decoder.vocab_size} tokens",
+            hint=DAMAGED,
+        )
+    if context is not None:
+        decoder = dataclasses.replace(decoder, context=context)
+    familiarity = None
+    if FAMILIAR in manifest["files"]:
+        familiarity = read_familiarity(place / FAMILIAR, num_queries=decoder.num_queries, width=decoder.dim)
+    digest = str(manifest["digest"])
+    if channel_order not in (None, vision.channel_order):
+        vision = dataclasses.replace(vision, channel_order=channel_order)
+        digest = hashlib.sha256(f"{digest} {channel_order}".encode()).hexdigest()  # it answers differently
+    return LoadedModel(
+        name=str(manifest["name"]),
+        digest=digest,
+        vision_config=vision,
+        vision_state=states[VISION],
+        decoder_config=decoder,
+        decoder_state=states[LLM],
+        tokenizer=tokenizer,
+        dtype=dtype or stored,
+        sources=tuple(
+            SourceFile(role=source["role"], path=source["path"], sha256=source.get("sha256"))
+            for source in manifest["sources"]
+        ),
+        merged=tuple(manifest["merged"]),
+        prompt=str(manifest["prompt"]),
+        card=str(manifest["card"]),
+        precision=precision,
+        origin=origin,
+        familiarity=familiarity,
+    )
+
+
+def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read and check a bundle's manifest; raises CheckpointError if it is missing, foreign or of another version."""
+    place = Path(directory)
+    if not (place / MANIFEST).is_file():
+        problem = f"has no {MANIFEST}" if place.is_dir() else "is a file" if place.exists() else "does not exist"
+        raise CheckpointError(
+            f"`{place}` is no model bundle: it {problem}",
+            hint="pass a folder written by `llama-adapter convert`; LLaMA's own folders go with --llama-dir",
+        )
+    manifest = read_json(place / MANIFEST)
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"`{place / MANIFEST}` is the manifest of something else than a model bundle")
+    version = manifest.get("version")
+    if type(version) is not int or version not in VERSIONS.values():
+        raise CheckpointError(
+            f"The bundle `{place}` has the version {version!r}, and this program reads {_either(VERSIONS.values())}",
+            hint="install a newer release, or write the bundle again with `llama-adapter convert`",
+        )
+    wanted = {"name": str, "vision": dict, "llm": dict, "dtype": str, "files": dict, "sources": list, "merged": list}
+    wanted |= {"prompt": str, "digest": str, "card": str}
+    faults = [key for key, kind in wanted.items() if not isinstance(manifest.get(key), kind)]
+    if not faults:
+        faults += [file for file in MODEL_FILES if file not in manifest["files"]]
+        faults += [file for file, entry in manifest["files"].items() if not (is_bare(file) and _is_entry(entry))]
+        faults += [] if all(_is_source(source) for source in manifest["sources"]) else ["sources"]
+        faults += [] if all(isinstance(name, str) for name in manifest["merged"]) else ["merged"]
+        faults += _precision_faults(manifest)
+    if faults or manifest["dtype"] not in DTYPES:
+        raise CheckpointError(
+            f"`{place / MANIFEST}` is incomplete or wrong in {list_keys(faults or ['dtype'])}", hint=DAMAGED
+        )
+    return manifest
+
+
+def read_configs(place: Path, manifest: Mapping[str, Any]) -> tuple[VisionConfig, DecoderConfig]:
+    """The configurations in a manifest; raises CheckpointError if they are unreadable or do not fit each other."""
+    try:
+        vision, decoder = VisionConfig.from_dict(manifest["vision"]), DecoderConfig.from_dict(manifest["llm"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise CheckpointError(f"`{place / MANIFEST}` has a configuration that is of no use here: {error}") from None
+    check_halves(vision, decoder, adapter=str(place))
+    return vision, decoder
+
+
+def check_sizes(place: Path, manifest: Mapping[str, Any]) -> None:
+    """Raise CheckpointError at the first file of the manifest that is missing or has another size."""
+    for file, entry in manifest["files"].items():
+        path = place / file
+        if not path.is_file():
+            raise CheckpointError(f"The bundle `{place}` lacks `{file}`", hint="copy the whole folder again")
+        if path.stat().st_size != entry["bytes"]:
+            raise CheckpointError(
+                f"`{path}` has {path.stat().st_size:,} bytes, where {entry['bytes']:,} are wanted",
+                hint="the copy was cut short; copy the whole folder again",
+            )
+
+
+def stored_precision(manifest: Mapping[str, Any]) -> Precision:
+    """In what the linear layers' weights of a bundle are stored."""
+    return "int8" if manifest["version"] == VERSIONS["int8"] else "float"
+
+
+def stored_forms(config: VisionConfig | DecoderConfig, manifest: Mapping[str, Any]) -> dict[str, TensorForm]:
+    """What a bundle's file of that half must hold; raises CheckpointError for sizes beyond what torch can count."""
+    return expected_forms(config, dtype=DTYPES[manifest["dtype"]], precision=stored_precision(manifest))
+
+
+def model_digest(manifest: Mapping[str, Any]) -> str:
+    """SHA-256 over the digests of the model's files and its configurations: what an answer depends on."""
+    parts = {
+        "files": {file: manifest["files"][file]["sha256"] for file in MODEL_FILES},
+        "vision": manifest["vision"],
+        "llm": manifest["llm"],
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def check_target(directory: str | os.PathLike[str], *, overwrite: bool) -> None:
+    """Raise CheckpointError if a bundle may not be written at `directory`."""
+    target = Path(directory).resolve()
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    try:
+        manifest = read_manifest(target)
+    except CheckpointError:
+        raise CheckpointError(
+            f"`{target}` exists and is no model bundle, so it is not replaced", hint="choose another place"
+        ) from None
+    if not overwrite:
+        raise CheckpointError(f"The bundle `{target}` exists already", hint="choose another place, or pass --force")
+    owned = {MANIFEST, *manifest["files"]}
+    strays = sorted(entry.name for entry in target.iterdir() if entry.name not in owned or not entry.is_file())
+    if strays:
+        raise CheckpointError(
+            f"`{target}` holds {list_keys(strays)} beside its bundle, so it is not replaced",
+            hint="move what is yours elsewhere, or choose another place",
+        )
+
+
+def is_bare(name: str) -> bool:
+    """Whether a name is that of a file inside the bundle, not a way out of it."""
+    return Path(name).name == name
+
+
+def _entry(path: Path) -> dict[str, int | str]:
+    return {"bytes": path.stat().st_size, "sha256": file_digest(path)}
+
+
+def _is_entry(entry: object) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("bytes"), int) and isinstance(entry.get("sha256"), str)
+
+
+def _is_source(source: object) -> bool:
+    if not isinstance(source, dict) or not isinstance(source.get("sha256"), str | None):
+        return False
+    return isinstance(source.get("role"), str) and isinstance(source.get("path"), str)
+
+
+def _precision_entries(model: LoadedModel) -> dict[str, Any]:
+    """What the manifest of an 8-bit bundle has beside: older programs see by its version that they cannot read it."""
+    if model.precision == "float":
+        return {}
+    assert model.origin is not None, "8-bit weights are made from those of a model"
+    return {"precision": model.precision, "origin": dataclasses.asdict(model.origin)}
+
+
+def _precision_faults(manifest: Mapping[str, Any]) -> list[str]:
+    wanted = stored_precision(manifest)
+    faults = [] if manifest.get("precision", "float") == wanted else ["precision"]
+    return faults if wanted == "float" or _is_origin(manifest.get("origin")) else [*faults, "origin"]
+
+
+def _is_origin(origin: object) -> bool:
+    if not isinstance(origin, dict) or origin.keys() != {"digest", "fingerprint"}:
+        return False
+    fingerprints = origin["fingerprint"]
+    if not isinstance(origin["digest"], str) or not isinstance(fingerprints, dict):
+        return False
+    return all(isinstance(text, str) for text in fingerprints.values())
+
+
+def _read_origin(manifest: Mapping[str, Any]) -> Origin | None:
+    return Origin(**manifest["origin"]) if stored_precision(manifest) == "int8" else None
+
+
+def _either(versions: Iterable[int]) -> str:
+    return " or ".join(map(str, versions))
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Complete or not at all, also when the machine stops in between."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+        json.dump(content, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, path)
+
+
+def _put_in_place(partial: Path, target: Path) -> None:
+    if not target.exists():
+        os.replace(partial, target)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
+    try:
+        os.replace(target, old)  # onto an empty folder
+    except BaseException:
+        old.rmdir()
+        raise
+    try:
+        os.replace(partial, target)
+    except BaseException:
+        os.replace(old, target)
+        raise
+    shutil.rmtree(old)

@@ -1,0 +1,317 @@
+"""From checkpoints as users have them to one loaded model: finds the files, each half reads its own, checks the fit.
+
+Names inside the files are known to `llm.weights` and `vision.weights` only.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from app.models.familiarity import Familiarity
+from app.spec import Precision
+from llm.config import DecoderConfig
+from llm.errors import CheckpointError
+from llm.tokenizer import Tokenizer
+from llm.weights.adapter import AdapterFile, open_adapter
+from llm.weights.build import decoder_tensors, plan_decoder
+from llm.weights.huggingface import open_huggingface
+from llm.weights.meta import open_meta
+from llm.weights.source import LlamaSource
+from vision.card import EncoderCard
+from vision.config import ChannelOrder, VisionConfig
+from vision.weights import ClipSource, build_vision, open_clip, read_clip, read_query
+
+DEFAULT_CONTEXT = 512
+DEFAULT_PROMPT = "Generate caption of this image"  # the instruction of the adapters' caption pre-training
+
+# The public releases, by the SHA-256 of their files. They were trained on pictures in OpenCV's B, G, R order.
+RELEASED_ADAPTERS = {
+    "7fa55208379faf2dd862565284101b0e4a2a72114d6490a95e432cf9d9b6c813": "BIAS-7B",
+    "1bcbffc43484332672092e0024a8699a6eb5f558161aebf98a7c6b1db67224d1": "LORA-BIAS-7B",
+    "5088aeb63a89746b90bcfd5cb819e1c7411b2771b267c6d131ce73e250a8abf0": "CAPTION-7B",
+    "d26d107eec32127ac86ef1997cf7169de1c56a59c539fc1258c6798b969e289c": "LORA-BIAS-7B-v21",
+}
+_RELEASED_WIDTH = 4096  # all of them extend LLaMA-7B
+
+Role = Literal["llama", "tokenizer", "adapter", "clip"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSources:
+    """Where the parts of a model lie. `channel_order` auto means bgr for the public releases and rgb for all else."""
+
+    llama_dir: str | os.PathLike[str]
+    llama_type: str | None = None  # a sub-folder of llama_dir
+    adapter: str | os.PathLike[str]
+    clip: str | os.PathLike[str] | None = None  # may be absent where the adapter's file holds CLIP itself
+    visual_heads: int | None = None
+    channel_order: Literal["auto", "rgb", "bgr"] = "auto"
+    context: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceFile:
+    """A file a model was made from; `sha256` is None where it was not computed."""
+
+    role: Role
+    path: str
+    sha256: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """The model that 8-bit weights were made from: its digest, and its encoder's fingerprint (see `vision.card`)."""
+
+    digest: str
+    fingerprint: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedModel:
+    """Everything needed to build both halves. State dicts are for `PictureEncoder` and `LlamaAdapterDecoder`.
+
+    `digest` names the model in records: the bundle's own, or one made of the source files' names, sizes and times.
+    `dtype` is the type of all numbers but int8 weights and their scales.
+    """
+
+    name: str
+    digest: str
+    vision_config: VisionConfig
+    vision_state: Mapping[str, Tensor]
+    decoder_config: DecoderConfig
+    decoder_state: Mapping[str, Tensor]
+    tokenizer: Tokenizer
+    dtype: torch.dtype
+    sources: tuple[SourceFile, ...]
+    merged: tuple[str, ...]  # what was folded into the weights: "gates", "lora"
+    prompt: str = DEFAULT_PROMPT
+    card: str = ""
+    precision: Precision = "float"  # of the linear layers' weights
+    origin: Origin | None = None  # where they are, or were, 8-bit ones
+    familiarity: Familiarity | None = None  # what tells pictures that the model knows from others
+
+    @property
+    def channel_order(self) -> ChannelOrder:
+        """The order of colours the weights were trained on."""
+        return self.vision_config.channel_order
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LlamaFolder:
+    """A LLaMA folder and the tokenizer that belongs to it; nothing in them was read yet."""
+
+    folder: Path
+    form: Literal["meta", "huggingface"]
+    tokenizer: Path | None  # None where there is none in it or beside it
+
+    def require_tokenizer(self) -> Path:
+        """The tokenizer's file; raises CheckpointError where there is none."""
+        if self.tokenizer is not None:
+            return self.tokenizer
+        only_fast = (self.folder / "tokenizer.json").is_file()
+        raise CheckpointError(
+            f"There is no tokenizer.model in `{self.folder}` or in the folder above it"
+            + (", only a tokenizer.json" if only_fast else ""),
+            hint="copy the `tokenizer.model` that came with the LLaMA weights there",
+        )
+
+
+def assemble_sources(
+    sources: ModelSources, *, dtype: torch.dtype = torch.float32, encoder: EncoderCard | None = None
+) -> LoadedModel:
+    """Read all parts, merge and fold, and return the state dicts in `dtype` on the CPU.
+
+    With the card of an exported `encoder`, which takes CLIP's place, CLIP may be missing.
+
+    Raises `llm.errors.CheckpointError` or `vision.weights.VisionCheckpointError`, in one sentence with a hint, if a
+    part is missing, damaged, incomplete, of another kind, or does not fit the others.
+    """
+    model, tensors = stream_sources(sources, dtype=dtype, encoder=encoder)
+    return dataclasses.replace(model, decoder_state=dict(tensors))
+
+
+def stream_sources(
+    sources: ModelSources, *, dtype: torch.dtype, encoder: EncoderCard | None = None
+) -> tuple[LoadedModel, Iterator[tuple[str, Tensor]]]:
+    """As `assemble_sources`, with an empty `decoder_state`: its tensors come one by one, for models larger than memory.
+
+    All checks are made before the first tensor.
+    """
+    place = find_llama(sources.llama_dir, llama_type=sources.llama_type)
+    tokenizer_file = place.require_tokenizer()
+    tokenizer = Tokenizer.load(tokenizer_file)
+    adapter = open_adapter(sources.adapter)
+    clip = find_clip(sources.clip, adapter)
+    llama = open_llama(place)
+    channel_order, adapter_digest = resolve_channel_order(sources.channel_order, adapter)
+    if clip is None and encoder is not None:
+        vision_config, vision_state = _query_alone(adapter, encoder, sources, channel_order=channel_order)
+    else:
+        vision_config, vision_state = build_vision(
+            adapter.visual,
+            name=adapter.name,
+            clip=clip,
+            visual_heads=_heads(sources, encoder),
+            channel_order=channel_order,
+            dtype=dtype,
+        )
+    context = DEFAULT_CONTEXT if sources.context is None else sources.context
+    decoder_config = plan_decoder(llama, adapter, vocab_size=tokenizer.vocab_size, context=context)
+    check_halves(vision_config, decoder_config, adapter=adapter.name)
+    files = [
+        *(SourceFile(role="llama", path=path) for path in llama.files),
+        SourceFile(role="tokenizer", path=str(tokenizer_file)),
+        SourceFile(role="adapter", path=adapter.name, sha256=adapter_digest),
+    ]
+    if clip is not None and not adapter.clip:
+        files.append(SourceFile(role="clip", path=clip.name))
+    model = LoadedModel(
+        name=adapter_name(adapter.name),
+        digest=_digest_of(files, vision_config, decoder_config),
+        vision_config=vision_config,
+        vision_state=vision_state,
+        decoder_config=decoder_config,
+        decoder_state={},
+        tokenizer=tokenizer,
+        dtype=dtype,
+        sources=tuple(files),
+        merged=("gates", "lora") if adapter.has_lora else ("gates",),
+    )
+    return model, decoder_tensors(decoder_config, source=llama, adapter=adapter, dtype=dtype)
+
+
+def _heads(sources: ModelSources, encoder: EncoderCard | None) -> int | None:
+    """As the user says; else as the exported encoder does."""
+    if sources.visual_heads is None and encoder is not None:
+        return encoder.vision.query.num_heads
+    return sources.visual_heads
+
+
+def _query_alone(
+    adapter: AdapterFile, encoder: EncoderCard, sources: ModelSources, *, channel_order: ChannelOrder
+) -> tuple[VisionConfig, dict[str, Tensor]]:
+    """What the adapter's file tells of the picture half: the visual blocks. The rest is known to the encoder."""
+    query, state = read_query(adapter.visual, name=adapter.name, visual_heads=_heads(sources, encoder))
+    config = VisionConfig(clip=encoder.vision.clip, query=query, channel_order=channel_order)
+    return config, {f"query.{name}": tensor for name, tensor in state.items()}
+
+
+def find_llama(llama_dir: str | os.PathLike[str], *, llama_type: str | None = None) -> LlamaFolder:
+    """Find the LLaMA folder and its tokenizer: `llama_dir` itself, its sub-folder `llama_type`, or its only model.
+
+    Raises CheckpointError if there is no such folder.
+    """
+    root = Path(llama_dir)
+    if not root.is_dir():
+        problem = "is a file" if root.exists() else "does not exist"
+        raise CheckpointError(
+            f"The LLaMA folder `{root}` {problem}", hint="pass the folder with the weights as --llama-dir"
+        )
+    models = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and _form_of(entry))
+    if llama_type:
+        folder = root / llama_type
+        if not folder.is_dir():
+            hint = f"as --llama-type there {_enumerate(models)}" if models else "see --llama-dir and --llama-type"
+            if _form_of(root) is not None:
+                hint = "that folder is a model itself: leave out --llama-type"
+            raise CheckpointError(f"`{root}` has no sub-folder `{llama_type}`", hint=hint)
+    elif _form_of(root) is None and len(models) == 1:
+        folder = root / models[0]
+    else:
+        folder = root
+    form = _form_of(folder)
+    if form is None:
+        hint = "wanted: params.json with consolidated.00.pth (Meta), or config.json with safetensors (Hugging Face)"
+        if models and not llama_type:
+            hint = f"name one of its models as --llama-type; there {_enumerate(models)}"
+        elif any(folder.glob("consolidated.*.pth")):
+            hint = "it has the weights, but their params.json is missing; copy it too"
+        raise CheckpointError(f"`{folder}` is no LLaMA folder", hint=hint)
+    beside = folder if folder == root else root
+    candidates = (place / "tokenizer.model" for place in (folder, beside, folder.parent))
+    tokenizer = next((candidate for candidate in candidates if candidate.is_file()), None)
+    return LlamaFolder(folder=folder, form=form, tokenizer=tokenizer)
+
+
+def open_llama(place: LlamaFolder) -> LlamaSource:
+    """Open a found LLaMA folder; raises CheckpointError as its reader does."""
+    return open_meta(place.folder) if place.form == "meta" else open_huggingface(place.folder)
+
+
+def find_clip(path: str | os.PathLike[str] | None, adapter: AdapterFile) -> ClipSource | None:
+    """The CLIP of a model: the one inside the adapter's file, where it holds one, else the file at `path`."""
+    if adapter.clip:
+        return read_clip(adapter.clip, name=adapter.name)
+    return None if path is None else open_clip(path)
+
+
+def check_halves(vision: VisionConfig, decoder: DecoderConfig, *, adapter: str) -> None:
+    """Raise CheckpointError unless the picture half makes the queries that the language half reads."""
+    made, read = vision.query, decoder
+    if (made.num_queries, made.output_dim) != (read.num_queries, read.dim):
+        raise CheckpointError(
+            f"The adapter `{adapter}` makes {made.num_queries} visual queries of width {made.output_dim}, and its "
+            f"LLaMA part reads {read.num_queries} of width {read.dim}",
+            hint="the file was put together from two adapters; take the original",
+        )
+
+
+def resolve_channel_order(
+    wanted: Literal["auto", "rgb", "bgr"], adapter: AdapterFile
+) -> tuple[ChannelOrder, str | None]:
+    """The order of colours, and the digest of the adapter's file where it was needed to find out."""
+    if wanted != "auto":
+        return wanted, None
+    digest = claimed_digest(adapter.name)
+    computed = None
+    if digest is None and adapter.dim == _RELEASED_WIDTH and adapter.declares:
+        digest = computed = file_digest(adapter.name)
+    return ("bgr" if digest in RELEASED_ADAPTERS else "rgb"), computed
+
+
+def claimed_digest(path: str | os.PathLike[str]) -> str | None:
+    """The SHA-256 that an adapter release carries in its file name; None without one."""
+    match = re.match(r"([0-9a-f]{64})_", Path(path).name)
+    return match[1] if match else None
+
+
+def adapter_name(path: str | os.PathLike[str]) -> str:
+    """An adapter's name for people: its file name without digest and ending."""
+    return re.sub(r"^[0-9a-f]{64}_", "", Path(path).name).removesuffix(".pth") or Path(path).name
+
+
+def file_digest(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file, read in pieces, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _form_of(folder: Path) -> Literal["meta", "huggingface"] | None:
+    has_meta, has_huggingface = (folder / "params.json").is_file(), (folder / "config.json").is_file()
+    if has_meta and (not has_huggingface or any(folder.glob("consolidated.*.pth"))):
+        return "meta"
+    return "huggingface" if has_huggingface else None
+
+
+def _enumerate(names: list[str]) -> str:
+    return ("is " if len(names) == 1 else "are ") + ", ".join(f"`{name}`" for name in names[:12])
+
+
+def _digest_of(files: list[SourceFile], vision: VisionConfig, decoder: DecoderConfig) -> str:
+    """Names the model without reading 13 GB: any change of a file shows in its size or time."""
+    stats = [(file.role, os.path.basename(file.path), os.stat(file.path)) for file in files]
+    parts = {
+        "files": [(role, name, stat.st_size, stat.st_mtime_ns) for role, name, stat in stats],
+        "vision": vision.to_dict(),
+        "llm": decoder.to_dict(),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

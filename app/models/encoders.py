@@ -1,0 +1,129 @@
+"""Exported encoders beside a model: their cards, and whether what they hold is the model's own picture half."""
+
+import hashlib
+from pathlib import Path
+
+from app.models.checkpoints import LoadedModel
+from app.spec import CaptionerSpec
+from llm.runtime.backend import EAGER, Backend
+from vision.backends.base import VisionBackend
+from vision.backends.open import EncoderKind, EncoderSpec
+from vision.card import EncoderCard, fingerprint, is_same
+from vision.config import VisionConfig
+from vision.errors import EncoderError
+from vision.sidecar import read_sidecar
+
+_EXPORT_AGAIN = "export this model's encoder with `llama-adapter export onnx`, and for an OM go on with `export om`"
+_HALVES = {"clip": "CLIP", "query": "visual blocks"}
+
+
+def encoder_spec(spec: CaptionerSpec, *, backend: Backend, mode: str) -> EncoderSpec:
+    """The exported encoder that `spec` names, beside a decoder on `backend`."""
+    assert spec.encoder is not None, "the spec checks that there is one"
+    kind: EncoderKind = "onnx" if spec.vision_kind == "onnx" else "om"
+    shares_device = backend.capabilities.runs_om and kind == "om"
+    beside_decoder = (backend.device.index or 0) if shares_device else 0
+    return EncoderSpec(
+        kind=kind,
+        path=spec.encoder,
+        device_id=beside_decoder if spec.encoder_device is None else spec.encoder_device,
+        # An OM's session changes how streams made after it compute, and graphs make theirs late.
+        own_process=spec.encoder_process or (shares_device and mode != EAGER),
+    )
+
+
+def check_encoder_exists(spec: CaptionerSpec) -> None:
+    """Raise EncoderError before a device is opened or gigabytes are read for an encoder that is not there."""
+    if spec.encoder is not None and not Path(spec.encoder).exists():
+        raise EncoderError(
+            f"The encoder `{spec.encoder}` does not exist",
+            hint=f"`llama-adapter export {spec.vision_kind}` makes one",
+        )
+
+
+def encoder_identity(spec: CaptionerSpec) -> str:
+    """Tells exported encoders apart in records: names stay out of it, any change of a file shows in size or time."""
+    assert spec.encoder is not None
+    place = Path(spec.encoder)
+    files = sorted(place.glob("*.om")) if place.is_dir() else [place]
+    stats = [(stat.st_size, stat.st_mtime_ns) for stat in (file.stat() for file in files)]
+    return hashlib.sha256(repr((spec.vision_kind, stats)).encode()).hexdigest()[:16]
+
+
+def encoder_bytes(spec: CaptionerSpec, model: LoadedModel, *, backend: Backend) -> int:
+    """What the encoder will take of the decoder's device: its weights, or its files."""
+    if spec.vision_kind == "torch":
+        return sum(tensor.numel() * tensor.itemsize for tensor in model.vision_state.values())
+    assert spec.encoder is not None
+    if not backend.capabilities.runs_om or spec.vision_kind != "om":
+        return 0
+    place = Path(spec.encoder)
+    return sum(file.stat().st_size for file in (place.glob("*.om") if place.is_dir() else [place]))
+
+
+def om_card(spec: CaptionerSpec) -> EncoderCard | None:
+    """The card beside an OM file, or beside the first one of a folder, without opening the OM itself.
+
+    Raises EncoderError for a side-car that cannot be read.
+    """
+    assert spec.encoder is not None
+    place = Path(spec.encoder)
+    files = sorted(place.glob("*.om")) if place.is_dir() else [place]
+    sidecar = read_sidecar(files[0]) if files else None
+    return None if sidecar is None else sidecar.card
+
+
+def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) -> None:
+    """Raise EncoderError unless the encoder of `spec` was exported from this model's picture half.
+
+    Only the halves that the model's files hold are compared: beside an exported encoder, CLIP may be missing.
+    """
+    made, wanted = card.output_shape, (model.decoder_config.num_queries, model.decoder_config.dim)
+    if made != wanted:
+        raise EncoderError(
+            f"The encoder `{spec.encoder}` makes {made[0]} visual queries of width {made[1]}, and the model "
+            f"{model.name} reads {wanted[0]} of width {wanted[1]}",
+            hint=_EXPORT_AGAIN,
+        )
+    # 8-bit weights have other signs here and there: what counts is what they were made from.
+    own_halves = fingerprint(model.vision_state) if model.origin is None else model.origin.fingerprint
+    for half, own in own_halves.items():
+        if not is_same(card.fingerprint.get(half), own):
+            raise EncoderError(
+                f"The encoder `{spec.encoder}` was exported from {card.name}, and its {_HALVES[half]} are not those "
+                f"of the model {model.name}",
+                hint=_EXPORT_AGAIN,
+            )
+    if card.vision.channel_order != model.vision_config.channel_order:
+        raise EncoderError(
+            f"The encoder `{spec.encoder}` reads colours in the order {card.vision.channel_order}, and the model "
+            f"{model.name} was trained on {model.vision_config.channel_order}",
+            hint="pass the same --channel-order here and to `llama-adapter export`",
+        )
+    if card.vision != model.vision_config:
+        raise EncoderError(
+            f"The encoder `{spec.encoder}` was exported with {_differences(card.vision, model.vision_config)} for the "
+            f"model {model.name}",
+            hint=_EXPORT_AGAIN,
+        )
+
+
+def _differences(exported: VisionConfig, wanted: VisionConfig) -> str:
+    """Such as: query num_heads 2, where 4 is wanted."""
+    theirs, ours = exported.to_dict(), wanted.to_dict()
+    return ", ".join(
+        f"{half} {name} {value}, where {ours[half][name]} is wanted"
+        for half in ("clip", "query")
+        for name, value in theirs[half].items()
+        if value != ours[half][name]
+    )
+
+
+def check_sizes(encoder: VisionBackend, model: LoadedModel, *, spec: CaptionerSpec) -> None:
+    """Raise EncoderError where an encoder, which may have come without a card, takes pictures of another size."""
+    if encoder.image_size != model.vision_config.clip.image_size:
+        raise EncoderError(
+            f"The encoder `{spec.encoder}` takes pictures of {encoder.image_size} pixels, and the model {model.name} "
+            f"of {model.vision_config.clip.image_size}",
+            hint=_EXPORT_AGAIN,
+        )

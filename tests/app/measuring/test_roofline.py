@@ -1,0 +1,123 @@
+"""Counted work, against numbers worked out by hand for sizes small enough to do so."""
+
+import pytest
+from torch import device, nn
+
+from app.measuring.roofline import (
+    Ceiling,
+    NumberSizes,
+    Work,
+    decoder_weights,
+    encoder_weights,
+    encoder_work,
+    explain,
+    layer_weights,
+    prefill_work,
+    prefix_work,
+    step_work,
+)
+from app.models.random_model import LLAMA_SIZES, vision_config
+from llm.config import DecoderConfig
+from llm.model.llama import LlamaAdapterDecoder
+from vision.config import ClipConfig, QueryConfig, VisionConfig
+from vision.encoder import PictureEncoder
+
+DECODER = DecoderConfig(
+    vocab_size=10,
+    dim=4,
+    num_layers=3,
+    num_heads=2,
+    ffn_dim=8,
+    norm_eps=1e-6,
+    context=16,
+    num_adapter_layers=2,
+    num_queries=5,
+)
+# 4 patches of 2 x 2 pixels and 3 colours.
+VISION = VisionConfig(
+    clip=ClipConfig(image_size=4, patch_size=2, width=2, num_layers=1, num_heads=1, output_dim=3),
+    query=QueryConfig(num_queries=2, width=4, depth=1, num_heads=1, mlp_dim=6, output_dim=4),
+)
+
+
+def test_a_layer_is_counted_with_four_square_matrices_and_three_of_the_feed_forward_network() -> None:
+    assert layer_weights(DECODER) == 3 * (4 * 16 + 3 * 32)  # 480
+    assert decoder_weights(DECODER) == 480 + 2 * 40
+
+
+def test_a_decode_step_reads_all_weights_and_what_its_rows_attend_to() -> None:
+    # Positions 2 and 5 attend to 3 and 6 tokens.
+    work = step_work(DECODER, positions=[2, 5], sizes=NumberSizes(2, 2))
+
+    products = 2 * 2 * (480 + 40)
+    attention = 3 * 4 * 9 * 4
+    adapter = 2 * 4 * (2 * 5) * 4
+    assert work.flops == products + attention + adapter == 2832
+    cached, prefix = 2 * 3 * 4 * 9, 2 * (2 * 2 * 5 * 4)
+    assert work.bytes == 2 * (480 + 40 + cached + prefix) == 1792
+
+
+def test_a_prefill_counts_the_used_half_of_attention_and_the_logits_that_are_wanted() -> None:
+    work = prefill_work(DECODER, lengths=[3, 2], num_logits=2, sizes=NumberSizes(4, 4))
+
+    products = 2 * 5 * 480 + 2 * 2 * 40
+    attention = 3 * 4 * (6 + 3) * 4
+    adapter = 2 * 4 * (5 * 5) * 4
+    assert work.flops == products + attention + adapter == 6192
+    assert work.bytes == 4 * (480 + 40 + 2 * 3 * 4 * 5 + 2 * 80) == 3200
+
+
+def test_8_bit_weights_are_one_byte_each_and_the_cache_what_it_was() -> None:
+    sizes = NumberSizes(weight=1, other=4)
+
+    assert step_work(DECODER, positions=[2, 5], sizes=sizes).bytes == 480 + 40 + 4 * (2 * 3 * 4 * 9 + 2 * 80)
+    assert prefix_work(DECODER, num_pictures=3, sizes=sizes).bytes == 2 * 2 * 16 + 4 * 3 * 80
+    assert encoder_work(VISION, num_pictures=2, sizes=sizes).bytes == 24 + 48 + 6 + 12 + 112 + 16
+
+
+def test_a_prefix_is_two_products_for_each_adapter_layer() -> None:
+    work = prefix_work(DECODER, num_pictures=3, sizes=NumberSizes(4, 4))
+
+    assert work == Work(2 * 3 * 5 * (2 * 2 * 16), 4 * (2 * 2 * 16 + 3 * 80))
+
+
+def test_an_encoder_is_counted_layer_by_layer() -> None:
+    work = encoder_work(VISION, num_pictures=2, sizes=NumberSizes(4, 4))
+
+    # Of CLIP: patches, blocks, attention, projection; of the visual blocks: input, blocks, attention, output.
+    clip = 2 * 4 * (12 * 2) + 2 * 5 * (12 * 4) + 4 * 25 * 2 + 2 * 5 * (2 * 3)
+    blocks = 2 * 5 * (3 * 4) + 2 * 7 * (4 * 16 + 2 * 24) + 4 * 49 * 4 + 2 * 2 * 16
+    assert work == Work(2 * (clip + blocks), 4 * (24 + 48 + 6 + 12 + 112 + 16))
+
+
+def test_one_picture_through_the_released_encoder_is_some_195_gflop() -> None:
+    work = encoder_work(vision_config(LLAMA_SIZES["7B"]), num_pictures=1, sizes=NumberSizes(4, 4))
+
+    assert 190e9 < work.flops < 200e9
+
+
+def test_counted_weights_are_those_of_the_modules() -> None:
+    def matrices(module: nn.Module) -> int:
+        kinds = (nn.Linear, nn.Conv2d, nn.Embedding)
+        return sum(part.weight.numel() for part in module.modules() if isinstance(part, kinds))
+
+    with device("meta"):
+        assert matrices(LlamaAdapterDecoder(DECODER)) == decoder_weights(DECODER)
+        assert matrices(PictureEncoder(VISION)) == encoder_weights(VISION)
+
+
+def test_the_least_time_is_set_by_the_lower_ceiling() -> None:
+    ceiling = Ceiling(bytes_per_s=10.0, flops_per_s=100.0)
+
+    assert ceiling.seconds(Work(flops=100, bytes=50)) == (5.0, "memory")
+    assert ceiling.seconds(Work(flops=1000, bytes=50)) == (10.0, "arithmetic")
+
+
+def test_what_nothing_explains_is_overhead() -> None:
+    shares = explain([(4.0, 3.0, "memory"), (2.0, 2.5, "arithmetic")], read_s=1.0, wall_s=10.0)
+
+    assert shares == pytest.approx({"memory": 0.3, "arithmetic": 0.2, "reading": 0.1, "overhead": 0.4})
+
+
+def test_a_run_of_no_time_has_no_shares() -> None:
+    assert set(explain([], read_s=0.0, wall_s=0.0).values()) == {0.0}

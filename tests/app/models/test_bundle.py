@@ -1,0 +1,347 @@
+"""The bundle: what goes in comes out, mapped from disk, and what is damaged is told."""
+
+import dataclasses
+import json
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import app.models.bundle
+from app.models.bundle import add_known_answer, convert, load_bundle, model_digest, read_manifest, save_bundle
+from app.models.checkpoints import LoadedModel, ModelSources, assemble_sources
+from app.models.tensor_files import TensorForm, expected_forms
+from llm.errors import CheckpointError
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+PICTURE = GOLDEN / "images" / "tiny_10x10.png"
+SOURCES = ModelSources(
+    llama_dir=GOLDEN / "LLaMA",
+    llama_type="TINY",
+    adapter=GOLDEN / "adapters" / "LORA-BIAS-TINY.pth",
+    clip=GOLDEN / "CLIP" / "tiny-vit-torchscript.pt",
+    visual_heads=4,
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return assemble_sources(SOURCES)
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, model: LoadedModel) -> Path:
+    return save_bundle(tmp_path / "bundle", model=model)
+
+
+def states(model: LoadedModel) -> list[dict[str, Tensor]]:
+    return [dict(model.vision_state), dict(model.decoder_state)]
+
+
+def is_mapped(tensor: Tensor, path: Path) -> bool:
+    """Whether the tensor's memory is a mapping of that file."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(end, 16) for end in line.split(maxsplit=1)[0].split("-"))
+        if line.endswith(str(path)) and first <= tensor.data_ptr() < last:
+            return True
+    return False
+
+
+def test_a_bundle_gives_back_exactly_what_was_saved(bundle: Path, model: LoadedModel) -> None:
+    loaded = load_bundle(bundle)
+    for state, wanted in zip(states(loaded), states(model), strict=True):
+        assert state.keys() == wanted.keys()
+        assert [key for key in wanted if not torch.equal(state[key], wanted[key])] == []
+    assert (loaded.vision_config, loaded.decoder_config) == (model.vision_config, model.decoder_config)
+    assert loaded.tokenizer.digest == model.tokenizer.digest
+    assert (loaded.name, loaded.merged, loaded.prompt) == (model.name, model.merged, model.prompt)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux to see what is mapped")
+def test_tensors_of_a_bundle_are_mapped_and_not_copied(bundle: Path) -> None:
+    loaded = load_bundle(bundle, dtype=torch.float32)
+    assert all(is_mapped(tensor, bundle / "llm.safetensors") for tensor in loaded.decoder_state.values())
+    assert all(is_mapped(tensor, bundle / "vision.safetensors") for tensor in loaded.vision_state.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_convert_writes_any_precision_and_loading_casts(tmp_path: Path, model: LoadedModel, dtype: torch.dtype) -> None:
+    stored = load_bundle(convert(SOURCES, tmp_path / "bundle", dtype=dtype))
+    assert stored.dtype == dtype
+    cast = load_bundle(tmp_path / "bundle", dtype=torch.float32)
+    for one, other, wanted in zip(states(stored), states(cast), states(model), strict=True):
+        assert all(torch.equal(one[key], wanted[key].to(dtype)) for key in wanted)
+        assert all(torch.equal(other[key], wanted[key].to(dtype).float()) for key in wanted)
+
+
+def test_a_streamed_conversion_writes_the_same_bytes_as_one_in_memory(tmp_path: Path, bundle: Path) -> None:
+    streamed = convert(SOURCES, tmp_path / "streamed", dtype=torch.float32)
+    for name in ("vision.safetensors", "llm.safetensors", "tokenizer.model"):
+        assert (streamed / name).read_bytes() == (bundle / name).read_bytes()
+
+
+def test_a_state_that_lacks_tensors_is_not_saved(tmp_path: Path, model: LoadedModel) -> None:
+    state = {key: tensor for key, tensor in model.decoder_state.items() if key != "norm.weight"}
+    with pytest.raises(ValueError, match=r"tensors are missing: `norm\.weight`"):
+        save_bundle(tmp_path / "bundle", model=dataclasses.replace(model, decoder_state=state))
+    with pytest.raises(ValueError, match=r"`more` of shape \[2\] is not wanted here"):
+        save_bundle(
+            tmp_path / "bundle", model=dataclasses.replace(model, decoder_state={**state, "more": torch.ones(2)})
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_manifest_names_files_without_places_and_digests(tmp_path: Path) -> None:
+    manifest = read_manifest(convert(SOURCES, tmp_path / "bundle", name="mine", card="A test.", prompt="Say."))
+    assert (manifest["name"], manifest["card"], manifest["prompt"]) == ("mine", "A test.", "Say.")
+    assert [source["role"] for source in manifest["sources"]] == ["llama", "tokenizer", "adapter", "clip"]
+    assert all("/" not in source["path"] and len(source["sha256"]) == 64 for source in manifest["sources"])
+    assert str(GOLDEN) not in (tmp_path / "bundle" / "manifest.json").read_text()
+
+
+def test_digest_names_the_model_and_not_the_place_or_the_known_answer(
+    tmp_path: Path, bundle: Path, model: LoadedModel
+) -> None:
+    again = save_bundle(tmp_path / "again", model=model)
+    digest = load_bundle(bundle).digest
+    assert load_bundle(again).digest == digest == model_digest(read_manifest(again))
+    add_known_answer(again, known_answer={"prompt": "?", "text": "!"}, picture=PICTURE)
+    assert load_bundle(again).digest == digest
+    half = convert(SOURCES, tmp_path / "half", dtype=torch.float16)
+    assert load_bundle(half).digest != digest
+
+
+def test_overrides_at_load_take_effect(bundle: Path) -> None:
+    loaded = load_bundle(bundle, context=99, channel_order="bgr")
+    assert (loaded.decoder_config.context, loaded.channel_order) == (99, "bgr")
+    assert loaded.digest != load_bundle(bundle).digest == load_bundle(bundle, context=99, channel_order="rgb").digest
+
+
+def test_a_known_answer_travels_with_its_picture(tmp_path: Path, model: LoadedModel) -> None:
+    known = {"prompt": "What?", "text": "A square.", "max_new_tokens": 5}
+    place = save_bundle(tmp_path / "bundle", model=model, known_answer=known, known_picture=PICTURE)
+    stored = json.loads((place / "known_answer.json").read_text())
+    assert stored == {**known, "picture": "known_answer.png"}
+    assert (place / "known_answer.png").read_bytes() == PICTURE.read_bytes()
+    assert {"known_answer.json", "known_answer.png"} <= read_manifest(place)["files"].keys()
+    with pytest.raises(ValueError, match="needs a picture"):
+        add_known_answer(place, known_answer={"prompt": "What?"}, picture=None)
+
+
+def test_a_bundle_is_replaced_only_when_told(bundle: Path, model: LoadedModel) -> None:
+    with pytest.raises(CheckpointError, match="exists already"):
+        save_bundle(bundle, model=model)
+    renamed = dataclasses.replace(model, name="second")
+    assert load_bundle(save_bundle(bundle, model=renamed, overwrite=True)).name == "second"
+    assert sorted(path.name for path in bundle.parent.iterdir()) == ["bundle"]
+
+
+def test_a_folder_that_is_no_bundle_is_never_replaced(tmp_path: Path, model: LoadedModel) -> None:
+    (tmp_path / "holiday").mkdir()
+    (tmp_path / "holiday" / "beach.jpg").write_bytes(b"precious")
+    with pytest.raises(CheckpointError, match="is no model bundle, so it is not replaced"):
+        save_bundle(tmp_path / "holiday", model=model, overwrite=True)
+    assert (tmp_path / "holiday" / "beach.jpg").read_bytes() == b"precious"
+
+
+def test_what_a_user_laid_beside_a_bundle_is_never_deleted(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (bundle / "NOTES.txt").write_text("mine")
+    monkeypatch.setattr(app.models.bundle, "stream_sources", lambda *_, **__: pytest.fail("converted before it looked"))
+    with pytest.raises(CheckpointError, match=r"holds `NOTES\.txt` beside its bundle, so it is not replaced"):
+        convert(SOURCES, bundle, overwrite=True)
+    assert (bundle / "NOTES.txt").read_text() == "mine"
+
+
+def test_a_link_and_the_current_folder_are_bundles_as_any_other(
+    bundle: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = bundle.parent / "link"
+    link.symlink_to(bundle)
+    save_bundle(link, model=dataclasses.replace(model, name="by link"), overwrite=True)
+    assert link.is_symlink()
+    assert load_bundle(bundle).name == "by link"
+    monkeypatch.chdir(bundle)
+    save_bundle(".", model=dataclasses.replace(model, name="from inside"), overwrite=True)
+    assert load_bundle(bundle).name == "from inside"
+    assert sorted(path.name for path in bundle.parent.iterdir()) == ["bundle", "link"]
+
+
+@pytest.mark.parametrize("fails_at", [1, 2])
+def test_a_bundle_that_cannot_be_replaced_stays(
+    bundle: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    moves = []
+
+    def replace(source: Path, target: Path) -> None:
+        if Path(source).is_dir():
+            moves.append(target)
+            if len(moves) == fails_at:
+                raise OSError("busy")
+        real(source, target)
+
+    real = os.replace
+    monkeypatch.setattr("app.models.bundle.os.replace", replace)
+    with pytest.raises(OSError, match="busy"):
+        save_bundle(bundle, model=dataclasses.replace(model, name="second"), overwrite=True)
+    assert load_bundle(bundle).name == model.name
+    assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
+
+
+def test_shapes_are_known_without_making_room_for_the_context(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def rotary_table(head_dim: int, *, num_positions: int, theta: float) -> tuple[Tensor, Tensor]:
+        made.append(num_positions)
+        return torch.zeros(1, head_dim), torch.zeros(1, head_dim)
+
+    monkeypatch.setattr("llm.model.llama.rotary_table", rotary_table)
+    endless = dataclasses.replace(model.decoder_config, context=10**9)
+    forms = expected_forms(endless, dtype=torch.float32)
+    assert forms == {key: TensorForm(tuple(tensor.shape), tensor.dtype) for key, tensor in model.decoder_state.items()}
+    assert made == [1]
+
+
+def test_a_failure_while_writing_leaves_nothing_behind(tmp_path: Path, model: LoadedModel) -> None:
+    with pytest.raises(FileNotFoundError):
+        save_bundle(
+            tmp_path / "bundle",
+            model=model,
+            known_answer={"prompt": "?", "text": "!"},
+            known_picture=tmp_path / "absent.png",
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_everybody_may_read_a_bundle(bundle: Path) -> None:
+    assert {path.stat().st_mode & 0o777 for path in bundle.iterdir()} == {0o644}
+    assert bundle.stat().st_mode & 0o777 == 0o755
+
+
+def edit_manifest(**entries: Any) -> Callable[[Path], object]:
+    def edit(place: Path) -> None:
+        manifest = json.loads((place / "manifest.json").read_text())
+        (place / "manifest.json").write_text(json.dumps(manifest | entries))
+
+    return edit
+
+
+def edit_config(half: str, **entries: Any) -> Callable[[Path], object]:
+    """Change sizes in the manifest; `clip` and `query` are the two parts of the vision half."""
+
+    def edit(place: Path) -> None:
+        manifest = json.loads((place / "manifest.json").read_text())
+        (manifest["llm"] if half == "llm" else manifest["vision"][half]).update(entries)
+        (place / "manifest.json").write_text(json.dumps(manifest))
+
+    return edit
+
+
+def edit_tensors(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], object]:
+    """Change the decoder's tensors and let the manifest follow, so that only their content is wrong."""
+
+    def edit(place: Path) -> None:
+        tensors = {key: tensor.clone() for key, tensor in load_file(place / "llm.safetensors").items()}
+        change(tensors)
+        save_file(tensors, place / "llm.safetensors")
+        manifest = json.loads((place / "manifest.json").read_text())
+        manifest["files"]["llm.safetensors"]["bytes"] = (place / "llm.safetensors").stat().st_size
+        (place / "manifest.json").write_text(json.dumps(manifest))
+
+    return edit
+
+
+def name_a_file(name: str) -> Callable[[Path], object]:
+    def edit(place: Path) -> None:
+        manifest = json.loads((place / "manifest.json").read_text())
+        manifest["files"][name] = {"bytes": 1, "sha256": ""}
+        (place / "manifest.json").write_text(json.dumps(manifest))
+
+    return edit
+
+
+def break_header(place: Path) -> None:
+    data = bytearray((place / "vision.safetensors").read_bytes())
+    data[:8] = struct.pack("<Q", 2**60)
+    (place / "vision.safetensors").write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda place: (place / "manifest.json").unlink(), "is no model bundle: it has no manifest.json"),
+        (lambda place: (place / "manifest.json").write_text("{"), "is no JSON"),
+        (lambda place: (place / "llm.safetensors").unlink(), r"lacks `llm\.safetensors`"),
+        (lambda place: (place / "tokenizer.model").write_bytes(b"x"), r"has 1 bytes, where 7,636 are wanted"),
+        (lambda place: (place / "manifest.json").write_text("[" * 200_000), "is no JSON"),
+        (lambda place: (place / "manifest.json").write_text("9" * 5000), "is no JSON"),
+        (break_header, r"vision\.safetensors` .* cannot be opened"),
+        (edit_manifest(sources=["x"]), "incomplete or wrong in `sources`"),
+        (edit_manifest(sources=[None]), "incomplete or wrong in `sources`"),
+        (edit_manifest(sources=[{"role": 1, "path": []}]), "incomplete or wrong in `sources`"),
+        (edit_manifest(merged=[{}]), "incomplete or wrong in `merged`"),
+        (name_a_file("../../etc/passwd"), r"incomplete or wrong in `\.\./\.\./etc/passwd`"),
+        (name_a_file("/etc/passwd"), "incomplete or wrong in `/etc/passwd`"),
+        (edit_config("llm", num_heads=0), "num_heads must be at least 1"),
+        (edit_config("llm", dim="96"), "dim must be of type int, got '96'"),
+        (edit_config("llm", context=2.5), "context must be of type int, got 2.5"),
+        (edit_config("llm", context=True), "context must be of type int, got True"),
+        (edit_config("llm", rope_theta="x"), "rope_theta must be of type float, got 'x'"),
+        (edit_config("llm", rope_theta=0), "rope_theta must be above 0"),
+        (edit_config("llm", norm_eps=None), "norm_eps must be of type float, got None"),
+        (edit_config("llm", norm_eps=float("nan")), "norm_eps must be above 0 and finite"),
+        (edit_config("llm", separate_adapter_kv="no"), "separate_adapter_kv must be of type bool, got 'no'"),
+        (edit_config("llm", num_adapter_layers=-1), "num_adapter_layers must be at least 0"),
+        (edit_config("clip", width=2**80), "larger than any memory"),
+        (edit_config("clip", width=2**30), "larger than any memory"),
+        (edit_config("clip", patch_size=0), "patch_size must be a whole number, at least 1"),
+        (edit_config("clip", width=-192), "width must be a whole number, at least 1"),
+        (edit_config("query", num_heads=0), "num_heads must be a whole number, at least 1"),
+        (edit_config("query", depth=-1), "depth must be a whole number, at least 0"),
+        (edit_manifest(format="zip"), "is the manifest of something else"),
+        (edit_manifest(version=3), "has the version 3, and this program reads 1 or 2"),
+        (edit_manifest(version=True), "has the version True, and this program reads 1 or 2"),
+        (edit_manifest(version=2), "incomplete or wrong in `precision`, `origin`"),
+        (edit_manifest(dtype="int3"), "incomplete or wrong in `dtype`"),
+        (edit_manifest(files={}), r"incomplete or wrong in `vision\.safetensors`, `llm\.safetensors`"),
+        (edit_manifest(digest=None), "incomplete or wrong in `digest`"),
+        (edit_manifest(llm={"dim": 64}), "a configuration that is of no use here"),
+        (edit_manifest(dtype="float16"), r"as float32 \[.*\], where float16 \[.*\] is wanted"),
+        (edit_tensors(lambda t: t.pop("norm.weight")), r"lacks `norm\.weight`"),
+        (edit_tensors(lambda t: t.update(more=torch.ones(1))), "holds `more`, unknown to its configuration"),
+        (edit_tensors(lambda t: t.update({"norm.weight": torch.ones(65)})), r"float32 \[65\], where float32 \[64\]"),
+    ],
+)
+def test_a_damaged_bundle_is_told_in_a_sentence(bundle: Path, damage: Callable[[Path], object], message: str) -> None:
+    damage(bundle)
+    with pytest.raises(CheckpointError, match=message):
+        load_bundle(bundle)
+
+
+def test_a_place_without_a_bundle_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is no model bundle: it does not exist"):
+        load_bundle(tmp_path / "absent")
+    with pytest.raises(CheckpointError, match="is no model bundle: it is a file"):
+        load_bundle(PICTURE)
+
+
+def test_a_source_whose_name_promises_another_digest_is_not_converted(tmp_path: Path) -> None:
+    adapter = tmp_path / f"{'0' * 64}_BIAS-7B.pth"
+    adapter.write_bytes((GOLDEN / "adapters/BIAS-TINY.pth").read_bytes())
+    sources = ModelSources(
+        llama_dir=GOLDEN / "LLaMA",
+        llama_type="TINY",
+        adapter=adapter,
+        clip=GOLDEN / "CLIP/tiny-vit-torchscript.pt",
+        visual_heads=4,
+    )
+    with pytest.raises(CheckpointError, match="its name promises another one"):
+        convert(sources, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()

@@ -1,0 +1,111 @@
+"""The picture encoder by the kernels gives what torch's modules give, each picture as if it were alone."""
+
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from app.models.native_encoder import install_block_kernels
+from llm.runtime.backend import CpuBackend
+from llm.runtime.native.blocks import NativeBlocks
+from llm.runtime.native.library import find_library
+from vision.config import ClipConfig, QueryConfig, VisionConfig
+from vision.encoder import PictureEncoder
+from vision.inference import HostEncoder
+
+pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
+
+CONFIG = VisionConfig(
+    clip=ClipConfig(image_size=56, patch_size=14, width=64, num_layers=2, num_heads=2, output_dim=48),
+    query=QueryConfig(num_queries=3, width=96, depth=2, num_heads=2, mlp_dim=160, output_dim=32),
+)
+CONFIGS = {
+    "heads of 32 and 48": CONFIG,
+    "heads of 64, more than a block of tokens": dataclasses.replace(
+        CONFIG,
+        clip=dataclasses.replace(CONFIG.clip, image_size=126, width=128),
+        query=dataclasses.replace(CONFIG.query, width=128),
+    ),
+    "heads of 80": dataclasses.replace(CONFIG, clip=dataclasses.replace(CONFIG.clip, width=160)),
+    "heads of 8": dataclasses.replace(CONFIG, query=dataclasses.replace(CONFIG.query, num_heads=12)),
+}
+
+
+def encoders(config: VisionConfig, dtype: torch.dtype) -> tuple[HostEncoder, HostEncoder]:
+    """By the kernels, and by torch."""
+    torch.manual_seed(0)
+    encoder = PictureEncoder(config).eval().requires_grad_(False)
+    for module in encoder.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.weight.uniform_(0.5, 1.5)
+            module.bias.uniform_(-0.5, 0.5)
+    encoder.to(dtype)
+    ours, plain, backend = HostEncoder(copy.deepcopy(encoder)), HostEncoder(encoder), CpuBackend()
+    backend.prepare(plain, wanted="aten")
+    backend.prepare(ours)
+    assert backend.kernels is not None
+    if not backend.kernels.takes(dtype):
+        pytest.skip(f"this processor has no kernels for {dtype}")
+    assert install_block_kernels(ours, library=backend.kernels) == config.clip.num_layers + config.query.depth
+    return ours, plain
+
+
+def pixels(config: VisionConfig, count: int) -> torch.Tensor:
+    side = config.clip.image_size
+    return torch.from_numpy(np.random.default_rng(3).integers(0, 256, (count, side, side, 3), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 0.1)], ids=str)
+@torch.inference_mode()
+def test_the_visual_query_is_that_of_torchs_modules(config: VisionConfig, dtype: torch.dtype, tolerance: float) -> None:
+    ours, plain = encoders(config, dtype)
+    pictures = pixels(config, 3)
+
+    torch.testing.assert_close(ours(pictures), plain(pictures), atol=tolerance, rtol=0)
+
+
+@torch.inference_mode()
+def test_a_picture_has_the_same_bits_alone_and_among_others() -> None:
+    ours, _ = encoders(CONFIG, torch.float32)
+    pictures = pixels(CONFIG, 7)
+    together = ours(pictures)
+
+    for index in range(7):
+        assert torch.equal(ours(pictures[index : index + 1])[0], together[index])
+
+
+@torch.inference_mode()
+def test_the_blocks_leave_their_argument_alone() -> None:
+    ours, _ = encoders(CONFIG, torch.float32)
+    [blocks] = ours.clip.blocks
+    assert isinstance(blocks, NativeBlocks)
+    x = torch.randn(2, 17, 64)
+    before = x.clone()
+
+    blocks(x)
+
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("shape", [(0, 17, 64), (2, 0, 64)], ids=["no pictures", "no tokens"])
+@torch.inference_mode()
+def test_blocks_of_nothing_give_nothing(shape: tuple[int, ...]) -> None:
+    ours, _ = encoders(CONFIG, torch.float32)
+
+    assert ours.clip.blocks[0](torch.zeros(shape)).shape == shape
+
+
+@torch.inference_mode()
+def test_blocks_with_a_layer_that_is_not_the_kernels_stay() -> None:
+    encoder = HostEncoder(PictureEncoder(CONFIG).requires_grad_(False))
+    backend = CpuBackend()
+    backend.prepare(encoder)
+    assert backend.kernels is not None
+    encoder.clip.blocks[1].mlp.up = nn.Linear(64, 256)
+
+    assert install_block_kernels(encoder, library=backend.kernels) == CONFIG.query.depth
+    assert len(encoder.clip.blocks) == CONFIG.clip.num_layers

@@ -1,0 +1,149 @@
+"""Rounding to 8 bits and back: how far weights move, which of them do, and that nothing else does."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from app.models.quantising import cast, convert_precision, dequantise, linear_weights, quantise, quantise_weight
+from app.models.random_model import random_model
+from app.models.tensor_files import sketch
+from llm.errors import CheckpointError
+from llm.load import decoder_from_state
+from llm.model.llama import LlamaAdapterDecoder
+from tests.llm.toys import CONFIG, toy_decoder
+from vision.encoder import encoder_from_state
+
+
+def weights(rows: int, columns: int = 40, *, seed: int = 0) -> Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_no_weight_moves_by_more_than_half_a_step_of_its_row(dtype: torch.dtype) -> None:
+    weight = (weights(50) * torch.logspace(-3, 2, 50)[:, None]).to(dtype)
+
+    values, scales = quantise_weight(weight)
+
+    assert (values.dtype, scales.dtype) == (torch.int8, torch.float32)
+    assert values.abs().amax(dim=1).tolist() == [127] * 50
+    error = (values.float() * scales[:, None] - weight.float()).abs()
+    assert bool((error <= scales[:, None] * 0.5001).all())
+
+
+def test_rows_are_rounded_alike_in_matrices_of_any_height() -> None:
+    tall = weights(2500)
+
+    values, scales = quantise_weight(tall)
+
+    alone, alone_scale = quantise_weight(tall[2049:2050])
+    assert torch.equal(values[2049:2050], alone)
+    assert torch.equal(scales[2049:2050], alone_scale)
+
+
+def test_rows_of_zeros_stay_zeros_with_a_scale_that_is_no_fault() -> None:
+    values, scales = quantise_weight(torch.zeros(3, 8))
+
+    assert not values.any()
+    assert scales.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("broken", [float("inf"), float("nan")])
+def test_weights_that_are_not_finite_are_refused_by_name(broken: float) -> None:
+    weight = weights(4)
+    weight[2, 3] = broken
+    with pytest.raises(CheckpointError, match=r"`head\.weight` has numbers that are infinite or none at all"):
+        dict(quantise([("head.weight", weight)], linears={"head.weight"}, dtype=torch.float32))
+
+
+def test_rounding_what_was_rounded_changes_nothing() -> None:
+    values, scales = quantise_weight(weights(64, 200))
+    [(_, restored)] = dequantise({"a.weight": values, "a.weight_scale": scales}, dtype=torch.float32)
+
+    again, again_scales = quantise_weight(restored)
+
+    assert torch.equal(again, values)
+    torch.testing.assert_close(again_scales, scales, rtol=1e-6, atol=0)
+
+
+def test_all_linear_layers_are_rounded_and_nothing_else() -> None:
+    decoder = toy_decoder()
+    names = linear_weights(decoder)
+
+    state = dict(quantise(decoder.state_dict().items(), linears=names, dtype=torch.bfloat16))
+
+    layers = {f"layers.{layer}.{part}.weight" for layer in range(3) for part in PARTS}
+    assert names == {"head.weight", *layers}
+    assert {name for name, tensor in state.items() if tensor.dtype == torch.int8} == names
+    assert {name for name, tensor in state.items() if tensor.dtype == torch.float32} == {f"{n}_scale" for n in names}
+    assert {tensor.dtype for tensor in state.values()} == {torch.int8, torch.float32, torch.bfloat16}
+
+
+PARTS = ("attention.qkv", "attention.out", "feed_forward.gate_up", "feed_forward.down")
+
+
+def test_tensors_are_taken_one_by_one() -> None:
+    taken = []
+
+    def source() -> Iterator[tuple[str, Tensor]]:
+        for number in range(3):
+            taken.append(number)
+            yield f"{number}.weight", weights(4)
+
+    passed = quantise(source(), linears={"0.weight", "1.weight", "2.weight"}, dtype=torch.float32)
+    assert [next(passed)[0] for _ in range(2)] == ["0.weight", "0.weight_scale"]
+    assert taken == [0]
+
+
+def test_what_has_the_wanted_form_already_is_shared() -> None:
+    model = random_model("tiny", dtype=torch.bfloat16, precision="int8")
+    module = sketch(model.decoder_config)
+
+    same = convert_precision(model.decoder_state, module, dtype=torch.bfloat16, wanted="int8")
+    wider = dict(cast(model.decoder_state, dtype=torch.float32))
+
+    assert all(same[name] is tensor for name, tensor in model.decoder_state.items())
+    assert wider["embedding.weight"].dtype == torch.float32
+    assert wider["head.weight"] is model.decoder_state["head.weight"]
+    assert wider["head.weight_scale"] is model.decoder_state["head.weight_scale"]
+
+
+def test_a_random_model_in_8_bits_is_the_float_one_rounded() -> None:
+    plain = random_model("tiny", dtype=torch.float32)
+    rounded = random_model("tiny", dtype=torch.float32, precision="int8")
+
+    assert (plain.precision, rounded.precision) == ("float", "int8")
+    for config, one, other in (
+        (plain.vision_config, plain.vision_state, rounded.vision_state),
+        (plain.decoder_config, plain.decoder_state, rounded.decoder_state),
+    ):
+        expected = convert_precision(one, sketch(config), dtype=torch.float32, wanted="int8")
+        different = [name for name in expected if not torch.equal(expected[name], other[name])]
+        # The end token's row was made zero after it was rounded, so its scale is another one.
+        assert different in ([], ["head.weight_scale"])
+        assert expected.keys() == other.keys()
+
+
+def test_modules_take_8_bit_weights_with_their_scales_and_share_them() -> None:
+    model = random_model("tiny", dtype=torch.bfloat16, precision="int8")
+
+    decoder = decoder_from_state(model.decoder_config, model.decoder_state)
+    encoder = encoder_from_state(model.vision_config, model.vision_state)
+
+    for module, state in ((decoder, model.decoder_state), (encoder, model.vision_state)):
+        linears = [(name, child) for name, child in module.named_modules() if isinstance(child, nn.Linear)]
+        assert linears
+        for name, child in linears:
+            assert child.weight.data_ptr() == state[f"{name}.weight"].data_ptr()
+            assert child.get_buffer("weight_scale") is state[f"{name}.weight_scale"]
+    assert encoder.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("missing", ["head.weight_scale", "layers.1.attention.out.weight_scale"])
+def test_8_bit_weights_without_their_scales_are_no_module(missing: str) -> None:
+    decoder: LlamaAdapterDecoder = toy_decoder()
+    state = dict(quantise(decoder.state_dict().items(), linears=linear_weights(decoder), dtype=torch.float32))
+    del state[missing]
+    with pytest.raises(RuntimeError, match=missing.replace(".", r"\.")):
+        decoder_from_state(CONFIG, state)

@@ -1,0 +1,115 @@
+"""Models with random weights: their sizes, their numbers, and their text."""
+
+import pytest
+import torch
+
+from app.measuring.roofline import decoder_weights, encoder_weights
+from app.models.random_model import (
+    LLAMA_SIZES,
+    LlamaSize,
+    WiderTokenizer,
+    decoder_config,
+    parse_size,
+    random_model,
+    random_state,
+    vision_config,
+)
+from app.resources import embedded_model
+from llm.errors import DeviceError
+from llm.load import decoder_from_state
+from llm.tokenizer import IncrementalDetokenizer, Tokenizer
+from vision.encoder import encoder_from_state
+
+
+@pytest.mark.parametrize(("name", "millions"), [("160M", 162), ("1B", 1261), ("7B", 6738)])
+def test_a_size_has_as_many_weights_as_it_is_named_after(name: str, millions: int) -> None:
+    config = decoder_config(parse_size(name))
+
+    assert decoder_weights(config) // 10**6 == millions
+    assert config.num_adapter_layers == config.num_layers - 1
+
+
+def test_the_encoder_is_vit_l_14_with_the_released_visual_blocks() -> None:
+    config = vision_config(LLAMA_SIZES["7B"])
+    clip, query = config.clip, config.query
+
+    assert (clip.width, clip.num_layers, clip.num_heads, clip.patch_size, clip.output_dim) == (1024, 24, 16, 14, 768)
+    assert (query.width, query.depth, query.num_heads, query.num_queries) == (768, 8, 16, 10)
+    assert encoder_weights(config) // 10**6 == 363
+
+
+def test_any_size_can_be_given_by_its_numbers() -> None:
+    assert parse_size("2048x22x16x5632") == parse_size("1b") == LLAMA_SIZES["1B"]
+    assert parse_size("32x2x2x64") == LlamaSize(dim=32, num_layers=2, num_heads=2, ffn_dim=64)
+
+
+@pytest.mark.parametrize("text", ["", "13B", "32x2x2", "32x2x2x64x1", "32x-2x2x64"])
+def test_a_size_that_is_none_is_refused_with_the_names_there_are(text: str) -> None:
+    with pytest.raises(ValueError, match=r"160M, 1B, 7B, or DIMxLAYERSxHEADSxFFN"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_fit_the_modules_and_keep_activations_sane(dtype: torch.dtype) -> None:
+    model = random_model("tiny", dtype=dtype)
+    decoder = decoder_from_state(model.decoder_config, model.decoder_state)
+    encoder = encoder_from_state(model.vision_config, model.vision_state)
+    tensors = [*model.decoder_state.values(), *model.vision_state.values()]
+
+    visual = encoder(torch.randint(0, 256, (2, 224, 224, 3), dtype=torch.uint8))
+    hidden = decoder(
+        torch.tensor([[1, 5, 9]] * 2),
+        torch.arange(3)[None],
+        torch.ones(1, 1, 3, 3, dtype=torch.bool).tril(),
+        decoder.project_prefix(visual),
+    )
+
+    assert {tensor.dtype for tensor in tensors} == {dtype}
+    assert all(bool(tensor.isfinite().all()) for tensor in tensors)
+    assert 0.1 < float(visual.float().std()) < 10
+    assert 0.1 < float(decoder.logits(hidden).std()) < 10
+
+
+def test_no_two_layers_and_no_two_rows_are_alike() -> None:
+    state = random_model("tiny", dtype=torch.float32).decoder_state
+    first, second = state["layers.0.attention.qkv.weight"], state["layers.1.attention.qkv.weight"]
+
+    assert not torch.equal(first, second)
+    assert len(first.unique(dim=0)) == len(first)
+
+
+def test_a_tensor_larger_than_what_is_drawn_repeats_it() -> None:
+    sketch = {"head.weight": torch.empty(1100, 1000, device="meta")}
+
+    values = random_state(sketch, dtype=torch.float32)["head.weight"].view(-1)
+
+    assert torch.equal(values[:1000], values[1_048_573 : 1_048_573 + 1000])
+
+
+def test_a_model_larger_than_the_host_is_refused_before_it_is_drawn() -> None:
+    with pytest.raises(DeviceError, match="free on the host"):
+        random_model("65536x1000x64x65536", dtype=torch.float32)
+
+
+def test_the_end_token_is_never_the_best() -> None:
+    model = random_model("tiny", dtype=torch.float32)
+    decoder = decoder_from_state(model.decoder_config, model.decoder_state)
+    hidden = torch.randn(200, model.decoder_config.dim, generator=torch.Generator().manual_seed(3))
+
+    assert model.tokenizer.eos_id not in decoder.logits(hidden).argmax(-1).tolist()
+
+
+def test_ids_beyond_the_vocabulary_are_text_and_the_others_what_they_were() -> None:
+    inner = Tokenizer.load(embedded_model() / "tokenizer.model")
+    wider = WiderTokenizer.around(embedded_model() / "tokenizer.model", vocab_size=32000)
+    ids = [1, 400, 511, 512, 9000, 31999]
+
+    detokenizer = IncrementalDetokenizer(wider)
+    streamed = "".join([*(detokenizer.push(piece) for piece in ids), detokenizer.flush()])
+
+    assert wider.encode("a red star") == inner.encode("a red star")
+    assert wider.decode(ids[:3]) == inner.decode(ids[:3])
+    assert wider.decode([31999])
+    assert streamed == wider.decode(ids)
+    with pytest.raises(ValueError, match="outside"):
+        wider.decode([32000])

@@ -1,0 +1,323 @@
+"""Batch runs: every file ends as a record, the window stays narrow, and whatever ends a run keeps what is done."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app import cli
+from app.captioner import Captioner
+from app.measuring.throughput import RunHistory
+from app.resources import sample_pictures
+from app.service.service import Ask, Service, ServiceLimits, Ticket, UnavailableError
+from app.web.batch_run import BatchRun, default_window
+from app.web.batch_types import PictureFile, Question, Result
+from app.web.byte_budget import ByteBudget
+from app.web.measuring import IN_FLIGHT, measure
+from app.web.runs import Run
+from llm.engine.sampling_params import SamplingParams
+from llm.errors import PromptError
+from tests.app.web.held_engine import HeldEngine
+from vision.errors import PictureError
+
+pytestmark = pytest.mark.slow
+
+CAPTION = Question(prompt="Generate caption of this image", choices=None, sampling=SamplingParams())
+SAMPLES = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
+
+
+class CountingService(Service):
+    """Notes how many requests were under way at once, by its clients' view."""
+
+    most_at_once = 0
+
+    def submit(self, ask: Ask) -> Ticket:
+        ticket = super().submit(ask)
+        status = self.status()
+        self.most_at_once = max(self.most_at_once, status.num_running + status.num_waiting)
+        return ticket
+
+
+def started(*, limits: ServiceLimits | None = None, gate: HeldEngine | None = None) -> CountingService:
+    service = CountingService(Captioner.load if gate is None else gate.load, limits=limits)
+    service.start()
+    service.wait_until_ready(60)
+    return service
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[CountingService]:
+    service = started()
+    yield service
+    service.close()
+
+
+def files_of(paths: Sequence[Path]) -> list[PictureFile]:
+    return [PictureFile(name=path.name, read=path.read_bytes) for path in paths]
+
+
+def unreadable(name: str = "gone.png") -> PictureFile:
+    def read() -> bytes:
+        raise PictureError("missing", f"`{name}` is gone.")
+
+    return PictureFile(name=name, read=read)
+
+
+def batch(service: Service, files: Sequence[PictureFile], question: Question = CAPTION, **options: Any) -> BatchRun:
+    options = {"run": Run(), "client": "test", "num_pictures": len(files), **options}
+    return BatchRun(service, files, question=question, **options)
+
+
+async def collect(run: BatchRun) -> list[Result]:
+    return [result async for results in run.results() for result in results]
+
+
+def answered(service: Service, files: Sequence[PictureFile], question: Question = CAPTION) -> list[Result]:
+    async def main() -> list[Result]:
+        return await collect(batch(service, files, question))
+
+    return sorted(asyncio.run(main()), key=lambda result: result.index)
+
+
+def test_every_file_becomes_a_record_and_a_bad_one_says_why(service: Service) -> None:
+    cut_off = PictureFile(name="cut off.jpg", read=lambda: SAMPLES[3].read_bytes()[:400])
+    results = answered(service, [*files_of(SAMPLES[:3]), cut_off, unreadable(), *files_of(SAMPLES[3:6])])
+
+    assert [result.record["picture"] for result in results] == [
+        *(path.name for path in SAMPLES[:3]),
+        "cut off.jpg",
+        "gone.png",
+        *(path.name for path in SAMPLES[3:6]),
+    ]
+    errors = [result.record["error"] for result in results]
+    assert [error["code"] for error in errors if error is not None] == ["truncated", "missing"]
+    assert errors[3] is not None
+    assert "`cut off.jpg`" in errors[3]["message"]
+    assert all(result.record["text"] for result in results if result.record["error"] is None)
+
+
+@pytest.mark.parametrize("choices", [None, ("yes", "no")])
+def test_records_are_those_of_the_command_line(
+    service: Service, tmp_path: Path, choices: tuple[str, ...] | None
+) -> None:
+    out, pictures = tmp_path / "out.jsonl", SAMPLES[:4]
+    flags = ["--choices", ",".join(choices)] if choices else []
+    asked = "Is there a red star?"
+    assert cli.main(["ask", *map(str, pictures), "--question", asked, "--out", str(out), *flags]) == 0
+    expected = {record["id"]: record for record in map(json.loads, out.read_text().splitlines())}
+
+    results = answered(service, files_of(pictures), Question(prompt=asked, choices=choices, sampling=SamplingParams()))
+
+    assert {result.record["id"] for result in results} == expected.keys()
+    for result in results:
+        same = expected[result.record["id"]]
+        assert [result.record[key] for key in ("prompt", "text", "finish", "tokens")] == [  # type: ignore[literal-required]
+            same[key] for key in ("prompt", "text", "finish", "tokens")
+        ]
+
+
+def test_no_more_requests_are_under_way_than_the_window_takes(service: CountingService) -> None:
+    async def main() -> list[Result]:
+        return await collect(batch(service, files_of(SAMPLES), window=3))
+
+    service.most_at_once = 0
+    assert len(asyncio.run(main())) == len(SAMPLES)
+    assert 1 <= service.most_at_once <= 3
+
+
+def test_the_default_window_leaves_room_for_others(service: Service) -> None:
+    assert default_window(service) == 2 * service.spec.batch_size < service.limits.max_waiting
+
+
+def test_a_busy_service_is_asked_again_until_every_picture_is_answered() -> None:
+    service = started(limits=ServiceLimits(max_waiting=2, max_waiting_per_client=1))
+    try:
+
+        async def main() -> list[Result]:
+            return await collect(batch(service, files_of(SAMPLES[:5]), window=5))
+
+        results = asyncio.run(main())
+    finally:
+        service.close()
+
+    assert sorted(result.index for result in results) == list(range(5))
+    assert all(result.record["error"] is None for result in results)
+
+
+def test_stopping_keeps_what_is_done_and_frees_the_engine() -> None:
+    gate = HeldEngine(hold_after=3)
+    service = started(gate=gate)
+    try:
+
+        async def main() -> tuple[BatchRun, list[Result]]:
+            run = Run()
+            held = batch(service, files_of(SAMPLES), run=run)
+            results: list[Result] = []
+            async for new in held.results():
+                results += new
+                if len(results) >= 3:
+                    assert await asyncio.to_thread(gate.is_held.wait, 60)
+                    run.stop()
+                    gate.open()
+            return held, results
+
+        held, results = asyncio.run(main())
+        assert service.wait_until_idle(60)
+    finally:
+        gate.open()
+        service.close()
+
+    assert 3 <= len(results) < len(SAMPLES)
+    assert all(result.record["error"] is None for result in results)
+    assert held.progress.num_done == len(results)
+
+
+def test_whoever_goes_away_leaves_nothing_under_way() -> None:
+    gate = HeldEngine(hold_after=0)
+    service = started(gate=gate)
+    try:
+
+        async def main() -> None:
+            results = batch(service, files_of(SAMPLES)).results()
+            async for _ in results:
+                assert await asyncio.to_thread(gate.is_held.wait, 60)
+                break
+            await results.aclose()
+
+        asyncio.run(main())
+        gate.open()
+        assert service.wait_until_idle(60)
+    finally:
+        gate.open()
+        service.close()
+
+
+def test_a_question_that_is_not_taken_raises_before_anything_is_answered(service: Service) -> None:
+    long = Question(prompt="x" * 30_000, choices=None, sampling=SamplingParams())
+
+    with pytest.raises(PromptError, match="30,000 long"):
+        answered(service, files_of(SAMPLES[:3]), long)
+    assert service.wait_until_idle(60)
+
+
+def test_a_service_that_closes_ends_the_run_and_keeps_what_is_done() -> None:
+    service = started()
+
+    async def main() -> list[Result]:
+        kept: list[Result] = []
+
+        def closing() -> Iterator[PictureFile]:
+            yield from files_of(SAMPLES[:4])
+            service.close()
+            yield from files_of(SAMPLES[4:])
+
+        closed = BatchRun(service, closing(), question=CAPTION, run=Run(), client="test", window=1)
+        with suppress(UnavailableError):
+            async for new in closed.results():
+                kept += new
+            pytest.fail("nobody was told that the service has closed")
+        assert closed.figures(kind="batch").num_pictures == 4
+        return kept
+
+    assert [result.index for result in asyncio.run(main())] == [0, 1, 2, 3]
+
+
+def test_figures_count_what_was_answered_and_see_no_others(service: Service) -> None:
+    async def main() -> BatchRun:
+        run = batch(service, [*files_of(SAMPLES[10:14]), unreadable()], window=4)
+        await collect(run)
+        return run
+
+    run = asyncio.run(main())
+    figures = run.figures(kind="batch")
+    assert (figures.num_pictures, figures.num_failed, figures.in_flight) == (4, 1, 4)
+    assert figures.num_tokens > 4
+    assert not figures.was_shared
+    assert figures.wall_s > 0
+    assert figures.stages_s["forward"] > 0
+    assert figures.circumstances.device == "cpu"
+    assert run.progress.remaining_s == 0
+
+
+def test_figures_say_that_others_were_served_meanwhile(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = service.status
+    monkeypatch.setattr(service, "status", lambda: replace(alone(), num_running=alone().num_running + 1))
+
+    async def main() -> BatchRun:
+        run = batch(service, files_of(SAMPLES[14:15]))
+        await collect(run)
+        return run
+
+    assert asyncio.run(main()).figures(kind="batch").was_shared
+
+
+def test_measuring_gives_a_run_for_each_number_in_flight_with_pictures_that_are_new(service: Service) -> None:
+    history = RunHistory()
+
+    async def main() -> list[str]:
+        told = measure(service, history, run=Run(), client="test", seconds_each=0.0)
+        return [line async for line in told]
+
+    told = asyncio.run(main())
+    runs = history.runs()
+    assert tuple(run.in_flight for run in runs) == IN_FLIGHT
+    assert all(run.num_pictures >= 2 * run.in_flight and not run.num_reused for run in runs)
+    assert all(run.stages_s["clip"] > 0 for run in runs)
+    assert any(line.startswith("16 in flight: ") for line in told)
+
+
+def test_a_measurement_that_is_stopped_measures_no_more(service: Service) -> None:
+    history, run = RunHistory(), Run()
+
+    async def main() -> None:
+        async for line in measure(service, history, run=run, client="test", seconds_each=0.0):
+            if line.startswith("1 in flight"):
+                run.stop()
+
+    asyncio.run(main())
+    assert [figures.in_flight for figures in history.runs()] in ([], [1])
+    assert service.wait_until_idle(60)
+
+
+def test_thumbnails_come_with_answers_and_not_with_errors(service: Service) -> None:
+    async def main(threads: ThreadPoolExecutor) -> list[Result]:
+        return await collect(batch(service, [*files_of(SAMPLES[:2]), unreadable()], thumbnails=threads))
+
+    with ThreadPoolExecutor(1) as threads:
+        results = asyncio.run(main(threads))
+    shown = {result.record["error"] is None: result.thumbnail for result in results}
+    assert shown[False] is None
+    assert shown[True] is not None
+    assert shown[True].startswith("data:image/jpeg;base64,")
+
+
+def test_bytes_wait_until_there_is_room_and_a_large_file_goes_alone() -> None:
+    async def main() -> list[str]:
+        budget, order = ByteBudget(10), []
+
+        async def use(name: str, size: int, may_end: asyncio.Event) -> None:
+            await budget.acquire(size)
+            order.append(f"{name} begins")
+            await may_end.wait()
+            order.append(f"{name} ends")
+            await budget.release(size)
+
+        ends = [asyncio.Event() for _ in range(3)]
+        tasks = [
+            asyncio.create_task(use(name, size, end)) for name, size, end in zip("abc", (6, 6, 50), ends, strict=True)
+        ]
+        for end in ends:
+            await asyncio.sleep(0)
+            end.set()
+        await asyncio.gather(*tasks)
+        return order
+
+    order = asyncio.run(main())
+    assert order.index("a ends") < order.index("b begins")
+    assert order.index("b ends") < order.index("c begins")

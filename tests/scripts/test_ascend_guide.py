@@ -1,0 +1,267 @@
+"""docs/ascend.md says what the program does: its commands are accepted, and its errors are those of the program."""
+
+import ast
+import functools
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import demo_bsz
+from app.cli import build_parser
+from app.errors import RULES, describe
+from llm.errors import DeviceError
+from llm.runtime.backend import Capabilities, resolve_dtype, resolve_mode
+from llm.runtime.chips import FAMILIES
+from llm.runtime.npu import open_npu
+from llm.runtime.npu_errors import CODES
+from llm.runtime.npu_load import explain_loading
+from vision.backends.om_failures import opening_failed, running_failed
+from vision.errors import EncoderError
+from vision.export.atc_failures import explain as explain_atc
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDE = (ROOT / "docs" / "ascend.md").read_text(encoding="utf-8")
+PROGRAMS = ("llama-adapter", "python scripts/pth2onnx.py", "python demo_bsz.py")
+
+
+def commands() -> list[str]:
+    """The commands of this project in the guide's blocks, without comments and line breaks."""
+    blocks = re.findall(r"^ *```bash\n(.*?)^ *```", GUIDE, re.MULTILINE | re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.strip() for line in lines if line.strip().startswith(PROGRAMS)]
+
+
+def failures() -> list[tuple[str, int]]:
+    """What the tables of failures say that a user reads, and the exit code."""
+    rows = [line.split("|") for table in tables_of_failures() for line in table.splitlines()]
+    return [(message, int(code)) for _, _, code, cell, *_ in rows for message in re.findall(r"`([^`]+)`", cell)]
+
+
+def tables_of_failures() -> list[str]:
+    """Their lines without the heads, a table for each stage."""
+    return re.findall(r"^\| what happened \| exit \|[^\n]*\n\| ---[^\n]*\n((?:\|[^\n]*\n)+)", GUIDE, re.MULTILINE)
+
+
+def parsers() -> dict[str, Callable[[list[str]], Any]]:
+    export = runpy.run_path(str(ROOT / "scripts" / "pth2onnx.py"))["build_parser"]()
+    makers = (build_parser().parse_args, export.parse_args, demo_bsz.parser().parse_args)
+    return dict(zip(PROGRAMS, makers, strict=True))
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_command_of_the_guide_is_accepted(command: str) -> None:
+    program = next(name for name in PROGRAMS if command.startswith(name))
+
+    parsers()[program](shlex.split(command.removeprefix(program), comments=True))
+
+
+def test_the_guide_shows_all_steps() -> None:
+    text = "\n".join(commands())
+
+    assert all(program in text for program in PROGRAMS)
+    assert "export om" in text
+    assert "doctor --environment" in text
+    assert "doctor --encoder" in text
+    assert "--adopt" in text
+
+
+def test_every_command_of_the_guide_says_where_it_belongs() -> None:
+    blocks = re.findall(r"^## A [^\n]*\n(.*?)(?=^## )", GUIDE, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    place = None
+    for line in lines:
+        if line.startswith("```"):
+            place = None
+        if named := re.search(r"#.*\[(any machine|with CANN|with the card)\]", line):
+            place = named[1]
+        if line.startswith(PROGRAMS):
+            assert place is not None, line
+            assert "npu:0" not in line or place == "with the card", line
+    assert len(blocks) == 3
+
+
+@pytest.mark.slow
+def test_the_rehearsal_without_a_card_works(tmp_path: Path) -> None:
+    [block] = re.findall(r"^<!-- run -->\n```bash\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+    for entry in ROOT.iterdir():
+        if not entry.name.startswith("."):
+            (tmp_path / entry.name).symlink_to(entry)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, command in {"python3": sys.executable, "llama-adapter": f"{sys.executable} -m app"}.items():
+        (programs / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        (programs / name).chmod(0o755)
+    environ = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    ran = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block], cwd=tmp_path, env=environ, capture_output=True, text=True
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    assert '"a small red star at the left"' in ran.stdout
+    assert len([line for line in ran.stdout.splitlines() if line.startswith("{")]) == 32
+
+
+# Messages as the program makes them: whole, with everything filled in. The others are looked for in its sources.
+
+
+Told = tuple[str, int]  # a message, and the exit code that it comes with
+
+
+def told_of(error: BaseException) -> Told:
+    problem = describe(error)
+    return problem.sentence, int(problem.exit_code)
+
+
+def loading_failed(error: Exception) -> Told:
+    return told_of(explain_loading(error))
+
+
+def no_such_device(monkeypatch: pytest.MonkeyPatch) -> Told:
+    two = SimpleNamespace(npu=SimpleNamespace(device_count=lambda: 2, is_available=lambda: True))
+    monkeypatch.setattr("llm.runtime.npu.load_torch_npu", lambda: two)
+    with pytest.raises(DeviceError) as caught:
+        open_npu(3)
+    return told_of(caught.value)
+
+
+def refusals_of_a_310p() -> list[Told]:
+    backend: Any = SimpleNamespace(
+        name="npu:0 (Ascend310P3)", capabilities=Capabilities(dtypes=FAMILIES[1].dtypes, graph_modes=())
+    )
+    with pytest.raises(DeviceError) as dtype:
+        resolve_dtype("bfloat16", backend=backend)
+    with pytest.raises(DeviceError) as mode:
+        resolve_mode("npugraph_ex", backend=backend)
+    return [told_of(dtype.value), told_of(mode.value)]
+
+
+def failures_at_work() -> list[Told]:
+    texts = [
+        f"NPU function error: aclrtSynchronizeStream, error code is {code}\nEZ9999: Inner Error!" for code in CODES
+    ]
+    texts.append("NPU out of memory. Tried to allocate 2.00 GiB (NPU 0; 60.00 GiB total capacity)")
+    return [told_of(error) for error in (*map(RuntimeError, texts), MemoryError("no room"))]
+
+
+def failures_of_an_om() -> list[Told]:
+    opened = functools.partial(opening_failed, said="", file="clip.om", soc="Ascend310P3", device=0)
+    ran = running_failed(
+        RuntimeError("[207001]"), said="", file="x.om", soc="", device=0, wanted="float16", given="uint8"
+    )
+    return [told_of(opened(RuntimeError("load model from file failed"))), told_of(ran)]
+
+
+def failures_of_atc() -> list[Told]:
+    outputs = ("No module named 'sympy'", "soc_version Ascend1 is invalid", "E16002: x", "E10501: x")
+    return [told_of(EncoderError(explain_atc(output, returncode=1)[0])) for output in outputs]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
+    return [
+        no_such_device(monkeypatch),
+        *refusals_of_a_310p(),
+        loading_failed(ImportError("libhccl.so: cannot open shared object file: No such file or directory")),
+        loading_failed(Exception("ASCEND_HOME_PATH : /opt/cann does not exist. Please run set_env.sh")),
+        loading_failed(ImportError("/x/libtorch_npu.so: undefined symbol: _ZN3c10")),
+        # Its first line as torch_npu 2.13 has it.
+        loading_failed(
+            RuntimeError(
+                "Two accelerators cannot be used at the same time in PyTorch: npu and cuda. You can install the cpu "
+                "version of PyTorch to use your npu device, or use the cuda device with 'export "
+                "TORCH_DEVICE_BACKEND_AUTOLOAD=0'.\n[ERROR] (PID:1, Device:-1, RankID:-1) ERR00007 PTA feature not "
+                "supported"
+            )
+        ),
+        *failures_at_work(),
+        *failures_of_an_om(),
+        *failures_of_atc(),
+        # In a program of the user's own: a traceback, and Python's exit code for one.
+        *(
+            (text.replace(HOLE, "torch_npu"), 1)
+            for text, _ in templates(Path(torch.__file__))
+            if "backend extension: " in text
+        ),
+    ]
+
+
+HOLE = "\0"  # stands for whatever an f-string puts there
+
+
+def templates(path: Path) -> set[tuple[str, str]]:
+    """All texts in a source, f-strings with holes, each with the class of the error that it is raised as, or ""."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+    classes = {
+        id(node.args[0]): node.func.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("Error")
+        if node.args
+    }
+    found = set()
+    for node in ast.walk(tree):
+        kind = classes.get(id(node), "")
+        if isinstance(node, ast.JoinedStr):
+            text = "".join(str(part.value) if isinstance(part, ast.Constant) else HOLE for part in node.values)
+            found.add((text, kind))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            found.add((node.value, kind))
+    return found
+
+
+@functools.cache
+def texts_of_the_program() -> list[tuple[str, int | None]]:
+    """As `templates`, with exit codes, where a text is raised as one of our errors."""
+    files = [file for package in ("app", "llm", "vision") for file in sorted((ROOT / package).rglob("*.py"))]
+    codes = {name.rpartition(".")[2]: int(rule.exit_code) for name, rule in RULES.items()}
+    return [(text, codes.get(kind)) for text, kind in sorted(set().union(*map(templates, files)))]
+
+
+def says(message: str, text: str) -> bool:
+    """Whether a message of the guide is this text of the program, all of it; its dots stand for one thing or more.
+
+    The guide has no backticks inside its own. A hole of a template is met by dots alone.
+    """
+    pattern = ".+".join(map(re.escape, message.split("...")))
+    return re.fullmatch(pattern, text.replace("`", ""), re.DOTALL) is not None
+
+
+@pytest.mark.parametrize(("message", "code"), failures())
+def test_a_message_of_the_guide_is_one_of_the_programs(message: str, code: int, told: list[Told]) -> None:
+    assert len(message.replace("...", "")) >= 20
+    codes = {code for text, code in (*told, *texts_of_the_program()) if says(message, text)}
+    assert codes
+    assert codes - {None} == {code}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "npu:0 (...) has no mode bananas",
+        "npu:0 (...) has no mode",
+        "No device named npu:4; available: npu:0, npu:1",
+        "torch_npu is not installed, and Ascend NPUs need it badly",
+        "is a symbolic link, which InferSession refuses",
+        "The OM clip.om is a symbolic link, which InferSession refuses",
+        "An operator failed on the NPU: ... error code is 107002...",
+    ],
+)
+def test_a_message_that_the_program_never_gives_is_found(message: str, told: list[Told]) -> None:
+    assert not any(says(message, text) for text, _ in (*told, *texts_of_the_program()))
+
+
+def test_all_rows_of_the_failures_are_looked_at() -> None:
+    tables = tables_of_failures()
+
+    assert len(tables) == 4
+    assert len(failures()) >= sum(len(table.splitlines()) for table in tables) >= 35

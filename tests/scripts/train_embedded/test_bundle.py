@@ -1,0 +1,52 @@
+"""The shipped bundle answers about the shipped pictures, and about fresh ones, as its model card says."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from safetensors import safe_open
+
+from app.captioner import Captioner
+from scripts.train_embedded.other_worlds import draw_others
+from scripts.train_embedded.score import answer_all, draw_exam, grade
+
+ASSETS = Path(__file__).parents[3] / "assets"
+
+
+@pytest.fixture(scope="module")
+def captioner() -> Captioner:
+    return Captioner.load(str(ASSETS / "embedded"))
+
+
+def test_all_sample_pictures_are_captioned_rightly(captioner: Captioner) -> None:
+    lines = [json.loads(line) for line in (ASSETS / "pictures" / "questions.jsonl").read_text().splitlines()]
+    captions = [line for line in lines if line["task"] == "caption"]
+    answers = captioner.generate(
+        [ASSETS / "pictures" / line["picture"] for line in captions], [line["question"] for line in captions]
+    )
+    wrong = [line["picture"] for line, answer in zip(captions, answers, strict=True) if answer.text != line["answer"]]
+    assert not wrong
+
+
+def test_sample_pictures_are_familiar_and_pictures_of_other_worlds_are_not(captioner: Captioner) -> None:
+    own = sorted(path for path in (ASSETS / "pictures").iterdir() if path.suffix in (".png", ".jpg"))
+    others = [Image.fromarray(pixels) for kind in ("noise", "text") for pixels in draw_others(kind, count=4, seed=(5,))]
+    answers = captioner.generate([*own, *others], max_new_tokens=1)
+    assert [answer.unfamiliar for answer in answers] == [False] * len(own) + [True] * len(others)
+
+
+@pytest.mark.slow
+def test_fresh_pictures_are_answered_about_rightly_and_shuffled_ones_are_not(captioner: Captioner) -> None:
+    exam = draw_exam(num_pictures=20, seed=77)
+    questions = [question for _, question in exam.questions]
+    assert min(grade(questions, answer_all(captioner, exam)).values()) >= 90
+    assert grade(questions, answer_all(captioner, exam, shift=1))["caption"] <= 20
+
+
+def test_biases_of_keys_and_values_are_zero_in_the_bundle() -> None:
+    with safe_open(ASSETS / "embedded" / "llm.safetensors", "pt") as file:
+        for layer in range(4):
+            bias = file.get_tensor(f"layers.{layer}.attention.qkv.bias")
+            assert bias[:192].any()
+            assert not bias[192:].any()
