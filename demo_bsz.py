@@ -26,7 +26,7 @@ from llm.engine.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from app.captioner import Captioner
 
-EMBEDDED_NOTE = (
+DEMO_NOTE = (
     "note: this is the embedded model, which knows drawings of one to three plain shapes and nothing else; "
     "for photographs set LLAMA_DIR, BIAS_DIR and CLIP_DIR"
 )
@@ -173,7 +173,7 @@ def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: Sa
     inputs = list(expand_inputs([options.pic_file_path]))
     pictures = [picture.path for picture in inputs]
     if captioner.spec.is_embedded:
-        print(EMBEDDED_NOTE, file=sys.stderr)
+        print(DEMO_NOTE, file=sys.stderr)
     asked = {
         "prompts": options.prompt if options.question is None else options.question,
         "choices": options.choices,

@@ -213,15 +213,18 @@ class Captioner:
         clock: StageClock | None = None,
         reader: Reader | None = None,
         wants: Wants | None = None,
+        may_wait: bool = False,
         stop: Callable[[], bool] = lambda: False,
     ) -> Generator[Event]:
         """Answer a stream of work items as they come, in completion order; memory does not grow with their number.
 
         Every question gives one answer, be it an error. `wants`, asked in reading threads, leaves questions out of it,
         and pictures without any unread. `reader` is another way to read than in threads of this process; it stays open.
-        Once `stop` says so, no more pictures are begun. Closing the iterator early forgets what is in flight.
+        Items are drawn in the caller's thread or, where one `may_wait` for them, in one of their own: what came is
+        answered meanwhile. Once `stop` says so, no more pictures are begun, and no items waited for in that thread.
+        Closing the iterator early forgets what is in flight.
 
-        Raises RuntimeError while another run is open.
+        Raises RuntimeError while another run is open, and what `items` raises, once all before that is answered.
         """
         clock = clock or StageClock()
         look = partial(_look, reader=reader or self.reader, wants=wants)
@@ -233,6 +236,7 @@ class Captioner:
                 ahead=2 * self.batch_size,
                 shareable=_is_shareable,
                 num_bytes=_carried_bytes,
+                may_wait=may_wait,
                 stop=stop,
             ) as read_ahead,
         ):

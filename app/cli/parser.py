@@ -35,13 +35,19 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, hint=help_hint(self.prog))
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Unknown arguments are an error here already: left to the parser above, its help would be pointed at."""
+        """Names that a list takes may stand between flags: argparse alone gives it only the first that stand together.
+
+        Unknown arguments are an error here already: left to the parser above, its help would be pointed at.
+        """
         options, unknown = super().parse_known_args(args, namespace)
-        if unknown:
+        names = next((action.dest for action in self._get_positional_actions() if action.nargs in ("*", "+")), None)
+        if names is not None and not any(text.startswith("-") for text in unknown):
+            setattr(options, names, getattr(options, names) + unknown)
+        elif unknown:
             meant = next((flag for text in unknown if (flag := self._meant(text)) is not None), None)
             hint = help_hint(self.prog) if meant is None else f"{meant} may be meant; {help_hint(self.prog)}"
             raise UsageError(f"unrecognized arguments: {' '.join(unknown)}", hint=hint)
-        return options, unknown
+        return options, []
 
     def _meant(self, text: str) -> str | None:
         """The flag of ours that is nearly what was typed, or that other programs call so."""

@@ -4,7 +4,7 @@ from app.inputs.errors import InputsError
 from app.inputs.folders import expand_inputs
 from app.inputs.items import PictureInput, QuestionFields
 from app.inputs.natural import natural_key
-from app.inputs.reading import check_inputs, count_inputs, read_inputs
+from app.inputs.reading import check_inputs, count_inputs, may_wait, read_inputs
 from app.inputs.sheets import read_question_sheet
 from app.inputs.spec import InputSpec
 
@@ -16,6 +16,7 @@ __all__ = [
     "check_inputs",
     "count_inputs",
     "expand_inputs",
+    "may_wait",
     "natural_key",
     "read_inputs",
     "read_question_sheet",

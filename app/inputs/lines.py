@@ -5,7 +5,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Protocol, cast
+from typing import Protocol
 
 from app.inputs.errors import InputsError
 from vision.formats import shown_name
@@ -29,7 +29,9 @@ def opened_lines(path: str, *, what: str) -> Iterator[ByteFile]:
     if path == STDIN:
         if sys.stdin is None:
             raise InputsError(f"Wanted a {what} on stdin, which is closed.", hint="name a file")
-        yield cast(ByteFile, sys.stdin.buffer)
+        # Not `sys.stdin.buffer` itself, which the interpreter closes at its end: it aborts if a thread reads there.
+        with open(sys.stdin.buffer.fileno(), "rb", closefd=False) as file:
+            yield file
         return
     with ExitStack() as stack:
         try:

@@ -60,11 +60,16 @@ def count_inputs(spec: InputSpec, *, size: Callable[[PictureInput], int] = lambd
     None where to count them would be to take them away, as from stdin, and where a compressed archive is named, which
     would have to be unpacked for that. Raises as `read_inputs`.
     """
-    if not all(map(can_read_again, (*spec.lists, *spec.manifests))):
+    if may_wait(spec):
         return None
     if any(is_archive_name(name) and not name.lower().endswith(".tar") for name in spec.paths):
         return None
     return sum(map(size, read_inputs(spec)))
+
+
+def may_wait(spec: InputSpec) -> bool:
+    """Whether lines come from stdin or a pipe: once, and perhaps slowly."""
+    return not all(map(can_read_again, (*spec.lists, *spec.manifests)))
 
 
 def _all_inputs(spec: InputSpec) -> Iterator[PictureInput]:

@@ -35,7 +35,10 @@ class Asked:
 
 
 class Desk:
-    """Makes work of inputs, and records of answers. Reading threads may call `wants`; the rest is of one thread."""
+    """Makes work of inputs, and records of answers.
+
+    Reading threads may call `wants`, and the thread that draws the inputs `item`; the rest is of one thread.
+    """
 
     def __init__(
         self,

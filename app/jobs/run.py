@@ -6,7 +6,7 @@ from contextlib import ExitStack, closing
 
 from app.captioner import Answer, Captioner
 from app.clock import StageClock
-from app.inputs import check_inputs, read_inputs
+from app.inputs import check_inputs, may_wait, read_inputs
 from app.jobs.interruption import Interruption
 from app.jobs.job import Job
 from app.jobs.opening import (
@@ -59,6 +59,7 @@ def run_job(job: Job) -> int:
             clock=clock,
             reader=reader,
             wants=desk.wants,
+            may_wait=may_wait(job.inputs),
             stop=lambda: interruption.requested or scribe.has_to_stop,
         )
         # However this ends, the engine is left before the reader and the captioner are closed.

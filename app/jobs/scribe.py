@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -39,7 +40,7 @@ class TooManyErrorsError(Exception):
 
 
 class Scribe:
-    """Puts answers out as they come. Of one thread."""
+    """Puts answers out as they come. Threads may call `write`, `say` and `show_progress`; the rest is of one thread."""
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class Scribe:
         self.end_reason: EndReason = "failed"  # until the end comes otherwise
         self._job, self._desk, self._file, self._manifest = job, desk, file, manifest
         self._decider = decider
+        self._lock = threading.RLock()
         self._format = job.format or ("text" if sys.stdout.isatty() else "jsonl")
         self._on_stdout = job.out is None or job.format is not None
         is_in_the_way = self._on_stdout and sys.stdout.isatty()
@@ -86,6 +88,10 @@ class Scribe:
 
     def write(self, answer: Answer) -> None:
         """Put one answer out."""
+        with self._lock:
+            self._write(answer)
+
+    def _write(self, answer: Answer) -> None:
         asked = self._desk.asked(answer)
         if (
             answer.error is not None
@@ -115,7 +121,10 @@ class Scribe:
 
     def show_progress(self) -> None:
         """Tell how far the job is, now and then; also while it only passes over what was answered before."""
-        self._progress.show(answered=self.tally.num_pictures, failed=self.tally.num_failed, known=self._desk.num_known)
+        with self._lock:
+            self._progress.show(
+                answered=self.tally.num_pictures, failed=self.tally.num_failed, known=self._desk.num_known
+            )
 
     def summarise(self, wall_s: float, *, waited_s: float) -> None:
         """Say on stderr what was done, where that is not in sight already."""
@@ -155,8 +164,9 @@ class Scribe:
     def say(self, text: str, *, even_if_quiet: bool = False) -> None:
         """A line of talk on stderr, unless it is not wanted."""
         if even_if_quiet or not self._job.quiet:
-            self._progress.clear()
-            say(text)
+            with self._lock:
+                self._progress.clear()
+                say(text)
 
     def close(self) -> None:
         """Note the end of the run in the manifest, however it came. A disk that is full by then only costs the note."""

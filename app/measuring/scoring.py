@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 KNOWN_ANSWERS = "questions.jsonl"  # beside the pictures that it is about
 MAX_SHOWN = 20  # wrong answers that are shown
+_MAX_SHOWN_CHARS = 120
 _WHAT = "file of known answers"
 
 
@@ -61,12 +62,12 @@ class Score:
         """For a person: the marks by task, and each wrong answer, the first `MAX_SHOWN` of them."""
         marks = grade(self.known, self.answers)
         asked, right = len(self.known), sum(mark.right for mark in marks.values())
-        width = max(len("task"), *(len(one_line(task)) for task in marks))
+        width = max(len("task"), *(len(_shown(task)) for task in marks))
         lines = [f"{'task':<{width}} {'asked':>6} {'right':>6}"]
-        lines += [f"{one_line(task):<{width}} {mark.asked:>6} {mark.right:>6}" for task, mark in marks.items()]
+        lines += [f"{_shown(task):<{width}} {mark.asked:>6} {mark.right:>6}" for task, mark in marks.items()]
         wrong = [
-            f"wrong: {one_line(known.question)} wanted `{one_line(known.answer)}`, got `{one_line(answer)}` "
-            f"({shown_name(known.picture)})"
+            f"wrong: {_shown(known.question)} wanted `{_shown(known.answer)}`, got `{_shown(answer)}` "
+            f"({_shown(shown_name(known.picture))})"
             for known, answer in zip(self.known, self.answers, strict=True)
             if not is_right(answer, wanted=known.answer)
         ]
@@ -75,6 +76,12 @@ class Score:
             lines.append(f"and {len(wrong) - MAX_SHOWN} more wrong")
         lines.append(f"{right} of {asked} answers exactly right, in {self.elapsed_s:.1f} s")
         return "\n".join(lines)
+
+
+def _shown(text: str) -> str:
+    """On one line of a table, cut if it is long."""
+    line = one_line(text)
+    return line if len(line) <= _MAX_SHOWN_CHARS else f"{line[: _MAX_SHOWN_CHARS - 3]}..."
 
 
 def is_right(answer: str, *, wanted: str) -> bool:

@@ -182,7 +182,8 @@ class Crew:
             raise WorkersFailedError(
                 "No process that answers is left: they ended again and again, or their machines went away. "
                 f"The last one: {textwrap.shorten(last_line(str(error)), 160)}",
-                hint="the memory may be too small for the model or --batch-size; run again, and it goes on from here",
+                hint="the memory may be too small for the model or --batch-size; run again, and with --out it goes on "
+                "from here",
             ) from error
         what = "the machine of a captioner is gone" if is_machine else "a captioner ended again and again"
         self._news.append(f"note: {what}; {num_others} of {len(self._members)} go on")

@@ -140,8 +140,8 @@ class Drive:
         if num_missing:
             raise WorkersFailedError(
                 f"{came.host} left {num_missing} of {num_asked} questions about its pictures without an answer",
-                hint="see that the same version of this program is installed on all machines, and run again: it goes "
-                "on from here",
+                hint="see that the same version of this program is installed on all machines, and run again; with "
+                "--out it goes on from here",
             )
 
 

@@ -16,7 +16,7 @@ from app.server.parsing import parse_chat_request
 from app.server.pictures import PictureRefusedError, PictureSettings, read_picture
 from app.server.problems import CLIENT_GONE, ApiError, of_answer, of_refusal
 from app.server.replies import AnswerMessage, ChatCompletion, Choice
-from app.server.streaming import EventStream, HangUp, Head, finish_reason, frames, usage_of
+from app.server.streaming import EventStream, HangUp, Head, extensions_of, finish_reason, frames, usage_of
 from app.service.service import Service
 from app.service.ticket import Ask, Ticket
 from app.service.types import ServiceError
@@ -129,11 +129,8 @@ async def _whole(ticket: Ticket, *, hang_up: HangUp, head: Head, headers: dict[s
         return _nobody(visit)
     if answer.error is not None:
         raise of_answer(answer.error)
-    choice = Choice(
-        message=AnswerMessage(content=answer.text),
-        finish_reason=finish_reason(answer),
-        answer_probabilities=answer.choice,
-    )
+    extensions = extensions_of(answer)
+    choice = Choice(message=AnswerMessage(content=answer.text), finish_reason=finish_reason(answer), **extensions)
     reply = ChatCompletion(
         id=head.id,
         created=head.created,
@@ -142,8 +139,9 @@ async def _whole(ticket: Ticket, *, hang_up: HangUp, head: Head, headers: dict[s
         usage=usage_of(answer),
         system_fingerprint=head.fingerprint,
     )
-    left_out = {"choices": {0: {"answer_probabilities"}}} if answer.choice is None else None
-    return Response(reply.model_dump_json(exclude=left_out), media_type="application/json", headers=headers)
+    left_out = {"answer_probabilities", "unfamiliar"} - extensions.keys()
+    content = reply.model_dump_json(exclude={"choices": {0: left_out}} if left_out else None)
+    return Response(content, media_type="application/json", headers=headers)
 
 
 async def _stream(

@@ -29,6 +29,10 @@ Point an OpenAI client at `/v1` of this server and ask about one picture at a ti
 **Choosing among answers.** With `answer_choices` the answer is the likeliest of the given texts, and
 `answer_probabilities` has the probability of each.
 
+**Unfamiliar pictures.** Where the model can tell, the choice of an answer has `unfamiliar`: true for a picture unlike
+those that the model was trained on, about which the answer may mean nothing. In a stream it comes with the
+`finish_reason`, as the probabilities do.
+
 **Defaults** are this product's: the likeliest answer (`temperature` 0), `top_p` 0.75, 64 tokens at most.
 
 **Errors** have OpenAI's form. 429 and 503 come with `Retry-After`. Every answer has an `x-request-id`, by which the

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 
 class ErrorDetail(BaseModel):
@@ -37,13 +37,20 @@ class AnswerMessage(BaseModel):
 
 
 class Choice(BaseModel):
-    """The only one: `n` is 1."""
+    """The only one: `n` is 1. Extensions are left out where there is nothing to tell."""
 
     index: Literal[0] = 0
     message: AnswerMessage
     finish_reason: Literal["stop", "length"]
     logprobs: None = None
-    answer_probabilities: dict[str, float] | None = None
+    answer_probabilities: dict[str, float] | None = Field(
+        None, description="An extension, with `answer_choices`: the probability of each, they sum to 1."
+    )
+    unfamiliar: bool | None = Field(
+        None,
+        description="An extension, of models that can tell: whether the picture is unlike those that the model was "
+        "trained on, so that the answer may mean nothing.",
+    )
 
 
 class ChatCompletion(BaseModel):

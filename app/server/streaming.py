@@ -62,12 +62,17 @@ def finish_reason(answer: Answer) -> Literal["stop", "length"]:
     return "length" if answer.finish == "length" else "stop"
 
 
+def extensions_of(answer: Answer) -> dict[str, Any]:
+    """What the choice of a whole or streamed answer has beside OpenAI's fields; `replies.Choice` describes it."""
+    said = {"answer_probabilities": answer.choice, "unfamiliar": answer.unfamiliar}
+    return {name: value for name, value in said.items() if value is not None}
+
+
 def _chunk(head: Head, delta: Mapping[str, str], *, with_usage: bool, answer: Answer | None = None) -> bytes:
     choice: dict[str, Any] = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
     if answer is not None:
         choice["finish_reason"] = finish_reason(answer)
-        if answer.choice is not None:
-            choice["answer_probabilities"] = answer.choice
+        choice |= extensions_of(answer)
     return _frame(head, [choice], {"usage": None} if with_usage else {})
 
 

@@ -54,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, help="training steps of the stage, instead of its own number")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: %(default)s)")
     options = parser.parse_args(arguments)
+    if options.steps is not None and options.steps < 1:
+        parser.error(f"--steps must be at least 1, got {options.steps}: leave it out for the stage's own number")
     torch.set_num_threads(options.threads)
     for stage in GROUPS.get(options.stage, (options.stage,)):
         print(f"stage {stage}", file=sys.stderr, flush=True)
@@ -63,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _command(stage: str, options: argparse.Namespace) -> Callable[[], object]:
     folder, drawn, seen = (options.work / name for name in ("run", "pictures", "features"))
-    num_steps = int(options.steps or STEPS.get(stage, 0))
+    num_steps = STEPS.get(stage, 0) if options.steps is None else options.steps
 
     def tokenizer() -> Tokenizer:
         return Tokenizer.load(folder / "tokenizer.model")

@@ -3,7 +3,9 @@
 import hashlib
 import io
 import random
+import threading
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from PIL import Image
 
 import app.reading.reader
 from app import Answer, Captioner, RawPrompt, TextDelta
-from app.captioner import work_items
+from app.captioner import WorkItem, work_items
 from app.clock import STAGES
+from llm.engine.sampling_params import SamplingParams
 from llm.errors import DeviceError, PromptTooLongError
 from llm.prompt import format_prompt
 from tests.app.golden import GOLDEN, model_options
@@ -56,6 +59,37 @@ def test_answers_do_not_depend_on_batch_order_or_bad_neighbours(tmp_path: Path, 
             assert answer.text == ""
         else:
             assert answer.token_ids == expected[index]
+
+
+def test_what_came_is_answered_while_more_is_waited_for(captioner: Captioner) -> None:
+    items = work_items(PICTURES[:2], "Describe the image.", default_prompt="")
+    is_answered, answered = threading.Event(), []
+
+    def slow_items() -> Iterator[WorkItem]:
+        yield items[0]
+        assert is_answered.wait(10)
+        yield items[1]
+
+    for event in captioner.run(slow_items(), sampling=SamplingParams(max_new_tokens=2), may_wait=True):
+        if isinstance(event, Answer):
+            answered.append(event.index)
+            is_answered.set()
+
+    assert answered == [0, 1]
+
+
+@pytest.mark.parametrize("may_wait", [True, False])
+def test_what_came_before_an_error_is_answered(captioner: Captioner, may_wait: bool) -> None:
+    def items() -> Iterator[WorkItem]:
+        yield from work_items(PICTURES[:3], "Describe the image.", default_prompt="")
+        raise OSError("the list is gone")
+
+    events = captioner.run(items(), sampling=SamplingParams(max_new_tokens=2), may_wait=may_wait)
+    answered = []
+    with pytest.raises(OSError, match="the list is gone"):
+        answered.extend(event.index for event in events if isinstance(event, Answer))
+
+    assert sorted(answered) == [0, 1, 2]
 
 
 def test_streamed_pieces_put_together_are_the_answers(captioner: Captioner) -> None:

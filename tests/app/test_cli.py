@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from app.cli import build_parser, main
+from app.errors import UsageError
 from app.records.manifest import read_manifest
 from app.records.record import read_records
 from app.resources import sample_pictures
@@ -50,6 +51,24 @@ def test_help_and_usage_errors_load_neither_torch_nor_numpy_nor_pillow(arguments
     assert ran.stderr.splitlines()[-1] == "loaded:"
     assert ran.returncode == code
     assert (ran.stdout == "") == (code != 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["caption", "a.png", "--out", "x.jsonl", "b.png", "--quiet", "c d.png"], "paths"),
+        (["ask", "--question", "Is it red?", "a.png", "b.png", "--choices", "yes,no", "c d.png"], "paths"),
+        (["export-records", "a.png", "b.png", "--to", "csv", "c d.png"], "records"),
+    ],
+)
+def test_names_may_stand_between_flags(arguments: list[str], names: str) -> None:
+    assert vars(build_parser().parse_args(arguments))[names] == ["a.png", "b.png", "c d.png"]
+
+
+@pytest.mark.parametrize("arguments", [["caption", "a.png", "--blue", "b.png"], ["serve", "a.png"], ["bench", "3"]])
+def test_what_no_command_knows_is_no_name(arguments: list[str]) -> None:
+    with pytest.raises(UsageError, match="unrecognized arguments"):
+        build_parser().parse_args(arguments)
 
 
 def test_defaults_are_those_of_the_dataclasses() -> None:

@@ -224,6 +224,7 @@ def test_cancelling_keeps_what_is_done(open_page: Callable[..., Visit]) -> None:
         expect(visit.page.locator("#batch-table tbody tr")).to_have_count(len(lines))
         expect(visit.page.locator("#batch-start")).to_be_enabled()
         assert served.service.wait_until_idle(30)
+        visit.close()  # before its server ends, which it would miss
 
 
 def test_whoever_closes_the_page_leaves_nothing_under_way_and_makes_room(
@@ -249,6 +250,7 @@ def test_whoever_closes_the_page_leaves_nothing_under_way_and_makes_room(
         assert served.service.wait_until_idle(30)
         start(other)
         expect(finished(other)).to_contain_text("1 of 1 pictures")
+        other.close()
 
 
 def test_runs_and_measurements_are_plotted_and_taken_away(

@@ -176,6 +176,26 @@ def test_ctrl_c_that_was_ignored_before_is_still_ignored(
     assert len(lines) == 200
 
 
+def test_a_list_that_comes_slowly_is_answered_line_by_line_and_ctrl_c_does_not_wait_for_its_next() -> None:
+    arguments = ["caption", "--list", "-", *model_flags(), "--max-new-tokens", "4", "--quiet"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([*COMMAND, *arguments], **pipes, cwd=ROOT, preexec_fn=hear_interrupts)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    for name in ("noise_128x96.png", "shapes_200x300.jpg"):
+        process.stdin.write(f"{picture(name)}\n".encode())
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["picture"] == picture(name)
+
+    process.send_signal(signal.SIGINT)
+    code = process.wait()  # while stdin is still open
+    left, said = process.communicate()
+
+    assert code == 130
+    assert left == b""
+    assert said == b"\nfinishing the pictures that are begun; Ctrl-C again stops at once\n"
+
+
 def test_a_terminal_gets_lines_of_text() -> None:
     main, follower = pty.openpty()
     process = subprocess.Popen(

@@ -1,13 +1,16 @@
 """OpenAI's own client against the API with the embedded model: answers, streams and errors."""
 
 import asyncio
+import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
+from PIL import Image
 
 from app import Captioner
 from app.answers import AnswerError, TextDelta
@@ -93,7 +96,22 @@ def test_a_stream_gives_the_same_text_piece_by_piece(client: openai.OpenAI) -> N
     assert "".join(pieces) == whole.choices[0].message.content
     assert chunks[0].choices[0].delta.role == "assistant"
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
+    assert [chunk.choices[0].model_extra for chunk in chunks if chunk.choices][-1] == {"unfamiliar": False}
     assert chunks[-1].usage == whole.usage
+
+
+def test_a_picture_unlike_those_of_the_training_is_told(client: openai.OpenAI) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (120, 160, 3), dtype=np.uint8)
+    noise = io.BytesIO()
+    Image.fromarray(pixels).save(noise, "PNG")
+    pictures = [data_uri(noise.getvalue(), kind="png"), data_uri(RED_STAR.read_bytes())]
+
+    said = [
+        client.chat.completions.create(model="default", messages=[user(image(picture), "What is this?")])
+        for picture in pictures
+    ]
+
+    assert [one.choices[0].model_extra for one in said] == [{"unfamiliar": True}, {"unfamiliar": False}]
 
 
 def test_the_client_s_own_stream_helper_puts_the_answer_together(client: openai.OpenAI) -> None:

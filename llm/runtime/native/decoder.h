@@ -51,8 +51,8 @@ typedef struct {
     const decoder_t *decoder;
     const batch_t *batch;
     int64_t layer;
-    float *qkv, *heads;
-    int64_t most_places;
+    float *qkv, *heads, *scores; /* scores_each of them for every thread */
+    int64_t scores_each;
 } attention_t;
 
 typedef struct {
@@ -68,7 +68,7 @@ typedef struct {
     int64_t *best, vocab_size;
 } best_t;
 
-static void norm_task(const void *context, int64_t first, int64_t end) {
+static void norm_task(const void *context, int64_t first, int64_t end, int64_t thread) {
     const norm_t *self = context;
     for (int64_t row = first; row < end; row++) {
         const float *x = self->x + (self->tokens ? self->tokens[row] : row) * self->dim;
@@ -108,7 +108,7 @@ static void rotate(float *x, const float *cos, const float *sin, int64_t head_di
 }
 
 /* Rotate query and key of each token, and leave key and value where the row keeps them. */
-static void rotate_task(const void *context, int64_t first, int64_t end) {
+static void rotate_task(const void *context, int64_t first, int64_t end, int64_t thread) {
     const attention_t *self = context;
     const decoder_t *decoder = self->decoder;
     const batch_t *batch = self->batch;
@@ -189,14 +189,13 @@ static inline const void *element(const void *base, int type, int64_t at) {
     return (const char *)base + at * (type == FLOAT32 ? 4 : 2);
 }
 
-static void attention_task(const void *context, int64_t first, int64_t end) {
-    static _Thread_local scratch_t memory;
+static void attention_task(const void *context, int64_t first, int64_t end, int64_t thread) {
     const attention_t *self = context;
     const decoder_t *decoder = self->decoder;
     const batch_t *batch = self->batch;
     int64_t head_dim = decoder->head_dim, vectors = head_dim / LANES, type = decoder->kept_type;
     int64_t adapter_layer = self->layer - decoder->first_adapter_layer;
-    float *scores = scratch_take(&memory, 4 * (self->most_places + decoder->num_queries + LANES));
+    float *scores = self->scores + thread * self->scores_each;
     for (int64_t item = first; item < end; item++) {
         int64_t run = item / decoder->num_heads, head = item % decoder->num_heads, row = batch->run_rows[run];
         int64_t at = self->layer * batch->cache.layer_stride + row * batch->cache.row_stride + head * batch->cache.head_stride;
@@ -218,7 +217,7 @@ static void attention_task(const void *context, int64_t first, int64_t end) {
 }
 
 /* The best token of each row, the first of equals; NO_TOKEN where the highest logit is not a finite number. */
-static void best_task(const void *context, int64_t first, int64_t end) {
+static void best_task(const void *context, int64_t first, int64_t end, int64_t thread) {
     const best_t *self = context;
     for (int64_t row = first; row < end; row++) {
         const float *logits = self->logits + row * self->vocab_size;
@@ -239,16 +238,35 @@ static void best_task(const void *context, int64_t first, int64_t end) {
     }
 }
 
-static void forward(const decoder_t *decoder, const batch_t *batch, int num_threads) {
-    static _Thread_local scratch_t memory;
+/* Of what is made for the most demanding of all linear layers. */
+static int64_t most_converted_bytes(const decoder_t *decoder, const batch_t *batch) {
+    int64_t num_bytes = converted_bytes(&decoder->head, FLOAT32, batch->num_logits);
+    for (int64_t index = 0; index < decoder->num_layers; index++) {
+        const layer_t *layer = decoder->layers + index;
+        num_bytes = most(num_bytes, converted_bytes(&layer->qkv, FLOAT32, batch->num_tokens));
+        num_bytes = most(num_bytes, converted_bytes(&layer->out, FLOAT32, batch->num_tokens));
+        num_bytes = most(num_bytes, converted_bytes(&layer->gate, FLOAT32, batch->num_tokens));
+        num_bytes = most(num_bytes, converted_bytes(&layer->down, wanted_type(&layer->down), batch->num_tokens));
+    }
+    return num_bytes;
+}
+
+/* Returns the bytes of scratch that it needs where it was given less, and then nothing is done; else 0. */
+static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t scratch, int num_threads) {
     int64_t num_tokens = batch->num_tokens, dim = decoder->dim, most_places = 0;
     for (int64_t token = 0; token < num_tokens; token++) {
         int64_t seen = batch->shared_ends[token] + batch->places[token] + 1 - batch->starts[token];
         most_places = most(most_places, seen);
     }
     int64_t most_rows = most(num_tokens, batch->num_logits);
-    float *normed = scratch_take(&memory, 4 * (most_rows * dim + num_tokens * (4 * dim + decoder->ffn_dim)));
-    float *qkv = normed + most_rows * dim, *heads = qkv + num_tokens * 3 * dim, *hidden = heads + num_tokens * dim;
+    int64_t scores_each = round_up(most_places + decoder->num_queries, LANES);
+    float *normed = scratch_take(&scratch, 4 * most_rows * dim);
+    float *qkv = scratch_take(&scratch, 4 * num_tokens * 3 * dim);
+    float *heads = scratch_take(&scratch, 4 * num_tokens * dim);
+    float *hidden = scratch_take(&scratch, 4 * num_tokens * decoder->ffn_dim);
+    float *scores = scratch_take(&scratch, 4 * scores_each * most_threads(num_threads));
+    void *converted = scratch_take(&scratch, most_converted_bytes(decoder, batch));
+    if (scratch_is_short(&scratch)) return scratch.num_taken;
     int64_t num_heads = batch->num_runs * decoder->num_heads, per_head = num_tokens * decoder->head_dim / batch->num_runs;
     int64_t norm_chunk = 1 + SMALL / dim, rotate_chunk = 1 + SMALL / per_head;
     int64_t attention_chunk = 1 + SMALL / (per_head * most_places);
@@ -256,21 +274,23 @@ static void forward(const decoder_t *decoder, const batch_t *batch, int num_thre
         const layer_t *layer = decoder->layers + index;
         norm_t norm = {batch->x, layer->attention_norm, NULL, normed, dim, decoder->norm_eps};
         run_items(norm_task, &norm, num_tokens, norm_chunk, num_threads);
-        apply(&layer->qkv, NULL, NONE, normed, FLOAT32, num_tokens, qkv, STORE_FLOAT32, num_threads);
-        attention_t attention = {decoder, batch, index, qkv, heads, most_places};
+        apply(&layer->qkv, NULL, NONE, normed, FLOAT32, num_tokens, qkv, STORE_FLOAT32, converted, num_threads);
+        attention_t attention = {decoder, batch, index, qkv, heads, scores, scores_each};
         run_items(rotate_task, &attention, num_heads, rotate_chunk, num_threads);
         run_items(attention_task, &attention, num_heads, attention_chunk, num_threads);
-        apply(&layer->out, NULL, NONE, heads, FLOAT32, num_tokens, batch->x, ADD_FLOAT32, num_threads);
+        apply(&layer->out, NULL, NONE, heads, FLOAT32, num_tokens, batch->x, ADD_FLOAT32, converted, num_threads);
         norm.weight = layer->feed_forward_norm;
         run_items(norm_task, &norm, num_tokens, norm_chunk, num_threads);
-        int type = layer->down.kind == BFLOAT16 ? BFLOAT16 : FLOAT32; /* as the next layer takes it */
+        int type = wanted_type(&layer->down);
         apply(&layer->gate, &layer->up, NONE, normed, FLOAT32, num_tokens, hidden,
-              type == BFLOAT16 ? STORE_BFLOAT16 : STORE_FLOAT32, num_threads);
-        apply(&layer->down, NULL, NONE, hidden, type, num_tokens, batch->x, ADD_FLOAT32, num_threads);
+              type == BFLOAT16 ? STORE_BFLOAT16 : STORE_FLOAT32, converted, num_threads);
+        apply(&layer->down, NULL, NONE, hidden, type, num_tokens, batch->x, ADD_FLOAT32, converted, num_threads);
     }
     norm_t norm = {batch->x, decoder->norm, batch->logit_tokens, normed, dim, decoder->norm_eps};
     run_items(norm_task, &norm, batch->num_logits, norm_chunk, num_threads);
-    apply(&decoder->head, NULL, NONE, normed, FLOAT32, batch->num_logits, batch->logits, STORE_FLOAT32, num_threads);
+    apply(&decoder->head, NULL, NONE, normed, FLOAT32, batch->num_logits, batch->logits, STORE_FLOAT32, converted,
+          num_threads);
     best_t best = {batch->logits, batch->best, decoder->vocab_size};
     run_items(best_task, &best, batch->num_logits, 1 + SMALL / decoder->vocab_size, num_threads);
+    return 0;
 }

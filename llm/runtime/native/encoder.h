@@ -32,9 +32,11 @@ typedef struct {
     const float *qkv; /* (pictures * tokens, 3 * width) */
     float *heads;     /* (pictures * tokens, width) */
     int64_t num_tokens, num_heads, head_dim;
+    float *memory; /* floats_each of them for every thread */
+    int64_t floats_each;
 } mixing_t;
 
-static void layer_norm_task(const void *context, int64_t first, int64_t end) {
+static void layer_norm_task(const void *context, int64_t first, int64_t end, int64_t thread) {
     const layer_norm_t *self = context;
     for (int64_t row = first; row < end; row++) {
         const float *x = self->x + row * self->width;
@@ -95,14 +97,18 @@ static void multiply_tiles(int64_t num_rows, const float *a, int64_t stride, con
         }
 }
 
-static void mixing_task(const void *context, int64_t first, int64_t end) {
-    static _Thread_local scratch_t memory;
+/* What a thread needs for one head: its keys and values as weights, and what becomes of up to 6 tokens. */
+static int64_t mixing_floats(int64_t num_tokens, int64_t head_dim) {
+    int64_t stride = round_up(num_tokens, BLOCK), mixed = round_up(head_dim, BLOCK);
+    return stride * head_dim + mixed * num_tokens + TILE_ROWS * (stride + stride + mixed);
+}
+
+static void mixing_task(const void *context, int64_t first, int64_t end, int64_t thread) {
     const mixing_t *self = context;
     int64_t num_tokens = self->num_tokens, head_dim = self->head_dim, width = self->num_heads * head_dim;
     int64_t key_blocks = round_up(num_tokens, BLOCK) / BLOCK, value_blocks = round_up(head_dim, BLOCK) / BLOCK;
     int64_t stride = key_blocks * BLOCK;
-    float *keys = scratch_take(&memory, 4 * (key_blocks * BLOCK * head_dim + value_blocks * BLOCK * num_tokens +
-                                             TILE_ROWS * (stride + stride + value_blocks * BLOCK)));
+    float *keys = self->memory + thread * self->floats_each;
     float *values = keys + key_blocks * BLOCK * head_dim, *sums = values + value_blocks * BLOCK * num_tokens;
     float *weights = sums + TILE_ROWS * stride, *mixed = weights + TILE_ROWS * stride;
     for (int64_t item = first; item < end; item++) {
@@ -134,26 +140,44 @@ static void mixing_task(const void *context, int64_t first, int64_t end) {
     }
 }
 
-/* x (pictures * tokens, width), in place. */
-static void run_blocks(const stack_t *stack, float *x, int64_t num_pictures, int64_t num_tokens, int num_threads) {
-    static _Thread_local scratch_t memory;
-    int64_t num_rows = num_pictures * num_tokens, width = stack->width;
-    if (!num_rows) return; /* the tasks count on a token */
-    float *normed = scratch_take(&memory, 4 * num_rows * (most(width, stack->hidden_dim) + 4 * width));
-    float *hidden = normed, *qkv = normed + num_rows * most(width, stack->hidden_dim), *heads = qkv + 3 * num_rows * width;
+/* Of what is made for the most demanding of all linear layers. */
+static int64_t most_converted_bytes_of(const stack_t *stack, int64_t num_rows) {
+    int64_t num_bytes = 0;
+    for (int64_t index = 0; index < stack->num_blocks; index++) {
+        const block_t *block = stack->blocks + index;
+        num_bytes = most(num_bytes, converted_bytes(&block->qkv, FLOAT32, num_rows));
+        num_bytes = most(num_bytes, converted_bytes(&block->out, FLOAT32, num_rows));
+        num_bytes = most(num_bytes, converted_bytes(&block->up, FLOAT32, num_rows));
+        num_bytes = most(num_bytes, converted_bytes(&block->down, wanted_type(&block->down), num_rows));
+    }
+    return num_bytes;
+}
+
+/* x (pictures * tokens, width), in place. Returns as forward of decoder.h. */
+static int64_t run_blocks(const stack_t *stack, float *x, int64_t num_pictures, int64_t num_tokens, scratch_t scratch,
+                          int num_threads) {
+    int64_t num_rows = num_pictures * num_tokens, width = stack->width, head_dim = width / stack->num_heads;
+    if (!num_rows) return 0; /* the tasks count on a token */
+    float *normed = scratch_take(&scratch, 4 * num_rows * most(width, stack->hidden_dim)), *hidden = normed;
+    float *qkv = scratch_take(&scratch, 4 * num_rows * 3 * width), *heads = scratch_take(&scratch, 4 * num_rows * width);
+    int64_t floats_each = round_up(mixing_floats(num_tokens, head_dim), LANES);
+    float *mixed = scratch_take(&scratch, 4 * floats_each * most_threads(num_threads));
+    void *converted = scratch_take(&scratch, most_converted_bytes_of(stack, num_rows));
+    if (scratch_is_short(&scratch)) return scratch.num_taken;
     for (int64_t index = 0; index < stack->num_blocks; index++) {
         const block_t *block = stack->blocks + index;
         layer_norm_t norm = {x, block->norm1_weight, block->norm1_bias, normed, width, stack->norm_eps};
         run_items(layer_norm_task, &norm, num_rows, 1 + SMALL / width, num_threads);
-        apply(&block->qkv, NULL, NONE, normed, FLOAT32, num_rows, qkv, STORE_FLOAT32, num_threads);
-        mixing_t mixing = {qkv, heads, num_tokens, stack->num_heads, width / stack->num_heads};
+        apply(&block->qkv, NULL, NONE, normed, FLOAT32, num_rows, qkv, STORE_FLOAT32, converted, num_threads);
+        mixing_t mixing = {qkv, heads, num_tokens, stack->num_heads, head_dim, mixed, floats_each};
         run_items(mixing_task, &mixing, num_pictures * stack->num_heads, 1, num_threads);
-        apply(&block->out, NULL, NONE, heads, FLOAT32, num_rows, x, ADD_FLOAT32, num_threads);
+        apply(&block->out, NULL, NONE, heads, FLOAT32, num_rows, x, ADD_FLOAT32, converted, num_threads);
         norm.weight = block->norm2_weight, norm.bias = block->norm2_bias, norm.out = heads;
         run_items(layer_norm_task, &norm, num_rows, 1 + SMALL / width, num_threads);
-        int type = block->down.kind == BFLOAT16 ? BFLOAT16 : FLOAT32; /* as the next layer takes it */
+        int type = wanted_type(&block->down);
         apply(&block->up, NULL, stack->activation, heads, FLOAT32, num_rows, hidden,
-              type == BFLOAT16 ? STORE_BFLOAT16 : STORE_FLOAT32, num_threads);
-        apply(&block->down, NULL, NONE, hidden, type, num_rows, x, ADD_FLOAT32, num_threads);
+              type == BFLOAT16 ? STORE_BFLOAT16 : STORE_FLOAT32, converted, num_threads);
+        apply(&block->down, NULL, NONE, hidden, type, num_rows, x, ADD_FLOAT32, converted, num_threads);
     }
+    return 0;
 }

@@ -1,4 +1,9 @@
-/* What Python calls, through ctypes; `library.py` declares the same functions, `structs.py` the structures. */
+/* What Python calls, through ctypes; `library.py` declares the same functions, `structs.py` the structures.
+ *
+ * What computes is given `scratch`, `scratch_bytes` of it, at a multiple of 64. Where that is too little, nothing is done
+ * and the bytes that are needed are returned; 0 says that all is done. Nothing here asks for memory, but a new thread,
+ * which is done without where it cannot be had.
+ */
 
 #if !defined(__AVX512F__) || !defined(__AVX512BW__) || !defined(__AVX512VL__) || !defined(__AVX512DQ__)
 #error "the kernels need a processor with AVX-512 (F, BW, VL, DQ)"
@@ -38,17 +43,22 @@ EXPORT void kernels_pack(int32_t kind, int64_t num_out, int64_t num_in, const vo
 }
 
 /* out (num_rows, num_out) = x (num_rows, num_in) W^T + bias; x and out are both FLOAT32 or both BFLOAT16. */
-EXPORT void kernels_linear(const linear_t *linear, const void *x, int32_t type, int64_t num_rows, void *out,
-                           int32_t num_threads) {
-    apply(linear, NULL, NONE, x, type, num_rows, out, type == FLOAT32 ? STORE_FLOAT32 : STORE_BFLOAT16, num_threads);
+EXPORT int64_t kernels_linear(const linear_t *linear, const void *x, int32_t type, int64_t num_rows, void *out,
+                              int32_t num_threads, void *scratch, int64_t scratch_bytes) {
+    int64_t needed = converted_bytes(linear, type, num_rows);
+    if (needed > scratch_bytes) return needed;
+    int how = type == FLOAT32 ? STORE_FLOAT32 : STORE_BFLOAT16;
+    apply(linear, NULL, NONE, x, type, num_rows, out, how, scratch, num_threads);
+    return 0;
 }
 
-EXPORT void kernels_forward(const decoder_t *decoder, const batch_t *batch, int32_t num_threads) {
-    forward(decoder, batch, num_threads);
+EXPORT int64_t kernels_forward(const decoder_t *decoder, const batch_t *batch, int32_t num_threads, void *scratch,
+                               int64_t scratch_bytes) {
+    return forward(decoder, batch, (scratch_t){scratch, scratch_bytes, 0}, num_threads);
 }
 
 /* x (num_pictures, num_tokens, width) float32, in place. */
-EXPORT void kernels_blocks(const stack_t *stack, float *x, int64_t num_pictures, int64_t num_tokens,
-                           int32_t num_threads) {
-    run_blocks(stack, x, num_pictures, num_tokens, num_threads);
+EXPORT int64_t kernels_blocks(const stack_t *stack, float *x, int64_t num_pictures, int64_t num_tokens,
+                              int32_t num_threads, void *scratch, int64_t scratch_bytes) {
+    return run_blocks(stack, x, num_pictures, num_tokens, (scratch_t){scratch, scratch_bytes, 0}, num_threads);
 }

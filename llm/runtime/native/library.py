@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from llm.runtime.native.scratch import in_scratch
+
 SOURCES = ("kernels.c", "decoder.h", "encoder.h", "linear.h", "vector.h", "parallel.h")
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fPIC", "-shared", "-fvisibility=hidden")
 NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512dq")  # as Linux names what a processor can do
@@ -39,9 +41,12 @@ class Library:
         self._kinds = _function(loaded, "kernels_kinds", i32)
         self.packed_bytes = _function(loaded, "kernels_packed_bytes", i64, i32, i64, i64)
         self.pack = _function(loaded, "kernels_pack", None, i32, i64, i64, pointer, pointer, i32)
-        self.linear = _function(loaded, "kernels_linear", None, pointer, pointer, i32, i64, pointer, i32)
-        self.blocks = _function(loaded, "kernels_blocks", None, pointer, pointer, i64, i64, i32)
-        self.forward = _function(loaded, "kernels_forward", None, pointer, pointer, i32)
+        scratch = (pointer, i64)
+        self.linear = in_scratch(
+            _function(loaded, "kernels_linear", i64, pointer, pointer, i32, i64, pointer, i32, *scratch)
+        )
+        self.blocks = in_scratch(_function(loaded, "kernels_blocks", i64, pointer, pointer, i64, i64, i32, *scratch))
+        self.forward = in_scratch(_function(loaded, "kernels_forward", i64, pointer, pointer, i32, *scratch))
 
     @property
     def types(self) -> tuple[str, ...]:

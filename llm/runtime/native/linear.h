@@ -11,7 +11,6 @@
  */
 #pragma once
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "parallel.h"
@@ -47,40 +46,21 @@ typedef struct {
 enum { NONE = 0, QUICK_GELU = 1, EXACT_GELU = 2 };
 enum { STORE_FLOAT32 = 0, STORE_BFLOAT16 = 1, ADD_FLOAT32 = 2 };
 
-/* Memory that a thread keeps from call to call, and gives back when it ends. */
-typedef struct scratch {
-    void *memory;
-    size_t num_bytes;
-    struct scratch *next; /* of this thread's */
+/* Memory that a call computes in, given by its caller. All pieces are taken before anything is computed: then
+ * `num_taken` says how much it must be, and where it is less the call ends with nothing done. So no thread of the crew
+ * ever lacks memory. */
+typedef struct {
+    void *memory; /* a multiple of 64 */
+    int64_t num_bytes, num_taken;
 } scratch_t;
 
-static pthread_key_t scratches; /* of each thread, the first */
-static bool has_scratches;
-
-static void scratch_free_all(void *first) {
-    for (scratch_t *scratch = first; scratch; scratch = scratch->next) free(scratch->memory);
+static void *scratch_take(scratch_t *scratch, int64_t num_bytes) {
+    uintptr_t piece = (uintptr_t)scratch->memory + scratch->num_taken;
+    scratch->num_taken += round_up(num_bytes, 64);
+    return (void *)piece;
 }
 
-static void scratch_make_key(void) { has_scratches = !pthread_key_create(&scratches, scratch_free_all); }
-
-static void scratch_remember(scratch_t *scratch) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, scratch_make_key);
-    if (!has_scratches) return;
-    scratch->next = pthread_getspecific(scratches);
-    pthread_setspecific(scratches, scratch);
-}
-
-static void *scratch_take(scratch_t *scratch, size_t num_bytes) {
-    if (num_bytes > scratch->num_bytes) {
-        if (!scratch->memory) scratch_remember(scratch);
-        free(scratch->memory);
-        scratch->num_bytes = round_up(num_bytes + num_bytes / 4, 4096);
-        scratch->memory = aligned_alloc(64, scratch->num_bytes);
-        if (!scratch->memory) abort(); /* as torch's allocator, only without an exception to carry it */
-    }
-    return scratch->memory;
-}
+static bool scratch_is_short(const scratch_t *scratch) { return scratch->num_taken > scratch->num_bytes; }
 
 static inline int64_t weights_of_block(int kind, int64_t num_in) {
     return num_in * BLOCK * (kind == FLOAT32 ? 4 : kind == BFLOAT16 ? 2 : 1);
@@ -99,7 +79,7 @@ typedef struct {
     void *packed;
 } packing_t;
 
-static void pack_task(const void *context, int64_t first, int64_t end) {
+static void pack_task(const void *context, int64_t first, int64_t end, int64_t thread) {
     const packing_t *self = context;
     int depth = self->kind == FLOAT32 ? 1 : self->kind == BFLOAT16 ? 2 : 4; /* inputs side by side */
     for (int64_t block = first; block < end; block++) {
@@ -166,7 +146,7 @@ static void quantise_group(const conversion_t *self, int64_t row, int64_t group)
     self->offsets[row * self->num_groups + group] = (int32_t)(-128u * (uint32_t)_mm512_reduce_add_epi32(sum));
 }
 
-static void convert_task(const void *context, int64_t first, int64_t end) {
+static void convert_task(const void *context, int64_t first, int64_t end, int64_t thread) {
     const conversion_t *self = context;
     for (int64_t row = first; row < end; row++) {
         if (self->kind == INT8) {
@@ -181,14 +161,28 @@ static void convert_task(const void *context, int64_t first, int64_t end) {
     }
 }
 
-/* x (num_rows, num_in), in a type of its own, as `kind` of weights takes it; `scratch` holds what is made. */
-static input_t convert_input(int kind, const void *x, int type, int64_t stride, int64_t num_rows, int64_t num_in,
-                             scratch_t *scratch, int num_threads) {
-    if (kind == type) return (input_t){x, stride, NULL, NULL};
-    int64_t num_groups = round_up(num_in, GROUP) / GROUP, num_values = num_rows * num_in;
-    int64_t value_bytes = round_up(num_values * (kind == INT8 ? 1 : 2) + 64, 64);
-    char *memory = scratch_take(scratch, value_bytes + 8 * num_rows * num_groups);
-    conversion_t job = {kind, type, x, stride, num_rows, num_in, num_groups, memory,
+static inline int64_t groups_of(int64_t num_in) { return round_up(num_in, GROUP) / GROUP; }
+
+static inline int64_t value_bytes_of(int kind, int64_t num_rows, int64_t num_in) {
+    return round_up(num_rows * num_in * (kind == INT8 ? 1 : 2) + 64, 64);
+}
+
+/* What is made for a layer to read is made in this type, to save converting it where that can be. */
+static inline int wanted_type(const linear_t *linear) { return linear->kind == BFLOAT16 ? BFLOAT16 : FLOAT32; }
+
+/* Of what convert_input makes. */
+static int64_t converted_bytes(const linear_t *linear, int type, int64_t num_rows) {
+    if (linear->kind == type) return 0;
+    return value_bytes_of(linear->kind, num_rows, linear->num_in) + 8 * num_rows * groups_of(linear->num_in);
+}
+
+/* x (num_rows, num_in), in a type of its own, as the layer's weights take it; `memory` holds what is made. */
+static input_t convert_input(const linear_t *linear, const void *x, int type, int64_t num_rows, char *memory,
+                             int num_threads) {
+    int64_t num_in = linear->num_in;
+    if (linear->kind == type) return (input_t){x, num_in, NULL, NULL};
+    int64_t num_groups = groups_of(num_in), value_bytes = value_bytes_of(linear->kind, num_rows, num_in);
+    conversion_t job = {linear->kind, type, x, num_in, num_rows, num_in, num_groups, memory,
                         (float *)(memory + value_bytes),
                         (int32_t *)(memory + value_bytes + 4 * num_rows * num_groups)};
     run_items(convert_task, &job, num_rows, 1 + SMALL / num_in, num_threads);
@@ -305,7 +299,7 @@ ALWAYS_INLINE void tile(const int rows, const linear_t *self, const input_t *inp
 #endif
 #ifdef __AVX512VNNI__
     else {
-        int64_t num_groups = round_up(self->num_in, GROUP) / GROUP, group = row * num_groups + first / GROUP;
+        int64_t num_groups = groups_of(self->num_in), group = row * num_groups + first / GROUP;
         tile_int8(rows, (const int8_t *)input->values + at, input->stride, input->scales + group,
                   input->offsets + group, num_groups, (const uint8_t *)self->weight + weight, end - first, c, first > 0);
     }
@@ -360,7 +354,7 @@ static void put(const product_t *self, int64_t row, int64_t output, __m512 x, __
     _mm512_mask_storeu_ps(out, lanes, x);
 }
 
-static void product_task(const void *context, int64_t first, int64_t end) {
+static void product_task(const void *context, int64_t first, int64_t end, int64_t thread) {
     const product_t *self = context;
     const linear_t *linear = self->linear, *up = self->up;
     _Alignas(64) float sums[2][ROWS_AT_ONCE * BLOCK];
@@ -391,11 +385,10 @@ static void multiply(const product_t *job, int num_threads) {
     run_items(product_task, job, num_blocks * num_parts, 1 + SMALL / per_item, num_threads);
 }
 
-/* out = activation(x W^T), or silu(x W^T) * (x up^T); stored or added. */
+/* out = activation(x W^T), or silu(x W^T) * (x up^T); stored or added. `converted` has converted_bytes of the layer. */
 static void apply(const linear_t *linear, const linear_t *up, int activation, const void *x, int type, int64_t num_rows,
-                  void *out, int how, int num_threads) {
-    static _Thread_local scratch_t memory;
-    input_t input = convert_input(linear->kind, x, type, linear->num_in, num_rows, linear->num_in, &memory, num_threads);
+                  void *out, int how, void *converted, int num_threads) {
+    input_t input = convert_input(linear, x, type, num_rows, converted, num_threads);
     product_t job = {linear, up, activation, input, num_rows, out, linear->num_out, how};
     multiply(&job, num_threads);
 }

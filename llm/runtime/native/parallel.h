@@ -17,7 +17,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-typedef void (*task_t)(const void *context, int64_t first, int64_t end);
+/* Items first..end-1; `thread` counts from 0, is below most_threads, and no two at work on a job have the same. */
+typedef void (*task_t)(const void *context, int64_t first, int64_t end, int64_t thread);
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -25,7 +26,6 @@ static inline int64_t round_up(int64_t value, int64_t step) { return (value + st
 
 #define MAX_CREW 256
 #define FIELD ((1 << 24) - 1)
-#define MAX_CHUNKS (FIELD - MAX_CREW) /* each thread may count one too many */
 #define PATIENCE 20000 /* looks for work before a thread sleeps: some tenths of a millisecond */
 
 /* One word says all of a job: who may take part, how many chunks there are, and which comes next. */
@@ -47,20 +47,22 @@ static struct {
     _Atomic int32_t num_sleeping;
 } crew = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
-static void run_chunk(int64_t number) {
+static inline int64_t most_threads(int num_threads) { return most(1, least(num_threads, MAX_CREW)); }
+
+static void run_chunk(int64_t number, int64_t thread) {
     int64_t first = number * crew.chunk;
-    crew.task(crew.context, first, least(first + crew.chunk, crew.count));
+    crew.task(crew.context, first, least(first + crew.chunk, crew.count), thread);
     atomic_fetch_add_explicit(&crew.num_done, 1, memory_order_release);
 }
 
 /* Draw a chunk and do it; false when there is none for this thread. */
 static bool take_chunk(int64_t index) {
     uint64_t ticket = atomic_load(&crew.ticket);
-    if (index >= LIMIT_OF(ticket) || NEXT_OF(ticket) >= COUNT_OF(ticket)) return false;
-    ticket = atomic_fetch_add(&crew.ticket, 1);
-    /* By now it may be another job's. Then the chunk is that job's too, but this thread may be one too many for it. */
-    if (NEXT_OF(ticket) >= COUNT_OF(ticket)) return false;
-    run_chunk(NEXT_OF(ticket));
+    /* Never by adding blindly: by then it may be the ticket of a job that has no place for this thread. */
+    do
+        if (index >= LIMIT_OF(ticket) || NEXT_OF(ticket) >= COUNT_OF(ticket)) return false;
+    while (!atomic_compare_exchange_weak(&crew.ticket, &ticket, ticket + 1));
+    run_chunk(NEXT_OF(ticket), index);
     return true;
 }
 
@@ -98,12 +100,12 @@ static void grow_crew(int64_t num_threads) {
 
 static void run_crew(task_t task, const void *context, int64_t count, int64_t chunk, int64_t num_threads) {
     if (pthread_mutex_trylock(&crew.mutex)) { /* somebody else's job is running */
-        task(context, 0, count);
+        task(context, 0, count, 0);
         return;
     }
-    num_threads = least(num_threads, MAX_CREW);
+    num_threads = most_threads(num_threads);
     grow_crew(num_threads - 1);
-    chunk = most(chunk, count / MAX_CHUNKS + 1);
+    chunk = most(chunk, count / FIELD + 1);
     crew.task = task, crew.context = context, crew.count = count, crew.chunk = chunk;
     int64_t num_chunks = (count + chunk - 1) / chunk;
     atomic_store(&crew.num_done, 0);
@@ -123,7 +125,7 @@ static void run_crew(task_t task, const void *context, int64_t count, int64_t ch
 /* Do all items, `chunk` at a time; returns when they are done. */
 static void run_items(task_t task, const void *context, int64_t count, int64_t chunk, int num_threads) {
     if (num_threads <= 1 || count <= chunk) {
-        if (count > 0) task(context, 0, count);
+        if (count > 0) task(context, 0, count, 0);
     } else {
         run_crew(task, context, count, chunk, num_threads);
     }

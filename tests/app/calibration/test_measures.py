@@ -46,7 +46,7 @@ def nll(probabilities_NC: Floats, labels_N: Ints, temperature: float) -> float:
 # Temperatures
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=SEEDS, num_choices=st.integers(2, 5), temperature=st.floats(0.2, 6.0))
 def test_no_other_temperature_is_better_than_the_one_that_is_found(
     seed: int, num_choices: int, temperature: float
@@ -192,7 +192,6 @@ def test_an_examples_own_label_does_not_change_its_held_out_probabilities() -> N
 # Thresholds
 
 
-@settings(deadline=None)
 @given(
     examples=st.lists(st.tuples(st.sampled_from([0.1, 0.2, 0.35, 0.5, 0.8, 0.9]), st.booleans()), min_size=1),
     precision=st.sampled_from([0.5, 0.75, 0.9, 1.0]),

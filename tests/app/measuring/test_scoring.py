@@ -157,6 +157,17 @@ def test_a_model_that_is_always_wrong_does_not_fill_the_terminal() -> None:
     assert lines[-2:] == ["and 3 more wrong", f"0 of {MAX_SHOWN + 3} answers exactly right, in {score.elapsed_s:.1f} s"]
 
 
+@pytest.mark.parametrize("field", ["task", "question", "answer", "picture"])
+def test_a_long_text_is_cut_in_the_table(field: str) -> None:
+    score, _ = ask(known(**{field: "long " * 1000}))
+
+    lines = score.format_table().splitlines()
+
+    assert len(lines) == 4
+    assert max(map(len, lines)) < 400
+    assert "long lo..." in "".join(lines)
+
+
 def test_nothing_in_a_file_or_an_answer_acts_on_the_terminal() -> None:
     hostile = "\x1b[31m\a\n"
     score, _ = ask(known(task=f"t{hostile}t", question=f"q{hostile}q", answer=f"a{hostile}a", picture=f"p{hostile}p"))

@@ -1,6 +1,8 @@
 """Reading ahead draws no more than it may, lets nothing wait for what takes long, and hides no error."""
 
 import threading
+from collections.abc import Iterator
+from queue import SimpleQueue
 
 import pytest
 
@@ -175,3 +177,138 @@ def test_at_the_end_what_hangs_keeps_the_rest_only_for_a_while(monkeypatch: pyte
         assert not reader.is_exhausted
         may_end.set()
         assert reader.take(3) == [0]
+
+
+class SlowSource:
+    """Gives what is put into it, and waits for more until it is told to end: numbers, or an error to raise."""
+
+    def __init__(self) -> None:
+        self.drawn: list[int] = []
+        self.threads: set[threading.Thread] = set()
+        self.is_closed = threading.Event()
+        self._given: SimpleQueue[int | Exception | None] = SimpleQueue()
+
+    def give(self, *items: int | Exception | None) -> None:
+        for item in items:
+            self._given.put(item)
+
+    def __call__(self) -> Iterator[int]:
+        try:
+            while (item := self._given.get()) is not None:
+                self.threads.add(threading.current_thread())
+                if isinstance(item, Exception):
+                    raise item
+                self.drawn.append(item)
+                yield item
+        finally:
+            self.is_closed.set()
+
+
+def drain(reader: ReadAhead[int, int], taken: list[int]) -> None:
+    while not reader.is_exhausted:
+        taken += reader.take(2)
+
+
+@pytest.fixture
+def slow() -> Iterator[SlowSource]:
+    source = SlowSource()
+    yield source
+    source.give(None)
+
+
+def test_what_was_drawn_comes_while_the_source_is_waited_for(slow: SlowSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.reading.ahead._PATIENCE_S", 60.0)
+    too_late = threading.Timer(10.0, slow.give, args=(98, 99, None))  # whoever waits for more gets these
+    too_late.start()
+    with ReadAhead(slow(), lambda number: number * 10, ahead=4, may_wait=True) as reader:
+        assert reader.take(3, at_least=0) == []
+        slow.give(1)
+        assert reader.take(3) == [10]
+        assert reader.take(3, at_least=0) == []
+        assert not reader.is_exhausted
+        too_late.cancel()
+        slow.give(2, 3, None)
+        taken: list[int] = []
+        drain(reader, taken)
+        assert taken == [20, 30]
+    assert slow.is_closed.wait(10)
+    assert threading.current_thread() not in slow.threads
+
+
+def test_a_source_that_is_drawn_apart_keeps_its_order_and_bounds(slow: SlowSource) -> None:
+    slow.give(40, 40, 40, 500, 1, 1, None)
+    reader = ReadAhead(
+        slow(), lambda size: size, ahead=100, num_bytes=lambda size: size, ahead_bytes=100, num_threads=1, may_wait=True
+    )
+    taken = reader.take(1)
+    while not reader.is_exhausted:
+        drawn = list(slow.drawn)
+        assert sum(drawn) - sum(taken) < 100 + drawn[-1]  # with the last one they may be too many
+        taken += reader.take(1)
+    assert taken == slow.drawn == [40, 40, 40, 500, 1, 1]
+    reader.close()
+
+
+def test_no_more_are_drawn_apart_than_are_to_be_read_ahead(slow: SlowSource) -> None:
+    slow.give(*range(100))
+    reader = ReadAhead(slow(), lambda number: number, ahead=5, may_wait=True)
+    taken = [*reader.take(2), *reader.take(1)]
+    reader.close()
+    assert len(slow.drawn) <= len(taken) + 5
+    assert slow.is_closed.is_set()
+    assert not any(thread.is_alive() for thread in slow.threads)
+
+
+def test_what_must_not_be_shared_is_drawn_apart_but_not_read_there(slow: SlowSource) -> None:
+    slow.give(1, 2, None)
+    with ReadAhead(
+        slow(), lambda _: threading.current_thread(), ahead=2, shareable=lambda _: False, may_wait=True
+    ) as reader:
+        taken = []
+        while not reader.is_exhausted:
+            taken += reader.take(2)
+    assert taken == [threading.current_thread()] * 2
+    assert threading.current_thread() not in slow.threads
+
+
+@pytest.mark.parametrize("may_wait", [True, False])
+def test_an_error_of_the_source_comes_up_once_all_before_it_is_taken(slow: SlowSource, may_wait: bool) -> None:
+    slow.give(1, 2, OSError("gone"))
+    with ReadAhead(slow(), lambda number: number, ahead=5, num_threads=1, may_wait=may_wait) as reader:
+        taken: list[int] = []
+        with pytest.raises(OSError, match="gone"):
+            drain(reader, taken)
+        assert taken == [1, 2]
+        assert reader.is_exhausted
+        assert reader.take(1) == []
+
+
+def test_an_error_of_the_source_is_kept_from_whoever_has_others_to_answer(slow: SlowSource) -> None:
+    slow.give(OSError("gone"))
+    with ReadAhead(slow(), lambda number: number, ahead=1) as reader:
+        assert reader.take(1, at_least=0) == []
+        assert not reader.is_exhausted
+        with pytest.raises(OSError, match="gone"):
+            reader.take(1)
+
+
+def test_whoever_is_to_stop_leaves_a_source_that_hangs(slow: SlowSource) -> None:
+    stopped = threading.Event()
+    threading.Timer(0.05, stopped.set).start()
+    with ReadAhead(slow(), lambda number: number, ahead=2, may_wait=True, stop=stopped.is_set) as reader:
+        assert reader.take(2) == []
+    assert not slow.is_closed.is_set()
+    slow.give(1)  # comes too late: it is dropped, and the source closed
+    assert slow.is_closed.wait(10)
+
+
+def test_nobody_waits_for_a_thread_that_has_ended() -> None:
+    def source() -> Iterator[int]:
+        yield 1
+        raise SystemExit
+
+    with ReadAhead(source(), lambda number: number, ahead=2, may_wait=True) as reader:
+        taken: list[int] = []
+        with pytest.raises(SystemExit):
+            drain(reader, taken)
+        assert taken == [1]

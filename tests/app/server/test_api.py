@@ -96,6 +96,21 @@ def test_an_answer_has_text_counts_and_the_number_of_ignored_turns(client: httpx
     assert response.headers["x-ignored-turns"] == "2"
 
 
+@pytest.mark.parametrize(
+    "extensions", [{"unfamiliar": False}, {"unfamiliar": True, "answer_probabilities": {"red": 0.5, "blue": 0.5}}]
+)
+def test_an_answer_says_what_the_model_can_tell_besides(
+    extensions: dict[str, Any], client: httpx.Client, service: StubService
+) -> None:
+    known = answer(unfamiliar=extensions["unfamiliar"], choice=extensions.get("answer_probabilities"))
+    service.on_submit = lambda ticket: ticket.deliver(known)
+
+    (choice,) = client.post(CHAT, json=chat()).json()["choices"]
+
+    usual = {"index", "message", "finish_reason", "logprobs"}
+    assert {name: value for name, value in choice.items() if name not in usual} == extensions
+
+
 def test_the_service_is_asked_what_the_request_says(client: httpx.Client, service: StubService) -> None:
     client.post(CHAT, json=chat(user(image(), "What?"), temperature=0.5, seed=3, stop="."))
     client.post(CHAT, json=chat(user(image())))
@@ -370,6 +385,7 @@ def test_the_schema_says_how_errors_look_and_none_of_the_framework_s_own(client:
         if code != "200":
             assert response["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorReply")
     assert '"422"' not in json.dumps(schema)
+    assert schema["components"]["schemas"]["Choice"]["properties"].keys() >= {"answer_probabilities", "unfamiliar"}
     assert "security" not in schema["paths"][CHAT]["post"]
 
 

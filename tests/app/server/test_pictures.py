@@ -5,7 +5,7 @@ import base64
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.server.pictures import PictureRefusedError, PictureSettings, read_picture
@@ -27,7 +27,6 @@ def data_uri(content: bytes, *, media_type: str = "image/png") -> str:
     return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=1, max_size=200))
 def test_a_data_uri_becomes_its_bytes(content: bytes) -> None:
     assert read(data_uri(content)) == content

@@ -70,6 +70,15 @@ def test_a_scored_answer_comes_whole_with_its_probabilities() -> None:
     assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("said", [True, False, None])
+def test_the_end_says_whether_the_picture_is_unfamiliar_where_the_model_can_tell(said: bool | None) -> None:
+    chunks = stream(TextDelta(index=0, text="a star"), answer(unfamiliar=said))
+
+    choices = [chunk["choices"][0] for chunk in chunks[:-1]]
+    assert [choice.get("unfamiliar") for choice in choices] == [None, None, said]
+    assert ["unfamiliar" in choice for choice in choices] == [False, False, said is not None]
+
+
 def test_an_answer_without_text_has_no_piece_of_text() -> None:
     assert deltas(stream(answer(text="", token_ids=()))) == [{"role": "assistant", "content": ""}, {}]
 
