@@ -26,6 +26,7 @@ from app.exports.sidecars import Refusals, SidecarFiles
 from app.exports.survey import MAX_REMEMBERED, Selection, Survey, record_files, survey
 from app.records.manifest import runs_behind
 from app.records.record import Record
+from app.standard_output import flush_whole, write_whole
 from app.talk import say
 from app.whole_files import refuse_to_replace, whole_file
 
@@ -134,7 +135,7 @@ class _Writing:
 
 def _write_all(file: BinaryIO, lines: Iterable[bytes]) -> None:
     for line in lines:
-        file.write(line)
+        write_whole(file, line)
 
 
 @contextmanager
@@ -145,7 +146,7 @@ def _opened(place: str | None) -> Iterator[BinaryIO]:
     else:
         sys.stdout.flush()
         yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
+        flush_whole(sys.stdout.buffer)
 
 
 def _place(job: ExportRecordsJob, paths: list[str]) -> str | None:

@@ -17,6 +17,7 @@ from app.measuring.report import Tally
 from app.records.folder import RecordStore
 from app.records.manifest import EndReason, RunManifest, write_manifest
 from app.records.record import Record, record_to_line
+from app.standard_output import give
 from app.talk import say
 from app.telling import Unfamiliar, counted, text_line
 
@@ -212,6 +213,4 @@ def how_to_go_on(job: Job) -> str:
 
 def _print_line(line: str) -> None:
     # Bytes, since a terminal's or pipe's encoding must not decide whether an answer can be written.
-    sys.stdout.flush()
-    sys.stdout.buffer.write(line.encode(errors="backslashreplace") + b"\n")
-    sys.stdout.buffer.flush()
+    give(line.encode(errors="backslashreplace") + b"\n")
