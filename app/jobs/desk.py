@@ -8,7 +8,7 @@ from typing import Any
 from app.answers import Answer, AnswerError
 from app.captioner import ModelInfo
 from app.inputs import PictureInput
-from app.jobs.questions import Question, TemplateError, picture_variables
+from app.jobs.questions import Question, TemplateError, picture_variables, questions_about
 from app.reading.reader import PictureReading
 from app.records.index import RecordIndex
 from app.records.record import Record, answer_to_record, picture_key, record_id
@@ -66,7 +66,7 @@ class Desk:
         failures: list[Answer] = []
         questions = []
         variables = picture_variables(picture.label, picture.columns)
-        for question in self._questions_of(picture):
+        for question in questions_about(picture.questions, common=self._questions):
             try:
                 filled, error = question.filled(variables), None
             except TemplateError as problem:
@@ -101,12 +101,6 @@ class Desk:
         """The record of an answer."""
         record = answer_to_record(answer, model_digest=self._info.digest, sampling=asked.settings, run=self._run)
         return {**record, "id": self._id(answer.digest, answer.picture, asked), "prompt": asked.shown}
-
-    def _questions_of(self, picture: PictureInput) -> Sequence[Question]:
-        if not picture.questions:
-            return self._questions
-        # What a picture's own question leaves open is as in the job's.
-        return [self._questions[0].completed(own) for own in picture.questions]
 
     def _ask(self, question: Question, picture: PictureInput) -> Asked:
         asked = Asked(

@@ -13,7 +13,7 @@ from app.inputs.archives import is_archive_name
 from app.inputs.patterns import is_pattern
 from app.jobs.desk import Desk
 from app.jobs.job import Job
-from app.jobs.questions import TemplateError, picture_variables
+from app.jobs.questions import TemplateError, picture_variables, questions_about
 from app.jobs.scribe import Scribe
 from app.measuring.report import versions
 from app.reading.isolated import IsolatedReader
@@ -143,4 +143,4 @@ def work_of(job: Job, inputs: Iterable[PictureInput], desk: Desk, scribe: Scribe
 
 def count_answers(job: Job, *, count: Callable[..., int | None] = count_inputs) -> int | None:
     """Answers of the whole job; None where that cannot be known before. `count` is `count_inputs`, or one like it."""
-    return count(job.inputs, size=lambda picture: len(picture.questions or job.questions))
+    return count(job.inputs, size=lambda picture: len(questions_about(picture.questions, common=job.questions)))

@@ -1,7 +1,7 @@
 """What is asked of pictures: instructions, perhaps with variables to fill in for each picture. No model, no tokens."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
@@ -82,6 +82,17 @@ class Question:
 
     def _texts(self) -> Iterator[str]:
         return (text for text in (self.instruction, self.input, self.raw) if text is not None)
+
+
+def questions_about(own: Sequence[QuestionFields], *, common: Sequence[Question]) -> list[Question]:
+    """What is asked of a picture that came with questions of its `own`, or with none; `common` are the job's.
+
+    What an own question leaves open is as in the first of the job's. One that has no instruction, only an input or
+    choices, is each of the job's with these.
+    """
+    if not own:
+        return list(common)
+    return [question.completed(one) for one in own for question in common[: 1 if one.instruction is not None else None]]
 
 
 def picture_variables(label: str, columns: Mapping[str, str]) -> dict[str, str]:

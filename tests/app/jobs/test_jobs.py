@@ -363,12 +363,12 @@ def test_a_run_that_only_passes_over_known_pictures_tells_how_far_it_is(
 
 def test_a_manifest_s_own_questions_are_counted(tmp_path: Path) -> None:
     manifest = tmp_path / "work.csv"
-    manifest.write_text("picture,prompt\na.png,one\na.png,two\nb.png,\n")
+    manifest.write_text("picture,prompt,input\na.png,one,\na.png,two,\nb.png,,\nc.png,,here\n")
     job = Job(
         spec=CaptionerSpec(), inputs=InputSpec(manifests=(str(manifest),)), questions=tuple(Question() for _ in "abc")
     )
 
-    assert count_answers(job) == 5
+    assert count_answers(job) == 2 + 3 + 3
 
 
 def test_nobody_is_told_to_repeat_a_command_that_throws_away_what_is_done() -> None:

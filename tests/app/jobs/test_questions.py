@@ -3,7 +3,7 @@
 import pytest
 
 from app.inputs import QuestionFields
-from app.jobs.questions import Question, TemplateError, picture_variables
+from app.jobs.questions import Question, TemplateError, picture_variables, questions_about
 from app.prompts import RawPrompt
 
 
@@ -57,3 +57,21 @@ def test_a_files_own_question_takes_the_rest_from_the_jobs() -> None:
     assert common.completed(own) == Question(instruction="Who?", input="context", choices=("c", "d"))
     assert Question(raw="raw").completed(QuestionFields(instruction="Who?")) == Question(instruction="Who?")
     assert Question(raw="raw").completed(QuestionFields()).prompt("default") == RawPrompt("raw")
+
+
+def test_a_files_choices_or_input_go_with_every_question_of_the_job() -> None:
+    common = [Question(instruction=text) for text in ("What?", "Where?")]
+
+    def asked(*own: QuestionFields) -> list[Question]:
+        return questions_about(own, common=common)
+
+    assert asked() == common
+    assert asked(QuestionFields(choices=("a", "b"))) == [
+        Question(instruction="What?", choices=("a", "b")),
+        Question(instruction="Where?", choices=("a", "b")),
+    ]
+    assert [one.shown("") for one in asked(QuestionFields(input="x"), QuestionFields(instruction="Who?"))] == [
+        "What?\nx",
+        "Where?\nx",
+        "Who?",
+    ]
