@@ -55,6 +55,17 @@ def check_lines(path: str, *, what: str) -> None:
         check_encoding(file.read1(2), path=path, what=what)
 
 
+def read_beginning(file: ByteFile) -> bytes:
+    """What a file begins with, with the first line feed or null character in it: a pipe may give less at a time."""
+    begun = b""
+    while len(begun) < _CHUNK_BYTES and not (b"\n" in begun or b"\0" in begun):
+        piece = file.read1(_CHUNK_BYTES)
+        if not piece:
+            break
+        begun += piece
+    return begun
+
+
 def check_encoding(first_bytes: bytes, *, path: str, what: str) -> None:
     """Raises `InputsError` for the mark that UTF-16 begins with, as some editors and shells of Windows write it."""
     if first_bytes.startswith(_UTF_16_MARKS):

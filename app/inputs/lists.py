@@ -11,6 +11,7 @@ from app.inputs.lines import (
     STDIN,
     check_encoding,
     opened_lines,
+    read_beginning,
     split_lines,
 )
 from vision.formats import shown_name
@@ -28,7 +29,7 @@ def list_inputs(path: str, *, expand: Callable[[str], Iterator[PictureInput]]) -
     Raises `InputsError` when the list cannot be opened, or is UTF-16, and OSError when it stops to be readable.
     """
     with opened_lines(path, what="list") as file:
-        begun = file.read1(2**16)
+        begun = read_beginning(file)
         check_encoding(begun, path=path, what="list")
         begun = begun.removeprefix(BYTE_ORDER_MARK)
         separator = b"\0" if b"\0" in begun else b"\n"

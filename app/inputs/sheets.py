@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from app.inputs.errors import InputsError
 from app.inputs.fields import PROMPT_COLUMNS, first_column, question_fields
 from app.inputs.items import QuestionFields
-from app.inputs.lines import BYTE_ORDER_MARK, MAX_LINE_BYTES, check_encoding, opened_lines, split_lines
+from app.inputs.lines import BYTE_ORDER_MARK, MAX_LINE_BYTES, check_encoding, opened_lines, read_beginning, split_lines
 from app.inputs.tables import TABLE_SUFFIXES, read_rows
 from vision.formats import shown_name
 
@@ -42,7 +42,7 @@ def read_question_sheet(path: str) -> tuple[QuestionFields, ...]:
 
 def _text_questions(path: str) -> Iterator[tuple[int, QuestionFields]]:
     with opened_lines(path, what="sheet of questions") as file:
-        begun = file.read1(2**16)
+        begun = read_beginning(file)
         check_encoding(begun, path=path, what="sheet of questions")
         for number, line in split_lines(file, begun=begun.removeprefix(BYTE_ORDER_MARK)):
             if line is None:

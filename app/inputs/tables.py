@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from app.inputs.errors import InputsError
-from app.inputs.lines import BYTE_ORDER_MARK, MAX_LINE_BYTES, ByteFile, check_encoding, opened_lines, split_lines
+from app.inputs.lines import (
+    BYTE_ORDER_MARK,
+    MAX_LINE_BYTES,
+    ByteFile,
+    check_encoding,
+    opened_lines,
+    read_beginning,
+    split_lines,
+)
 from vision.formats import shown_name
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -39,7 +47,7 @@ def read_rows(path: str, *, what: str) -> Iterator[Row]:
     """
     check_suffix(path, what=what)
     with opened_lines(path, what=what) as file:
-        begun = file.read1(2**16)
+        begun = read_beginning(file)
         check_encoding(begun, path=path, what=what)
         begun = begun.removeprefix(BYTE_ORDER_MARK)
         delimiter = _DELIMITERS.get(_suffix(path))

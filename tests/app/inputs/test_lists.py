@@ -2,6 +2,7 @@
 
 import io
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,17 @@ from hypothesis import strategies as st
 from app.inputs import InputsError, InputSpec, PictureInput, check_inputs, count_inputs, read_inputs
 from app.inputs.lines import MAX_LINE_BYTES, split_lines
 from tests.app.inputs.files import error_codes, fill, tar_bytes
+
+
+class Dripping(io.BytesIO):
+    """A pipe whose writer is slow: it gives a few bytes at a time."""
+
+    def __init__(self, data: bytes, size: int = 1) -> None:
+        super().__init__(data)
+        self._size = size
+
+    def read1(self, _: int | None = -1, /) -> bytes:
+        return super().read1(self._size)
 
 
 def listed(folder: Path, content: bytes, *, recursive: bool = False) -> list[PictureInput]:
@@ -88,6 +100,31 @@ def test_stdin_is_read_as_it_comes_and_not_counted(monkeypatch: pytest.MonkeyPat
         assert next(items).path == "b.jpg"
 
 
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        (b"a.jpg\0two\nlines.jpg\0", ["a.jpg", "two\nlines.jpg"]),
+        (b"\xef\xbb\xbfa.jpg\nb.jpg\n", ["a.jpg", "b.jpg"]),
+        (b"a.jpg", ["a.jpg"]),
+    ],
+    ids=["null characters", "byte order mark", "one line"],
+)
+def test_a_list_means_the_same_however_its_bytes_come(
+    monkeypatch: pytest.MonkeyPatch, content: bytes, names: list[str]
+) -> None:
+    monkeypatch.setattr("app.inputs.lists.opened_lines", lambda path, what: nullcontext(Dripping(content)))
+
+    assert paths(list(read_inputs(InputSpec(lists=("-",))))) == names
+
+
+def test_a_list_that_is_utf16_is_refused_however_its_bytes_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = "a.jpg\n".encode("utf-16")
+    monkeypatch.setattr("app.inputs.lists.opened_lines", lambda path, what: nullcontext(Dripping(content)))
+
+    with pytest.raises(InputsError, match="UTF-16"):
+        list(read_inputs(InputSpec(lists=("-",))))
+
+
 def test_pipes_are_left_for_the_reading(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     spec = InputSpec(lists=(str(tmp_path / "pipe"),))
@@ -121,12 +158,8 @@ def test_a_closed_stdin_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(st.lists(st.binary(max_size=5).filter(lambda line: b"\n" not in line)), st.integers(1, 7))
 def test_lines_are_the_same_however_the_bytes_come(lines: list[bytes], size: int) -> None:
-    class Dripping(io.BytesIO):
-        def read1(self, _: int | None = -1, /) -> bytes:
-            return super().read1(size)
-
     data = b"\n".join(lines)
     expected = data.split(b"\n") if data else []
     if expected and not expected[-1]:
         expected.pop()
-    assert list(split_lines(Dripping(data))) == list(enumerate(expected, start=1))
+    assert list(split_lines(Dripping(data, size))) == list(enumerate(expected, start=1))
