@@ -138,10 +138,17 @@ def test_a_record_that_cannot_be_used_is_named_by_the_line_where_it_begins(
     assert reason in message(items[1])
 
 
-def test_a_quote_that_is_never_closed_is_one_error(tmp_path: Path) -> None:
-    items = manifest(tmp_path, 'picture,prompt\na.png,x\nb.png,"oops\nc.png,x\n', name="m.csv")
+def test_a_quote_that_is_never_closed_is_one_error_that_tells_which_lines_are_lost(tmp_path: Path) -> None:
+    items = manifest(tmp_path, 'picture,prompt\na.png,x\nb.png,"oops\nc.png,x\nd.png,x\n', name="m.csv")
     assert error_codes(items) == [None, "manifest"]
     assert items[1].label == f"{tmp_path}/m.csv:3"
+    assert "takes the lines up to 5 with it" in message(items[1])
+
+
+def test_a_wrong_record_of_one_line_takes_no_other_with_it(tmp_path: Path) -> None:
+    items = manifest(tmp_path, 'picture,prompt\n"a"b,x\nc.png,x\n', name="m.csv")
+    assert error_codes(items) == ["manifest", None]
+    assert "lines" not in message(items[0])
 
 
 @pytest.mark.parametrize(
