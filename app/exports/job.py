@@ -88,7 +88,8 @@ def run_export_records(job: ExportRecordsJob) -> int:
         with _opened(place) as file:
             writing.write(rows, file)
     where = f"in `{place}`" if place is not None else "on stdout"
-    _say(job, f"{found.num_taken - refusals.count} records {where}; {_left_out(found)}")
+    num_rows = found.num_pictures if job.to in _ONE_A_PICTURE else found.num_taken
+    _say(job, f"{num_rows - refusals.count} records {where}; {_left_out(found)}")
     return _tell(refusals)
 
 

@@ -76,6 +76,11 @@ class Survey:
             start += num_lines
 
     @property
+    def num_pictures(self) -> int:
+        """How many pictures the records that count are about, by name."""
+        return len(np.unique(self._pictures[self._kept]))
+
+    @property
     def num_repeated(self) -> int:
         """How many records answer a picture's prompt that a later record answers as well, by another model or way."""
         pairs = np.stack((self._pictures[self._kept], self._prompts[self._kept]), axis=1)

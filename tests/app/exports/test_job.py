@@ -277,6 +277,17 @@ def test_metadata_leaves_out_what_is_not_there_and_tells(answers: Answers, capsy
     assert "b.png: there is no such picture" in capsys.readouterr().err
 
 
+def test_metadata_counts_the_lines_that_it_wrote(answers: Answers, capsys: pytest.CaptureFixture[str]) -> None:
+    picture, gone = str(answers.folder / "a.png"), str(answers.folder / "gone.png")
+    answers.write([record(name, id=str(number)) for number, name in enumerate([picture, gone, picture, gone])])
+    (answers.folder / "a.png").touch()
+
+    answers.export("metadata", "metadata.jsonl")
+
+    assert len((answers.folder / "metadata.jsonl").read_text().splitlines()) == 1
+    assert "1 records in" in capsys.readouterr().err
+
+
 def test_metadata_refuses_pictures_outside_of_its_folder_and_writes_nothing(answers: Answers) -> None:
     (answers.folder / "pics").mkdir()
     answers.write([record(str(answers.folder / "a.png"))])
