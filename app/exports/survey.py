@@ -101,11 +101,13 @@ class Survey:
 def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record], None] | None = None) -> Survey:
     """Read all files once. `see` is called with each record that is meant, superseded ones among them.
 
-    A failure is superseded by any later record of the same picture and prompt. Of several records of one id and
-    picture the last answer counts, or the last of them where none is an answer. Raises RecordFileError and OSError.
+    A failure is superseded by a later run's record of the same picture and prompt. Those of its own run are of another
+    question or picture: choices of its own, or a member of the same name in an archive. Of several records of one id
+    and picture the last answer counts, or the last of them where none is an answer. Raises RecordFileError and OSError.
     """
     found = Survey(paths=tuple(paths), selection=selection)
-    pictures, prompts, ids, failed, meant = array("Q"), array("Q"), array("Q"), bytearray(), bytearray()
+    pictures, prompts, ids, runs = array("Q"), array("Q"), array("Q"), array("Q")
+    failed, meant = bytearray(), bytearray()
     for path in paths:
         num_before = len(pictures)
         for number, record in enumerate(read_records(path), start=1):
@@ -114,6 +116,7 @@ def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record]
             pictures.append(_key(record["picture"]))
             prompts.append(_key(record["prompt"]))
             ids.append(_key(record["id"]))
+            runs.append(_key(record["run"]))
             failed.append(record["error"] is not None)
             meant.append(selection.takes_prompt(record))
             _remember(found, record)
@@ -123,7 +126,8 @@ def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record]
     found._pictures, found._prompts, found._ids = (np.array(keys, dtype=np.uint64) for keys in (pictures, prompts, ids))
     is_failed = np.frombuffer(failed, dtype=np.bool_)
     is_current = _is_last(found._pictures, found._ids, first=~is_failed)
-    is_current &= ~is_failed | _is_last(found._pictures, found._prompts)
+    run_of = np.array(runs, dtype=np.uint64)
+    is_current &= ~is_failed | (run_of[_last_places(found._pictures, found._prompts)] == run_of)
     is_meant_N = np.frombuffer(meant, dtype=np.bool_)
     found._kept = is_current & is_meant_N & ~(is_failed & selection.only_answers)
     found.num_failed = int((is_current & is_meant_N & is_failed).sum())
@@ -156,15 +160,22 @@ def _key(text: str) -> int:
 
 def _is_last(*keys: _Keys, first: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
     """Which places are the last of their keys; those marked by `first` go before all others of theirs."""
+    is_last: NDArray[np.bool_] = _last_places(*keys, first=first) == np.arange(len(keys[0]))
+    return is_last
+
+
+def _last_places(*keys: _Keys, first: NDArray[np.bool_] | None = None) -> NDArray[np.intp]:
+    """Of each place the last one of the same keys; those marked by `first` go before all others of theirs."""
     count = len(keys[0])
     rank = np.zeros(count, dtype=np.bool_) if first is None else first
     order = np.lexsort((np.arange(count), rank, *keys))
     differs = np.zeros(max(count - 1, 0), dtype=np.bool_)
     for key in keys:
         differs |= key[order[:-1]] != key[order[1:]]
-    is_last = np.zeros(count, dtype=np.bool_)
-    is_last[order[np.append(differs, True)[:count]]] = True
-    return is_last
+    is_end = np.append(differs, True)[:count]
+    places = np.zeros(count, dtype=np.intp)
+    places[order] = order[is_end][np.cumsum(is_end) - is_end]
+    return places
 
 
 def _is_sound(record: Record) -> bool:

@@ -87,7 +87,7 @@ def calibration(**changes: Any) -> Calibration:
 
 
 def test_superseded_failures_and_a_torn_last_line_are_left_out_and_the_file_stays(answers: Answers) -> None:
-    answers.write([failed(), record(), failed("b.png")], end='{"id": "torn')
+    answers.write([failed() | {"run": "earlier"}, record(), failed("b.png")], end='{"id": "torn')
     before = answers.path.read_bytes()
 
     assert answers.export("jsonl", "clean.jsonl") == Exit.OK

@@ -17,7 +17,13 @@ ALL = Selection()
 
 
 def record(
-    picture: str = "a.png", *, id: str = "1", prompt: str = "p", text: str = "t", failed: bool = False
+    picture: str = "a.png",
+    *,
+    id: str = "1",
+    prompt: str = "p",
+    text: str = "t",
+    failed: bool = False,
+    run: str = "r",
 ) -> Record:
     return Record(
         id=id,
@@ -29,7 +35,7 @@ def record(
         tokens=1,
         error=ErrorRecord(code="missing", message="It is not there.") if failed else None,
         ms={"total": 1.0},
-        run="r",
+        run=run,
     )
 
 
@@ -42,12 +48,22 @@ def surveyed(folder: Path, records: Sequence[Record], selection: Selection = ALL
     return survey([write(folder / "a.jsonl", records)], selection)
 
 
-def test_a_failure_is_superseded_by_any_later_record_of_its_picture_and_prompt(tmp_path: Path) -> None:
+def test_a_failure_is_superseded_by_a_later_run_s_record_of_its_picture_and_prompt(tmp_path: Path) -> None:
     kept = [record("b.png", failed=True), record(id="2"), record("a.png", id="9", prompt="q", failed=True)]
-    found = surveyed(tmp_path, [record(id="name", failed=True), *kept])
+    found = surveyed(tmp_path, [record(id="name", failed=True, run="earlier"), *kept])
 
     assert list(found.records()) == kept
     assert (found.num_taken, found.num_failed, found.num_superseded) == (3, 2, 1)
+
+
+def test_a_failure_is_not_superseded_by_its_own_run_which_asked_something_else_or_read_a_namesake(
+    tmp_path: Path,
+) -> None:
+    records = [record(id="cut off", failed=True), record(id="2"), record(id="too many choices", failed=True)]
+    found = surveyed(tmp_path, records)
+
+    assert list(found.records()) == records
+    assert (found.num_failed, found.num_superseded) == (2, 0)
 
 
 def test_a_failure_that_came_again_counts_once_and_the_newest_stays(tmp_path: Path) -> None:
@@ -100,7 +116,7 @@ def test_shards_are_read_as_one_file(tmp_path: Path) -> None:
     parts = tmp_path / "parts"
     parts.mkdir()
     write(parts / "part-10.jsonl", [record(id="2")])
-    write(parts / "part-9.jsonl", [record(id="name", failed=True)])
+    write(parts / "part-9.jsonl", [record(id="name", failed=True, run="earlier")])
     (parts / "part-9.jsonl.manifest.json").write_text("{}")
 
     files = record_files([str(parts)])
@@ -178,6 +194,7 @@ def test_an_empty_file_has_no_records(tmp_path: Path) -> None:
             id=st.sampled_from(["1", "2", "3"]),
             prompt=st.sampled_from(["p", "q"]),
             failed=st.booleans(),
+            run=st.sampled_from(["r", "s"]),
         ),
         max_size=12,
     )
@@ -193,4 +210,6 @@ def test_every_picture_and_prompt_keeps_an_answer_if_it_ever_had_one(
     assert asked(kept, failed=False) == asked(records, failed=False)
     assert len({(one["id"], one["picture"]) for one in kept}) == len(kept)
     failures = [one for one in kept if one["error"] is not None]
-    assert len({(one["picture"], one["prompt"]) for one in failures}) == len(failures)
+    for failure in failures:
+        alike = [one for one in records if (one["picture"], one["prompt"]) == (failure["picture"], failure["prompt"])]
+        assert alike[-1]["run"] == failure["run"]
