@@ -110,7 +110,9 @@ class _Sample:
             message = f"Wanted a picture, but `{label}` is {kind} in the archive; pack the picture itself."
             error = AnswerError(code="unsupported", message=message)
         elif tar.is_plain:
-            source = FileSlice(path=self.archive, offset=member.offset, num_bytes=member.num_bytes)
+            source = FileSlice(
+                path=self.archive, offset=member.offset, num_bytes=member.num_bytes, header=member.header
+            )
         elif member.num_bytes > self.max_bytes:
             message = (
                 f"Wanted at most {self.max_bytes:,} bytes, but `{label}` has {member.num_bytes:,}; "

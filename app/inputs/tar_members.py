@@ -10,6 +10,7 @@ import lzma
 import os
 import re
 import tarfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class TarMember:
     kind: Literal["file", "folder", "sparse", "other"]  # other: links, devices and pipes
     num_bytes: int
     offset: int
+    header: int  # CRC-32 of the block before that, which tells a member from another one
 
 
 class _Bytes(Protocol):
@@ -49,6 +51,7 @@ class TarReader:
     def __init__(self, file: _Bytes, *, num_bytes: int | None = None) -> None:
         self._file, self._num_bytes = file, num_bytes
         self._position = 0
+        self._header = b""  # the block that was read last as one
 
     @property
     def is_plain(self) -> bool:
@@ -103,6 +106,7 @@ class TarReader:
                 raise tarfile.ReadError(f"there is no header at byte {self._position - _BLOCK:,}") from None
             if header.type == tarfile.GNUTYPE_SPARSE:
                 self._skip_sparse_map(block)
+            self._header = block
             return header
 
     def _member(self, header: tarfile.TarInfo, *, name: str, pax: dict[str, str]) -> TarMember:
@@ -121,7 +125,7 @@ class TarReader:
         if header.type not in _WITHOUT_DATA and self._num_bytes is not None and self._position + size > self._num_bytes:
             raise tarfile.ReadError("it ends in the middle of a member")
         name = pax.get("GNU.sparse.name") or pax.get("path") or name or header.name
-        return TarMember(name=name, kind=kind, num_bytes=size, offset=self._position)
+        return TarMember(name=name, kind=kind, num_bytes=size, offset=self._position, header=zlib.crc32(self._header))
 
     def _extension(self, header: tarfile.TarInfo) -> bytes:
         if not 0 <= header.size <= _MAX_HEADER_BYTES:

@@ -1,7 +1,9 @@
 """Where the bytes of a picture are, when they are not a file of their own. Plain values; decodes nothing."""
 
 import os
+import zlib
 from dataclasses import dataclass
+from tarfile import BLOCKSIZE
 
 from vision.errors import PictureError
 from vision.formats import shown_name
@@ -15,9 +17,13 @@ class FileSlice:
     path: str
     offset: int
     num_bytes: int
+    header: int | None = None  # CRC-32 of the tar header that stood before them; None: not known
 
     def read(self, *, max_bytes: int) -> bytes:
-        """The bytes. Raises `PictureError` when they cannot be had or are more than `max_bytes`."""
+        """The bytes. Raises `PictureError` when they cannot be had or are more than `max_bytes`.
+
+        So it does where the header is another by now: in an archive that was replaced, another picture may lie there.
+        """
         name = f"`{shown_name(self.path)}`"
         if self.num_bytes > max_bytes:
             raise PictureError(
@@ -25,9 +31,11 @@ class FileSlice:
                 f"Wanted at most {max_bytes:,} bytes, but a picture in {name} has {self.num_bytes:,}; "
                 "make it smaller or raise the limit.",
             )
+        num_before = 0 if self.header is None else BLOCKSIZE
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
+                before = os.pread(descriptor, num_before, self.offset - num_before)
                 data = os.pread(descriptor, self.num_bytes, self.offset)
             finally:
                 os.close(descriptor)
@@ -37,6 +45,11 @@ class FileSlice:
             raise PictureError(
                 "unreadable", f"Wanted to read a picture in {name}, but the system says: {error.strerror}."
             ) from error
+        if self.header is not None and zlib.crc32(before) != self.header:
+            raise PictureError(
+                "unreadable",
+                f"Wanted a picture in {name}, but it was replaced or changed since it was listed; run again.",
+            )
         if len(data) < self.num_bytes:
             raise PictureError(
                 "truncated", f"Wanted {self.num_bytes:,} bytes at {self.offset:,} of {name}, which ends."

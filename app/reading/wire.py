@@ -47,8 +47,8 @@ class Request:
         match self.source:
             case bytes():
                 data = self.source
-            case FileSlice(path=path, offset=offset, num_bytes=num_bytes):
-                fields |= {"path": path, "slice": [offset, num_bytes]}
+            case FileSlice(path=path, offset=offset, num_bytes=num_bytes, header=header):
+                fields |= {"path": path, "slice": [offset, num_bytes, header]}
             case path:
                 fields["path"] = path
         # JSON keeps names that are not UTF-8: Python writes their surrogates as escapes, and reads them back.
@@ -61,8 +61,8 @@ class Request:
         fields = json.loads(packed)
         source: str | FileSlice | bytes = fields.get("path", data)
         if isinstance(source, str) and "slice" in fields:
-            offset, num_bytes = fields["slice"]
-            source = FileSlice(path=source, offset=offset, num_bytes=num_bytes)
+            offset, num_bytes, header = fields["slice"]
+            source = FileSlice(path=source, offset=offset, num_bytes=num_bytes, header=header)
         return cls(source=source, name=fields["name"], asks_first=fields["asks_first"], folder=fields["folder"])
 
 

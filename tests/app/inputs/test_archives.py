@@ -3,8 +3,10 @@
 import gzip
 import io
 import json
+import os
 import tarfile
 import tracemalloc
+import zlib
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from app.inputs.archives import MAX_TEXT_BYTES, archive_inputs
 from app.inputs.tar_members import opened_tar
 from app.reading.sources import FileSlice
 from tests.app.inputs.files import error_codes, tar_bytes
+from vision.errors import PictureError
 
 SAMPLES = {
     "0001.jpg": b"one",
@@ -85,8 +88,29 @@ def test_names_may_be_long_or_no_utf8(tmp_path: Path, format: int) -> None:
 
 
 def test_a_picture_of_an_archive_without_compression_is_left_to_whoever_reads_it(tmp_path: Path) -> None:
-    path = archive(tmp_path, tar_bytes({"a.png": b"abc"}))
-    assert [item.source for item in items_of(path)] == [FileSlice(path=str(path), offset=512, num_bytes=3)]
+    data = tar_bytes({"a.png": b"abc"})
+    path = archive(tmp_path, data)
+    part = FileSlice(path=str(path), offset=512, num_bytes=3, header=zlib.crc32(data[:512]))
+    assert [item.source for item in items_of(path)] == [part]
+
+
+def test_what_lies_where_a_picture_lay_is_not_taken_for_it_once_the_archive_is_replaced(tmp_path: Path) -> None:
+    path = archive(tmp_path, tar_bytes({"a.png": b"one", "b.png": b"two"}))
+    items = items_of(path)
+    archive(tmp_path, tar_bytes({"b.png": b"two", "a.png": b"one"}))
+
+    for item in items:
+        with pytest.raises(PictureError, match="was replaced or changed") as caught:
+            content(item)
+        assert caught.value.code == "unreadable"
+
+
+def test_a_copy_of_an_archive_is_the_same_to_whoever_reads_it(tmp_path: Path) -> None:
+    path = archive(tmp_path, tar_bytes({"d" * 120 + ".png": b"one", "b.png": b"two"}))
+    items = items_of(path)
+    os.utime(path, (0, 0))
+
+    assert [content(item) for item in items] == [b"one", b"two"]
 
 
 def test_hidden_members_and_those_of_the_writer_are_left_out(tmp_path: Path) -> None:

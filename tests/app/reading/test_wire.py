@@ -25,7 +25,13 @@ ANY_NAME = st.text(st.characters(codec=None, exclude_categories=()))
 SOURCES = st.one_of(
     ANY_NAME,
     st.binary(),
-    st.builds(FileSlice, path=ANY_NAME, offset=st.integers(0, 2**62), num_bytes=st.integers(0, 2**62)),
+    st.builds(
+        FileSlice,
+        path=ANY_NAME,
+        offset=st.integers(0, 2**62),
+        num_bytes=st.integers(0, 2**62),
+        header=st.none() | st.integers(0, 2**32 - 1),
+    ),
 )
 
 
