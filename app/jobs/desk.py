@@ -116,9 +116,13 @@ class Desk:
     def _is_known(self, digest: str, label: str, asked: Asked, index: int) -> bool:
         if self._earlier is None:
             return False
-        state = self._earlier.claim(self._id(digest, label, asked), label, path=asked.path)
+        own_id = self._id(digest, label, asked)
+        state = self._earlier.claim(own_id, label, path=asked.path)
         if state is None:
             return False
+        missing_id = self._id("", label, asked)
+        if state == "answered" and self._earlier.has_failed_since(own_id, label, failure_id=missing_id):
+            return False  # it is back: without a new record, exports would go on telling that it is missing
         if state == "failed" and self._retry_errors:
             asked.has_failed = True
             return False

@@ -71,6 +71,14 @@ class RecordIndex:
             return "elsewhere" if last > first else None
         return "failed" if all(self._has_failed[row] for row in own) else "answered"
 
+    def has_failed_since(self, record_id: str, picture: str, *, failure_id: str) -> bool:
+        """Whether this picture has a failure of another id, written after the last record of `record_id`.
+
+        So it is where its bytes could not be had for a while: who reads the file takes the failure for the last word.
+        """
+        own, failures = (self._rows(_key(one, picture))[0] for one in (record_id, failure_id))
+        return bool(own) and bool(failures) and max(map(self._place, failures)) > max(map(self._place, own))
+
     def claim(self, record_id: str, picture: str, *, path: str | None = None) -> State | None:
         """Take the record of this picture, if there is one that no other picture has taken; says what it holds.
 
@@ -98,6 +106,10 @@ class RecordIndex:
         first, last = _bounds(self._high, high, 0, len(self))
         first, last = _bounds(self._low, low, first, last)
         return range(*_bounds(self._name, name, first, last)), first, last
+
+    def _place(self, row: int) -> tuple[int, int]:
+        """File and offset, which rise with the time of writing."""
+        return int(self._files[row]), int(self._offsets[row])
 
     def _picture_of(self, row: int) -> str:
         with open(self._paths[self._files[row]], "rb") as file:

@@ -337,6 +337,24 @@ def test_a_second_run_at_the_same_time_is_refused_before_the_model_is_loaded(
     assert "Another run is writing" in ran.err
 
 
+def test_a_picture_that_was_away_for_a_run_has_its_answer_as_the_last_word_again(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    out, kept = tmp_path / "answers.jsonl", tmp_path / "kept.png"
+    name = folder / NAMES[1]
+    command = ["caption", str(name), *COMMON, "--out", str(out)]
+    run(*command)
+    name.rename(kept)
+    away = run(*command)
+    kept.rename(name)
+    back, again = run(*command), run(*command)
+
+    assert (away.code, back.code, again.code) == (3, 0, 0)
+    assert [record["error"] is None for record in records_in(out)] == [True, False, True]
+    exported = run("export-records", str(out), "--to", "jsonl")
+    assert "1 records on stdout; 0 without an answer, 2 superseded" in exported.err
+
+
 def test_the_manifest_says_what_was_asked_and_how_it_ended(run: Run, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "answers.jsonl"
     run("caption", str(folder), *COMMON, "--out", str(out), "--prompt", "What is {stem}?")

@@ -53,6 +53,21 @@ def test_a_failure_is_told_apart_and_an_answer_after_it_counts(tmp_path: Path) -
     assert index.claim(mended[0]["id"], "mended.png") is None  # the failure before it is nobody's record
 
 
+def test_a_failure_that_came_after_an_answer_is_noticed_until_it_is_answered_again(tmp_path: Path) -> None:
+    record, missing = answered("a.png"), failed("a.png", "")
+
+    def is_outdated(*records: Record) -> bool:
+        path = tmp_path / str(len(list(tmp_path.iterdir())))
+        index = index_of(path, *records)
+        return index.has_failed_since(record["id"], "a.png", failure_id=missing["id"])
+
+    assert is_outdated(record, missing)
+    assert not is_outdated(missing, record)
+    assert not is_outdated(record, missing, record)
+    assert not is_outdated(record, failed("b.png", ""))
+    assert not is_outdated(missing)
+
+
 def test_a_picture_that_was_renamed_or_moved_is_not_answered_again(tmp_path: Path) -> None:
     record = answered("old/name.png")
     new = tmp_path / "new.png"
