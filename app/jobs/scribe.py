@@ -60,6 +60,7 @@ class Scribe:
         self._job, self._desk, self._file, self._manifest = job, desk, file, manifest
         self._decider = decider
         self._lock = threading.RLock()
+        self._is_finished = False
         self._format = job.format or ("text" if sys.stdout.isatty() else "jsonl")
         self._on_stdout = job.out is None or job.format is not None
         is_in_the_way = self._on_stdout and sys.stdout.isatty()
@@ -90,7 +91,8 @@ class Scribe:
     def write(self, answer: Answer) -> None:
         """Put one answer out."""
         with self._lock:
-            self._write(answer)
+            if not self._is_finished:  # else it was drawn after the last picture that was begun: the next run asks it
+                self._write(answer)
 
     def _write(self, answer: Answer) -> None:
         asked = self._desk.asked(answer)
@@ -147,6 +149,8 @@ class Scribe:
 
     def finish(self, wall_s: float, *, waited_s: float, is_interrupted: bool) -> None:
         """Say what was done, and how to go on where something is left; `close` notes how it ended."""
+        with self._lock:
+            self._is_finished = True
         self.summarise(wall_s, waited_s=waited_s)
         if note := self._unfamiliar.note(what=self._what):
             self.say(note)
