@@ -9,9 +9,10 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 demo: .venv/.installed
 	$(BIN)/python demo_bsz.py
 
-# Everything: `check`, and the tests that run the command line, a browser, or train something.
+# Everything: `check`, and the tests that run the command line, a browser, or train something. In the order of the
+# files: else those of one test come last, and one of them may take longer than all that is left to the other processes.
 test: check .venv/.browser
-	$(PYTEST) -m slow
+	$(PYTEST) --no-loadscope-reorder -m slow
 
 # Format, lint, types and the quick tests.
 check: .venv/.installed-dev

@@ -116,11 +116,13 @@ def look_at_environment() -> list[Probe]:
             question = f"{probes.__name__}:look_at_{name}"
             return pool.submit(ask_child, question, *arguments, environ=environ, seconds=seconds)
 
-        torch, torch_npu = ask("torch", seconds=TORCH_S), ask("torch_npu", seconds=TORCH_S)
-        kernels = ask("kernels", seconds=TORCH_S)
+        # The longest first: whatever starts last is soon over, and no core waits for it.
+        packages = {name: ask("package", name) for name in PAGE_PACKAGES}
+        torch_npu, kernels = ask("torch_npu", seconds=TORCH_S), ask("kernels", seconds=TORCH_S)
+        torch = ask("torch", seconds=TORCH_S)
         autoload = ask("autoload", environ=plain, seconds=TORCH_S) if extensions else None
         extras = (*EXPORT_PACKAGES, *SERVER_PACKAGES, *PAGE_PACKAGES)
-        packages = {name: ask("package", name) for name in (*PROJECT_PACKAGES, *extras)}
+        packages |= {name: ask("package", name) for name in (*extras, *PROJECT_PACKAGES) if name not in packages}
         encoder = {name: ask(name) for name in ("aclruntime", "ais_bench")}
         devices, atc = pool.submit(probes.list_devices), pool.submit(probes.look_at_atc)
     return [

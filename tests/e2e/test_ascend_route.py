@@ -1,8 +1,11 @@
 """The Ascend guide to its end: adapter file -> ONNX -> OM -> captions, with stand-ins for atc and ais_bench."""
 
+import functools
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -35,8 +38,23 @@ def text(ran: subprocess.CompletedProcess[str]) -> list[str]:
     return sorted(ran.stdout.splitlines())
 
 
-def caption(*flags: str | Path, generation: str = "2024") -> list[str]:
-    return text(run("-m", "app", "caption", PICTURES, "--format", "text", "--quiet", *flags, generation=generation))
+# Command lines one after another in one process, for those that are not about how a process starts.
+SEVERAL = """
+import json, sys
+from app.cli import main
+for arguments in json.loads(sys.argv[1]):
+    if code := main(arguments):
+        sys.exit(f"{arguments} ended with {code}")
+    print("end of page", flush=True)
+"""
+
+
+def run_several(commands: Iterable[Sequence[str | Path]], *, generation: str = "2024") -> list[list[str]]:
+    """The sorted lines of each of them."""
+    asked = json.dumps([[*map(str, arguments)] for arguments in commands])
+    ran = run("-c", SEVERAL, asked, generation=generation)
+    assert ran.returncode == 0, ran.stderr
+    return [sorted(page.splitlines()) for page in ran.stdout.split("end of page\n")[:-1]]
 
 
 @pytest.fixture(scope="module")
@@ -44,40 +62,59 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """ONNX of the embedded model in float16, and OMs of it: one with gears, and fixed ones in a folder."""
     folder = tmp_path_factory.mktemp("encoders")
     onnx = folder / "clip.onnx"
-    text(run("-m", "app", "export", "onnx", "--out", onnx, "--dtype", "float16"))
-    text(run("-m", "app", "export", "onnx", "--out", folder / "float32.onnx"))
-    convert = ("-m", "app", "export", "om", onnx, "--soc-version", SOC)
-    text(run(*convert, "--batch-sizes", "1,4,8", "--gears"))
-    made = text(run(*convert, "--batch-sizes", "1,5", "--out", folder / "fixed" / "clip"))
+    convert = ("export", "om", onnx, "--soc-version", SOC)
+    *_, made = run_several(
+        [
+            ("export", "onnx", "--out", onnx, "--dtype", "float16"),
+            ("export", "onnx", "--out", folder / "float32.onnx"),
+            (*convert, "--batch-sizes", "1,4,8", "--gears"),
+            (*convert, "--batch-sizes", "1,5", "--out", folder / "fixed" / "clip"),
+        ]
+    )
     assert [Path(line).name for line in made] == ["clip_bs1.om", "clip_bs5.om"]
     return folder
+
+
+CAPTION = ("caption", PICTURES, "--format", "text", "--quiet")
+# Flags by an encoder and the generation of ais_bench.
+ROUTES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("clip.onnx", "2024"): ("--batch-size", "5"),
+    ("float32.onnx", "2024"): ("--batch-size", "5"),
+    ("fixed/clip_bs1.om", "2024"): (),
+    ("fixed/clip_bs5.om", "2024"): ("--batch-size", "5"),  # 32 pictures: the last batch has two
+    ("fixed/clip_bs5.om", "2023"): ("--batch-size", "7"),
+    ("clip.om", "2023"): ("--batch-size", "5"),
+    ("clip.om", "2024"): ("--batch-size", "11", "--encoder-process"),
+    ("fixed", "2024"): ("--batch-size", "5"),
+}
 
 
 @pytest.fixture(scope="module")
 def expected() -> list[str]:
     """The captions of all sample pictures, by torch."""
-    lines = caption()
+    lines = text(run("-m", "app", *CAPTION))
     assert len(lines) == 32
     return lines
 
 
-@pytest.mark.parametrize(
-    ("encoder", "flags", "generation"),
-    [
-        ("clip.onnx", ["--batch-size", "5"], "2024"),
-        ("float32.onnx", ["--batch-size", "5"], "2024"),
-        ("fixed/clip_bs1.om", [], "2024"),
-        ("fixed/clip_bs5.om", ["--batch-size", "5"], "2024"),  # 32 pictures: the last batch has two
-        ("fixed/clip_bs5.om", ["--batch-size", "7"], "2023"),
-        ("clip.om", ["--batch-size", "5"], "2023"),
-        ("clip.om", ["--batch-size", "11", "--encoder-process"], "2024"),
-        ("fixed", ["--batch-size", "5"], "2024"),
-    ],
-)
+@pytest.fixture(scope="module")
+def captions(encoders: Path) -> Callable[[str], dict[str, list[str]]]:
+    """The captions of each encoder by a generation of ais_bench, all in one process."""
+
+    @functools.cache
+    def captions(generation: str) -> dict[str, list[str]]:
+        routes = {encoder: flags for (encoder, when), flags in ROUTES.items() if when == generation}
+        commands = [(*CAPTION, "--encoder", encoders / encoder, *flags) for encoder, flags in routes.items()]
+        return dict(zip(routes, run_several(commands, generation=generation), strict=True))
+
+    return captions
+
+
+@pytest.mark.parametrize(("encoder", "generation"), ROUTES)
 def test_every_encoder_gives_the_captions_of_torch(
-    encoder: str, flags: list[str], generation: str, encoders: Path, expected: list[str]
+    encoder: str, generation: str, captions: Callable[[str], dict[str, list[str]]], expected: list[str]
 ) -> None:
-    assert caption("--encoder", encoders / encoder, *flags, generation=generation) == expected
+    assert captions(generation)[encoder] == expected
 
 
 def test_the_demo_runs_the_om_that_the_guides_variable_names(encoders: Path, expected: list[str]) -> None:

@@ -74,31 +74,43 @@ def test_plain_torch_fails_beside_torch_npu_without_cann_unless_loading_is_left_
 
 
 WAIT = """
-import os, sys
+import contextlib, io, json, os, sys
 from app.errors import run_guarded
 from llm.runtime.backend import open_backend
 backend = open_backend("npu:0")
-os.environ["FAKE_ERROR"] = sys.argv[1]
-code = run_guarded(lambda: backend.synchronise() or 0)
+told = {}
+for error in sys.argv[1:]:
+    os.environ["FAKE_ERROR"] = error
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        code = run_guarded(lambda: backend.synchronise() or 0)
+    told[error] = [code, said.getvalue()]
 del os.environ["FAKE_ERROR"]
-sys.exit(code)
+backend.synchronise()
+print(json.dumps(told))
 """
+AT_WORK = {
+    "507015": ("An operator failed on the NPU", "--operators aten"),
+    "107002": ("The thread's context on the NPU is gone", "--encoder-process"),
+    "207001": ("The memory of the NPU is not enough", "--batch-size"),
+    "999999": ("The NPU failed", "npu-smi info"),
+}
 
 
-@pytest.mark.parametrize(
-    ("code", "sentence", "hint"),
-    [
-        ("507015", "An operator failed on the NPU", "--operators aten"),
-        ("107002", "The thread's context on the NPU is gone", "--encoder-process"),
-        ("207001", "The memory of the NPU is not enough", "--batch-size"),
-        ("999999", "The NPU failed", "npu-smi info"),
-    ],
-)
-def test_a_device_that_fails_at_work_is_told_with_its_code(npu: FakeNpu, code: str, sentence: str, hint: str) -> None:
-    outcome = npu.run("-c", WAIT, code, soc="Ascend910B3")
-    told, _, hints = outcome.stderr.partition("error: ")[2].partition("\n\nhint: ")
+@pytest.fixture(scope="module")
+def failed_at_work(npu: FakeNpu) -> dict[str, tuple[int, str]]:
+    """Exit code and words for each error of the runtime, one after another."""
+    return npu.run("-c", WAIT, *AT_WORK, soc="Ascend910B3").report()
 
-    assert outcome.code == 1
+
+@pytest.mark.parametrize("code", AT_WORK)
+def test_a_device_that_fails_at_work_is_told_with_its_code(
+    failed_at_work: dict[str, tuple[int, str]], code: str
+) -> None:
+    ended, said = failed_at_work[code]
+    told, _, hints = said.partition("error: ")[2].partition("\n\nhint: ")
+    sentence, hint = AT_WORK[code]
+
+    assert ended == 1
     assert told.startswith(sentence)
     assert f"error code is {code}" in told
     assert hint in hints

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.npu import symbols
-from tests.npu.wheel import CHIPS, FakeNpu
+from tests.npu.wheel import FakeNpu
 
 SOC = "Ascend910B3"
 
@@ -79,52 +79,3 @@ def test_meta_kernels_agree_with_our_references(facts) -> None:
         path.removeprefix("torch_npu.") for path in symbols.OPERATORS if "format_cast" not in path
     }
     assert facts["attention"]["meta"] == facts["attention"]["ours"]
-
-
-@contract
-def test_the_page_of_symbols_is_up_to_date(npu: FakeNpu) -> None:
-    assert symbols.PAGE.read_text(encoding="utf-8") == symbols.current_page(npu), "run `python -m tests.npu.symbols`"
-
-
-@contract
-@pytest.mark.parametrize("soc", CHIPS)
-def test_a_chip_is_opened_with_what_torch_npu_says_of_it(npu: FakeNpu, soc: str) -> None:
-    facts = npu.chip(soc)["device"]
-
-    assert facts["name"] == f"npu:0 ({soc})"
-    assert facts["family"] == dict(zip(CHIPS, ("310P", "A2", "910", "310B", "A3", "950"), strict=True))[soc]
-    assert ("bfloat16" in facts["capabilities"]["dtypes"]) == facts["bfloat16"]
-    assert facts["capabilities"]["collective"] == "hccl"
-    assert facts["capabilities"]["static_shapes"]
-    # The family's table sends attention to torch_npu only where that leads to the fused kernel that is documented.
-    fused = facts["attention"] == "npu::npu_fusion_attention_v3"
-    assert fused or facts["family"] not in ("A2", "A3")
-
-
-@contract
-def test_the_device_counts_memory_and_time(npu: FakeNpu) -> None:
-    facts = npu.chip(SOC)["device"]
-
-    assert facts["taken"] >= 32 << 20
-    assert facts["given_back"] >= 32 << 20  # by `empty_caches`
-    assert facts["total"] > facts["taken"]
-    assert facts["elapsed_ms"] > 0
-    assert facts["backwards_ms"] == -facts["elapsed_ms"]
-    assert facts["out_of_memory"][0] == "OutOfMemoryError"
-
-
-@contract
-def test_a_device_that_is_not_there_is_named_with_those_that_are(npu: FakeNpu) -> None:
-    kind, message, hint = npu.chip(SOC)["device"]["too_many"]
-
-    assert (kind, message) == ("DeviceError", "No device named `npu:7`; available: npu:0")
-    assert "--device" in hint
-
-
-@contract
-def test_a_graph_mode_that_a_chip_lacks_is_an_error_with_those_it_has(npu: FakeNpu) -> None:
-    kind, message, hint = npu.chip("Ascend310P3")["device"]["no_graph"]
-
-    assert kind == "DeviceError"
-    assert "Ascend310P3" in message
-    assert "eager" in hint

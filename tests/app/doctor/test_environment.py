@@ -1,5 +1,6 @@
 """The doctor's table: each part of the environment is found, and each gap and failure is told with what to do."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from app.child import ask_child, broken, ok
+from app.cli import main
 from app.doctor import cann
 from app.doctor.command import (
     MIN_WIDTH,
@@ -188,18 +190,6 @@ def test_an_om_runs_beside_a_decoder_of_its_kind() -> None:
     assert [om_device(name) for name in ("npu", "npu:3", "cuda:1", "cpu", "auto")] == [0, 3, None, None, None]
 
 
-@pytest.mark.slow
-def test_rows_stand_in_the_order_in_which_one_fixes_them(tmp_path: Path) -> None:
-    arguments = ["doctor", "--environment", "--device", "npu:0", "--vision", "om"]
-    ran = python(MAIN.format(arguments), HOME=str(tmp_path), PATH=str(tmp_path), COLUMNS="80")
-    names = [line[:NAME_WIDTH].strip() for line in ran.stdout.splitlines()]
-    wanted = ["NPU devices", "CANN", "torch", "torch_npu", "aclruntime", "ais_bench"]
-
-    assert [name for name in names if name in wanted] == wanted
-    assert in_words(ran.stdout).endswith("to fix in this order: NPU devices, CANN, torch_npu, aclruntime, ais_bench")
-    assert max(map(len, ran.stdout.splitlines())) <= 80 + len(sys.executable)
-
-
 def test_of_onnxruntime_only_the_provider_in_use_is_told() -> None:
     pytest.importorskip("onnxruntime")
     said = look_at_package("onnxruntime")
@@ -318,10 +308,11 @@ def test_a_machine_without_torch_npu_lacks_nothing_on_the_cpu() -> None:
     assert look_at_torch_npu()["state"] == "absent"
 
 
-def python(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def python(program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if name != AUTOLOAD}
     environ |= {"PYTHONPATH": os.pathsep.join([str(WITHOUT_CANN), str(ROOT)]), **variables}
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environ, cwd=ROOT)
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environ, cwd=ROOT)
 
 
 @pytest.mark.slow
@@ -358,7 +349,7 @@ def test_an_extension_that_the_user_insists_on_is_an_error_in_a_sentence() -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("failure", [*FAILURES, "device"])
+@pytest.mark.parametrize("failure", ["libraries", "device"])
 def test_the_cpu_answers_whatever_is_wrong_with_torch_npu(failure: str) -> None:
     picture = str(ROOT / "assets" / "pictures" / "03-purple-triangle.png")
     ran = python(MAIN.format(["caption", picture, "--format", "text"]), FAKE_TORCH_NPU=failure)
@@ -366,30 +357,113 @@ def test_the_cpu_answers_whatever_is_wrong_with_torch_npu(failure: str) -> None:
     assert (ran.returncode, ran.stdout.strip()) == (0, f"{picture}: a small purple triangle at the top")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("failure", "told"), [*FAILURES.items(), ("device", ("no NPU is", "npu-smi info"))])
-def test_the_device_that_cannot_be_had_is_an_error_in_a_sentence(failure: str, told: tuple[str, str]) -> None:
-    ran = python(MAIN.format(["caption", "x.png", "--device", "npu:0"]), FAKE_TORCH_NPU=failure)
-    sentence, _, hint = ran.stderr.partition("\n\nhint: ")
+def assert_refused(code: int, stderr: str, *, told: tuple[str, str]) -> None:
+    """Exit code 2, one sentence and a hint, with these words."""
+    sentence, _, hint = stderr.partition("\n\nhint: ")
 
-    assert ran.returncode == 2
+    assert code == 2
     assert sentence.startswith("error: ")
     assert "\n" not in sentence
     assert told[0] in sentence
     assert told[1] in hint
 
 
+CAPTION_THERE = ["caption", "x.png", "--device", "npu:0"]
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_torch_npu_that_cannot_be_loaded_is_an_error_in_a_sentence(
+    failure: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(WITHOUT_CANN)
+    monkeypatch.setenv("FAKE_TORCH_NPU", failure)
+
+    assert_refused(main(CAPTION_THERE), capsys.readouterr().err, told=FAILURES[failure])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("failure", ["libraries", "device"])
-def test_doctor_prints_the_failure_and_fails_only_where_the_device_is_wanted(failure: str, tmp_path: Path) -> None:
-    for device, code in (("cpu", 0), ("npu:0", 1)):
-        arguments = ["doctor", "--environment", "--device", device]
-        ran = python(MAIN.format(arguments), FAKE_TORCH_NPU=failure, HOME=str(tmp_path), PATH=str(tmp_path))
-        assert ran.returncode == code, ran.stdout
-        assert ran.stderr == ""
-        if failure == "libraries":
-            assert "the libraries of CANN are not found" in in_words(ran.stdout)
-            assert "a plain `import torch` fails" in in_words(ran.stdout)
+@pytest.mark.parametrize(
+    ("failure", "told"), [("libraries", FAILURES["libraries"]), ("device", ("no NPU is", "npu-smi info"))]
+)
+def test_the_device_that_cannot_be_had_is_an_error_in_a_sentence(failure: str, told: tuple[str, str]) -> None:
+    ran = python(MAIN.format(CAPTION_THERE), FAKE_TORCH_NPU=failure)
+
+    assert_refused(ran.returncode, ran.stderr, told=told)
+
+
+# The whole table: what it says is looked at once, and weighed for each of the arguments.
+TABLES = """
+import contextlib, functools, io, json, sys
+from app.cli import main
+from app.doctor import command
+command.look_at_environment = functools.cache(command.look_at_environment)
+told = []
+for arguments in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as page:
+        code = main(["doctor", "--environment", *arguments])
+    told.append([code, page.getvalue()])
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def without_libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    """Exit code and page on a machine that has torch_npu, and nothing else of Ascend's, for what is asked for."""
+    empty = str(tmp_path_factory.mktemp("nothing"))
+    asked = {"cpu": ["--device", "cpu"], "npu": ["--device", "npu:0"], "om": ["--device", "npu:0", "--vision", "om"]}
+    ran = python(TABLES, json.dumps([*asked.values()]), HOME=empty, PATH=empty, COLUMNS="80")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return dict(zip(asked, map(tuple, json.loads(ran.stdout)), strict=True))
+
+
+@pytest.mark.slow
+def test_rows_stand_in_the_order_in_which_one_fixes_them(without_libraries: dict[str, tuple[int, str]]) -> None:
+    _, page = without_libraries["om"]
+    names = [line[:NAME_WIDTH].strip() for line in page.splitlines()]
+    wanted = ["NPU devices", "CANN", "torch", "torch_npu", "aclruntime", "ais_bench"]
+
+    assert [name for name in names if name in wanted] == wanted
+    assert in_words(page).endswith("to fix in this order: NPU devices, CANN, torch_npu, aclruntime, ais_bench")
+    assert max(map(len, page.splitlines())) <= 80 + len(sys.executable)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("device", "code"), [("cpu", 0), ("npu", 1)])
+def test_doctor_prints_the_failure_and_fails_only_where_the_device_is_wanted(
+    device: str, code: int, without_libraries: dict[str, tuple[int, str]]
+) -> None:
+    ended, page = without_libraries[device]
+
+    assert ended == code, page
+    assert "the libraries of CANN are not found" in in_words(page)
+    assert "a plain `import torch` fails" in in_words(page)
+
+
+# Of the table, the rows that speak of NPUs: by what torch_npu says in this process.
+ROWS_OF_NPUS = """
+import sys
+from app.cli import main
+from app.doctor import command, probes
+from app.doctor.environment import _accelerators, _operators, _probe, _toolkit
+said = probes.look_at_torch_npu()
+rows = [_accelerators(probes.list_devices(), said), _toolkit(works=said["state"] == "ok"), _probe("torch_npu", said)]
+command.look_at_environment = lambda: [*rows, *_operators(said)]
+sys.exit(main(["doctor", "--environment", "--device", sys.argv[1]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("device", "code", "last"),
+    [("cpu", 0, "no errors in 3 checks"), ("npu:0", 1, "1 error in 3 checks: NPU devices")],
+)
+def test_a_machine_without_a_device_fails_only_where_one_is_wanted(
+    device: str, code: int, last: str, tmp_path: Path
+) -> None:
+    ran = python(ROWS_OF_NPUS, device, FAKE_TORCH_NPU="device", HOME=str(tmp_path), PATH=str(tmp_path))
+
+    assert (ran.returncode, ran.stderr) == (code, ""), ran.stdout
+    assert ran.stdout.splitlines()[-1] == last
 
 
 # The same on the real torch_npu, with a stand-in for CANN.
@@ -405,33 +479,34 @@ def npu() -> wheel.FakeNpu:
 
 @pytest.mark.slow
 @pytest.mark.npu_contract
+def test_the_real_torch_npu_is_seen_with_its_device_and_what_would_compute(npu: wheel.FakeNpu) -> None:
+    ran = npu.run("-m", "app", "doctor", "--environment", "--device", "npu:0", soc="Ascend310P3")
+    told = in_words(ran.stdout)
+
+    assert (ran.code, ran.stderr) == (0, ""), ran.stdout
+    assert "1 x Ascend310P3 (family 310P)" in told
+    assert "LLaMA-7B in float16: rms_norm by npu_rms_norm, rotate by npu_apply_rotary_pos_emb," in told
+    # With the reasons for plain ones.
+    assert "linear layout by FRACTAL_NZ; plain: causal_attention (scaled_dot_product_attention is not" in told
+
+
+@pytest.mark.slow
+@pytest.mark.npu_contract
 @pytest.mark.parametrize(
     ("soc", "more", "code", "told"),
     [
-        ("Ascend310P3", {}, 0, "1 x Ascend310P3 (family 310P)"),
         ("Ascend910B3", {"FAKE_DEVICES": "8"}, 0, "8 x Ascend910B3 (family A2)"),
         (None, {}, 1, "`npu-smi info` must list one"),
         ("Ascend310P3", {"ASCEND_HOME_PATH": "/no/where"}, 1, "ASCEND_HOME_PATH is /no/where, which does not exist"),
     ],
 )
-def test_the_real_torch_npu_is_seen_with_its_devices(
+def test_other_machines_with_the_real_torch_npu_are_seen_as_they_are(
     npu: wheel.FakeNpu, soc: str | None, more: dict[str, str], code: int, told: str
 ) -> None:
-    ran = npu.run("-m", "app", "doctor", "--environment", "--device", "npu:0", soc=soc, **more)
+    ran = npu.run("-c", ROWS_OF_NPUS, "npu:0", soc=soc, **more)
 
-    assert ran.code == code, ran.stdout
+    assert ran.code == code, ran.stderr
     assert told in in_words(ran.stdout)
-    assert ran.stderr == ""
-
-
-@pytest.mark.slow
-@pytest.mark.npu_contract
-def test_the_operators_of_a_chip_are_listed_with_the_reasons_for_plain_ones(npu: wheel.FakeNpu) -> None:
-    ran = npu.run("-m", "app", "doctor", "--environment", "--device", "npu:0", soc="Ascend310P3")
-    told = in_words(ran.stdout)
-
-    assert "LLaMA-7B in float16: rms_norm by npu_rms_norm, rotate by npu_apply_rotary_pos_emb," in told
-    assert "linear layout by FRACTAL_NZ; plain: causal_attention (scaled_dot_product_attention is not" in told
 
 
 def test_without_a_device_there_is_no_row_of_operators(bare: Path) -> None:

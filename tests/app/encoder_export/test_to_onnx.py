@@ -333,9 +333,9 @@ def test_the_script_of_the_ascend_guide_writes_the_same_file(exported: Path, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("opset", ["17", "18"])
-def test_the_embedded_model_can_be_exported(dtype: str, opset: str, tmp_path: Path) -> None:
-    assert main(["export", "onnx", "--out", str(tmp_path / "x.onnx"), "--dtype", dtype, "--opset", opset]) == Exit.OK
+def test_the_embedded_model_can_be_exported_in_the_older_opset_too(dtype: str, tmp_path: Path) -> None:
+    """In the usual one, tests/e2e/test_ascend_route.py does."""
+    assert main(["export", "onnx", "--out", str(tmp_path / "x.onnx"), "--dtype", dtype, "--opset", "17"]) == Exit.OK
 
 
 @pytest.mark.slow

@@ -1,12 +1,14 @@
-"""The whole model on torch_npu's own dispatch, with kernels run on the host: the same ids as on the CPU.
+"""Each chip by what torch_npu says of it, and the whole model on torch_npu's own dispatch: the same ids as on the CPU.
 
-What this cannot show is how exact the real kernels are. Fused operators are compared through references in float32
+A chip is tried once, by one process, and all that was found there is looked at here. Kernels are run on the host, so
+what this cannot show is how exact the real kernels are. Fused operators are compared through references in float32
 that round once; real ones may round elsewhere.
 """
 
 import pytest
 
-from tests.npu.wheel import WHOLE_MODEL, FakeNpu
+from tests.npu import symbols
+from tests.npu.wheel import CHIPS, WHOLE_MODEL, FakeNpu
 
 # Largest difference of a choice's log-probability, by dtype, when fused operators compute.
 TOLERANCE = {"float32": 1e-4, "float16": 0.03, "bfloat16": 0.15}
@@ -22,7 +24,56 @@ KERNELS = {
     },
     "Ascend910A": {"scatter_update_", "npu_format_cast"},
 }
-pytestmark = [pytest.mark.npu_contract, pytest.mark.slow, pytest.mark.parametrize("soc", WHOLE_MODEL)]
+pytestmark = [pytest.mark.npu_contract, pytest.mark.slow]
+SOC = "Ascend910B3"
+on_chips_of_the_whole_model = pytest.mark.parametrize("soc", WHOLE_MODEL)
+
+
+@pytest.mark.parametrize("soc", CHIPS)
+def test_a_chip_is_opened_with_what_torch_npu_says_of_it(npu: FakeNpu, soc: str) -> None:
+    facts = npu.chip(soc)["device"]
+
+    assert facts["name"] == f"npu:0 ({soc})"
+    assert facts["family"] == dict(zip(CHIPS, ("310P", "A2", "910", "310B", "A3", "950"), strict=True))[soc]
+    assert ("bfloat16" in facts["capabilities"]["dtypes"]) == facts["bfloat16"]
+    assert facts["capabilities"]["collective"] == "hccl"
+    assert facts["capabilities"]["static_shapes"]
+    # The family's table sends attention to torch_npu only where that leads to the fused kernel that is documented.
+    fused = facts["attention"] == "npu::npu_fusion_attention_v3"
+    assert fused or facts["family"] not in ("A2", "A3")
+
+
+def test_the_device_counts_memory_and_time(npu: FakeNpu) -> None:
+    facts = npu.chip(SOC)["device"]
+
+    assert facts["taken"] >= 32 << 20
+    assert facts["given_back"] >= 32 << 20  # by `empty_caches`
+    assert facts["total"] > facts["taken"]
+    assert facts["elapsed_ms"] > 0
+    assert facts["backwards_ms"] == -facts["elapsed_ms"]
+    assert facts["out_of_memory"][0] == "OutOfMemoryError"
+
+
+def test_a_device_that_is_not_there_is_named_with_those_that_are(npu: FakeNpu) -> None:
+    kind, message, hint = npu.chip(SOC)["device"]["too_many"]
+
+    assert (kind, message) == ("DeviceError", "No device named `npu:7`; available: npu:0")
+    assert "--device" in hint
+
+
+def test_a_graph_mode_that_a_chip_lacks_is_an_error_with_those_it_has(npu: FakeNpu) -> None:
+    kind, message, hint = npu.chip("Ascend310P3")["device"]["no_graph"]
+
+    assert kind == "DeviceError"
+    assert "Ascend310P3" in message
+    assert "eager" in hint
+
+
+def test_the_page_of_symbols_is_up_to_date(npu: FakeNpu) -> None:
+    assert symbols.PAGE.read_text(encoding="utf-8") == symbols.current_page(npu), "run `python -m tests.npu.symbols`"
+
+
+# The whole model.
 
 
 def runs(npu: FakeNpu, soc: str):
@@ -33,6 +84,7 @@ def kernels(calls: dict[str, int]) -> set[str]:
     return {name.removeprefix("npu::") for name in calls if name.startswith("npu::")}
 
 
+@on_chips_of_the_whole_model
 def test_pictures_get_the_same_captions_as_on_the_cpu(npu: FakeNpu, soc: str) -> None:
     captions = npu.chip(soc)["captions"]
 
@@ -41,6 +93,7 @@ def test_pictures_get_the_same_captions_as_on_the_cpu(npu: FakeNpu, soc: str) ->
     assert captions["calls"]["aten::embedding"] > 0
 
 
+@on_chips_of_the_whole_model
 def test_plain_operators_give_exactly_what_the_cpu_gives(npu: FakeNpu, soc: str) -> None:
     plain = {label: run for label, run in runs(npu, soc).items() if label.endswith("aten")}
 
@@ -50,22 +103,26 @@ def test_plain_operators_give_exactly_what_the_cpu_gives(npu: FakeNpu, soc: str)
         assert kernels(run["calls"]) == set(), label
 
 
+@on_chips_of_the_whole_model
 def test_fused_operators_give_the_same_ids_in_float32(npu: FakeNpu, soc: str) -> None:
     for label in ("fused float32 auto", "small float32 auto"):
         run = runs(npu, soc)[label]
         assert run["given"]["ids"] == run["expected"]["ids"], label
 
 
+@on_chips_of_the_whole_model
 def test_fused_operators_score_choices_within_the_tolerance_of_their_dtype(npu: FakeNpu, soc: str) -> None:
     for label, run in runs(npu, soc).items():
         tolerance = TOLERANCE[label.split()[1]]
         assert run["given"]["scores"] == pytest.approx(run["expected"]["scores"], abs=tolerance), label
 
 
+@on_chips_of_the_whole_model
 def test_the_chip_runs_its_own_operators(npu: FakeNpu, soc: str) -> None:
     assert kernels(runs(npu, soc)["fused float16 auto"]["calls"]) == KERNELS[soc]
 
 
+@on_chips_of_the_whole_model
 def test_heads_of_another_size_are_rotated_by_plain_torch(npu: FakeNpu, soc: str) -> None:
     run = runs(npu, soc)["small float16 auto"]
 
@@ -73,6 +130,7 @@ def test_heads_of_another_size_are_rotated_by_plain_torch(npu: FakeNpu, soc: str
     assert run["choices"]["rotate"][0] == "aten"
 
 
+@on_chips_of_the_whole_model
 def test_only_linear_weights_are_tiled_and_only_in_float16_and_beside_fused_operators(npu: FakeNpu, soc: str) -> None:
     report = runs(npu, soc)
     num_linear = 3 * 4 + 1  # of each layer, and the head
@@ -83,6 +141,7 @@ def test_only_linear_weights_are_tiled_and_only_in_float16_and_beside_fused_oper
         assert report[label]["calls"].get("npu::npu_format_cast", 0) == 0
 
 
+@on_chips_of_the_whole_model
 def test_tensors_of_the_host_and_of_the_device_are_never_mixed(npu: FakeNpu, soc: str) -> None:
     mixes = npu.chip(soc)["mixes"]
 
