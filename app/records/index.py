@@ -7,12 +7,12 @@ import threading
 from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.records.record import read_record_lines
+from app.records.record import Record, read_record_lines
 
 State = Literal["answered", "failed"]
 
@@ -72,12 +72,18 @@ class RecordIndex:
         return "failed" if all(self._has_failed[row] for row in own) else "answered"
 
     def has_failed_since(self, record_id: str, picture: str, *, failure_id: str) -> bool:
-        """Whether this picture has a failure of another id, written after the last record of `record_id`.
+        """Whether a run after that of the last record of `record_id` left a failure of another id of this picture.
 
         So it is where its bytes could not be had for a while: who reads the file takes the failure for the last word.
+        A failure of the same run is of another picture of this name, as in an archive.
         """
         own, failures = (self._rows(_key(one, picture))[0] for one in (record_id, failure_id))
-        return bool(own) and bool(failures) and max(map(self._place, failures)) > max(map(self._place, own))
+        if not own or not failures:
+            return False
+        answered, failed = (max(rows, key=self._place) for rows in (own, failures))
+        if self._place(failed) < self._place(answered):
+            return False
+        return self._record_of(failed)["run"] != self._record_of(answered)["run"]
 
     def claim(self, record_id: str, picture: str, *, path: str | None = None) -> State | None:
         """Take the record of this picture, if there is one that no other picture has taken; says what it holds.
@@ -97,7 +103,7 @@ class RecordIndex:
         free = np.flatnonzero(~self._is_claimed[first:last]) + first
         others = free[(free < own.start) | (free >= own.stop)]
         for row in others[:_MAX_DOUBTS].tolist():
-            if _stands_for(self._picture_of(row), path):
+            if _stands_for(self._record_of(row)["picture"], path):
                 yield row
 
     def _rows(self, key: bytes) -> tuple[range, int, int]:
@@ -111,10 +117,10 @@ class RecordIndex:
         """File and offset, which rise with the time of writing."""
         return int(self._files[row]), int(self._offsets[row])
 
-    def _picture_of(self, row: int) -> str:
+    def _record_of(self, row: int) -> Record:
         with open(self._paths[self._files[row]], "rb") as file:
             file.seek(int(self._offsets[row]))
-            return str(json.loads(file.readline())["picture"])
+            return cast(Record, json.loads(file.readline()))
 
     def _drop_superseded(self) -> None:
         """A failure that was followed by an answer of the same id and name says nothing any more."""

@@ -355,6 +355,27 @@ def test_a_picture_that_was_away_for_a_run_has_its_answer_as_the_last_word_again
     assert "1 records on stdout; 0 without an answer, 2 superseded" in exported.err
 
 
+def test_a_picture_whose_namesake_in_its_archive_failed_after_it_is_not_answered_again(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    archive, out = tmp_path / "shard.tar", tmp_path / "answers.jsonl"
+    with tarfile.open(archive, "w") as packed:
+        packed.add(folder / NAMES[1], arcname="a.png")
+        link = tarfile.TarInfo("a.png")
+        link.type, link.linkname = tarfile.SYMTYPE, "b.png"
+        packed.addfile(link)
+    command = ["caption", str(archive), *COMMON, "--out", str(out)]
+    run(*command)
+    lines = sorted(out.read_text().splitlines(), key=lambda line: json.loads(line)["error"] is not None)
+    out.write_text("".join(f"{line}\n" for line in lines))  # as where the link comes later than a batch
+    again = run(*command)
+
+    assert again.code == 3
+    assert out.read_text().splitlines() == lines
+    exported = run("export-records", str(out), "--to", "jsonl")
+    assert "2 records on stdout; 1 without an answer, 0 superseded" in exported.err
+
+
 def test_the_manifest_says_what_was_asked_and_how_it_ended(run: Run, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "answers.jsonl"
     run("caption", str(folder), *COMMON, "--out", str(out), "--prompt", "What is {stem}?")
