@@ -41,8 +41,9 @@ class Parser(argparse.ArgumentParser):
         """
         options, unknown = super().parse_known_args(args, namespace)
         names = next((action.dest for action in self._get_positional_actions() if action.nargs in ("*", "+")), None)
-        if names is not None and not any(text.startswith("-") for text in unknown):
-            setattr(options, names, getattr(options, names) + unknown)
+        at = unknown.index("--") if "--" in unknown else len(unknown)  # behind that, all are names
+        if names is not None and not any(text.startswith("-") for text in unknown[:at]):
+            setattr(options, names, getattr(options, names) + unknown[:at] + unknown[at + 1 :])
         elif unknown:
             meant = next((flag for text in unknown if (flag := self._meant(text)) is not None), None)
             hint = help_hint(self.prog) if meant is None else f"{meant} may be meant; {help_hint(self.prog)}"

@@ -72,7 +72,21 @@ def test_names_may_stand_between_flags(arguments: list[str], names: str) -> None
     assert vars(build_parser().parse_args(arguments))[names] == ["a.png", "b.png", "c d.png"]
 
 
-@pytest.mark.parametrize("arguments", [["caption", "a.png", "--blue", "b.png"], ["serve", "a.png"], ["bench", "3"]])
+def test_names_behind_two_dashes_may_begin_with_one_also_where_others_came_before_a_flag() -> None:
+    options = build_parser().parse_args(["caption", "a.png", "--limit", "2", "b.png", "--", "-c.png", "--quiet"])
+
+    assert (options.paths, options.quiet) == (["a.png", "b.png", "-c.png", "--quiet"], False)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["caption", "a.png", "--blue", "b.png"],
+        ["caption", "a.png", "--blue", "--", "b.png"],
+        ["serve", "a.png"],
+        ["bench", "3"],
+    ],
+)
 def test_what_no_command_knows_is_no_name(arguments: list[str]) -> None:
     with pytest.raises(UsageError, match="unrecognized arguments"):
         build_parser().parse_args(arguments)
