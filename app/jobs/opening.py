@@ -126,10 +126,14 @@ def tell_notes(
         scribe.say(note)
 
 
-def work_of(job: Job, inputs: Iterable[PictureInput], desk: Desk, scribe: Scribe) -> Iterator[WorkItem]:
-    """The work that the inputs mean; questions that cannot be put are answered here, with an error."""
+def work_of(
+    job: Job, inputs: Iterable[PictureInput], desk: Desk, scribe: Scribe, *, stop: Callable[[], bool]
+) -> Iterator[WorkItem]:
+    """The work that the inputs mean, until `stop`; questions that cannot be put are answered here, with an error."""
     is_noted = not job.spec.is_embedded
     for picture in inputs:
+        if stop():  # also where no input has a question that can be put, so that nobody else gets to look
+            return
         scribe.show_progress()
         if not is_noted and not is_sample(picture.source):
             scribe.say(EMBEDDED_NOTE)

@@ -52,15 +52,16 @@ def run_job(job: Job) -> int:
         interruption = stack.enter_context(Interruption())
         tell_notes(job, info, scribe, decider, spec=spec, file=file)
         _warm_up(job, captioner, scribe)
+        stop = lambda: interruption.requested or scribe.has_to_stop  # noqa: E731 - an argument, twice
         started = time.perf_counter()
         events = captioner.run(
-            work_of(job, read_inputs(job.inputs), desk, scribe),
+            work_of(job, read_inputs(job.inputs), desk, scribe, stop=stop),
             sampling=job.sampling,
             clock=clock,
             reader=reader,
             wants=desk.wants,
             may_wait=may_wait(job.inputs),
-            stop=lambda: interruption.requested or scribe.has_to_stop,
+            stop=stop,
         )
         # However this ends, the engine is left before the reader and the captioner are closed.
         for event in stack.enter_context(closing(events)):

@@ -91,7 +91,9 @@ class Scribe:
     def write(self, answer: Answer) -> None:
         """Put one answer out."""
         with self._lock:
-            if not self._is_finished:  # else it was drawn after the last picture that was begun: the next run asks it
+            if (
+                not self._is_finished
+            ):  # else it was drawn after the end, in whatever way that came: the next run asks it
                 self._write(answer)
 
     def _write(self, answer: Answer) -> None:
@@ -175,7 +177,9 @@ class Scribe:
 
     def close(self) -> None:
         """Note the end of the run in the manifest, however it came. A disk that is full by then only costs the note."""
-        self._progress.clear()
+        with self._lock:
+            self._is_finished = True
+            self._progress.clear()
         if self._manifest is None or self._job.out is None:
             return
         self._manifest.end(self.end_reason)

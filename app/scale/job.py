@@ -80,11 +80,10 @@ def _answer(job: Job, crew: Crew, *, first: LoadedModel, file: RecordStore | Non
         stack.enter_context(closing(pipeline))
         drive = Drive(crew, pipeline, desk, scribe, first=first, has_earlier=known is not None)
         chunk_sizes = sizes(_batch_size(first.spec), num_alike=IN_HAND * num_captioners)
+        stop = lambda: interruption.requested or scribe.has_to_stop  # noqa: E731 - an argument, twice
         started = time.perf_counter()
-        drive.run(
-            in_chunks(work_of(job, read_all_inputs(job.inputs), desk, scribe), chunk_sizes),
-            stop=lambda: interruption.requested or scribe.has_to_stop,
-        )
+        work = work_of(job, read_all_inputs(job.inputs), desk, scribe, stop=stop)
+        drive.run(in_chunks(work, chunk_sizes), stop=stop)
         wall_s = time.perf_counter() - started
         waited_s = wall_s * max(0.0, 1 - drive.busy_s / drive.ready_s) if drive.ready_s else 0.0
         scribe.finish(wall_s, waited_s=waited_s, is_interrupted=interruption.requested)

@@ -500,6 +500,42 @@ def test_flags_that_go_with_a_file_say_so(run: Run, folder: Path) -> None:
         assert "--out" in ran.err
 
 
+def test_questions_that_cannot_be_put_stop_a_job_too_when_they_are_as_many_as_may_fail(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    listed, out = tmp_path / "list.txt", tmp_path / "answers.jsonl"
+    listed.write_text(f"{folder / NAMES[1]}\n" * 9)
+    command = ["caption", "--list", str(listed), *COMMON, "--prompt", "What is {title}?", "--out", str(out)]
+    ran = run(*command, "--max-errors", "3")
+
+    assert ran.code == 1
+    assert "3 failed, as many as --max-errors allows" in ran.err
+    assert len(records_in(out)) == 3
+
+
+def test_nothing_is_written_by_a_run_that_an_exception_has_ended(
+    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, written = tmp_path / "answers.jsonl", list[object]()
+    close, scribes = Scribe.close, list[Scribe]()
+
+    def fail(self: Scribe, answer: object) -> None:
+        if not scribes:
+            scribes.append(self)
+            raise RuntimeError("no more")
+        written.append(answer)
+
+    def close_and_write(self: Scribe) -> None:
+        close(self)
+        self.write(None)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Scribe, "_write", fail)
+    monkeypatch.setattr(Scribe, "close", close_and_write)
+    ran = run("caption", str(folder), *COMMON, "--out", str(out))
+
+    assert (ran.code, written) == (1, [])
+
+
 def test_a_folder_that_goes_away_stops_the_job_and_blames_no_picture(
     run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
