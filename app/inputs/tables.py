@@ -124,7 +124,7 @@ class _Reader(Protocol):
 def _records(reader: _Reader) -> Iterator[tuple[int, list[str], str]]:
     """Line, cells and what is wrong of every record; the reader goes on at the line after a wrong one.
 
-    What a quote that is not closed has swallowed is told: there may be a picture in each of those lines.
+    What a quote that is not closed or not doubled has swallowed is told: there may be a picture in each of those lines.
     """
     while True:
         line, cells, problem = reader.line_num + 1, list[str](), ""
@@ -135,7 +135,8 @@ def _records(reader: _Reader) -> Iterator[tuple[int, list[str], str]]:
         except csv.Error as error:
             problem = f"it is no CSV ({error})"
             if reader.line_num > line:
-                problem += f" and takes the lines up to {reader.line_num:,} with it, as a quote in it is not closed"
+                lines = f"the lines up to {reader.line_num:,}"
+                problem += f" and takes {lines} with it, as a quote in it is not closed or not doubled"
         text = "".join(cells)
         if _TOO_LONG in text:
             problem = _TOO_LONG_REASON

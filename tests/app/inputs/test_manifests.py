@@ -145,6 +145,12 @@ def test_a_quote_that_is_never_closed_is_one_error_that_tells_which_lines_are_lo
     assert "takes the lines up to 5 with it" in message(items[1])
 
 
+def test_lines_that_a_quote_takes_are_told_also_where_it_is_closed_but_not_doubled_inside(tmp_path: Path) -> None:
+    items = manifest(tmp_path, 'picture,prompt\na.png,"x\ny"z\nb.png,x\n', name="m.csv")
+    assert error_codes(items) == ["manifest", None]
+    assert "takes the lines up to 3 with it, as a quote in it is not closed or not doubled" in message(items[0])
+
+
 def test_a_wrong_record_of_one_line_takes_no_other_with_it(tmp_path: Path) -> None:
     items = manifest(tmp_path, 'picture,prompt\n"a"b,x\nc.png,x\n', name="m.csv")
     assert error_codes(items) == ["manifest", None]
