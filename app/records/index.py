@@ -74,12 +74,13 @@ class RecordIndex:
     def has_failed_since(self, record_id: str, picture: str, *, failure_id: str) -> bool:
         """Whether a run after that of the last record of `record_id` left a failure of another id of this picture.
 
-        So it is where its bytes could not be had for a while: who reads the file takes the failure for the last word.
-        A failure of the same run is of another picture of this name, as in an archive.
+        So it is where its bytes could not be had for a while: who reads the file takes the failure for the last word,
+        also where all records of `record_id` have other names. A failure of the same run is of another picture of this
+        name, as in an archive.
         """
         own, failures = (self._rows(_key(one, picture))[0] for one in (record_id, failure_id))
         if not own or not failures:
-            return False
+            return bool(failures)
         answered, failed = (max(rows, key=self._place) for rows in (own, failures))
         if self._place(failed) < self._place(answered):
             return False

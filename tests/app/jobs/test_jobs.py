@@ -355,6 +355,22 @@ def test_a_picture_that_was_away_for_a_run_has_its_answer_as_the_last_word_again
     assert "1 records on stdout; 0 without an answer, 2 superseded" in exported.err
 
 
+def test_a_picture_that_was_renamed_while_it_was_away_has_its_answer_as_the_last_word(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    out, kept, new = tmp_path / "answers.jsonl", tmp_path / "kept.png", folder / "new.png"
+    run("caption", str(folder / NAMES[1]), *COMMON, "--out", str(out))
+    (folder / NAMES[1]).rename(kept)
+    command = ["caption", str(new), *COMMON, "--out", str(out)]
+    away = run(*command)
+    kept.rename(new)
+    back, again = run(*command), run(*command)
+
+    assert (away.code, back.code, again.code) == (3, 0, 0)
+    assert [record["error"] is None for record in records_in(out)] == [True, False, True]
+    assert "0 without an answer" in run("export-records", str(out), "--to", "jsonl").err
+
+
 def test_a_picture_whose_namesake_in_its_archive_failed_after_it_is_not_answered_again(
     run: Run, folder: Path, tmp_path: Path
 ) -> None:

@@ -67,7 +67,8 @@ def test_a_failure_that_came_after_an_answer_is_noticed_until_it_is_answered_aga
     assert not is_outdated(record, missing, record)
     assert not is_outdated(record, own)  # of a namesake, which its run has met as well
     assert not is_outdated(record, failed("b.png", "", run="run-2"))
-    assert not is_outdated(missing)
+    assert is_outdated(missing)
+    assert is_outdated(answered("moved.png"), missing)
 
 
 def test_a_picture_that_was_renamed_or_moved_is_not_answered_again(tmp_path: Path) -> None:
