@@ -91,9 +91,7 @@ class Scribe:
     def write(self, answer: Answer) -> None:
         """Put one answer out."""
         with self._lock:
-            if (
-                not self._is_finished
-            ):  # else it was drawn after the end, in whatever way that came: the next run asks it
+            if not self._is_finished:  # else it was drawn after the end, and the next run asks it
                 self._write(answer)
 
     def _write(self, answer: Answer) -> None:

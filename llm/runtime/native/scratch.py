@@ -43,5 +43,5 @@ def in_scratch(kernel: Callable[..., int]) -> Callable[..., None]:
 
 
 def _allocated(num_bytes: int) -> _Scratch:
-    memory = torch.empty(num_bytes + _ALIGNMENT, dtype=torch.uint8)
+    memory = torch.empty(num_bytes + _ALIGNMENT, dtype=torch.uint8, device="cpu")
     return _Scratch(memory, -memory.data_ptr() % _ALIGNMENT + memory.data_ptr(), num_bytes)
