@@ -4,8 +4,11 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from app import cli
-from app.errors import Exit
+try:
+    from app import cli
+    from app.errors import Exit
+except KeyboardInterrupt:  # pressed while this is still being imported
+    sys.exit(130)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -81,6 +81,11 @@ RULES: Mapping[str, Rule] = {
     # The first two say their status themselves.
     "app.server.problems.ApiError": Rule(exit_code=Exit.FAILED, http_status=400),
     "app.server.picture_errors.PictureRefusedError": Rule(exit_code=Exit.FAILED, http_status=400),
+    "app.server.running.AddressError": Rule(
+        exit_code=Exit.FAILED,
+        http_status=500,
+        hint="choose another --port (0 takes a free one), or an address of this machine as --host",
+    ),
     "app.web.uploads.ForeignFileError": Rule(exit_code=Exit.FAILED, http_status=400),
     "app.service.types.ServiceError": Rule(exit_code=Exit.FAILED, http_status=503),
     "app.service.types.BusyError": Rule(exit_code=Exit.FAILED, http_status=429),

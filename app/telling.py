@@ -38,6 +38,11 @@ class Unfamiliar:
         if not self._num_unfamiliar:
             return ""
         is_one = self._num_unfamiliar == 1
+        if is_one and self._num_answers == 1:
+            return (
+                "note: the picture does not look like what this model was trained on, and the answer may mean nothing: "
+                f"{one_line(self._names[0])}"
+            )
         about = "" if what == "picture" else f"{'is' if is_one else 'are'} about pictures that "
         looks = "does not look" if is_one and what == "picture" else "do not look"
         said = f"{self._num_unfamiliar:,} of {self._num_answers:,} {what}s {about}{looks}"
@@ -82,7 +87,7 @@ def one_line(text: str) -> str:
 
 def counted(number: int, done: str, *, what: str = "picture") -> str:
     """Such as: 3 pictures answered."""
-    return f"{number} {what}{'' if number == 1 else 's'} {done}"
+    return f"{number:,} {what}{'' if number == 1 else 's'} {done}"
 
 
 def is_sample(path: object) -> bool:

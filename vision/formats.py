@@ -17,6 +17,9 @@ PICTURE_SUFFIXES = frozenset(
     }
 )
 
+# What phones write is not read here. Taken from a folder all the same, so that each says so and none is passed over.
+PHONE_SUFFIXES = frozenset({".heic", ".heif"})
+
 
 def shown_name(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
     """A file's name as text that any terminal, log or JSON file can take.

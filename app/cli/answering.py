@@ -227,6 +227,8 @@ def _run_ask(options: argparse.Namespace) -> int:
     is_asked = options.questions is not None or options.question is not None
     if not is_asked and (options.paths or options.lists or not options.manifests):
         raise UsageError("ask needs a --question", hint="or several in a file: --questions, or --manifest alone")
+    if options.question is not None and not options.question.strip():
+        raise UsageError("Wanted a --question, got an empty text", hint="see that the variable it comes from is set")
     return _answer(options, instruction=options.question, choices=options.choices, needs_question=True)
 
 
@@ -272,5 +274,13 @@ def _check_out(out: str | None) -> None:
 def _inputs_from(options: argparse.Namespace) -> InputSpec:
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(options).items()}
     if not any(values[name] for name in ("paths", "lists", "manifests")):
-        raise UsageError("No pictures are named", hint="name files or folders, or pass --list or --manifest")
+        raise UsageError(
+            "No pictures are named",
+            hint="name files or folders, or pass --list or --manifest; `--list -` takes names from stdin",
+        )
+    if "-" in values["paths"]:
+        raise UsageError(
+            "`-` is not the name of a picture, and pictures are not read from stdin",
+            hint="`--list -` takes names from stdin, one a line; a file of this name is `./-`",
+        )
     return settings(InputSpec, values)

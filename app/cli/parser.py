@@ -55,9 +55,9 @@ class Parser(argparse.ArgumentParser):
         typed, known = text.split("=")[0].replace("_", "-"), list(self._option_string_actions)
         if not typed.startswith("-"):
             return None
-        if _ELSEWHERE.get(typed) in known:
-            return _ELSEWHERE[typed]
-        return next(iter(difflib.get_close_matches(typed, known, n=1, cutoff=0.85)), None)
+        names = {name: name for name in known} | {name: ours for name, ours in _ELSEWHERE.items() if ours in known}
+        nearest = difflib.get_close_matches(typed, [typed] if typed in names else names, n=1, cutoff=0.85)
+        return names[nearest[0]] if nearest else None
 
 
 def command(commands: Any, name: str, run: Callable[[argparse.Namespace], int], **texts: str) -> Parser:

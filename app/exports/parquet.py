@@ -19,7 +19,7 @@ def check_pyarrow() -> None:
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            f"Parquet needs pyarrow, and it cannot be imported: {error}", hint="pip install 'llama-adapter[parquet]'"
+            f"Parquet needs pyarrow, and it cannot be imported: {error}", hint="pip install --editable '.[parquet]'"
         ) from None
 
 

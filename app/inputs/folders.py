@@ -5,14 +5,15 @@ from collections.abc import Iterable, Iterator
 
 from app.inputs.items import PictureInput
 from app.inputs.natural import natural_key
-from vision.formats import PICTURE_SUFFIXES, shown_name
+from vision.formats import PHONE_SUFFIXES, PICTURE_SUFFIXES, shown_name
 
 
 def expand_inputs(paths: Iterable[str | os.PathLike[str]], *, recursive: bool = False) -> Iterator[PictureInput]:
     """Files as they are named, folders as the pictures in them; every named path gives at least one item.
 
-    A file may have any suffix. Of a folder, files with a suffix of `PICTURE_SUFFIXES` in any case count, in natural
-    order (pic_2 before pic_10), without hidden ones; `recursive` descends into its folders, but not through links.
+    A file may have any suffix. Of a folder, files with a suffix of `PICTURE_SUFFIXES` or `PHONE_SUFFIXES` in any case
+    count, in natural order (pic_2 before pic_10), without hidden ones; `recursive` descends into its folders, but not
+    through links.
     A path that does not exist, and a folder that cannot be listed or has no pictures, stays one item: loading it
     gives the `PictureError` that belongs to it, so a batch never stops here and nothing is skipped in silence.
     """
@@ -49,7 +50,7 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
 def has_picture_suffix(name: str) -> bool:
     """Whether a name is taken for a picture's where pictures are searched for."""
-    return os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES
+    return os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES | PHONE_SUFFIXES
 
 
 def _pictures_below(folder: str, *, recursive: bool) -> Iterator[str]:

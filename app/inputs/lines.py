@@ -14,6 +14,7 @@ MAX_LINE_BYTES = 2**20
 STDIN = "-"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_PICTURE_MARKS = (b"\xff\xd8\xff", b"\x89PNG")  # what JPEG and PNG begin with, and no name that is text does
 _CHUNK_BYTES = 2**16
 
 
@@ -52,7 +53,7 @@ def check_lines(path: str, *, what: str) -> None:
             raise _refused(path, what=what, reason="it is a folder")
         return  # a pipe: what is taken from it now would be missing later
     with opened_lines(path, what=what) as file:
-        check_encoding(file.read1(2), path=path, what=what)
+        check_encoding(file.read1(4), path=path, what=what)
 
 
 def read_beginning(file: ByteFile) -> bytes:
@@ -67,7 +68,13 @@ def read_beginning(file: ByteFile) -> bytes:
 
 
 def check_encoding(first_bytes: bytes, *, path: str, what: str) -> None:
-    """Raises `InputsError` for the mark that UTF-16 begins with, as some editors and shells of Windows write it."""
+    """Raises `InputsError` for a picture, and for UTF-16, as some editors and shells of Windows write it."""
+    if first_bytes.startswith(_PICTURE_MARKS):
+        shown = "what comes on stdin" if path == STDIN else f"`{shown_name(path)}`"
+        raise InputsError(
+            f"Wanted a {what} of lines of text, but {shown} is a picture itself.",
+            hint="name the picture as a file, without a flag before it",
+        )
     if first_bytes.startswith(_UTF_16_MARKS):
         raise InputsError(f"Wanted a {what} in UTF-8, but `{shown_name(path)}` is UTF-16.", hint="save it as UTF-8")
 

@@ -137,11 +137,11 @@ class Scribe:
             return
         parts = [counted(tally.num_pictures, "answered", what=self._what)]
         if tally.num_failed:
-            parts.append(f"{tally.num_failed} failed")
+            parts.append(f"{tally.num_failed:,} failed")
         if known - known_failed:
-            parts.append(f"{known - known_failed} answered by an earlier run")
+            parts.append(f"{known - known_failed:,} answered by an earlier run")
         if known_failed:
-            parts.append(f"{known_failed} failed in an earlier run (--retry-errors tries them again)")
+            parts.append(f"{known_failed:,} failed in an earlier run (--retry-errors tries them again)")
         rate = f", {tally.num_pictures / wall_s:.2f} {self._what}s/s" if tally.num_pictures else ""
         is_worth_telling = tally.num_pictures and waited_s > 0.05 * wall_s
         waited = f", {waited_s / wall_s:.0%} of it waiting for pictures to be read" if is_worth_telling else ""

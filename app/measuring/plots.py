@@ -17,5 +17,5 @@ def check_plot(place: str) -> None:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            f"--plot needs matplotlib, and it cannot be imported: {error}", hint="pip install 'llama-adapter[bench]'"
+            f"--plot needs matplotlib, and it cannot be imported: {error}", hint="pip install --editable '.[bench]'"
         ) from None

@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from app.answers import AnswerError
 from app.inputs import InputsError, PictureInput, natural_key
 from vision.errors import PictureError
-from vision.formats import PICTURE_SUFFIXES, shown_name
+from vision.formats import PHONE_SUFFIXES, PICTURE_SUFFIXES, shown_name
 from vision.image import DEFAULT_MAX_BYTES
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _pictures_below(address: str, *, recursive: bool) -> list[str] | None:
 
 def _is_picture(name: str) -> bool:
     is_hidden = any(part.startswith(".") for part in name.split("/"))
-    return not is_hidden and os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES
+    return not is_hidden and os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES | PHONE_SUFFIXES
 
 
 def _located(address: str) -> "tuple[FileSystem, str]":

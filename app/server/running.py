@@ -83,8 +83,12 @@ class Draining(uvicorn.Server):
         return await super().on_tick(counter)
 
 
+class AddressError(OSError):
+    """An address that cannot be listened at."""
+
+
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket, not listening yet; raises OSError, in words, where that address cannot be had."""
+    """A bound socket, not listening yet; raises AddressError, in words, where that address cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named as TCP, so that the event loop turns off the waiting for more to send (40 ms an answer).
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -96,7 +100,8 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         reason = error.strerror or str(error)
-        raise OSError(error.errno, f"Cannot listen at {host} port {port}: {reason[0].lower()}{reason[1:]}") from error
+        said = f"Cannot listen at {host} port {port}: {reason[0].lower()}{reason[1:]}"
+        raise AddressError(error.errno, said) from error
     return listener
 
 

@@ -265,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for path in draw(read(options.into), options.into.parent):
             print(path)
     except ImportError as error:
-        parser.error(f"Plots need matplotlib, and it cannot be imported: {error}. pip install 'llama-adapter[bench]'")
+        parser.error(f"Plots need matplotlib, and it cannot be imported: {error}. pip install --editable '.[bench]'")
     except (OSError, ValueError) as error:
         parser.error(str(error))
     return 0

@@ -487,6 +487,8 @@ def test_quantize_and_precision_know_two_kinds_of_numbers(run: Run, tmp_path: Pa
         (["caption", "a.png", "--batch_size=4"], "--batch-size may be meant"),
         (["caption", "a.png", "--question", "What?"], "--prompt may be meant"),
         (["ask", "a.png", "--prompt", "What?"], "--question may be meant"),
+        (["caption", "a.png", "--ouput", "x.jsonl"], "--out may be meant"),
+        (["caption", "a.png", "-o", "x.jsonl"], "--out may be meant"),
         (["caption", "a.png", "--soup"], "hint: `llama-adapter caption --help`"),
     ],
 )

@@ -44,14 +44,15 @@ def test_unfamiliar_pictures_are_said_once_with_the_first_names() -> None:
         "note: 5 of 6 pictures do not look like what this model was trained on, and the answers may mean nothing: "
         "a.png, b .png, c.png, ..."
     )
-    assert "1 of 1 pictures does not look like" in unfamiliar_note(answers[:1])
+    assert "the picture does not look like" in unfamiliar_note(answers[:1])
 
 
 def test_questions_are_told_as_such() -> None:
     unfamiliar = Unfamiliar()
     unfamiliar.add(told("a.png", unfamiliar=True))
+    unfamiliar.add(told("own.png", unfamiliar=False))
 
-    assert "1 of 1 questions is about pictures that do not look like" in unfamiliar.note(what="question")
+    assert "1 of 2 questions is about pictures that do not look like" in unfamiliar.note(what="question")
 
 
 @pytest.mark.parametrize("unfamiliar", [False, None])

@@ -206,6 +206,7 @@ def test_an_address_that_is_taken_is_told_in_words() -> None:
 
     assert ran.returncode == 1
     assert f"port {port}: address already in use" in ran.stderr
+    assert "hint: choose another --port" in ran.stderr
     assert "Traceback" not in ran.stderr
 
 

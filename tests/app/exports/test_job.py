@@ -366,7 +366,7 @@ def test_without_pyarrow_parquet_names_the_extra_before_any_work(
 
     with pytest.raises(UsageError, match="Parquet needs pyarrow") as refusal:
         answers.export("parquet", "out.parquet")
-    assert refusal.value.hint == "pip install 'llama-adapter[parquet]'"
+    assert refusal.value.hint == "pip install --editable '.[parquet]'"
 
 
 # Parts

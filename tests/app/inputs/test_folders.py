@@ -79,6 +79,14 @@ def test_every_named_path_gives_an_item_even_when_nothing_is_there(tmp_path: Pat
     assert codes == ["missing", "not_a_file", "missing", "missing", "missing"]
 
 
+def test_what_phones_write_is_an_item_of_its_folder_that_says_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "IMG_1.HEIC").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+    (tmp_path / "IMG_2.MOV").write_bytes(b"\0\0\0\x14ftypqt  ")
+    items = list(expand_inputs([tmp_path]))
+    assert [item.path for item in items] == [str(tmp_path / "IMG_1.HEIC")]
+    assert code_of(items[0]) == "unsupported"
+
+
 def test_what_a_folder_lists_but_cannot_give_stays_an_item(tmp_path: Path) -> None:
     (tmp_path / "dangling.png").symlink_to(tmp_path / "gone.png")
     (tmp_path / "circle.png").symlink_to(tmp_path / "circle.png")

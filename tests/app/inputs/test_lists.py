@@ -125,6 +125,17 @@ def test_a_list_that_is_utf16_is_refused_however_its_bytes_come(monkeypatch: pyt
         list(read_inputs(InputSpec(lists=("-",))))
 
 
+@pytest.mark.parametrize("content", [b"\xff\xd8\xff\xe0\0\x10JFIF\0\n", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"])
+def test_a_list_that_is_a_picture_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "photo.jpg").write_bytes(content)
+    with pytest.raises(InputsError, match=r"photo\.jpg` is a picture itself"):
+        check_inputs(InputSpec(lists=(str(tmp_path / "photo.jpg"),)))
+
+    monkeypatch.setattr("app.inputs.lists.opened_lines", lambda path, what: nullcontext(Dripping(content)))
+    with pytest.raises(InputsError, match="on stdin is a picture itself"):
+        list(read_inputs(InputSpec(lists=("-",))))
+
+
 def test_pipes_are_left_for_the_reading(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     spec = InputSpec(lists=(str(tmp_path / "pipe"),))

@@ -206,8 +206,10 @@ def test_text_of_a_manifest_tells_what_was_asked(run: Run, folder: Path, tmp_pat
 def test_questions_come_from_one_place(run: Run, folder: Path) -> None:
     both = run("ask", str(folder), *COMMON, "--question", "What?", "--questions", "sheet.txt")
     none = run("ask", str(folder), *COMMON)
+    empty = run("ask", str(folder), *COMMON, "--question", " ")
 
-    assert (both.code, none.code) == (2, 2)
+    assert (both.code, none.code, empty.code) == (2, 2, 2)
+    assert "got an empty text" in empty.err
     assert "exclude each other" in both.err
     assert "needs a --question" in none.err
 
