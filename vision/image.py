@@ -37,6 +37,12 @@ _TURN_UPRIGHT: Final = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_SWAP_SIDES: Final = {
+    Image.Transpose.TRANSPOSE,
+    Image.Transpose.ROTATE_270,
+    Image.Transpose.TRANSVERSE,
+    Image.Transpose.ROTATE_90,
+}
 _READ_HERE: Final = "JPEG, PNG, WebP, GIF, BMP, TIFF, PPM and AVIF are"
 
 
@@ -46,7 +52,7 @@ class LoadedPicture:
 
     image: Image.Image
     digest: str  # SHA-256 in hex: of the file's bytes; of mode, size, palette and pixels for a PIL image
-    width: int  # of `image`, that is after orientation, and smaller than the file's with `least_side`
+    width: int  # of the whole picture in pixels, after orientation; `image` is smaller with `least_side`
     height: int
 
 
@@ -80,6 +86,7 @@ def load_picture(
         name = "the given PIL image" if name is None else f"`{shown_name(name)}`"
         _check_pixels(source.size, name=name, max_pixels=max_pixels)
         image = _guarded(lambda: _decoded(source), name=name)
+        width, height = image.size
         digest = _guarded(lambda: _digest_of_pixels(image), name=name)
     else:
         if isinstance(source, bytes):
@@ -94,15 +101,19 @@ def load_picture(
         try:
             opened = _open(data, name=name)
             _check_pixels(opened.size, name=name, max_pixels=max_pixels)
+            width, height = opened.size
             if least_side is not None:
                 _guarded(lambda: _ask_for_less(opened, least_side=least_side), name=name)
             image = _guarded(lambda: _decoded(opened), name=name)
         except PictureError as error:
             error.digest = digest
             raise
-    if orientation == "upright":
-        image = _guarded(lambda: _upright(image), name=name)
-    return LoadedPicture(image=image, digest=digest, width=image.width, height=image.height)
+    method = _TURN_UPRIGHT.get(_orientation_tag(image)) if orientation == "upright" else None
+    if method is not None:
+        image = _guarded(lambda: image.transpose(method), name=name)
+        if method in _SWAP_SIDES:
+            width, height = height, width
+    return LoadedPicture(image=image, digest=digest, width=width, height=height)
 
 
 def read_picture_file(
@@ -240,11 +251,6 @@ def _in_words(error: Exception) -> str:
     words = " ".join(str(error).split()) or type(error).__name__
     words = words.encode(errors="backslashreplace").decode()
     return words if len(words) <= 120 else words[:117] + "..."
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    method = _TURN_UPRIGHT.get(_orientation_tag(image))
-    return image if method is None else image.transpose(method)
 
 
 def _orientation_tag(image: Image.Image) -> int:

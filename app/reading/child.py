@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import numpy as np
+
 from app.answers import AnswerError
-from app.reading.reader import PictureReader, PictureReading
+from app.reading.reader import PictureLimits, PictureReader, PictureReading
 from app.reading.wire import (
     REQUEST_HEAD_BYTES,
     WANTED,
@@ -40,6 +42,7 @@ class ChildArguments:
     connection: int  # the descriptor
     size: int
     memory_bytes: int | None
+    limits: PictureLimits
     spec: CaptionerSpec
 
 
@@ -53,7 +56,7 @@ def main(arguments: ChildArguments) -> None:
         file.write("1000")  # where memory runs out, a picture shall be lost rather than the job
     if arguments.spec.reading == "fast":
         import torch  # noqa: F401  (now, and not within the first picture's time)
-    reader = PictureReader(arguments.spec, size=arguments.size)
+    reader = PictureReader(arguments.spec, size=arguments.size, limits=arguments.limits)
     if arguments.memory_bytes is not None:
         limit_memory(arguments.memory_bytes)
     connection = socket.socket(fileno=arguments.connection)
@@ -64,14 +67,14 @@ def main(arguments: ChildArguments) -> None:
 
 def run(arguments: Sequence[str]) -> None:
     """`main` with arguments as a command line holds them; see `ReadingProcess`."""
-    *numbers, limit, spec = arguments
-    connection, size = map(int, numbers)
+    connection, size, memory_bytes, limits, spec = map(json.loads, arguments)
     main(
         ChildArguments(
             connection=connection,
             size=size,
-            memory_bytes=json.loads(limit),
-            spec=CaptionerSpec(**json.loads(spec)),
+            memory_bytes=memory_bytes,
+            limits=PictureLimits(**limits),
+            spec=CaptionerSpec(**spec),
         )
     )
 
@@ -90,10 +93,10 @@ def serve(connection: socket.socket, reader: PictureReader) -> None:
     """Answer requests; raises `_ParentHasGone` at the end."""
 
     def asks_parent(digest: str) -> bool:
-        connection.sendall(ReplyHead(kind=ReplyKind.DIGEST, digest=digest, code=None, num_bytes=0).encode())
+        connection.sendall(ReplyHead(kind=ReplyKind.DIGEST, digest=digest).encode())
         return received(connection, 1) == WANTED
 
-    connection.sendall(ReplyHead(kind=ReplyKind.READY, digest="", code=None, num_bytes=0).encode())
+    connection.sendall(ReplyHead(kind=ReplyKind.READY).encode())
     while True:
         num_packed, num_data = request_sizes(received(connection, REQUEST_HEAD_BYTES))
         packed = received(connection, num_packed)
@@ -102,7 +105,10 @@ def serve(connection: socket.socket, reader: PictureReader) -> None:
             if request.folder is not None:
                 os.chdir(request.folder)
             reading = reader.read(
-                request.source, name=request.name, wants_pixels=asks_parent if request.asks_first else None
+                request.source,
+                name=request.name,
+                wants_pixels=asks_parent if request.asks_first else None,
+                side=request.side,
             )
         except MemoryError:
             reading = _too_large()
@@ -111,17 +117,25 @@ def serve(connection: socket.socket, reader: PictureReader) -> None:
 
 def reply(connection: socket.socket, reading: PictureReading) -> None:
     """Send a reading in one write, where the buffer takes it."""
-    code, body = None, memoryview(b"")
+    code, body, size, shape = None, memoryview(b""), (0, 0), (0, 0)
     if reading.error is not None:
         code = next(known for known in PICTURE_ERROR_CODES if known == reading.error.code)
         body = memoryview(encode_message(reading.error.message))
     elif reading.pixels is not None:
-        body = reading.pixels.data.cast("B")
-    head = ReplyHead(kind=ReplyKind.DONE, digest=reading.digest, code=code, num_bytes=len(body)).encode()
+        rows, columns, _ = reading.pixels.shape
+        body, size, shape = pixel_bytes(reading.pixels), (reading.width, reading.height), (rows, columns)
+    head = ReplyHead(
+        kind=ReplyKind.DONE, digest=reading.digest, code=code, num_bytes=len(body), size=size, shape=shape
+    ).encode()
     num_sent = connection.sendmsg([head, body])
     if num_sent < len(head):
         connection.sendall(head[num_sent:])
     connection.sendall(body[max(0, num_sent - len(head)) :])
+
+
+def pixel_bytes(pixels: np.ndarray) -> memoryview:
+    """The bytes of pixels, rows first, copied only where they do not lie so."""
+    return np.ascontiguousarray(pixels).data.cast("B")
 
 
 def received(connection: socket.socket, number: int) -> bytes:

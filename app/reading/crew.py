@@ -25,15 +25,16 @@ class ReadingProcessError(Exception):
 
 
 class ReadingCrew:
-    """At most `num_processes` processes that `start` makes.
+    """At most `num_processes` processes that `start` makes. `num_kept` of them (default: all) are kept ready.
 
     For any number of threads. A process that is forked off from this one gets processes of its own.
     """
 
-    def __init__(self, start: Callable[[], ReadingProcess], *, num_processes: int) -> None:
+    def __init__(self, start: Callable[[], ReadingProcess], *, num_processes: int, num_kept: int | None = None) -> None:
         if num_processes < 1:
             raise ValueError(f"num_processes must be at least 1, got {num_processes}")
         self._start, self._num_processes = start, num_processes
+        self._num_kept = num_processes if num_kept is None else min(num_kept, num_processes)
         self._is_closed = False
         self._begin()
         _CREWS.add(self)
@@ -55,14 +56,14 @@ class ReadingCrew:
             return tuple(process.process_id for process in self._members)
 
     def start(self) -> None:
-        """Start all processes, without waiting for them. What fails is tried again, and told, when one is needed."""
+        """Start the processes that are kept ready, without waiting for them. A failure is raised when one is needed."""
         with self._lock, suppress(OSError):
-            while not self._is_closed and len(self._members) < self._num_processes:
+            while not self._is_closed and self._num_good() < self._num_kept:
                 self._idle.insert(0, self._started())
 
     @contextmanager
     def lent(self) -> Iterator[ReadingProcess]:
-        """A process that has started. Whatever is raised while it is lent ends it, and another one takes its place.
+        """A process that has started. It is replaced when an exception is raised while it is lent, or when it is spent.
 
         Raises `ReadingProcessError` where none can be had, RuntimeError after closing.
         """
@@ -71,9 +72,11 @@ class ReadingCrew:
             try:
                 yield process
             except BaseException:
-                self._discard(process)
-                self.start()
+                self._replace(process)
                 raise
+            if process.is_spent:
+                self._replace(process)
+                return
             with self._lock:
                 self._idle.append(process)
 
@@ -130,6 +133,9 @@ class ReadingCrew:
                 )
             return self._idle.pop() if self._idle else self._started()
 
+    def _num_good(self) -> int:
+        return sum(not process.is_spent for process in self._members)
+
     def _started(self) -> ReadingProcess:
         """Called under the lock. Raises OSError."""
         process = self._start()
@@ -148,9 +154,14 @@ class ReadingCrew:
             raise ReadingProcessError(
                 f"Wanted processes that read pictures, but {self._num_failed_starts} in a row ended before they "
                 f"could: {words}",
-                hint="`--reader thread` reads in this process, where a hostile picture may hang or end it",
+                hint="raise the limits on processes and memory (ulimit -u, ulimit -v); for a job of pictures that you "
+                "trust, `--reader thread` needs no processes",
             ) from error
         time.sleep(START_PAUSE_S)
+
+    def _replace(self, process: ReadingProcess) -> None:
+        self._discard(process)
+        self.start()
 
     def _discard(self, process: ReadingProcess) -> None:
         is_gone = process.end()

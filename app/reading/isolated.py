@@ -3,13 +3,14 @@
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Self
 
 from app.answers import AnswerError
 from app.reading.ahead import num_reading_threads
 from app.reading.crew import ReadingCrew
-from app.reading.process import ReadingProcess
-from app.reading.reader import PictureReader, PictureReading
+from app.reading.process import KeepWaiting, ReadingProcess
+from app.reading.reader import CRASHED, TIMEOUT, PictureLimits, PictureReader, PictureReading
 from app.reading.sources import FileSlice, Source
 from app.spec import CaptionerSpec
 from vision.formats import shown_name
@@ -29,6 +30,8 @@ class _Attempt(NamedTuple):
 class IsolatedReader:
     """Reads as `PictureReader` does, to the bit, but in `num_processes` processes of its own (default: one a thread).
 
+    `num_kept` of them (default: all) are kept ready; the others start when they are needed.
+
     A picture that is not read within `timeout_s` has the error `timeout`, and one that ends its process, or makes it
     take more than `memory_bytes`, has `crashed` or `too_large`. The process is replaced; other pictures notice nothing.
     An opened PIL image is read in the calling thread, without these bounds. Any number of threads may read at once.
@@ -43,15 +46,19 @@ class IsolatedReader:
         size: int,
         timeout_s: float | None,
         num_processes: int | None = None,
+        num_kept: int | None = None,
         memory_bytes: int | None = DEFAULT_MEMORY_BYTES,
+        limits: PictureLimits | None = None,
     ) -> None:
         if timeout_s is not None and not 0 < timeout_s < float("inf"):
             raise ValueError(f"timeout_s must be a number of seconds above 0, got {timeout_s}")
         self._timeout_s = timeout_s
-        self._here = PictureReader(spec, size=size)
+        limits = limits or PictureLimits()
+        self._here = PictureReader(spec, size=size, limits=limits)
         self._crew = ReadingCrew(
-            lambda: ReadingProcess(spec, size=size, memory_bytes=memory_bytes),
+            lambda: ReadingProcess(spec, size=size, memory_bytes=memory_bytes, limits=limits),
             num_processes=num_processes or num_reading_threads(),
+            num_kept=num_kept,
         )
 
     @property
@@ -60,52 +67,79 @@ class IsolatedReader:
         return self._crew.process_ids
 
     def start(self) -> None:
-        """Start the processes without waiting for them; without this, they start when they are needed."""
+        """Start the processes that are kept ready, without waiting for them. Otherwise they start when needed."""
         self._crew.start()
 
-    def read(
-        self, source: Source, *, name: str | None = None, wants_pixels: Callable[[str], bool] | None = None
-    ) -> PictureReading:
-        """As `Reader.read`. Raises `ReadingProcessError` where processes cannot be had, RuntimeError after closing.
+    def wait_until_ready(self) -> None:
+        """Wait until a process can read. Raises `ReadingProcessError` if none can be started."""
+        with self._crew.lent():
+            pass
 
-        The time of `wants_pixels` does not count.
+    def read(
+        self,
+        source: Source,
+        *,
+        name: str | None = None,
+        wants_pixels: Callable[[str], bool] | None = None,
+        side: int | None = None,
+        keep_waiting: KeepWaiting | None = None,
+    ) -> PictureReading:
+        """As `Reader.read`. Raises `ReadingProcessError` if no process can be started, RuntimeError after closing.
+
+        The time of `wants_pixels` does not count. `keep_waiting` is called many times a second while a process reads;
+        what it raises ends the reading and is raised here.
         """
         if isinstance(source, os.PathLike):
             source = os.fsdecode(source)
         if not isinstance(source, str | bytes | FileSlice):
-            return self._here.read(source, name=name, wants_pixels=wants_pixels)
-        first = self._attempt(source, name=name, wants_pixels=wants_pixels)
+            return self._here.read(source, name=name, wants_pixels=wants_pixels, side=side)
+        attempt = partial(self._attempt, source, name=name, side=side, keep_waiting=keep_waiting)
+        first = attempt(wants_pixels=wants_pixels)
         if not first.may_be_innocent:
             return first.reading
-        # Who was asked about the digest already wants the pixels, else nothing would have been decoded.
-        return self._attempt(source, name=name, wants_pixels=None if first.reading.digest else wants_pixels).reading
+        # If the digest is known, `wants_pixels` has returned True.
+        return attempt(wants_pixels=None if first.reading.digest else wants_pixels).reading
 
     def _attempt(
-        self, source: str | bytes | FileSlice, *, name: str | None, wants_pixels: Callable[[str], bool] | None
+        self,
+        source: str | bytes | FileSlice,
+        *,
+        name: str | None,
+        wants_pixels: Callable[[str], bool] | None,
+        side: int | None,
+        keep_waiting: KeepWaiting | None,
     ) -> _Attempt:
         started = time.perf_counter()
         process: ReadingProcess | None = None
         was_killed = False
         try:
             with self._crew.lent() as process:
-                reading = process.read(source, name=name, wants_pixels=wants_pixels, timeout_s=self._timeout_s)
+                reading = process.read(
+                    source,
+                    name=name,
+                    wants_pixels=wants_pixels,
+                    side=side,
+                    timeout_s=self._timeout_s,
+                    keep_waiting=keep_waiting,
+                )
                 return _Attempt(reading, may_be_innocent=False)
         except TimeoutError:
-            code, reason = "timeout", f"it was not done after {self._timeout_s:g} s; {_AFTER_TIMEOUT}"
+            is_at_hand = isinstance(source, bytes) or (process is not None and bool(process.digest))
+            code, reason = TIMEOUT, f"it was not {_AFTER_TIMEOUT[is_at_hand].format(self._timeout_s)}"
         except ConnectionError:
             self._crew.check_open()
             assert process is not None, "only a process that was lent hangs up"
-            code, reason = "crashed", f"the process that read it ended {_how_ended(process)}"
+            code, reason = CRASHED, f"the process that read it ended {_how_ended(process)}"
             was_killed = process.how_it_ended() == _KILLED
         except ChildProcessError as error:
-            code, reason = "crashed", f"the process that read it talked nonsense ({error}); {_AFTER_CRASH}"
+            code, reason = CRASHED, f"the process that read it sent a malformed reply ({error}); {_AFTER_CRASH}"
         reading = PictureReading(
             digest="" if process is None else process.digest,
             pixels=None,
             error=AnswerError(code=code, message=f"Wanted to read {_shown(source, name)}, but {reason}."),
             elapsed_ms=(time.perf_counter() - started) * 1e3,
         )
-        return _Attempt(reading, may_be_innocent=code == "crashed" and (was_killed or not reading.digest))
+        return _Attempt(reading, may_be_innocent=code == CRASHED and (was_killed or not reading.digest))
 
     def close(self) -> None:
         """End the processes; harmless when repeated. A reading under way in another thread raises RuntimeError."""
@@ -119,7 +153,10 @@ class IsolatedReader:
 
 
 _KILLED = "by SIGKILL"
-_AFTER_TIMEOUT = "see whether the disk or network that it is on answers, or allow more time"
+_AFTER_TIMEOUT = {
+    True: "decoded after {:g} s; make it smaller, save it again with another program, or allow more time",
+    False: "read and decoded after {:g} s; check its disk or network, make it smaller, or allow more time",
+}
 _AFTER_CRASH = "it is damaged or hostile: save it again with another program, or leave it out"
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ import numpy as np
 
 from app.answers import AnswerError
 from app.child import last_line
-from app.reading.reader import PictureReading
+from app.reading.reader import PictureLimits, PictureReading
 from app.reading.sources import FileSlice
 from app.reading.wire import (
     NOT_WANTED,
@@ -50,15 +51,24 @@ ENVIRONMENT = {
 REAP_LIMIT_S = 1.0
 PIPE_BYTES = 65536
 MAX_SAID_BYTES = 4096
+TICK_S = 0.05  # between two calls of `keep_waiting`
+SLOW_NICENESS = 5  # a quarter to a third of the processor time of what computes beside it
+# A process that holds more memory than this after a picture is replaced, so that one picture's memory is given back.
+MAX_KEPT_BYTES = 384 * 2**20
+_CHECK_MEMORY_AFTER_MS = 100.0  # pictures that are read sooner have not filled much
+
+# Called with the seconds since a reading began, while it goes on. What it raises ends the reading.
+KeepWaiting = Callable[["ReadingProcess", float], None]
 
 
 class ReadingProcess:
     """A process that reads pictures, for one caller at a time. After an error it is of no more use than to be ended."""
 
-    def __init__(self, spec: CaptionerSpec, *, size: int, memory_bytes: int | None) -> None:
+    def __init__(self, spec: CaptionerSpec, *, size: int, memory_bytes: int | None, limits: PictureLimits) -> None:
         """Starts it without waiting for it. Raises OSError."""
         self._size, self._folder = size, _current_folder()
         self.is_ready = False  # has started, and said so
+        self.is_spent = False  # reads well, but should be replaced: its priority is low, or it holds much memory
         self._said = b""
         self.digest = ""  # of the picture that is read, as far as it is known
         ours, theirs = socket.socketpair()
@@ -68,8 +78,8 @@ class ReadingProcess:
         os.set_blocking(said, False)
         # Not one for all processes: whom the kernel shall kill is kept with the open pipe.
         lifeline, ours_of_lifeline = os.pipe()
-        numbers = [str(number) for number in (lifeline, theirs.fileno(), size)]
-        arguments = [json.dumps(sys.path), *numbers, json.dumps(memory_bytes), json.dumps(dataclasses.asdict(spec))]
+        about = (theirs.fileno(), size, memory_bytes, dataclasses.asdict(limits), dataclasses.asdict(spec))
+        arguments = [json.dumps(value) for value in (sys.path, lifeline, *about)]
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", PROGRAM, *arguments],
@@ -109,33 +119,54 @@ class ReadingProcess:
         *,
         name: str | None,
         wants_pixels: Callable[[str], bool] | None,
+        side: int | None,
         timeout_s: float | None,
+        keep_waiting: KeepWaiting | None = None,
     ) -> PictureReading:
-        """Have one picture read.
+        """Read one picture.
 
-        Raises TimeoutError while it is still at it, ConnectionError when it is no more, ChildProcessError when it talks
-        nonsense, and what `wants_pixels` raises.
+        Raises TimeoutError when `timeout_s` is over, ConnectionError when the process has ended, ChildProcessError when
+        its reply is malformed, and what `wants_pixels` and `keep_waiting` raise.
         """
         self.digest = ""
         started = time.perf_counter()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         folder = _current_folder()
         moved, self._folder = folder if folder != self._folder else None, folder
-        request = Request(source=source, name=name, asks_first=wants_pixels is not None, folder=moved)
+        asks_first = wants_pixels is not None
+        request = Request(source=source, name=name, asks_first=asks_first, folder=moved, side=side)
         self._send(*request.encode(), deadline=deadline)
-        head = self._receive_head(deadline)
+        max_side = self._size if side is None else side
+        if keep_waiting is not None:
+            self._wait(keep_waiting, started=started, deadline=deadline)
+        head = self._receive_head(deadline, max_side=max_side)
         if head.kind is ReplyKind.DIGEST:
             asked = time.monotonic()
             is_wanted = wants_pixels is None or wants_pixels(head.digest)
             deadline = None if deadline is None else deadline + time.monotonic() - asked  # which was our own time
             self._send(WANTED if is_wanted else NOT_WANTED, deadline=deadline)
-            head = self._receive_head(deadline)
+            if keep_waiting is not None:
+                self._wait(keep_waiting, started=started, deadline=deadline)
+            head = self._receive_head(deadline, max_side=max_side)
         if head.kind is not ReplyKind.DONE:
             raise ChildProcessError(f"it said {head.kind.name} where a picture was due")
+        if head.num_bytes and head.code is None and side is None and head.shape != (self._size, self._size):
+            raise ChildProcessError(f"it sent {head.shape} pixels in place of a square of {self._size}")
         pixels, error = self._receive_body(head, deadline)
         self._listen()
         elapsed_ms = (time.perf_counter() - started) * 1e3
-        return PictureReading(digest=head.digest, pixels=pixels, error=error, elapsed_ms=elapsed_ms)
+        if elapsed_ms > _CHECK_MEMORY_AFTER_MS and self._resident_bytes() > MAX_KEPT_BYTES:
+            self.is_spent = True
+        width, height = head.size
+        return PictureReading(
+            digest=head.digest, pixels=pixels, error=error, elapsed_ms=elapsed_ms, width=width, height=height
+        )
+
+    def slow_down(self) -> None:
+        """Leave the processor to others from now on. Its priority cannot be raised again, so it is spent."""
+        self.is_spent = True
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, self.process_id, SLOW_NICENESS)
 
     def kill(self) -> None:
         """Have it end, now or when the operating system lets it; for any thread."""
@@ -196,11 +227,28 @@ class ReadingProcess:
         except OSError as error:  # the kernel's, for whatever else a socket can have
             raise ConnectionAbortedError(error.strerror) from error
 
-    def _receive_head(self, deadline: float | None) -> ReplyHead:
+    def _wait(self, keep_waiting: KeepWaiting, *, started: float, deadline: float | None) -> None:
+        """Until something can be received or the deadline is over."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        while not poll.poll(min(TICK_S, _remaining(deadline) or TICK_S) * 1e3):
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError
+            keep_waiting(self, time.perf_counter() - started)
+
+    def _resident_bytes(self) -> int:
+        """Memory in use; 0 where the system does not tell."""
+        try:
+            with open(f"/proc/{self.process_id}/statm", "rb") as file:
+                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, IndexError, ValueError):
+            return 0
+
+    def _receive_head(self, deadline: float | None, *, max_side: int = 0) -> ReplyHead:
         content = bytearray(REPLY_HEAD_BYTES)
         self._receive_into(memoryview(content), deadline)
         try:
-            head = ReplyHead.decode(content, pixel_bytes=self._size * self._size * 3)
+            head = ReplyHead.decode(content, max_side=max_side)
         except ValueError as error:
             raise ChildProcessError(f"it said what no reading process says: {error}") from None
         self.digest = head.digest
@@ -213,7 +261,7 @@ class ReadingProcess:
             return None, AnswerError(code=head.code, message=decode_message(content))
         if not head.num_bytes:
             return None, None
-        pixels = np.empty((self._size, self._size, 3), np.uint8)
+        pixels = np.empty((*head.shape, 3), np.uint8)
         self._receive_into(pixels.data.cast("B"), deadline)
         return pixels, None
 

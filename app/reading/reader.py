@@ -5,27 +5,43 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import numpy as np
+from PIL import Image
 
 from app.answers import AnswerError
 from app.reading.sources import FileSlice, Source
+from app.reading.view import view_pixels
 from app.spec import CaptionerSpec
 from vision.errors import PictureError
 from vision.formats import shown_name
 from vision.image import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS, load_picture, read_picture_file
 from vision.preprocess import preprocess
 
+# Of `AnswerError` for one picture, beside `vision.errors.PICTURE_ERROR_CODES`.
+TIMEOUT: Final = "timeout"  # it was not read in time
+CRASHED: Final = "crashed"  # the process that read it ended
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PictureLimits:
+    """Of one picture file."""
+
+    max_pixels: int = DEFAULT_MAX_PIXELS
+    max_bytes: int = DEFAULT_MAX_BYTES
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureReading:
-    """A picture as it was read: its pixels, or why they could not be had."""
+    """The result of reading one picture: its pixels, or an error."""
 
-    digest: str  # of the file's bytes; empty when they could not be read
-    pixels: np.ndarray | None  # uint8 (size, size, 3)
+    digest: str  # SHA-256 of the file's bytes in hex; empty when they could not be read
+    pixels: np.ndarray | None  # uint8 (size, size, 3), or (H, W, 3) of a view
     error: AnswerError | None
     elapsed_ms: float
+    width: int = 0  # of the whole picture, in pixels; 0 without pixels
+    height: int = 0
 
     @property
     def is_only_digest(self) -> bool:
@@ -37,27 +53,34 @@ class Reader(Protocol):
     """Reads pictures, here or in other processes. Any number of threads may call `read` at once."""
 
     def read(
-        self, source: Source, *, name: str | None = None, wants_pixels: Callable[[str], bool] | None = None
+        self,
+        source: Source,
+        *,
+        name: str | None = None,
+        wants_pixels: Callable[[str], bool] | None = None,
+        side: int | None = None,
     ) -> PictureReading:
         """Read one picture; what is wrong with it comes back as `error`. Messages call bytes by `name`.
 
-        `wants_pixels` is asked with the digest before anything is decoded: where it says no, that is all.
+        `wants_pixels` is called with the digest before anything is decoded. If it returns False, nothing is decoded.
+        With `side`, the pixels are a view for people, upright and at most `side` pixels wide and high, in place of the
+        encoder's square.
         """
         ...
 
     def close(self) -> None:
-        """Let go of what reading takes; harmless when repeated."""
+        """Release threads, processes and files; harmless when repeated."""
         ...
 
 
 class PictureReader:
     """Reads and resizes in the calling thread, for an encoder that sees squares of `size` pixels.
 
-    What hangs in the operating system or in a decoder hangs the thread: `IsolatedReader` can end that.
+    A decoder or file system that hangs blocks the thread. `IsolatedReader` has a time limit.
     """
 
-    def __init__(self, spec: CaptionerSpec, *, size: int) -> None:
-        self._spec, self._size = spec, size
+    def __init__(self, spec: CaptionerSpec, *, size: int, limits: PictureLimits | None = None) -> None:
+        self._spec, self._size, self._limits = spec, size, limits or PictureLimits()
         # Who trained on OpenCV's order of colours read with OpenCV, which gives plain colours before any resizing.
         self._convert: Literal["last", "first"] = "first" if spec.channel_order == "bgr" else "last"
         # Twice the size, so that the last step still averages over what is there.
@@ -69,12 +92,12 @@ class PictureReader:
         *,
         name: str | None = None,
         wants_pixels: Callable[[str], bool] | None = None,
-        max_pixels: int = DEFAULT_MAX_PIXELS,
-        max_bytes: int = DEFAULT_MAX_BYTES,
+        side: int | None = None,
     ) -> PictureReading:
-        """As `Reader.read`, within limits."""
+        """As `Reader.read`."""
         started = time.perf_counter()
-        digest, pixels, problem = "", None, None
+        max_bytes = self._limits.max_bytes
+        digest, pixels, problem, width, height = "", None, None, 0, 0
         try:
             if isinstance(source, FileSlice):
                 source = source.read(max_bytes=max_bytes)
@@ -87,19 +110,35 @@ class PictureReader:
                 loaded = load_picture(
                     source,
                     name=name,
-                    orientation=self._spec.exif,
-                    least_side=self._least_side,
-                    max_pixels=max_pixels,
+                    orientation=self._spec.exif if side is None else "upright",
+                    least_side=self._least_side if side is None else side,
+                    max_pixels=self._limits.max_pixels,
                     max_bytes=max_bytes,
                     digest=digest or None,
                 )
-                digest = loaded.digest
-                pixels = preprocess(loaded.image, size=self._size, convert=self._convert, reading=self._spec.reading)
+                digest, width, height = loaded.digest, loaded.width, loaded.height
+                pixels = self._square(loaded.image) if side is None else _view(loaded.image, side=side, name=name)
         except PictureError as error:
-            digest = digest or error.digest
+            digest, width, height = digest or error.digest, 0, 0
             problem = AnswerError(code=error.code, message=error.message)
         elapsed_ms = (time.perf_counter() - started) * 1e3
-        return PictureReading(digest=digest, pixels=pixels, error=problem, elapsed_ms=elapsed_ms)
+        return PictureReading(
+            digest=digest, pixels=pixels, error=problem, elapsed_ms=elapsed_ms, width=width, height=height
+        )
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
+
+    def _square(self, image: Image.Image) -> np.ndarray:
+        return preprocess(image, size=self._size, convert=self._convert, reading=self._spec.reading)
+
+
+def _view(image: Image.Image, *, side: int, name: str | None) -> np.ndarray:
+    """As `view_pixels`. Raises `PictureError`."""
+    try:
+        return view_pixels(image, side=side)
+    except (OSError, ValueError, MemoryError) as error:  # a mode that Pillow does not convert, or sides of no pixels
+        shown = f"`{shown_name(name)}`" if name else "the picture"
+        raise PictureError(
+            "unsupported", f"Wanted to show {shown}, but its pixels do not convert: {type(error).__name__}."
+        ) from None

@@ -18,7 +18,8 @@ MAX_MESSAGE_BYTES = 65536
 WANTED, NOT_WANTED = b"\x01", b"\x00"  # the answer to a reply of kind DIGEST
 
 _REQUEST = struct.Struct("<IQ")  # bytes of JSON, bytes of the picture
-_REPLY = struct.Struct("<BBBx32sI")  # kind, whether the digest is known, error, digest, bytes that follow
+# Kind, whether the digest is known, error, digest, bytes that follow, the picture's width and height, rows and columns.
+_REPLY = struct.Struct("<BBBx32sIIIHH")
 REQUEST_HEAD_BYTES, REPLY_HEAD_BYTES = _REQUEST.size, _REPLY.size
 _NO_DIGEST = bytes(32)
 
@@ -39,10 +40,16 @@ class Request:
     name: str | None
     asks_first: bool  # whether it tells the digest and waits, before anything is decoded
     folder: str | None  # to change to before; None: stay
+    side: int | None = None  # of the view that is wanted, in pixels; None: the encoder's square
 
     def encode(self) -> tuple[bytes, bytes]:
         """The head with what describes the request, and the picture's bytes, which may be many."""
-        fields: dict[str, Any] = {"name": self.name, "asks_first": self.asks_first, "folder": self.folder}
+        fields: dict[str, Any] = {
+            "name": self.name,
+            "asks_first": self.asks_first,
+            "folder": self.folder,
+            "side": self.side,
+        }
         data = b""
         match self.source:
             case bytes():
@@ -63,7 +70,8 @@ class Request:
         if isinstance(source, str) and "slice" in fields:
             offset, num_bytes, header = fields["slice"]
             source = FileSlice(path=source, offset=offset, num_bytes=num_bytes, header=header)
-        return cls(source=source, name=fields["name"], asks_first=fields["asks_first"], folder=fields["folder"])
+        plain = {name: fields[name] for name in ("name", "asks_first", "folder", "side")}
+        return cls(source=source, **plain)
 
 
 def request_sizes(head: bytes) -> tuple[int, int]:
@@ -74,33 +82,46 @@ def request_sizes(head: bytes) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplyHead:
-    """The fixed part of a reply."""
+    """The fixed part of a reply. What follows is the message where there is a code, else the pixels."""
 
     kind: ReplyKind
-    digest: str  # as hex; empty when it is not known
-    code: PictureErrorCode | None
-    num_bytes: int  # that follow: the message where there is a code, else the pixels
+    digest: str = ""  # as hex; empty when it is not known
+    code: PictureErrorCode | None = None
+    num_bytes: int = 0  # that follow
+    size: tuple[int, int] = (0, 0)  # width and height of the whole picture, in pixels
+    shape: tuple[int, int] = (0, 0)  # rows and columns of the pixels that follow, three bytes each
 
     def encode(self) -> bytes:
         """The bytes."""
         code = 0 if self.code is None else 1 + PICTURE_ERROR_CODES.index(self.code)
         digest = bytes.fromhex(self.digest) or _NO_DIGEST
-        return _REPLY.pack(self.kind, bool(self.digest), code, digest, self.num_bytes)
+        return _REPLY.pack(self.kind, bool(self.digest), code, digest, self.num_bytes, *self.size, *self.shape)
 
     @classmethod
-    def decode(cls, head: bytes | bytearray, *, pixel_bytes: int) -> "ReplyHead":
-        """Checked from beginning to end: raises ValueError for what no reading process of ours sends."""
-        kind, has_digest, code, digest, num_bytes = _REPLY.unpack(head)
+    def decode(cls, head: bytes | bytearray, *, max_side: int) -> "ReplyHead":
+        """Check every field; raise ValueError for what no reading process of ours sends.
+
+        `max_side` bounds rows and columns of the pixels.
+        """
+        kind, has_digest, code, digest, num_bytes, width, height, rows, columns = _REPLY.unpack(head)
         is_done = kind == ReplyKind.DONE
         if kind not in ReplyKind._value2member_map_ or code > len(PICTURE_ERROR_CODES) or (code and not is_done):
             raise ValueError(f"a reply of kind {kind} with code {code}")
-        if num_bytes not in ((0, pixel_bytes) if is_done else (0,)) and not (code and num_bytes <= MAX_MESSAGE_BYTES):
-            raise ValueError(f"{num_bytes:,} bytes where {pixel_bytes:,} were expected")
+        if code:
+            is_right = num_bytes <= MAX_MESSAGE_BYTES and not (width or height or rows or columns)
+        elif num_bytes:
+            is_right = is_done and num_bytes == rows * columns * 3 and max(rows, columns) <= max_side
+        else:
+            is_right = not (width or height or rows or columns)
+        if not is_right:
+            raise ValueError(f"{num_bytes:,} bytes for {rows:,} x {columns:,} pixels, {max_side:,} is the longest side")
         return cls(
             kind=ReplyKind(kind),
             digest=digest.hex() if has_digest else "",
             code=PICTURE_ERROR_CODES[code - 1] if code else None,
             num_bytes=num_bytes,
+            size=(width, height),
+            shape=(rows, columns),
         )
 
 

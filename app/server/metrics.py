@@ -75,6 +75,8 @@ class _StatusCollector(Collector):
         for name, text, value in (
             ("requests_running", "Requests that are being answered.", status.num_running),
             ("requests_waiting", "Requests that wait for a slot.", status.num_waiting),
+            ("pictures_reading", "Pictures that are being read.", status.num_reading),
+            ("pictures_slow_reading", "Of them, those that take long.", status.num_slow_reading),
             ("encoded_pictures", "Pictures that are kept encoded.", status.num_encoded),
             ("ready", "1 while requests are taken.", int(status.state == "ready")),
             ("stalled", "1 while a step takes longer than steps may.", int(status.is_stalled)),

@@ -43,6 +43,8 @@ def operations(service: Service, *, metrics: Metrics) -> APIRouter:
             last_error=status.last_error,
             running=status.num_running,
             waiting=status.num_waiting,
+            reading=status.num_reading,
+            slow_reading=status.num_slow_reading,
             uptime_s=round(status.uptime_s, 3),
         )
 

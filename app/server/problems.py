@@ -9,7 +9,9 @@ from collections.abc import Mapping
 
 from app.answers import AnswerError
 from app.errors import describe
+from app.reading.reader import CRASHED, TIMEOUT
 from app.server.picture_errors import PictureRefusedError
+from app.service.reading_pool import READING_BUSY
 from app.service.types import BusyError, ServiceError
 from llm.errors import PromptError, PromptTooLongError
 from vision.errors import PICTURE_ERROR_CODES
@@ -29,7 +31,8 @@ _MESSAGES: Mapping[int, str] = {
     405: "This path does not answer to this method. The paths and methods are listed at /docs.",
 }
 _ANSWER_STATUS: Mapping[str, int] = {
-    **dict.fromkeys(PICTURE_ERROR_CODES, 400),
+    **dict.fromkeys((*PICTURE_ERROR_CODES, TIMEOUT, CRASHED), 400),
+    READING_BUSY: 503,
     "deadline": 504,
     "cancelled": 503,  # of a client that is still there: the service is being closed
     "engine_failed": 500,
@@ -85,13 +88,12 @@ def internal_error() -> ApiError:
 
 def of_answer(error: AnswerError) -> ApiError:
     """The error of a request that was taken and has no answer."""
-    is_picture = error.code in PICTURE_ERROR_CODES
     status = _ANSWER_STATUS.get(error.code, 500)
     return ApiError(
         error.message,
         status=status,
         code=error.code,
-        param="messages" if is_picture else None,
+        param="messages" if status == 400 else None,
         headers=_ANSWER_HEADERS.get(status),
     )
 

@@ -90,6 +90,8 @@ class Health(BaseModel):
     last_error: str | None
     running: int
     waiting: int
+    reading: int  # pictures
+    slow_reading: int  # of them, those that take long
     uptime_s: float
 
 

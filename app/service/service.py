@@ -1,7 +1,7 @@
 """One engine thread and its queue: requests of any number of clients share the batches of one captioner.
 
-Follow a request: `submit` -> a reading thread -> the waiting room -> `_admit` -> `_step` -> its ticket. The model is
-loaded, used and given up in the engine thread alone.
+Follow a request: `submit` -> `_look` (is its picture known?) -> the reading pool -> the waiting room -> `_admit` ->
+the engine's step -> its ticket. The model is loaded, used and released in the engine thread alone.
 """
 
 import gc
@@ -10,7 +10,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 
 from app.answers import Answer, AnswerError, Event
 from app.captioner import Captioner, ModelInfo
@@ -20,7 +22,9 @@ from app.errors import describe
 from app.flow import Flow
 from app.prompts import Prompt, RawPrompt, as_choices
 from app.reading.ahead import num_reading_threads
-from app.reading.reader import PictureReader, PictureReading
+from app.reading.isolated import IsolatedReader
+from app.reading.reader import PictureLimits, PictureReading
+from app.service.reading_pool import NO_READING, ReadingPool, ReadingTask
 from app.service.ticket import Ask, Ticket
 from app.service.types import (
     BusyError,
@@ -84,12 +88,13 @@ class Service:
         self._restarts, self._num_fruitless = 0, 0  # fruitless: failures without an answer between them
         self._last_error: str | None = None
         self._captioner: Captioner | None = None
-        self._reader: PictureReader | None = None
+        self._pool: ReadingPool | None = None  # from the first loaded model on
         self._running: dict[int, Admitted] = {}  # in the flow, by ticket; of the engine thread
         self._encoded = EncodedPictures(max_bytes=self.limits.encoded_bytes)
         self._stage_seconds = dict.fromkeys(STAGES, 0.0)
         self._started = self._heartbeat = time.perf_counter()
-        self._reading = ThreadPoolExecutor(num_reading_threads(), thread_name_prefix="read")
+        # Pictures that are known wait for no reading, however slow.
+        self._looking = ThreadPoolExecutor(1, thread_name_prefix="look")
         self._threads = [
             threading.Thread(target=self._main, name="engine", daemon=True),
             threading.Thread(target=self._watch, name="deadlines", daemon=True),
@@ -141,20 +146,41 @@ class Service:
             entry = Entry(ask=ask, ticket=ticket, prompt=prompt, deadline=ticket.submitted + allowed_s)
             self._entries[ticket.id] = entry
             self._room.add(entry)
-            self._reading.submit(self._read_next)
+            self._looking.submit(self._look, entry)
         return ticket
+
+    def view(self, picture: bytes, *, name: str, side: int, client: str) -> Future[PictureReading]:
+        """A picture for people, upright and at most `side` pixels wide and high, or its error; within the same limits.
+
+        Raises UnavailableError while there is no model. Cancelling the future ends the reading.
+        """
+        future: Future[PictureReading] = Future()
+        self._reading_pool().submit(
+            ReadingTask(
+                picture=picture,
+                name=name,
+                client=client,
+                side=side,
+                is_wanted=lambda: not future.done(),
+                deliver=partial(_fulfil, future),
+            )
+        )
+        return future
 
     def status(self) -> ServiceStatus:
         """How the service is right now."""
         with self._changed:
             now = time.perf_counter()
             num_waiting = len(self._room)
+            reading = NO_READING if self._pool is None else self._pool.status()
             is_at_work = self._state == "ready" and bool(self._running)
             return ServiceStatus(
                 state="draining" if self._is_draining and self._state == "ready" else self._state,
                 is_stalled=is_at_work and now - self._heartbeat > self.limits.stall_s,
                 num_running=len(self._entries) - num_waiting,
                 num_waiting=num_waiting,
+                num_reading=reading.num_reading,
+                num_slow_reading=reading.num_slow,
                 num_encoded=len(self._encoded),
                 restarts=self._restarts,
                 last_error=self._last_error,
@@ -162,7 +188,7 @@ class Service:
             )
 
     def stage_seconds(self) -> dict[str, float]:
-        """Busy seconds by stage since the start: of the engine thread, and for `read` of the reading threads."""
+        """Busy seconds by stage since the start: of the engine thread, and for `read` of the reading processes."""
         with self._changed:
             return dict(self._stage_seconds)
 
@@ -179,8 +205,8 @@ class Service:
     def close(self) -> None:
         """End the threads and give the model up; what is under way is answered with an error. Harmless when repeated.
 
-        Waits for the step that is being computed, or the model that is being loaded; one that hangs is left behind
-        with its thread, which does not outlive the process.
+        Waits at most 10 s for the step that is being computed or the model that is being loaded, and for the reading
+        processes, which are killed. A step that hangs is left behind with its thread, which ends with the process.
         """
         self._closing.set()
         with self._changed:
@@ -192,7 +218,9 @@ class Service:
         for thread in self._threads:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(max(0.0, self._ends_by - time.perf_counter()))
-        self._reading.shutdown(wait=True, cancel_futures=True)
+        self._looking.shutdown(wait=False, cancel_futures=True)
+        if self._pool is not None:
+            self._pool.close(timeout_s=max(0.0, self._ends_by - time.perf_counter()))
 
     # Any thread
 
@@ -245,6 +273,8 @@ class Service:
                 self._room.note_finish(now)
                 self._num_fruitless = 0
             self._changed.notify_all()
+        if entry.task is not None and entry.reading is None and self._pool is not None:
+            self._pool.discard(entry.task)
         entry.ticket.deliver(answer)
         seconds = now - entry.ticket.submitted
         if answer.error is None and not entry.has_text:
@@ -266,41 +296,64 @@ class Service:
         for entry in entries:
             self._fail(entry, error)
 
-    # Reading threads
+    # The thread that looks whether pictures are known, and those of the reading pool
 
-    def _read_next(self) -> None:
-        """Read the picture of whose turn it is, or find that it is encoded already."""
-        with self._changed:
-            entry, reader = self._room.take_unread(), self._reader
-        if entry is None:  # it was cancelled
+    def _look(self, entry: Entry) -> None:
+        """Have the picture read, unless it is encoded already."""
+        started = time.perf_counter()
+        if entry.is_done:
             return
-        assert reader is not None, "requests are taken once the model is loaded"
-        try:
-            entry.reading = self._look(entry.ask, reader)
-        except Exception as error:  # of no picture that was ever tried
-            _log.error("reading a picture raised %s", type(error).__name__)
+        digest = hashlib.sha256(entry.ask.picture).hexdigest()
+        if self._encoded.find(digest) is None:
+            self._read(entry)
+            return
+        elapsed_ms = (time.perf_counter() - started) * 1e3
+        self._note_reading(entry, PictureReading(digest=digest, pixels=None, error=None, elapsed_ms=elapsed_ms))
+
+    def _read(self, entry: Entry) -> None:
+        entry.reading = None
+        entry.task = ReadingTask(
+            picture=entry.ask.picture,
+            name=entry.ask.label,
+            client=entry.ask.client,
+            is_wanted=lambda: not entry.is_done,
+            deliver=partial(self._note_reading, entry),
+        )
+        self._reading_pool().submit(entry.task)
+
+    def _note_reading(self, entry: Entry, reading: PictureReading | Exception) -> None:
+        if isinstance(reading, Exception):
+            _log.error("reading a picture failed: %s", describe(reading).sentence)
             with self._changed:
+                self._last_error = _kind(reading)
                 self._room.remove(entry)
             self._fail(entry, _UNREADABLE)
             return
         with self._changed:
+            entry.reading = reading
             self._room.make_ready(entry)
             self._changed.notify_all()
 
-    def _look(self, ask: Ask, reader: PictureReader) -> PictureReading:
-        """The picture, or its digest alone where it is encoded already."""
-        started = time.perf_counter()
-        digest = hashlib.sha256(ask.picture).hexdigest()
-        if self._encoded.find(digest) is None:
-            return self._read(ask, reader)
-        elapsed_ms = (time.perf_counter() - started) * 1e3
-        return PictureReading(digest=digest, pixels=None, error=None, elapsed_ms=elapsed_ms)
+    def _reading_pool(self) -> ReadingPool:
+        pool = self._pool
+        if pool is None:
+            raise self._unavailable()
+        return pool
 
-    def _read(self, ask: Ask, reader: PictureReader) -> PictureReading:
-        limits = self.limits
-        return reader.read(
-            ask.picture, name=ask.label, max_pixels=limits.max_pixels, max_bytes=limits.max_picture_bytes
+    def _open_pool(self, captioner: Captioner) -> ReadingPool:
+        limits, num_fast = self.limits, num_reading_threads()
+        reader = IsolatedReader(
+            captioner.spec,
+            size=captioner.image_size,
+            timeout_s=limits.picture_timeout_s,
+            num_processes=num_fast + limits.max_slow_pictures,
+            num_kept=num_fast,
+            memory_bytes=limits.reading_memory_bytes,
+            limits=PictureLimits(max_pixels=limits.max_pixels, max_bytes=limits.max_picture_bytes),
         )
+        reader.start()
+        reader.wait_until_ready()
+        return ReadingPool(reader, limits=limits, num_fast=num_fast)
 
     # The thread of deadlines
 
@@ -348,6 +401,8 @@ class Service:
                 return None
             try:
                 captioner = self._load()
+                if self._pool is None:
+                    self._pool = self._open_pool(captioner)
             except BaseException as error:
                 with self._changed:
                     if self._state == "loading":
@@ -359,7 +414,7 @@ class Service:
                 _log.error("the engine could not be loaded again: %s", describe(error).sentence)
                 continue
             with self._changed:
-                self._captioner, self._reader = captioner, captioner.reader
+                self._captioner = captioner
                 if not self._closing.is_set():
                     self._state = "ready"
                 self._heartbeat = time.perf_counter()
@@ -378,7 +433,7 @@ class Service:
         with captioner.open_flow(clock) as flow:
             while self._wait_for_work(flow, clock):
                 self._sweep(flow)
-                self._admit(flow, captioner.reader)
+                self._admit(flow)
                 if flow.num_unfinished:
                     self._deliver(flow.step())
                 self._note_stages(clock)
@@ -402,18 +457,10 @@ class Service:
                 del self._running[entry.ticket.id]
                 self._fail(entry, _CANCELLED if entry.ticket.is_cancelled else _late(entry))
 
-    def _admit(self, flow: Flow, reader: PictureReader) -> None:
+    def _admit(self, flow: Flow) -> None:
         """Fill free slots: encode the pictures that are new, hand requests to the engine."""
-        with self._changed:
-            entries = self._room.take_ready(flow.num_free)
-            for entry in entries:
-                self._running[entry.ticket.id] = entry.admit()
         readable: list[Admitted] = []
-        for admitted in [self._running[entry.ticket.id] for entry in entries]:
-            admitted.encoded = self._encoded.find(admitted.reading.digest)
-            if admitted.encoded is None and admitted.reading.is_only_digest:
-                # It was encoded when its turn to be read came, and has been forgotten since.
-                admitted.reading = self._read(admitted.entry.ask, reader)
+        for admitted in self._take_ready(flow.num_free):
             self._note_stage("read", admitted.reading.elapsed_ms / 1e3)
             if admitted.reading.error is None:
                 readable.append(admitted)
@@ -422,6 +469,25 @@ class Service:
             self._finish(admitted.entry, admitted.conversation.failed(admitted.reading.error))
         for admitted, picture in zip(readable, self._encode(readable, flow), strict=True):
             admitted.request_id = flow.submit(admitted.conversation, picture)
+
+    def _take_ready(self, count: int) -> list[Admitted]:
+        """Up to `count` requests for the engine. A picture that was known and is forgotten by now is read first."""
+        taken: list[Admitted] = []
+        forgotten: list[Entry] = []
+        with self._changed:
+            for entry in self._room.take_ready(count):
+                assert entry.reading is not None, "pictures are read before requests are ready"
+                encoded = self._encoded.find(entry.reading.digest)
+                if encoded is None and entry.reading.is_only_digest:
+                    self._room.add(entry)
+                    forgotten.append(entry)
+                    continue
+                admitted = self._running[entry.ticket.id] = entry.admit()
+                admitted.encoded = encoded
+                taken.append(admitted)
+        for entry in forgotten:
+            self._read(entry)
+        return taken
 
     def _encode(self, asked: Sequence[Admitted], flow: Flow) -> list[EncodedPicture]:
         """Each request's picture, encoded; one that many ask about is encoded once."""
@@ -481,6 +547,14 @@ class Service:
         for entry in [admitted.entry for admitted in running]:
             self._fail(entry, AnswerError(code=code, message="The engine failed while it answered; ask again."))
         self._tell(self._observer.restarted)
+
+
+def _fulfil(future: Future[PictureReading], reading: PictureReading | Exception) -> None:
+    with suppress(InvalidStateError):  # cancelled meanwhile
+        if isinstance(reading, Exception):
+            future.set_exception(reading)
+        else:
+            future.set_result(reading)
 
 
 def _length(prompt: Prompt) -> int:

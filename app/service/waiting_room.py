@@ -14,6 +14,7 @@ from app.encoded_pictures import EncodedPicture
 from app.prompts import EncodedPrompt
 from app.reading.reader import PictureReading
 from app.service.fair_queue import FairQueue
+from app.service.reading_pool import ReadingTask
 from app.service.ticket import Ask, Ticket
 from app.service.types import BusyError, ServiceLimits
 
@@ -28,6 +29,7 @@ class Entry:
     ticket: Ticket
     prompt: EncodedPrompt
     deadline: float  # by `time.perf_counter()`
+    task: ReadingTask | None = None  # from the beginning of its reading on
     reading: PictureReading | None = None  # from the end of its reading on
     conversation: Conversation | None = None  # from its admission on
     has_text: bool = False
@@ -74,11 +76,10 @@ class Admitted:
 
 
 class WaitingRoom:
-    """Takes turns between clients, for reading and for the engine, and refuses what is too much."""
+    """Takes turns between clients for the engine, and refuses what is too much."""
 
     def __init__(self, limits: ServiceLimits) -> None:
         self._limits = limits
-        self._unread: FairQueue[Entry] = FairQueue()
         self._ready: FairQueue[Entry] = FairQueue()
         self._entries: set[Entry] = set()
         self._num_of: Counter[str] = Counter()
@@ -110,15 +111,10 @@ class WaitingRoom:
             )
 
     def add(self, entry: Entry) -> None:
-        """Let a request in; its picture is to be read."""
+        """Let a request in; its picture is to be read. Also one that was taken, and whose picture is unknown again."""
         self._entries.add(entry)
         self._num_of[entry.ask.client] += 1
         self._num_bytes += len(entry.ask.picture)
-        self._unread.put(entry, owner=entry.ask.client)
-
-    def take_unread(self) -> Entry | None:
-        """The request whose picture is to be read next; it stays in the room."""
-        return self._unread.take()
 
     def make_ready(self, entry: Entry) -> None:
         """Its picture is read; nothing happens when it has left the room."""
@@ -137,8 +133,7 @@ class WaitingRoom:
         """Let a request out; says whether it was in the room."""
         if entry not in self._entries:
             return False
-        if not self._unread.remove(entry, owner=entry.ask.client):
-            self._ready.remove(entry, owner=entry.ask.client)
+        self._ready.remove(entry, owner=entry.ask.client)
         self._leave(entry)
         return True
 

@@ -63,6 +63,7 @@ def state_card(status: ServiceStatus) -> str:
     rows = {
         "answering now": str(status.num_running),
         "waiting": str(status.num_waiting),
+        "pictures being read": f"{status.num_reading}, {status.num_slow_reading} of them slowly",
         "pictures kept encoded": str(status.num_encoded),
         "engine restarts": str(status.restarts),
         "running for": _duration(status.uptime_s),

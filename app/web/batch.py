@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -29,7 +28,6 @@ from app.web.uploads import uploaded
 
 TAB: Final = "batch"
 MAX_RUNS_AT_ONCE: Final = 8  # of all pages
-_NUM_THUMBNAIL_THREADS: Final = 2  # each has one decoded picture in memory
 _CLOSED: Final[dict[str, Any]] = {"api_visibility": "private", "show_progress": "hidden"}
 _FULL: Final = f"{MAX_RUNS_AT_ONCE} batches are under way, and no more run at once."
 _DOWNLOADS: Final = (
@@ -134,7 +132,6 @@ def _lay_out_inputs(service: Service) -> dict[str, Any]:
 
 
 def _connect(controls: _Controls, *, service: Service, runs: Runs) -> None:
-    thumbnails = ThreadPoolExecutor(_NUM_THUMBNAIL_THREADS, thread_name_prefix="thumbnails")
     free = threading.BoundedSemaphore(MAX_RUNS_AT_ONCE)
 
     async def start(
@@ -149,7 +146,7 @@ def _connect(controls: _Controls, *, service: Service, runs: Runs) -> None:
             if not any(chosen):
                 raise ValueError("Add pictures, a folder or a zip first")
             with runs.open(page, TAB) as run:
-                running = _run(service, chosen, question=question, run=run, page=page, thumbnails=thumbnails)
+                running = _run(service, chosen, question=question, run=run, page=page)
                 async with aclosing(running) as updates:
                     async for update in updates:
                         yield update
@@ -185,7 +182,6 @@ async def _run(
     question: Question,
     run: Run,
     page: str,
-    thumbnails: ThreadPoolExecutor,
 ) -> AsyncGenerator[list[Any]]:
     """One run from the files that were chosen to its downloads, as updates of the page."""
     yield _update(progress=batch_view.beginning(), lists=([], []), is_running=True)
@@ -197,7 +193,7 @@ async def _run(
             run=run,
             client=f"batch of page {page}",
             num_pictures=len(files.pictures),
-            thumbnails=thumbnails,
+            has_thumbnails=True,
         )
         async with aclosing(_follow(batch, service=service, notes=files.notes)) as updates:
             async for update in updates:

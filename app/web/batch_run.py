@@ -7,9 +7,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
-from concurrent.futures import Executor
 from datetime import UTC, datetime
-from functools import partial
 from typing import Final, Literal
 
 import torch
@@ -52,20 +50,20 @@ class BatchRun:
         client: str,
         num_pictures: int | None = None,
         window: int | None = None,
-        thumbnails: Executor | None = None,
+        has_thumbnails: bool = False,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Without `thumbnails`, the threads that make them, there are none. Raises UnavailableError without a model."""
+        """Raises UnavailableError without a model."""
         self._service, self._files, self._question = service, iter(files), question
         self._run, self._own = run, Run()  # stopped from outside, and by a problem
-        self._client, self._num_pictures, self._thumbnails, self._now = client, num_pictures, thumbnails, now
+        self._client, self._num_pictures, self._has_thumbnails, self._now = client, num_pictures, has_thumbnails, now
         self.window = default_window(service) if window is None else window
         self.run_id = new_run_id()
         self._settings = record_settings(
             service.spec, info=service.info, sampling=question.sampling, choices=question.choices
         )
         # Asked for now: while the service restarts, or when it has closed, it tells neither.
-        self._circumstances, self._exif = circumstances_of(service), service.spec.exif
+        self._circumstances = circumstances_of(service)
         self._tally, self._num_reused = Tally(), 0
         self._num_begun = 0
         self._collected: list[Result] = []  # since the last tick
@@ -175,7 +173,7 @@ class BatchRun:
             return self._result(index, _unread(index, file.name, self._question.prompt, error))
         try:
             ticket = await self._submit(file.name, data)
-            return None if ticket is None else await self._follow(index, ticket, data)
+            return None if ticket is None else await self._follow(index, ticket, file.name, data)
         finally:
             await self._budget.release(len(data))
 
@@ -209,12 +207,11 @@ class BatchRun:
         while not self._is_stopped and (rest_s := until - self._now()) > 0:
             await asyncio.sleep(min(rest_s, _NOTICE_S))
 
-    async def _follow(self, index: int, ticket: Ticket, data: bytes) -> Result | None:
+    async def _follow(self, index: int, ticket: Ticket, name: str, data: bytes) -> Result | None:
         self._num_tickets += 1
         self._run.add(ticket)
         self._own.add(ticket)
         try:
-            small = await self._small(data)
             answer = await ticket.answer()
         finally:
             ticket.cancel()  # harmless when it is answered
@@ -224,20 +221,10 @@ class BatchRun:
         self._look_around()
         if answer.error is not None and answer.error.code == "cancelled":
             return None
+        small = None
+        if self._has_thumbnails and answer.error is None:
+            small = await thumbnail(self._service, data, name=name, client=self._client)
         return self._result(index, answer, small)
-
-    async def _small(self, data: bytes) -> str | None:
-        if self._thumbnails is None:
-            return None
-        limits, loop = self._service.limits, asyncio.get_running_loop()
-        make = partial(
-            thumbnail,
-            data,
-            max_pixels=limits.max_pixels,
-            max_bytes=limits.max_picture_bytes,
-            orientation=self._exif,
-        )
-        return await loop.run_in_executor(self._thumbnails, make)
 
     def _look_around(self) -> None:
         """Notice whether others are served as well: what is under way beyond our own."""

@@ -57,7 +57,7 @@ class ChatEvents:
             session.drop()
         else:
             async with self._looking:
-                looked = await asyncio.to_thread(look, *file, limits=self._service.limits)
+                looked = await look(self._service, file, client=f"page {page}")
             if session.wanted != file:  # another one was chosen meanwhile
                 return [gr.skip()] * 8
             session.choose(looked)

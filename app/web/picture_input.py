@@ -9,7 +9,7 @@ from gradio.components import Component
 from PIL import Image
 
 from app.web.escaping import escaped
-from app.web.looking import thumbnail
+from app.web.thumbnails import data_address
 from app.web.uploads import place_in_uploads
 
 # For every event: not offered to programs, and no veil over what it changes.
@@ -17,6 +17,8 @@ CLOSED: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"
 # For those that do not stream: a plain request and its answer. Gradio closes a page's stream of news when nothing is
 # under way, and an event that is sent at that moment waits for its news until the next one opens another stream.
 AT_ONCE: dict[str, Any] = {"queue": False, **CLOSED}
+
+_SAMPLE_SIDE = 96  # pixels
 
 OnOpening = tuple[Component, Callable[[], Any]]  # what a component shows is made when a page is opened
 
@@ -55,7 +57,9 @@ def sample_strip(samples: Sequence[Path]) -> str:
     buttons = []
     for index, path in enumerate(samples):
         with Image.open(path) as image:
-            address = thumbnail(image, side=96)
+            small = image.convert("RGB")
+        small.thumbnail((_SAMPLE_SIDE, _SAMPLE_SIDE))
+        address = data_address(small)
         name = escaped(sample_name(path))
         buttons.append(
             f'<button type="button" class="la-sample" data-index="{index}" aria-label="Sample picture: {name}" '

@@ -56,10 +56,8 @@ async def judge(
 async def _judge_one(
     service: Service, run: Run, result: Judged, *, path: str, question: str, choices: tuple[str, ...], client: str
 ) -> Judged:
-    limits = service.limits
-    data = await asyncio.to_thread(read_upload, path, max_bytes=limits.max_picture_bytes)
-    small = await asyncio.to_thread(thumbnail, data, max_pixels=limits.max_pixels, max_bytes=limits.max_picture_bytes)
-    result = replace(result, thumbnail=small)
+    data = await asyncio.to_thread(read_upload, path, max_bytes=service.limits.max_picture_bytes)
+    result = replace(result, thumbnail=await thumbnail(service, data, name=result.name, client=client))
     request = Ask(picture=data, prompt=question, label=result.name, choices=choices, client=client)
     while True:
         try:

@@ -27,7 +27,7 @@ def ends_at_once(_: Sequence[str]) -> None:
 
 def talks_nonsense(arguments: Sequence[str]) -> None:
     connection = socket.socket(fileno=int(arguments[0]))
-    connection.sendall(ReplyHead(kind=ReplyKind.READY, digest="", code=None, num_bytes=0).encode())
+    connection.sendall(ReplyHead(kind=ReplyKind.READY).encode())
     connection.recv(1)
     connection.sendall(b"\xff" * REPLY_HEAD_BYTES)
     while connection.recv(2**20):

@@ -214,7 +214,7 @@ def test_a_picture_for_which_memory_is_short_has_an_error_and_the_next_one_is_fi
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "said"), [("talks_nonsense", "nonsense"), ("has_a_fault", "RuntimeError: a fault of ours")]
+    ("behaviour", "said"), [("talks_nonsense", "malformed"), ("has_a_fault", "RuntimeError: a fault of ours")]
 )
 def test_a_process_that_was_taken_over_or_has_a_fault_costs_its_picture(
     monkeypatch: pytest.MonkeyPatch, behaviour: str, said: str

@@ -20,7 +20,9 @@ from app.reading.wire import (
 )
 from vision.errors import PICTURE_ERROR_CODES
 
-PIXEL_BYTES = 224 * 224 * 3
+SIDE = 224
+PIXEL_BYTES = SIDE * SIDE * 3
+SQUARE = {"num_bytes": PIXEL_BYTES, "size": (640, 480), "shape": (SIDE, SIDE)}
 ANY_NAME = st.text(st.characters(codec=None, exclude_categories=()))
 SOURCES = st.one_of(
     ANY_NAME,
@@ -35,11 +37,11 @@ SOURCES = st.one_of(
 )
 
 
-@given(SOURCES, st.none() | ANY_NAME, st.booleans(), st.none() | ANY_NAME)
+@given(SOURCES, st.none() | ANY_NAME, st.booleans(), st.none() | ANY_NAME, st.none() | st.integers(1, 65535))
 def test_a_request_arrives_as_it_was_sent(
-    source: str | bytes | FileSlice, name: str | None, asks_first: bool, folder: str | None
+    source: str | bytes | FileSlice, name: str | None, asks_first: bool, folder: str | None, side: int | None
 ) -> None:
-    request = Request(source=source, name=name, asks_first=asks_first, folder=folder)
+    request = Request(source=source, name=name, asks_first=asks_first, folder=folder, side=side)
 
     head, data = request.encode()
 
@@ -50,45 +52,51 @@ def test_a_request_arrives_as_it_was_sent(
 @pytest.mark.parametrize(
     "head",
     [
-        ReplyHead(kind=ReplyKind.READY, digest="", code=None, num_bytes=0),
-        ReplyHead(kind=ReplyKind.DIGEST, digest="ab" * 32, code=None, num_bytes=0),
-        ReplyHead(kind=ReplyKind.DONE, digest="00" * 32, code=None, num_bytes=PIXEL_BYTES),
-        ReplyHead(kind=ReplyKind.DONE, digest="cd" * 32, code=None, num_bytes=0),
-        *(ReplyHead(kind=ReplyKind.DONE, digest="", code=code, num_bytes=77) for code in PICTURE_ERROR_CODES),
+        ReplyHead(kind=ReplyKind.READY),
+        ReplyHead(kind=ReplyKind.DIGEST, digest="ab" * 32),
+        ReplyHead(kind=ReplyKind.DONE, digest="00" * 32, **SQUARE),
+        ReplyHead(kind=ReplyKind.DONE, num_bytes=3 * 5 * 7, size=(50, 70), shape=(5, 7)),
+        ReplyHead(kind=ReplyKind.DONE, digest="cd" * 32),
+        *(ReplyHead(kind=ReplyKind.DONE, code=code, num_bytes=77) for code in PICTURE_ERROR_CODES),
     ],
 )
 def test_a_reply_arrives_as_it_was_sent(head: ReplyHead) -> None:
-    assert ReplyHead.decode(head.encode(), pixel_bytes=PIXEL_BYTES) == head
+    assert ReplyHead.decode(head.encode(), max_side=SIDE) == head
 
 
 @pytest.mark.parametrize(
-    ("kind", "code", "num_bytes"),
+    ("kind", "code", "num_bytes", "rows", "columns"),
     [
-        (0, 0, 0),
-        (4, 0, 0),
-        (ReplyKind.DONE, len(PICTURE_ERROR_CODES) + 1, 0),
-        (ReplyKind.DONE, 0, PIXEL_BYTES - 1),
-        (ReplyKind.DONE, 0, PIXEL_BYTES + 1),
-        (ReplyKind.DONE, 0, 2**32 - 1),
-        (ReplyKind.DONE, 1, MAX_MESSAGE_BYTES + 1),
-        (ReplyKind.DIGEST, 0, PIXEL_BYTES),
-        (ReplyKind.DIGEST, 1, 5),
-        (ReplyKind.READY, 0, 1),
+        (0, 0, 0, 0, 0),
+        (4, 0, 0, 0, 0),
+        (ReplyKind.DONE, len(PICTURE_ERROR_CODES) + 1, 0, 0, 0),
+        (ReplyKind.DONE, 0, PIXEL_BYTES - 1, SIDE, SIDE),
+        (ReplyKind.DONE, 0, PIXEL_BYTES + 1, SIDE, SIDE),
+        (ReplyKind.DONE, 0, PIXEL_BYTES, 0, 0),
+        (ReplyKind.DONE, 0, (SIDE + 1) * 3, SIDE + 1, 1),
+        (ReplyKind.DONE, 0, (SIDE + 1) * 3, 1, SIDE + 1),
+        (ReplyKind.DONE, 0, 0, SIDE, SIDE),
+        (ReplyKind.DONE, 0, 2**32 - 1, 0, 0),
+        (ReplyKind.DONE, 1, MAX_MESSAGE_BYTES + 1, 0, 0),
+        (ReplyKind.DONE, 1, 12, 2, 2),
+        (ReplyKind.DIGEST, 0, PIXEL_BYTES, SIDE, SIDE),
+        (ReplyKind.DIGEST, 1, 5, 0, 0),
+        (ReplyKind.READY, 0, 1, 0, 0),
     ],
 )
-def test_what_no_reading_process_says_is_refused(kind: int, code: int, num_bytes: int) -> None:
-    head = struct.pack("<BBBx32sI", kind, 1, code, bytes(32), num_bytes)
-    with pytest.raises(ValueError, match=r"a reply of kind|bytes where"):
-        ReplyHead.decode(head, pixel_bytes=PIXEL_BYTES)
+def test_what_no_reading_process_says_is_refused(kind: int, code: int, num_bytes: int, rows: int, columns: int) -> None:
+    head = struct.pack("<BBBx32sIIIHH", kind, 1, code, bytes(32), num_bytes, 0, 0, rows, columns)
+    with pytest.raises(ValueError, match=r"a reply of kind|bytes for"):
+        ReplyHead.decode(head, max_side=SIDE)
 
 
 @given(st.binary(min_size=REPLY_HEAD_BYTES, max_size=REPLY_HEAD_BYTES))
 def test_a_head_of_any_bytes_is_refused_or_is_within_bounds(head: bytes) -> None:
     try:
-        reply = ReplyHead.decode(head, pixel_bytes=PIXEL_BYTES)
+        reply = ReplyHead.decode(head, max_side=SIDE)
     except ValueError:
         return
-    assert reply.num_bytes in (0, PIXEL_BYTES) or (reply.code is not None and reply.num_bytes <= MAX_MESSAGE_BYTES)
+    assert reply.num_bytes <= (PIXEL_BYTES if reply.code is None else MAX_MESSAGE_BYTES)
     assert len(reply.digest) in (0, 64)
 
 

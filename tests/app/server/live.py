@@ -64,7 +64,8 @@ def answer(text: str = "red", *, error: AnswerError | None = None, **fields: obj
 
 def status(state: str = "ready", **fields: object) -> ServiceStatus:
     """How a stub is."""
-    values = {"is_stalled": False, "num_running": 0, "num_waiting": 0, "num_encoded": 0, "restarts": 0}
+    counts = ("num_running", "num_waiting", "num_reading", "num_slow_reading", "num_encoded", "restarts")
+    values = {"is_stalled": False, **dict.fromkeys(counts, 0)}
     return ServiceStatus(state=state, **{**values, "last_error": None, "uptime_s": 1.0, **fields})
 
 

@@ -342,13 +342,15 @@ def test_health_and_readiness_follow_the_state(
 
 
 def test_health_tells_of_restarts_and_what_is_under_way(client: httpx.Client, service: StubService) -> None:
-    service.state = status(restarts=2, last_error="It broke.", num_running=3, num_waiting=4)
+    counts = {"num_running": 3, "num_waiting": 4, "num_reading": 2, "num_slow_reading": 1}
+    service.state = status(restarts=2, last_error="It broke.", **counts)
 
     content = client.get("/health").json()
 
     assert content["restarts"] == 2
     assert content["last_error"] == "It broke."
     assert (content["running"], content["waiting"]) == (3, 4)
+    assert (content["reading"], content["slow_reading"]) == (2, 1)
 
 
 def test_metrics_count_requests_by_route_and_never_by_path(service: StubService) -> None:

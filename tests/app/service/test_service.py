@@ -11,7 +11,7 @@ import pytest
 import app.service.service
 from app.captioner import Answer, Captioner, TextDelta
 from app.flow import Flow
-from app.reading.reader import PictureReader
+from app.reading.isolated import IsolatedReader
 from app.resources import sample_pictures
 from app.service.service import Ask, BusyError, Observer, Service, ServiceLimits, Ticket, UnavailableError
 from llm.engine.sampling_params import SamplingParams
@@ -224,7 +224,7 @@ def test_a_picture_whose_reading_fails_as_none_ever_did_is_answered(
 
     service = start()
     with monkeypatch.context() as patch:
-        patch.setattr(PictureReader, "read", failing)
+        patch.setattr(IsolatedReader, "read", failing)
         answer = service.submit(ask(0)).result()
 
     assert answer.error is not None

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from app.captioner import Captioner
 from app.resources import sample_pictures
@@ -189,15 +190,24 @@ def test_only_files_below_the_upload_folder_count_as_uploaded(uploads: Path) -> 
 
 
 def test_a_look_at_a_picture_tells_what_it_is_or_why_not(service: Service, uploads: Path, tmp_path: Path) -> None:
-    seen = look(place_in_uploads(MOON), "moon.png", limits=service.limits)
+    def look_at(path: str, name: str) -> PickedPicture:
+        return asyncio.run(look(service, (path, name), client="test"))
+
+    seen = look_at(place_in_uploads(MOON), "moon.png")
     assert (seen.name, seen.width, seen.height, seen.problem) == ("moon.png", 224, 224, "")
+    assert seen.shown == seen.source
+
+    deep = tmp_path / "deep.tiff"
+    Image.new("I;16", (300, 200)).save(deep)
+    seen = look_at(place_in_uploads(deep), "deep.tiff")
+    assert (seen.width, seen.height) == (300, 200)
+    with Image.open(seen.shown) as preview:
+        assert (preview.format, preview.size) == ("WEBP", (300, 200))
 
     broken = tmp_path / "broken.png"
     broken.write_bytes(MOON.read_bytes()[:700])
-    assert "`my.png` is cut off" in look(place_in_uploads(broken), "my.png", limits=service.limits).problem
-
-    small = ServiceLimits(max_picture_bytes=100)
-    assert "at most 100 bytes" in look(place_in_uploads(MOON), "moon.png", limits=small).problem
+    assert "`my.png` is cut off" in look_at(place_in_uploads(broken), "my.png").problem
+    assert "choose it again" in look_at(str(tmp_path / "none.png"), "none.png").problem
 
 
 def test_uploads_lie_in_a_folder_of_their_own_that_is_removed(uploads: Path) -> None:

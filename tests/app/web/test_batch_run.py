@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -286,11 +285,7 @@ def test_a_measurement_that_is_stopped_measures_no_more(service: Service) -> Non
 
 
 def test_thumbnails_come_with_answers_and_not_with_errors(service: Service) -> None:
-    async def main(threads: ThreadPoolExecutor) -> list[Result]:
-        return await collect(batch(service, [*files_of(SAMPLES[:2]), unreadable()], thumbnails=threads))
-
-    with ThreadPoolExecutor(1) as threads:
-        results = asyncio.run(main(threads))
+    results = asyncio.run(collect(batch(service, [*files_of(SAMPLES[:2]), unreadable()], has_thumbnails=True)))
     shown = {result.record["error"] is None: result.thumbnail for result in results}
     assert shown[False] is None
     assert shown[True] is not None

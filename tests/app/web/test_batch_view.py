@@ -2,18 +2,14 @@
 
 import dataclasses
 import re
-from base64 import b64decode
 from html.parser import HTMLParser
-from io import BytesIO
 
 import pytest
-from PIL import Image
 
 from app.records.record import ErrorRecord, Record
 from app.service.service import UnavailableError
 from app.web import batch_view
 from app.web.batch_types import Progress, Result
-from app.web.thumbnails import THUMBNAIL_SIDE, thumbnail
 from app.web.troubles import told
 
 HOSTILE = '<img src=x onerror=alert(1)> ${alert(2)} {{3}} `4` " onclick="5'
@@ -178,30 +174,3 @@ def test_what_users_can_mend_is_told_in_full() -> None:
 def test_a_fault_of_the_server_names_none_of_its_paths(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     assert "secret" not in " ".join(told(error)) + caplog.text
     assert "Something went wrong on the server" in told(error)[0]
-
-
-# Thumbnails
-
-
-def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
-    buffer = BytesIO()
-    image.save(buffer, kind)
-    return buffer.getvalue()
-
-
-@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "1", "I;16", "CMYK"])
-def test_a_thumbnail_is_small_whatever_the_mode(mode: str) -> None:
-    kind = "JPEG" if mode == "CMYK" else "PNG"
-    small = thumbnail(encoded(Image.new(mode, (900, 300)), kind), max_pixels=10**6, max_bytes=10**6)
-
-    assert small is not None
-    image = Image.open(BytesIO(b64decode(small.partition(",")[2])))
-    assert (image.format, image.size) == ("JPEG", (THUMBNAIL_SIDE, 53))
-
-
-def test_what_is_no_picture_or_too_large_has_no_thumbnail() -> None:
-    large = encoded(Image.new("RGB", (100, 100)))
-
-    assert thumbnail(b"no picture", max_pixels=10**6, max_bytes=10**6) is None
-    assert thumbnail(large, max_pixels=9_999, max_bytes=10**6) is None
-    assert thumbnail(large, max_pixels=10**6, max_bytes=10) is None

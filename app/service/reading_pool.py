@@ -1,0 +1,193 @@
+"""Pictures of many clients are read in a few processes, clients in turn. Slow pictures only wait for each other.
+
+There are two lanes. Every picture begins in the fast lane. One that is not read after `slow_after_s` moves to the slow
+lane, where its process has a lower priority. If the slow lane is full and others wait for the fast one, the reading is
+stopped and starts again when the slow lane has a free place. So pictures that take long cannot block those that do not.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from app.answers import AnswerError
+from app.reading.process import KeepWaiting, ReadingProcess
+from app.reading.reader import PictureReading
+from app.service.fair_queue import FairQueue
+from app.service.types import ServiceLimits
+
+# Of `AnswerError`: too many slow pictures wait already.
+READING_BUSY = "reading_busy"
+
+
+class ClientReader(Protocol):
+    """What a pool reads with: `IsolatedReader`."""
+
+    def read(
+        self, source: bytes, *, name: str | None, side: int | None, keep_waiting: KeepWaiting
+    ) -> PictureReading: ...
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class ReadingTask:
+    """One picture to read."""
+
+    picture: bytes
+    name: str  # in messages
+    client: str
+    is_wanted: Callable[[], bool]  # asked many times a second while it is read; the reading ends when it returns False
+    deliver: Callable[[PictureReading | Exception], None]  # called once, unless nobody wants it any more
+    side: int | None = None  # of a view for people; None: the encoder's square
+    is_slow: bool = False  # whether it is in the slow lane
+    began: float = 0.0  # by `time.perf_counter()`, when it was last taken from its queue
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolStatus:
+    """Pictures in a pool, by what becomes of them."""
+
+    num_reading: int
+    num_slow: int  # of them, for longer than `slow_after_s`
+    num_waiting: int  # for a process
+
+
+NO_READING = PoolStatus(num_reading=0, num_slow=0, num_waiting=0)
+
+
+class ReadingPool:
+    """Any thread may use it. `reader` needs a process for each place of both lanes; the pool closes it."""
+
+    def __init__(self, reader: ClientReader, *, limits: ServiceLimits, num_fast: int) -> None:
+        self._reader, self._limits = reader, limits
+        self._changed = threading.Condition()  # guards all that follows
+        self._num_places = {False: num_fast, True: limits.max_slow_pictures}  # by `ReadingTask.is_slow`
+        self._queues: dict[bool, FairQueue[ReadingTask]] = {False: FairQueue(), True: FairQueue()}
+        self._running: set[ReadingTask] = set()
+        self._is_closed = False
+        # Daemons: the interpreter does not wait for them when it ends.
+        self._threads = [
+            threading.Thread(target=self._work, name=f"read {number}", daemon=True)
+            for number in range(sum(self._num_places.values()))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, task: ReadingTask) -> None:
+        """Add a picture. Never waits."""
+        with self._changed:
+            self._queues[task.is_slow].put(task, owner=task.client)
+            self._changed.notify()
+
+    def discard(self, task: ReadingTask) -> None:
+        """Forget a picture that waits. One that is being read ends when `is_wanted` is asked."""
+        with self._changed:
+            self._queues[task.is_slow].remove(task, owner=task.client)
+
+    def status(self) -> PoolStatus:
+        """What is under way now."""
+        with self._changed:
+            slow_since = time.perf_counter() - self._limits.slow_after_s
+            return PoolStatus(
+                num_reading=len(self._running),
+                num_slow=sum(task.is_slow or task.began < slow_since for task in self._running),
+                num_waiting=sum(map(len, self._queues.values())),
+            )
+
+    def close(self, *, timeout_s: float) -> None:
+        """End the processes, also those that read, and the threads. Pictures that wait are dropped."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._reader.close()
+        ends_by = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, ends_by - time.monotonic()))
+
+    def _work(self) -> None:
+        while (task := self._take()) is not None:
+            result: PictureReading | Exception
+            try:
+                result = self._reader.read(
+                    task.picture,
+                    name=task.name,
+                    side=task.side,
+                    keep_waiting=partial(self._keep_waiting, task),
+                )
+            except _PostponedError:
+                self._leave(task)
+                self._postpone(task)
+                continue
+            except Exception as error:
+                result = error
+            self._leave(task)
+            if task.is_wanted():
+                task.deliver(result)
+
+    def _take(self) -> ReadingTask | None:
+        """The next picture for a free place; None when the pool is closed."""
+        with self._changed:
+            while not self._is_closed:
+                task = self._next(is_slow=False) or self._next(is_slow=True)
+                if task is None:
+                    self._changed.wait()
+                elif task.is_wanted():
+                    task.began = time.perf_counter()
+                    self._running.add(task)
+                    return task
+            return None
+
+    def _next(self, *, is_slow: bool) -> ReadingTask | None:
+        is_free = self._num_running(is_slow=is_slow) < self._num_places[is_slow]
+        return self._queues[is_slow].take() if is_free else None
+
+    def _leave(self, task: ReadingTask) -> None:
+        with self._changed:
+            self._running.discard(task)
+            self._changed.notify()
+
+    def _keep_waiting(self, task: ReadingTask, process: ReadingProcess, seconds: float) -> None:
+        """Decide what becomes of a picture that has been read for so long."""
+        if self._is_closed or not task.is_wanted():
+            raise _UnwantedError
+        if not task.is_slow and seconds > self._limits.slow_after_s:
+            self._move_to_slow_lane(task)
+        if task.is_slow and not process.is_spent:
+            process.slow_down()
+            self._reader.start()  # another one for the fast lane
+
+    def _move_to_slow_lane(self, task: ReadingTask) -> None:
+        with self._changed:
+            if self._num_running(is_slow=True) < self._num_places[True]:
+                task.is_slow = True
+                self._changed.notify()
+            elif len(self._queues[False]):
+                raise _PostponedError
+
+    def _postpone(self, task: ReadingTask) -> None:
+        task.is_slow = True
+        if len(self._queues[True]) < self._limits.max_slow_waiting:
+            self.submit(task)
+            return
+        message = "The picture takes long to read, and others that do wait already. Ask later, or send a smaller one."
+        task.deliver(
+            PictureReading(
+                digest="", pixels=None, error=AnswerError(code=READING_BUSY, message=message), elapsed_ms=0.0
+            )
+        )
+
+    def _num_running(self, *, is_slow: bool) -> int:
+        return sum(task.is_slow == is_slow for task in self._running)
+
+
+class _PostponedError(Exception):
+    """The reading starts again in the slow lane."""
+
+
+class _UnwantedError(Exception):
+    """Nobody wants the picture any more."""

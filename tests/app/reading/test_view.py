@@ -1,0 +1,71 @@
+"""A view is small, upright and in colour, whatever the mode of the picture."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from app.reading.reader import PictureLimits, PictureReader
+from app.reading.view import BACKGROUND, view_pixels
+from app.spec import CaptionerSpec
+from vision.image import load_picture
+
+SIDE = 160
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "1", "I;16", "I", "F", "CMYK"])
+def test_a_view_is_small_whatever_the_mode(mode: str) -> None:
+    kind = "TIFF" if mode in ("CMYK", "I", "F") else "PNG"
+    image = load_picture(encoded(Image.new(mode, (900, 300)), kind)).image
+
+    pixels = view_pixels(image, side=SIDE)
+
+    assert (pixels.shape, pixels.dtype) == ((53, SIDE, 3), np.uint8)
+
+
+def test_a_small_picture_is_not_enlarged() -> None:
+    assert view_pixels(Image.new("RGB", (20, 10)), side=SIDE).shape == (10, 20, 3)
+
+
+def test_deep_grey_is_spread_over_its_values() -> None:
+    values = np.linspace(30_000, 30_200, 64 * 64, dtype=np.uint16).reshape(64, 64)
+    pixels = view_pixels(Image.fromarray(values), side=SIDE)
+
+    assert (pixels.min(), pixels.max()) == (0, 255)
+
+
+def test_floats_that_are_no_numbers_are_shown() -> None:
+    values = np.array([[np.nan, 0.0], [1.0, 2.0]], dtype=np.float32)
+    assert view_pixels(Image.fromarray(values), side=SIDE).shape == (2, 2, 3)
+
+
+def test_what_is_transparent_stands_on_grey() -> None:
+    assert tuple(view_pixels(Image.new("RGBA", (4, 4)), side=SIDE)[0, 0]) == BACKGROUND
+
+
+def test_a_reader_gives_views_upright_with_the_size_of_the_whole_picture() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture = encoded(Image.new("RGB", (1200, 800)), "JPEG", exif=exif)
+
+    reading = PictureReader(CaptionerSpec(exif="ignore"), size=224).read(picture, side=SIDE)
+
+    assert reading.pixels is not None
+    assert reading.pixels.shape == (160, 107, 3)
+    assert (reading.width, reading.height) == (800, 1200)
+
+
+def test_a_view_has_the_limits_of_the_reader() -> None:
+    picture = encoded(Image.new("RGB", (100, 100)))
+    for limits in (PictureLimits(max_pixels=9_999), PictureLimits(max_bytes=10)):
+        reading = PictureReader(CaptionerSpec(), size=224, limits=limits).read(picture, side=SIDE)
+        assert reading.pixels is None
+        assert reading.error is not None
+        assert reading.error.code == "too_large"
