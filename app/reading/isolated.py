@@ -86,8 +86,8 @@ class IsolatedReader:
     ) -> PictureReading:
         """As `Reader.read`. Raises `ReadingProcessError` if no process can be started, RuntimeError after closing.
 
-        The time of `wants_pixels` does not count. `keep_waiting` is called many times a second while a process reads;
-        what it raises ends the reading and is raised here.
+        The time of `wants_pixels` does not count. `keep_waiting` is called 20 times a second while a process reads,
+        with the processor seconds it has used; what it raises ends the reading and is raised here.
         """
         if isinstance(source, os.PathLike):
             source = os.fsdecode(source)

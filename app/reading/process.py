@@ -57,7 +57,8 @@ SLOW_NICENESS = 5  # a quarter to a third of the processor time of what computes
 MAX_KEPT_BYTES = 384 * 2**20
 _CHECK_MEMORY_AFTER_MS = 100.0  # pictures that are read sooner have not filled much
 
-# Called with the seconds since a reading began, while it goes on. What it raises ends the reading.
+# Called while a reading goes on, with the process and the processor seconds that it has used for this picture. What it
+# raises ends the reading.
 KeepWaiting = Callable[["ReadingProcess", float], None]
 
 
@@ -138,7 +139,7 @@ class ReadingProcess:
         self._send(*request.encode(), deadline=deadline)
         max_side = self._size if side is None else side
         if keep_waiting is not None:
-            self._wait(keep_waiting, started=started, deadline=deadline)
+            self._wait(keep_waiting, deadline=deadline)
         head = self._receive_head(deadline, max_side=max_side)
         if head.kind is ReplyKind.DIGEST:
             asked = time.monotonic()
@@ -146,7 +147,7 @@ class ReadingProcess:
             deadline = None if deadline is None else deadline + time.monotonic() - asked  # which was our own time
             self._send(WANTED if is_wanted else NOT_WANTED, deadline=deadline)
             if keep_waiting is not None:
-                self._wait(keep_waiting, started=started, deadline=deadline)
+                self._wait(keep_waiting, deadline=deadline)
             head = self._receive_head(deadline, max_side=max_side)
         if head.kind is not ReplyKind.DONE:
             raise ChildProcessError(f"it said {head.kind.name} where a picture was due")
@@ -227,14 +228,26 @@ class ReadingProcess:
         except OSError as error:  # the kernel's, for whatever else a socket can have
             raise ConnectionAbortedError(error.strerror) from error
 
-    def _wait(self, keep_waiting: KeepWaiting, *, started: float, deadline: float | None) -> None:
+    def _wait(self, keep_waiting: KeepWaiting, *, deadline: float | None) -> None:
         """Until something can be received or the deadline is over."""
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
+        cpu_before: float | None = None
         while not poll.poll(min(TICK_S, _remaining(deadline) or TICK_S) * 1e3):
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError
-            keep_waiting(self, time.perf_counter() - started)
+            cpu_s = self._cpu_seconds()
+            cpu_before = cpu_s if cpu_before is None else cpu_before
+            keep_waiting(self, cpu_s - cpu_before)
+
+    def _cpu_seconds(self) -> float:
+        """Processor seconds of its whole life; where the system does not tell, those of the clock."""
+        try:
+            with open(f"/proc/{self.process_id}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, IndexError, ValueError):
+            return time.monotonic()
 
     def _resident_bytes(self) -> int:
         """Memory in use; 0 where the system does not tell."""

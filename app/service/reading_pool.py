@@ -1,8 +1,9 @@
 """Pictures of many clients are read in a few processes, clients in turn. Slow pictures only wait for each other.
 
-There are two lanes. Every picture begins in the fast lane. One that is not read after `slow_after_s` moves to the slow
-lane, where its process has a lower priority. If the slow lane is full and others wait for the fast one, the reading is
-stopped and starts again when the slow lane has a free place. So pictures that take long cannot block those that do not.
+There are two lanes. Every picture begins in the fast lane. A picture that takes more than `slow_after_s` of processor
+time, or hangs, moves to the slow lane, where its process has a lower priority. If the slow lane is full and others wait
+for the fast one, the reading is stopped, and starts again when the slow lane has a free place. So pictures that take
+long cannot block those that do not.
 """
 
 import threading
@@ -20,6 +21,9 @@ from app.service.types import ServiceLimits
 
 # Of `AnswerError`: too many slow pictures wait already.
 READING_BUSY = "reading_busy"
+_HANGS_AFTER = (
+    10  # times `slow_after_s` by the clock: a reading that computes nothing, or a machine with too much to do
+)
 
 
 class ClientReader(Protocol):
@@ -45,7 +49,7 @@ class ReadingTask:
     deliver: Callable[[PictureReading | Exception], None]  # called once, unless nobody wants it any more
     side: int | None = None  # of a view for people; None: the encoder's square
     is_slow: bool = False  # whether it is in the slow lane
-    began: float = 0.0  # by `time.perf_counter()`, when it was last taken from its queue
+    began: float | None = None  # by `time.perf_counter()`, when a process was first seen to read it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +57,7 @@ class PoolStatus:
     """Pictures in a pool, by what becomes of them."""
 
     num_reading: int
-    num_slow: int  # of them, for longer than `slow_after_s`
+    num_slow: int  # of them, those that take long
     num_waiting: int  # for a process
 
 
@@ -92,10 +96,9 @@ class ReadingPool:
     def status(self) -> PoolStatus:
         """What is under way now."""
         with self._changed:
-            slow_since = time.perf_counter() - self._limits.slow_after_s
             return PoolStatus(
                 num_reading=len(self._running),
-                num_slow=sum(task.is_slow or task.began < slow_since for task in self._running),
+                num_slow=sum(task.is_slow or self._hangs(task) for task in self._running),
                 num_waiting=sum(map(len, self._queues.values())),
             )
 
@@ -137,7 +140,6 @@ class ReadingPool:
                 if task is None:
                     self._changed.wait()
                 elif task.is_wanted():
-                    task.began = time.perf_counter()
                     self._running.add(task)
                     return task
             return None
@@ -151,15 +153,22 @@ class ReadingPool:
             self._running.discard(task)
             self._changed.notify()
 
-    def _keep_waiting(self, task: ReadingTask, process: ReadingProcess, seconds: float) -> None:
-        """Decide what becomes of a picture that has been read for so long."""
+    def _keep_waiting(self, task: ReadingTask, process: ReadingProcess, cpu_s: float) -> None:
+        """Decide what becomes of a picture that has taken so much processor time."""
         if self._is_closed or not task.is_wanted():
             raise _UnwantedError
-        if not task.is_slow and seconds > self._limits.slow_after_s:
+        if task.began is None:
+            task.began = time.perf_counter()
+        is_slow = cpu_s > self._limits.slow_after_s or self._hangs(task)
+        if is_slow and not task.is_slow:
             self._move_to_slow_lane(task)
         if task.is_slow and not process.is_spent:
             process.slow_down()
             self._reader.start()  # another one for the fast lane
+
+    def _hangs(self, task: ReadingTask) -> bool:
+        seconds = 0.0 if task.began is None else time.perf_counter() - task.began
+        return seconds > _HANGS_AFTER * self._limits.slow_after_s
 
     def _move_to_slow_lane(self, task: ReadingTask) -> None:
         with self._changed:
@@ -170,7 +179,7 @@ class ReadingPool:
                 raise _PostponedError
 
     def _postpone(self, task: ReadingTask) -> None:
-        task.is_slow = True
+        task.is_slow, task.began = True, None
         if len(self._queues[True]) < self._limits.max_slow_waiting:
             self.submit(task)
             return

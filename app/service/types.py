@@ -35,9 +35,9 @@ class ServiceLimits:
     stall_s: float = 120.0  # that one step may take, before the service counts as stalled
     max_pixels: int = 50_000_000
     max_picture_bytes: int = 32 * 2**20
-    picture_timeout_s: float = 10.0  # to read one picture
+    picture_timeout_s: float = 20.0  # to read one picture
     reading_memory_bytes: int = 2**30  # that one picture may take in the process that reads it
-    slow_after_s: float = 0.5  # from then on, a picture that is being read counts as slow
+    slow_after_s: float = 0.5  # of processor time; a picture that takes more to read counts as slow
     max_slow_pictures: int = 2  # slow pictures that are read at once, beside the others
     max_slow_waiting: int = 8  # slow pictures behind them; further ones are refused
     max_prompt_chars: int = 20_000  # of the prompt, and of all choices together
@@ -59,7 +59,7 @@ class ServiceStatus:
     num_running: int
     num_waiting: int
     num_reading: int  # pictures
-    num_slow_reading: int  # of them, for longer than `slow_after_s`
+    num_slow_reading: int  # of them, those that take long
     num_encoded: int  # pictures that are kept encoded
     restarts: int
     last_error: str | None

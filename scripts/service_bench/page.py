@@ -11,7 +11,8 @@ INTRODUCTION = """\
 # The service under load
 
 `llama-adapter serve` with the embedded model, asked over loopback. This page is made of [service.json](service.json) by
-`python -m scripts.bench_service` and `python -m scripts.refused_inputs`, each its own part.
+`python -m scripts.bench_service`, `python -m scripts.attack_service` and `python -m scripts.refused_inputs`, each its
+own part.
 """
 
 LOAD = """\
@@ -33,6 +34,8 @@ def as_markdown(content: Figures) -> str:
     lines = [INTRODUCTION]
     load = content.get("load")
     lines += _load(load) if load else ["## Requests of many clients", "", NOT_MEASURED, ""]
+    attack = content.get("attack")
+    lines += _attack(attack) if attack else ["## Slow pictures", "", NOT_MEASURED, ""]
     refusals = content.get("refusals")
     lines += _refusals(refusals) if refusals else ["## Requests that are refused", "", NOT_MEASURED, ""]
     return "\n".join(lines).rstrip("\n") + "\n"
@@ -137,6 +140,37 @@ def _end(row: Figures) -> Iterator[str]:
     yield "| --- | --- |"
     yield f"| under way at the signal: {sum(row['across'].values())} | {_told(row['across'])} |"
     yield f"| sent after it: {sum(row['after'].values())} | {_told(row['after'])} |"
+    yield ""
+
+
+ATTACK = """\
+## Slow pictures
+
+Pictures of {largest_mb:.0f} MB or less that take a decoder minutes or gigabytes of memory. For each kind, a server of
+its own answers {good} clients as above (new pictures) for {calm_s:g} s. Then {attackers} other clients send a slow
+picture each, while the good clients go on for {attack_s:g} s. p99 is the time of a good client's whole answer. Memory
+is that of the server and its reading processes: before, and the most during the attack. At the end the slow clients
+hang up, and the server gets SIGTERM.
+"""
+
+
+def _attack(attack: Figures) -> Iterator[str]:
+    yield ATTACK.format(**attack)
+    yield (
+        "| slow pictures | p99 before | p99 under attack | good requests/s | not answered | slow pictures got | memory "
+        "| SIGTERM |"
+    )
+    yield "| --- | ---: | ---: | --- | ---: | --- | --- | ---: |"
+    for row in attack["rows"]:
+        yield (
+            f"| {row['kind']} | {row['calm']['p99_ms']:,.0f} ms | {row['under_attack']['p99_ms']:,.0f} ms "
+            f"| {row['calm']['requests_per_s']:.0f}, then {row['under_attack']['requests_per_s']:.0f} "
+            f"| {row['under_attack']['num_failed']} | {_told(row['slow'])} "
+            f"| {row['memory_mb']:.0f}, then {row['most_memory_mb']:.0f} MB | {row['end_s']:.1f} s |"
+        )
+    yield ""
+    yield from company(attack["circumstances"])
+    yield f"Circumstances: {_circumstances(attack['circumstances'])}"
     yield ""
 
 

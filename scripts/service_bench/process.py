@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,8 +18,14 @@ READY = "serving on "
 class ServerProcess:
     """A server on a free port of loopback, ready from its creation on."""
 
-    def __init__(self, *flags: str, command: Sequence[str] = ("-m", "app", "serve"), timeout_s: float = 120.0) -> None:
-        """Start it; raises RuntimeError with its last words where it does not get ready in time."""
+    def __init__(
+        self,
+        *flags: str,
+        command: Sequence[str] = ("-m", "app", "serve"),
+        tree: Path | None = None,
+        timeout_s: float = 120.0,
+    ) -> None:
+        """Start it, of the checkout `tree` (default: this one). Raises RuntimeError if it is not ready in time."""
         self.lines: list[str] = []  # of its stderr
         self._addresses: queue.Queue[str | None] = queue.Queue()
         self._process = subprocess.Popen(
@@ -28,7 +35,8 @@ class ServerProcess:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            cwd=tree,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"} | ({} if tree is None else {"PYTHONPATH": str(tree)}),
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -81,6 +89,17 @@ class ServerProcess:
     def peak_mb(self) -> float:
         """The most memory since the start, or since `forget_peak`."""
         return self._status_mb("VmHWM")
+
+    def tree_mb(self) -> float:
+        """Memory in use now by the server and the processes it started; what they share counts once."""
+        pids, total = [self.pid], 0.0
+        for pid in pids:
+            with suppress(OSError):  # it has ended meanwhile
+                for children in Path(f"/proc/{pid}/task").glob("*/children"):
+                    pids += map(int, children.read_text(encoding="ascii").split())
+                lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
+                total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+        return total
 
     def forget_peak(self) -> None:
         """Let the peak begin anew at what is in use now."""

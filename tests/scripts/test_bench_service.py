@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from scripts import attack_service
 from scripts.bench_service import DOCS, QUICK, main, measure, write
+from scripts.service_bench import slow_files
 from scripts.service_bench.client import Reply, ask_once
 from scripts.service_bench.page import as_markdown
 from scripts.service_bench.promises import at_the_end
@@ -193,3 +195,17 @@ def test_a_service_keeps_its_promises_under_a_short_load() -> None:
     assert overload["num_wrong"] == overload["num_without_retry_after"] == 0
     assert (figures["end"]["num_lost"], figures["end"]["num_wrong"], figures["end"]["exit_code"]) == (0, 0, 0)
     assert as_markdown({"load": figures})
+
+
+@pytest.mark.slow
+def test_a_slow_picture_among_good_ones_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {"small": lambda: slow_files.progressive_jpeg(side=256, num_scans=50)}
+    monkeypatch.setattr(attack_service, "KINDS", kinds)
+    monkeypatch.setattr(attack_service, "CALM_S", 0.5)
+
+    assert attack_service.main(["--seconds", "1", "--out", str(tmp_path)]) == 0
+    (row,) = json.loads((tmp_path / "service.json").read_text())["attack"]["rows"]
+    assert row["exit_code"] == 0
+    assert row["slow"] == {"answered": 8}
+    assert row["most_memory_mb"] > 50
+    assert "| small |" in (tmp_path / "service.md").read_text()

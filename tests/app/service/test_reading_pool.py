@@ -137,7 +137,7 @@ def test_where_the_slow_lane_is_full_a_slow_picture_is_stopped_for_those_that_wa
 def test_a_slow_picture_stays_where_it_is_while_nobody_waits_for_its_place(pool: Pool) -> None:
     for name in ("slow 1", "slow 2"):
         pool.submit(name)
-    wait_for(lambda: pool.pool.status().num_slow == 2)
+    wait_for(lambda: pool.pool.status().num_slow == 2)  # the second one hangs
 
     pool.reader.let_go("slow 2")
     wait_for(lambda: "slow 2" in pool.delivered)

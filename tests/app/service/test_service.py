@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from app.resources import sample_pictures
 from app.service.service import Ask, BusyError, Observer, Service, ServiceLimits, Ticket, UnavailableError
 from llm.engine.sampling_params import SamplingParams
 from llm.errors import PromptError, PromptTooLongError
+from scripts.service_bench import slow_files
 
 PICTURES = sorted(path for path in sample_pictures().iterdir() if path.suffix != ".jsonl")
 BYTES = [path.read_bytes() for path in PICTURES]
@@ -615,3 +617,83 @@ def test_hundreds_of_requests_with_random_cancels_all_end(start: Starter) -> Non
     assert service.wait_until_idle(WAIT_S)
     status = service.status()
     assert (status.num_running, status.num_waiting) == (0, 0)
+
+
+# Pictures that take long
+
+
+SLOW_LIMITS = ServiceLimits(slow_after_s=0.1, max_slow_pictures=1, max_slow_waiting=1, picture_timeout_s=60.0)
+
+
+def ask_slow(number: int, **options: Any) -> Ask:
+    picture = slow_files.changed(slow_files.progressive_jpeg(side=1024, num_scans=200_000), number)
+    return Ask(picture=picture, label="slow.jpg", prompt=CAPTION, **options)
+
+
+def test_pictures_that_take_minutes_keep_no_other_from_being_answered(start: Starter) -> None:
+    service = start(limits=SLOW_LIMITS)
+    known = service.submit(ask(0)).result()
+    slow = [service.submit(ask_slow(number, client="slow")) for number in range(8)]
+    wait_for(lambda: service.status().num_slow_reading > 0)
+
+    assert service.submit(ask(0)).result().is_reused
+    answers = [service.submit(ask(number)).result() for number in range(1, 6)]
+
+    assert known.error is None
+    assert [answer.error for answer in answers] == [None] * 5
+    assert service.status().num_slow_reading > 0
+    for ticket in slow:
+        ticket.cancel()
+
+
+def test_a_picture_that_is_not_read_in_time_is_answered_with_that(start: Starter) -> None:
+    service = start(limits=replace(SLOW_LIMITS, picture_timeout_s=0.5))
+    answer = service.submit(ask_slow(0)).result()
+
+    assert answer.error is not None
+    assert answer.error.code == "timeout"
+    assert "slow.jpg" in answer.error.message
+    assert "disk" not in answer.error.message
+
+
+def test_a_picture_that_takes_more_memory_than_it_may_is_refused_and_the_next_one_is_read(start: Starter) -> None:
+    service = start(limits=ServiceLimits(reading_memory_bytes=64 * 2**20))
+    picture = slow_files.segmented_jpeg(num_bytes=8 * 2**20)
+    answer = service.submit(Ask(picture=picture, label="large.jpg", prompt=CAPTION)).result()
+
+    assert answer.error is not None
+    assert answer.error.code == "too_large"
+    assert service.submit(ask(0)).result().error is None
+
+
+def test_a_cancelled_request_ends_the_reading_of_its_picture(start: Starter) -> None:
+    service = start(limits=SLOW_LIMITS)
+    ticket = service.submit(ask_slow(0))
+    wait_for(lambda: service.status().num_slow_reading == 1)
+    ticket.cancel()
+
+    wait_for(lambda: service.status().num_reading == 0)
+
+
+def test_a_view_is_cancelled_with_its_future(start: Starter) -> None:
+    service = start(limits=SLOW_LIMITS)
+    view = service.view(ask_slow(0).picture, name="slow.jpg", side=100, client="page")
+    wait_for(lambda: service.status().num_slow_reading == 1)
+    assert view.cancel()
+
+    wait_for(lambda: service.status().num_reading == 0)
+    seen = service.view(BYTES[0], name="good.png", side=100, client="page").result(WAIT_S)
+    assert seen.pixels is not None
+    assert (seen.pixels.shape, seen.width, seen.height) == ((100, 100, 3), 224, 224)
+
+
+def test_closing_waits_for_no_reading(start: Starter) -> None:
+    service = start(limits=SLOW_LIMITS)
+    tickets = [service.submit(ask_slow(number)) for number in range(4)]
+    wait_for(lambda: service.status().num_slow_reading > 0)
+    service.close()
+
+    errors = [ticket.result().error for ticket in tickets]
+    assert [error and error.code for error in errors] == ["cancelled"] * 4
+    assert service._pool is not None
+    assert not any(thread.is_alive() for thread in service._pool._threads)

@@ -1,0 +1,64 @@
+"""Pictures that are small as files and take a decoder minutes, or gigabytes of memory. All are valid."""
+
+import io
+import struct
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Final
+
+from PIL import Image
+
+from scripts.service_bench.bad_files import chunk
+
+_SIGNATURE_AND_HEADER = 33  # bytes of a PNG before its first further chunk
+
+
+@cache
+def progressive_jpeg(*, side: int = 7000, num_scans: int = 14_000) -> bytes:
+    """A grey square whose last scan is repeated: every scan is decoded over all pixels."""
+    content = _plain("JPEG", side=side, progressive=True)
+    scan = content[content.rindex(b"\xff\xda") : -2]
+    return content[:-2] + scan * num_scans + content[-2:]
+
+
+@cache
+def commented_gif(*, num_bytes: int = 31 * 2**20) -> bytes:
+    """A comment in blocks of one byte each, which Pillow joins one by one."""
+    content = _plain("GIF")
+    flags = content[10]
+    head = 13 + (3 * (2 << (flags & 7)) if flags & 0x80 else 0)  # header, screen, global colours
+    return content[:head] + b"\x21\xfe" + b"\x01a" * (num_bytes // 2) + b"\x00" + content[head:]
+
+
+@cache
+def segmented_jpeg(*, num_bytes: int = 31 * 2**20) -> bytes:
+    """Millions of empty APP5 segments, which Pillow keeps in a list."""
+    content = _plain("JPEG")
+    return content[:2] + b"\xff\xe5\x00\x02" * (num_bytes // 4) + content[2:]
+
+
+@cache
+def chunked_png(*, num_bytes: int = 31 * 2**20) -> bytes:
+    """Millions of empty chunks of a private kind."""
+    content, empty = _plain("PNG"), chunk(b"abCd", b"")
+    head = content[:_SIGNATURE_AND_HEADER]
+    return head + empty * (num_bytes // len(empty)) + content[_SIGNATURE_AND_HEADER:]
+
+
+def changed(content: bytes, number: int) -> bytes:
+    """The same picture with other bytes, so that nobody knows it: a number behind its end."""
+    return content + struct.pack(">Q", number)
+
+
+KINDS: Final[Mapping[str, Callable[[], bytes]]] = {
+    "progressive JPEG, 14,000 scans": progressive_jpeg,
+    "GIF, a comment of 16 million blocks": commented_gif,
+    "JPEG, 8 million APP segments": segmented_jpeg,
+    "PNG, 2.7 million chunks": chunked_png,
+}
+
+
+def _plain(kind: str, *, side: int = 8, **options: bool) -> bytes:
+    file = io.BytesIO()
+    Image.new("L", (side, side), 128).save(file, kind, **options)
+    return file.getvalue()
