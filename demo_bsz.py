@@ -167,6 +167,7 @@ def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: Sa
     """Warm up, run the trials, print results and times; returns the exit code."""
     from app.inputs import expand_inputs
     from app.telling import one_line, unfamiliar_note
+    from vision.formats import shown_name
 
     if options.img_size != captioner.image_size:
         raise UsageError(f"IMG_SIZE must be {captioner.image_size}, the size the model takes, got {options.img_size}")
@@ -190,7 +191,7 @@ def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: Sa
             tally.add(answer)
             if trial == 0:
                 said = one_line(answer.text) if answer.error is None else f"error: {answer.error.message}"
-                print(f"[result]: {inputs[answer.index].label}: {said}")
+                print(f"[result]: {shown_name(inputs[answer.index].label)}: {said}")
         print(f"[trial time]: {trial_s * 1e3:.1f} ms")
     print(f"[avg_time]: {total_s / options.infer_loop * 1e3:.1f} ms\n")
     report = make_report(

@@ -8,6 +8,7 @@ from app.answers import Answer
 from app.deciding import Decider
 from app.records.record import Record
 from app.resources import sample_pictures
+from vision.formats import UNSAFE_ON_TERMINALS, shown_name
 
 EMBEDDED_NOTE = (
     "note: the embedded model knows drawn shapes and nothing else; for photographs pass --model, "
@@ -41,12 +42,12 @@ class Unfamiliar:
         if is_one and self._num_answers == 1:
             return (
                 "note: the picture does not look like what this model was trained on, and the answer may mean nothing: "
-                f"{one_line(self._names[0])}"
+                f"{shown_name(self._names[0])}"
             )
         about = "" if what == "picture" else f"{'is' if is_one else 'are'} about pictures that "
         looks = "does not look" if is_one and what == "picture" else "do not look"
         said = f"{self._num_unfamiliar:,} of {self._num_answers:,} {what}s {about}{looks}"
-        named = ", ".join(one_line(name) for name in self._names[:_MAX_NAMED])
+        named = ", ".join(shown_name(name) for name in self._names[:_MAX_NAMED])
         more = ", ..." if len(self._names) > _MAX_NAMED else ""
         return f"note: {said} like what this model was trained on, and the answers may mean nothing: {named}{more}"
 
@@ -72,7 +73,7 @@ def text_line(record: Record, *, decider: Decider | None = None, with_prompt: bo
         said = one_line(decision.text)
         said += "" if decision.probability is None else f" ({decision.probability:.2f})"
     asked = _before_answer(one_line(record["prompt"])) if with_prompt else ""
-    return f"{record['picture']}: {asked}{said}"
+    return f"{shown_name(record['picture'])}: {asked}{said}"
 
 
 def _before_answer(prompt: str) -> str:
@@ -81,8 +82,8 @@ def _before_answer(prompt: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """What a model wrote, fit for one line of a terminal: a space for every character that is not printed."""
-    return "".join(character if character.isprintable() else " " for character in text)
+    """What a model wrote, fit for one line of a terminal: a space for each of `UNSAFE_ON_TERMINALS`."""
+    return UNSAFE_ON_TERMINALS.sub(" ", text)
 
 
 def counted(number: int, done: str, *, what: str = "picture") -> str:

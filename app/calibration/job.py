@@ -114,7 +114,7 @@ def _chosen(job: CalibrationJob, labelled: list[Labelled]) -> list[Labelled]:
 def _question(job: CalibrationJob, one: Labelled) -> Question:
     instruction = job.question if one.prompt is None else one.prompt
     question = Question(instruction=instruction, input=job.input, choices=job.choices)
-    return question.filled(picture_variables(shown_name(one.picture), {}))
+    return question.filled(picture_variables(one.picture, {}))
 
 
 def _ask(
@@ -142,7 +142,7 @@ def _items(labelled: Sequence[Labelled], prompts: Sequence[Prompt], choices: tup
     """One for each picture, which is read once for all its questions."""
     for picture, group in itertools.groupby(range(len(labelled)), key=lambda index: labelled[index].picture):
         questions = tuple(WorkQuestion(index=index, prompt=prompts[index], choices=choices) for index in group)
-        yield WorkItem(picture=picture, label=shown_name(picture), questions=questions)
+        yield WorkItem(picture=picture, label=picture, questions=questions)
 
 
 def _examples(

@@ -63,6 +63,14 @@ def add_export_records(commands: Any) -> None:
         "(default: beside the pictures); metadata: the pictures' folder",
     )
     export.add_argument(
+        "--below",
+        metavar="FOLDER",
+        action="append",
+        default=[],
+        help="sidecars: write texts beside pictures in this folder and the folders in it; may be given several times "
+        "(default: the current folder and that of the records)",
+    )
+    export.add_argument(
         "--rows-per-file",
         metavar="N",
         type=int,
@@ -78,4 +86,6 @@ def add_export_records(commands: Any) -> None:
 def _run_export_records(options: argparse.Namespace) -> int:
     from app.exports.job import ExportRecordsJob, run_export_records
 
-    return run_export_records(settings(ExportRecordsJob, {**vars(options), "records": tuple(options.records)}))
+    return run_export_records(
+        settings(ExportRecordsJob, {**vars(options), "records": tuple(options.records), "below": tuple(options.below)})
+    )

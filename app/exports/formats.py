@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from app.records.record import Record, record_to_line
+from vision.formats import shown_name
 
 CSV_COLUMNS: Final = (
     *("picture", "text", "finish", "unfamiliar", "tokens", "ms"),
@@ -24,7 +25,8 @@ Cell = str | int | float | None
 # A spreadsheet takes a cell that begins so for a formula, in either width of these characters:
 # https://owasp.org/www-community/attacks/CSV_Injection
 _FORMULA_STARTS: Final = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
-_NOT_IN_NAMES: Final = re.compile(r'[<>:"|?*\x00-\x1f\x7f]')
+_NOT_IN_NAMES: Final = re.compile(r'[<>:"|?*\x00-\x1f\x7f\ud800-\udfff]')
+_UNDECODED: Final = re.compile(r"[\udc80-\udcff]")  # bytes that are not UTF-8, as surrogates
 _RESERVED_NAMES: Final = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 _MAX_PART_BYTES: Final = 180
 
@@ -86,7 +88,9 @@ def to_sidecars(records: Iterable[Record]) -> bytes:
         if record["error"] is None:
             answered.append((safe_path(record["picture"]), record["text"]))
         else:
-            failures.append(f"{record['picture']}: {record['error']['code']}: {record['error']['message']}\n")
+            failures.append(
+                f"{shown_name(record['picture'])}: {record['error']['code']}: {record['error']['message']}\n"
+            )
     names = SidecarNames(path for path, _ in answered)
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -105,13 +109,16 @@ def _write(archive: zipfile.ZipFile, name: str, text: str) -> None:
 
 
 def safe_path(name: str) -> str:
-    """A relative path that every system can have as a file: nothing in it leads upwards or is a device's name."""
+    """A relative path that every system can have as a file: nothing in it leads upwards or is a device's name.
+
+    A byte that is not UTF-8 becomes its number, such as `%FF`.
+    """
     parts = [_safe_part(part) for part in name.replace("\\", "/").split("/") if part.strip(". ")]
     return "/".join(parts) or "picture"
 
 
 def _safe_part(part: str) -> str:
-    text = unicodedata.normalize("NFC", part.encode(errors="backslashreplace").decode())
+    text = _UNDECODED.sub(lambda byte: f"%{ord(byte[0]) & 0xFF:02X}", unicodedata.normalize("NFC", part))
     text = _NOT_IN_NAMES.sub("_", text).strip().rstrip(". ")
     stem, suffix = os.path.splitext(text)
     while len((stem + suffix).encode()) > _MAX_PART_BYTES:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from app.calibration.file import Calibration, read_calibration
 from app.deciding import Decider, Decision
 from app.decisions import Rule
 from app.errors import Exit, UsageError
+from app.exports.old_names import file_name
 from app.exports.outputs import (
     METADATA_NAME,
     jsonl_lines,
@@ -29,6 +31,7 @@ from app.records.record import Record
 from app.standard_output import flush_whole, write_whole
 from app.talk import say
 from app.whole_files import refuse_to_replace, whole_file
+from vision.formats import shown_name
 
 RecordTarget = Literal["sidecars", "csv", "metadata", "parquet", "jsonl"]
 
@@ -49,6 +52,7 @@ class ExportRecordsJob:
     calibration: str | None = None
     threshold: float | None = None
     abstain: tuple[float, float] | None = None
+    below: tuple[str, ...] = ()  # folders that texts beside pictures may be written to; none: see `_writable`
     rows_per_file: int | None = None  # then `out` is a folder of files with so many rows each
     force: bool = False
     quiet: bool = False
@@ -59,6 +63,8 @@ class ExportRecordsJob:
                 f"rows_per_file is at least 1 and goes with {', '.join(_IN_PARTS)}, got {self.rows_per_file} with "
                 f"{self.to}"
             )
+        if self.below and (self.to != "sidecars" or self.out is not None):
+            raise ValueError("below goes with sidecars beside the pictures: without out")
         Rule.from_flags(self.threshold, self.abstain)  # refuses numbers out of range
 
 
@@ -94,14 +100,38 @@ def run_export_records(job: ExportRecordsJob) -> int:
 
 
 def _export_sidecars(job: ExportRecordsJob, paths: list[str], selection: Selection, decider: Decider) -> int:
-    with SidecarFiles(job.out, force=job.force) as files:
-        found = survey(paths, selection, see=lambda record: files.see(record["picture"]))
+    below = _writable(job, paths)
+    with SidecarFiles(job.out, force=job.force, below=below) as files:
+        found = survey(paths, selection, see=lambda record: files.see(file_name(record)))
         _check(job, found, decider)
         for record, decision in with_decisions(found.last_of_pictures(), decider):
-            files.write(record["picture"], text_of(record, decision))
+            files.write(file_name(record), text_of(record, decision))
     written = f"{files.num_written} texts written, {files.num_same} were there already"
     _say(job, f"{written}; {_left_out(found)}")
-    return _tell(files.refusals)
+    exit_code = _tell(files.refusals)
+    if files.outside is not None:
+        folders = ", ".join(f"`{shown_name(folder)}`" for folder in below) or "no folder"
+        named = "FOLDER" if files.outside == os.sep else shlex.quote(shown_name(files.outside))
+        say(
+            f"hint: {files.num_outside} pictures are not in {folders}, where texts may be written; "
+            f"--below {named} allows it there, --out FOLDER collects the texts"
+        )
+    return exit_code
+
+
+def _writable(job: ExportRecordsJob, paths: list[str]) -> list[str]:
+    """The folders that texts beside pictures may be written to: records may name any file of the system.
+
+    Those that the user named, or else the current one and those of the files of records, but not the whole system.
+    Raises UsageError where one is no folder.
+    """
+    for folder in job.below:
+        if not os.path.isdir(folder):
+            raise UsageError(f"Wanted a folder as --below, got `{shown_name(folder)}`")
+    if job.below:
+        return list(job.below)
+    folders = [os.getcwd(), *(os.path.dirname(os.path.abspath(path)) for path in paths)]
+    return [folder for folder in dict.fromkeys(map(os.path.realpath, folders)) if folder != os.sep]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

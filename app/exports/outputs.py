@@ -1,6 +1,5 @@
 """Records with what was decided on them -> lines of the files that they are exported as. Opens no file."""
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
@@ -8,8 +7,11 @@ from typing import Final
 from app.deciding import Decider, Decision
 from app.errors import UsageError
 from app.exports.formats import CSV_COLUMNS, Cell, csv_cells, csv_lines
+from app.exports.old_names import file_name
 from app.exports.sidecars import Refusals, is_file
-from app.records.record import Record, record_to_line
+from app.names import name_as_text
+from app.records.record import Record, json_line, record_to_line
+from vision.formats import shown_name
 
 METADATA_NAME: Final = "metadata.jsonl"
 _DECISION_COLUMNS: Final = ("decision", "probability")
@@ -60,13 +62,17 @@ def table_lines(rows: Iterable[Decided], *, choices: Sequence[str], decider: Dec
 def metadata_lines(rows: Iterable[Decided], *, folder: str, has_choices: bool, refusals: Refusals) -> Iterator[bytes]:
     """Hugging Face's metadata.jsonl for the pictures in `folder`: file_name, text, and the record's other facts.
 
-    Every line has the same fields. A picture that is not there, or in an archive, is refused: the whole folder could
-    not be loaded. Raises UsageError for a picture outside of the folder.
+    Every line has the same fields. A picture that is not there, or in an archive, is refused, and so is one whose name
+    is not UTF-8: the whole folder could not be loaded. Raises UsageError for a picture outside of the folder.
     """
     for record, decision in rows:
-        name = name_in_folder(record["picture"], folder=folder)
+        picture = file_name(record)
+        name = name_in_folder(picture, folder=folder)
         if not is_file(os.path.join(folder, name)):
-            refusals.add(record["picture"], "there is no such picture")
+            refusals.add(picture, "there is no such picture")
+            continue
+        if name_as_text(name) != name:
+            refusals.add(picture, f"its name is not UTF-8, which {METADATA_NAME} has to be; rename the picture")
             continue
         line: dict[str, object] = {
             "file_name": name,
@@ -76,7 +82,7 @@ def metadata_lines(rows: Iterable[Decided], *, folder: str, has_choices: bool, r
             line["decision"] = None if decision is None else decision.text
             line["probability"] = None if decision is None else decision.probability
         line |= {name: record.get(name) for name in ("prompt", "finish", "unfamiliar", "tokens", "id", "run")}
-        yield json.dumps(line, ensure_ascii=False, allow_nan=False).encode(errors="backslashreplace") + b"\n"
+        yield json_line(line).encode() + b"\n"
 
 
 def name_in_folder(picture: str, *, folder: str) -> str:
@@ -89,6 +95,6 @@ def name_in_folder(picture: str, *, folder: str) -> str:
         if name != os.pardir and not name.startswith(os.pardir + os.sep):
             return name.replace(os.sep, "/")
     raise UsageError(
-        f"`{picture}` is not in `{folder}`, where its {METADATA_NAME} would be",
+        f"`{shown_name(picture)}` is not in `{shown_name(folder)}`, where its {METADATA_NAME} would be",
         hint="name the folder of all pictures, or one above it, as --out",
     )

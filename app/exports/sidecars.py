@@ -4,12 +4,15 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
 
 from app.exports.formats import SidecarNames, safe_path
+from app.names import place_of
+from vision.formats import shown_name
 
 MAX_TOLD: Final = 10  # of the files that could not be written, by name
 # Of one file or folder: others may be written all the same. A full disk, for one, is nobody's fault but the disk's.
@@ -34,7 +37,7 @@ class Refusals:
         """Take one more."""
         self.count += 1
         if len(self.told) < MAX_TOLD:
-            self.told.append(f"{picture}: {why}")
+            self.told.append(f"{shown_name(picture)}: {why}")
 
     def lines(self) -> list[str]:
         """For stderr."""
@@ -50,18 +53,20 @@ class SidecarFiles:
     replaced, not followed.
     """
 
-    def __init__(self, out: str | None, *, force: bool) -> None:
+    def __init__(self, out: str | None, *, force: bool, below: Sequence[str] = ()) -> None:
         """In the folder `out`, with the folders of pictures as `safe_path` gives them; None: beside the pictures.
 
-        Below `out` no link is followed. Beside pictures, a text is only written where the picture is a file.
+        Below `out` no link is followed. Beside pictures, a text is only written where the picture is a file in one of
+        the folders `below`, at any depth, once all links to it are followed.
         """
         self.num_written = self.num_same = 0  # the same: were there already
         self.refusals = Refusals()
-        self._force, self._names = force, SidecarNames()
-        self._root: int | None = None
+        self.num_outside = 0  # pictures that are in none of the folders
+        self.outside: str | None = None  # the folder that all of those are in
+        self._force, self._names, self._is_beside = force, SidecarNames(), out is None
         if out is not None:
             os.makedirs(out, exist_ok=True)
-            self._root = os.open(out, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._roots = tuple(dict.fromkeys(map(os.path.realpath, below if out is None else [out])))
         self._folder: int | None = None  # the one that was written to last
         self._folder_name: str | None = None
 
@@ -72,9 +77,6 @@ class SidecarFiles:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close_folder()
-        if self._root is not None:
-            os.close(self._root)
-            self._root = None
 
     def see(self, picture: str) -> None:
         """Tell of every picture before the first text, so that no text takes the name of a folder."""
@@ -84,8 +86,8 @@ class SidecarFiles:
         """Put one text in its place, or count it as refused. Raises OSError for what concerns all files."""
         place = self._place(picture)
         try:
-            if self._root is None and not is_file(place):
-                raise _RefusedError("there is no such picture; name a folder as --out for its text")
+            if self._is_beside:
+                self._check(place)
             folder, name = os.path.split(self._names.take(place))
             is_new = self._put(folder, name, text.encode(errors="backslashreplace") + b"\n")
         except _RefusedError as refusal:
@@ -99,7 +101,22 @@ class SidecarFiles:
             self.num_same += not is_new
 
     def _place(self, picture: str) -> str:
-        return os.path.abspath(picture) if self._root is None else safe_path(picture)
+        if not self._is_beside:
+            return os.path.join(self._roots[0], safe_path(picture))
+        try:
+            return place_of(picture)
+        except ValueError:  # a null character in it
+            return picture
+
+    def _check(self, place: str) -> None:
+        """Raise where beside that picture nothing may be written."""
+        folder = os.path.dirname(place)
+        if _root_of(folder, self._roots) is None and os.path.isabs(folder):
+            self.num_outside += 1
+            self.outside = folder if self.outside is None else os.path.commonpath((self.outside, folder))
+            raise _RefusedError("it is in no folder that texts may be written to; name its folder as --below")
+        if not is_file(place):
+            raise _RefusedError("there is no such picture; name a folder as --out for its text")
 
     def _put(self, folder: str, name: str, data: bytes) -> bool:
         """Whether the file is new; False: it was there with this text."""
@@ -126,10 +143,9 @@ class SidecarFiles:
         if self._folder_name == name:
             return
         self._close_folder()
-        if self._root is None:
-            self._folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        else:
-            self._folder = _make_folder(self._root, name)
+        root = _root_of(name, self._roots)
+        assert root is not None, "only places below a root are written to"
+        self._folder = _open_below(root, os.path.relpath(name, root), make=not self._is_beside)
         self._folder_name = name
 
     def _close_folder(self) -> None:
@@ -138,13 +154,19 @@ class SidecarFiles:
         self._folder = self._folder_name = None
 
 
-def _make_folder(root: int, name: str) -> int:
-    """Open a folder below `root`, made where it is missing, one step after the other and through no link."""
-    folder = os.dup(root)
+def _root_of(folder: str, roots: Iterable[str]) -> str | None:
+    """The root that a folder is, or is in."""
+    return next((root for root in roots if folder == root or folder.startswith(root.rstrip("/") + "/")), None)
+
+
+def _open_below(root: str, name: str, *, make: bool) -> int:
+    """Open a folder below `root`, one step after the other and through no link; `make` it where it is missing."""
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for part in name.split("/") if name else ():
-            with suppress(FileExistsError):
-                os.mkdir(part, dir_fd=folder)
+        for part in name.split("/") if name != os.curdir else ():
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=folder)
             below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
             os.close(folder)
             folder = below

@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.errors import UsageError
+from app.exports.old_names import OldNames
 from app.inputs import natural_key
-from app.records.record import Record, RecordFileError, no_records, read_records
+from app.records.record import Record, RecordFileError, read_records
 
 MAX_REMEMBERED: Final = 100  # of prompts, choices and runs: for messages and columns, where more would be no help
 
@@ -107,12 +108,11 @@ def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record]
     """
     found = Survey(paths=tuple(paths), selection=selection)
     pictures, prompts, ids, runs = array("Q"), array("Q"), array("Q"), array("Q")
-    failed, meant = bytearray(), bytearray()
+    failed, meant, old_names = bytearray(), bytearray(), OldNames()
     for path in paths:
         num_before = len(pictures)
-        for number, record in enumerate(read_records(path), start=1):
-            if not _is_sound(record):
-                raise no_records(path, where=f"line {number}")
+        for record in read_records(path):
+            old_names.see(len(pictures), record, key=_key)
             pictures.append(_key(record["picture"]))
             prompts.append(_key(record["prompt"]))
             ids.append(_key(record["id"]))
@@ -124,6 +124,7 @@ def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record]
                 see(record)
         found.num_lines.append(len(pictures) - num_before)
     found._pictures, found._prompts, found._ids = (np.array(keys, dtype=np.uint64) for keys in (pictures, prompts, ids))
+    old_names.rename(found._pictures)
     is_failed = np.frombuffer(failed, dtype=np.bool_)
     is_current = _is_last(found._pictures, found._ids, first=~is_failed)
     run_of = np.array(runs, dtype=np.uint64)
@@ -176,29 +177,6 @@ def _last_places(*keys: _Keys, first: NDArray[np.bool_] | None = None) -> NDArra
     places = np.zeros(count, dtype=np.intp)
     places[order] = order[is_end][np.cumsum(is_end) - is_end]
     return places
-
-
-def _is_sound(record: Record) -> bool:
-    """Whether the values are what their names promise: a file may come from anywhere."""
-    texts = (record["picture"], record["prompt"], record["text"], record["finish"], record["run"])
-    error, choice = record["error"], record["choice"]
-    return (
-        _are(str, *texts)
-        and isinstance(record["tokens"], int)
-        and isinstance(record.get("unfamiliar"), bool | None)
-        and (error is None or (isinstance(error, dict) and _are(str, error.get("code"), error.get("message"))))
-        and (choice is None or (isinstance(choice, dict) and len(choice) > 1 and _are_numbers(choice.values())))
-        and isinstance(record["ms"], dict)
-        and _are_numbers(record["ms"].values())
-    )
-
-
-def _are(kind: type, *values: object) -> bool:
-    return all(isinstance(value, kind) for value in values)
-
-
-def _are_numbers(values: Iterable[object]) -> bool:
-    return all(value is None or isinstance(value, (int, float)) for value in values)
 
 
 def _remember(found: Survey, record: Record) -> None:

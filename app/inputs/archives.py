@@ -102,12 +102,13 @@ class _Sample:
     def _add_picture(self, member: TarMember, *, tar: TarReader) -> None:
         from app.reading.sources import FileSlice  # brings Pillow with it
 
-        label = f"{shown_name(self.archive)}/{shown_name(member.name.removeprefix('./'))}"
+        label = f"{self.archive}/{member.name.removeprefix('./')}"
+        shown = shown_name(label)
         source: str | bytes | FileSlice = self.archive
         error = None
         if member.kind != "file":
             kind = "a sparse file" if member.kind == "sparse" else "a link or a device"
-            message = f"Wanted a picture, but `{label}` is {kind} in the archive; pack the picture itself."
+            message = f"Wanted a picture, but `{shown}` is {kind} in the archive; pack the picture itself."
             error = AnswerError(code="unsupported", message=message)
         elif tar.is_plain:
             source = FileSlice(
@@ -115,7 +116,7 @@ class _Sample:
             )
         elif member.num_bytes > self.max_bytes:
             message = (
-                f"Wanted at most {self.max_bytes:,} bytes, but `{label}` has {member.num_bytes:,}; "
+                f"Wanted at most {self.max_bytes:,} bytes, but `{shown}` has {member.num_bytes:,}; "
                 "make the picture smaller, or unpack the archive and raise the limit."
             )
             error = AnswerError(code="too_large", message=message)
@@ -151,6 +152,5 @@ def _columns(data: bytes, *, extension: str) -> dict[str, str]:
 
 
 def _faulty(path: str, reason: str) -> PictureInput:
-    name = shown_name(path)
-    message = f"Wanted the pictures in the archive `{name}`, but {reason}"
-    return PictureInput(source=path, label=name, root=path, error=AnswerError(code="archive", message=message))
+    message = f"Wanted the pictures in the archive `{shown_name(path)}`, but {reason}"
+    return PictureInput(source=path, label=path, root=path, error=AnswerError(code="archive", message=message))

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from app.inputs.items import PictureInput
 from app.inputs.natural import natural_key
-from vision.formats import PHONE_SUFFIXES, PICTURE_SUFFIXES, shown_name
+from vision.formats import PHONE_SUFFIXES, PICTURE_SUFFIXES
 
 
 def expand_inputs(paths: Iterable[str | os.PathLike[str]], *, recursive: bool = False) -> Iterator[PictureInput]:
@@ -27,7 +27,7 @@ def expand_inputs(paths: Iterable[str | os.PathLike[str]], *, recursive: bool = 
 
 def file_input(path: str, *, root: str | None = None) -> PictureInput:
     """A file, there or not, as one picture."""
-    return PictureInput(source=path, label=shown_name(path), root=root)
+    return PictureInput(source=path, label=path, root=root)
 
 
 def folder_inputs(folder: str, *, recursive: bool) -> Iterator[PictureInput]:

@@ -29,7 +29,8 @@ class PictureInput:
     source: (
         "str | bytes | FileSlice"  # what to open (a name may hold undecodable bytes as surrogates) or the file itself
     )
-    label: str  # the same as printable text, for records and messages
+    # The name as records have it; undecodable bytes are surrogates. Messages show it by `shown_name`.
+    label: str
     root: str | None = None  # the folder or archive that the user named and that this lies in; none: named itself
     columns: Mapping[str, str] = field(default_factory=dict)  # of a manifest or a sample, for templates
     questions: tuple[QuestionFields, ...] = ()  # a manifest's own for this picture; none means the job's

@@ -48,6 +48,7 @@ def _name(line: bytes) -> bytes:
 
 
 def _too_long(path: str, *, line: int) -> PictureInput:
-    label = f"{'stdin' if path == STDIN else shown_name(path)}:{line}"
-    message = f"Wanted the name of a picture in the line `{label}`, but it has more than {MAX_LINE_BYTES:,} bytes."
+    label = f"{'stdin' if path == STDIN else path}:{line}"
+    reason = f"it has more than {MAX_LINE_BYTES:,} bytes"
+    message = f"Wanted the name of a picture in the line `{shown_name(label)}`, but {reason}."
     return PictureInput(source=path, label=label, error=AnswerError(code="list", message=message))

@@ -75,7 +75,7 @@ def _input(values: Mapping[str, object], *, root: str) -> PictureInput:
     path = name if _WITH_SCHEME.match(name) else os.path.join(root, name)
     return PictureInput(
         source=path,
-        label=shown_name(path),
+        label=path,
         root=root or ".",
         columns=as_columns({name: value for name, value in values.items() if name not in spoken_for}),
         questions=() if question is None else (question,),
@@ -101,8 +101,10 @@ def _check_question(values: Mapping[str, object], *, path: str) -> None:
 
 
 def _faulty(path: str, *, line: int, reason: str) -> PictureInput:
-    label = f"{shown_name(path)}:{line}"
-    message = f"Wanted a picture and what is asked of it in the line `{label}`, but {reason}; mend that line."
+    label = f"{path}:{line}"
+    message = (
+        f"Wanted a picture and what is asked of it in the line `{shown_name(label)}`, but {reason}; mend that line."
+    )
     return PictureInput(
         source=path,
         label=label,

@@ -17,6 +17,7 @@ from app.inputs.lists import list_inputs
 from app.inputs.manifests import check_manifest, manifest_inputs
 from app.inputs.patterns import expand_pattern, fixed_folder, is_pattern
 from app.inputs.spec import InputSpec
+from app.names import escaped_name
 from vision.formats import shown_name
 
 
@@ -41,8 +42,9 @@ def read_inputs(spec: InputSpec) -> Iterator[PictureInput]:
     archives, and have no wildcards), and manifests as `manifest_inputs` does. Whatever is named and gives no picture
     is an item all the same, with an `error` or with one that comes when it is opened.
 
-    With `spec.shard` (i, n), an item counts when the first 8 bytes of the SHA-256 of its label (without `./` and the
-    like), as a big-endian number, leave i when divided by n. So n runs that name their inputs alike have each once.
+    With `spec.shard` (i, n), an item counts when the first 8 bytes of the SHA-256 of its label (as `escaped_name` has
+    it, without `./` and the like), as a big-endian number, leave i when divided by n. So n runs that name their inputs
+    alike have each once.
 
     Nothing is kept between calls: each goes through everything again, but for what stdin and pipes give once. Raises
     as `check_inputs` does where that was not asked before, and OSError when a list or manifest stops to be readable.
@@ -97,6 +99,7 @@ def _named_inputs(name: str, *, recursive: bool, root: str | None = None) -> Ite
 
 def _explained(folder: PictureInput, *, recursive: bool) -> PictureInput:
     """A folder that gave no picture, with what would; as it is where that is not to be seen."""
+    shown = shown_name(folder.label)
     has_folders = has_archives = False
     try:
         with os.scandir(folder.path) as listing:
@@ -108,10 +111,10 @@ def _explained(folder: PictureInput, *, recursive: bool) -> PictureInput:
     if has_folders and not recursive:
         what = "but folders in it; --recursive looks into them"
     elif has_archives:
-        what = f"but archives; name them, as in '{os.path.join(folder.label, '*.tar')}'"
+        what = f"but archives; name them, as in '{os.path.join(shown, '*.tar')}'"
     else:
         return folder
-    message = f"Wanted pictures in the folder `{folder.label}`, which has none of its own, {what}."
+    message = f"Wanted pictures in the folder `{shown}`, which has none of its own, {what}."
     return replace(folder, error=AnswerError(code="not_a_file", message=message))
 
 
@@ -121,12 +124,14 @@ def _pattern_inputs(pattern: str, *, recursive: bool) -> Iterator[PictureInput]:
         found_any = True
         yield from _named_inputs(path, recursive=recursive, root=fixed_folder(pattern))
     if not found_any:
-        name = shown_name(pattern)
-        message = f"Wanted files that match the pattern `{name}`, but there are none; quote or correct it."
+        shown = shown_name(pattern)
+        message = f"Wanted files that match the pattern `{shown}`, but there are none; quote or correct it."
         error = AnswerError(code="missing", message=message)
-        yield PictureInput(source=pattern, label=name, error=error)
+        yield PictureInput(source=pattern, label=pattern, error=error)
 
 
 def _shard_of(label: str, *, count: int) -> int:
+    # By the form that labels had once: a picture stays in the shard whose file of records has it.
+    label = escaped_name(label)
     name = label if "://" in label else os.path.normpath(label)
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % count

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from app.answers import Answer, AnswerError
 from app.captioner import ModelInfo
 from app.inputs import PictureInput
 from app.jobs.questions import Question, TemplateError, picture_variables, questions_about
+from app.names import escaped_name
 from app.reading.reader import PictureReading
 from app.records.index import RecordIndex
 from app.records.record import Record, answer_to_record, picture_key, record_id
@@ -23,6 +25,15 @@ _NOTHING_ASKED = AnswerError(
 )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Escaped:
+    """A question as earlier versions recorded it, which escaped what they called unprintable in names."""
+
+    label: str
+    shown: str  # its prompt, which the escaped name may be filled in
+    settings: Mapping[str, Any]
+
+
 @dataclass(slots=True)
 class Asked:
     """A question that is under way."""
@@ -31,6 +42,7 @@ class Asked:
     settings: Mapping[str, Any]
     root: str | None  # what the user named and the picture came from
     path: str | None  # of the picture's file, where it is one
+    escaped: _Escaped | None = None  # where earlier versions had another name for the picture
     has_failed: bool = False  # in an earlier run
 
 
@@ -74,6 +86,7 @@ class Desk:
             if self._needs_question and filled.is_caption and picture.error is None:
                 error = _NOTHING_ASKED
             asked = self._ask(filled, picture)
+            asked.escaped = self._escaped(question, picture)
             prompt = filled.prompt(self._info.default_prompt)
             work = WorkQuestion(index=self._num_asked - 1, prompt=prompt, choices=filled.choices)
             if error is None:
@@ -117,10 +130,14 @@ class Desk:
         if self._earlier is None:
             return False
         own_id = self._id(digest, label, asked)
+        missing_id = self._id("", label, asked)
         state = self._earlier.claim(own_id, label, path=asked.path)
+        if state is None and asked.escaped is not None:
+            label = asked.escaped.label
+            own_id, missing_id = self._id(digest, label, asked.escaped), self._id("", label, asked.escaped)
+            state = self._earlier.claim_escaped(own_id, label)
         if state is None:
             return False
-        missing_id = self._id("", label, asked)
         if state == "answered" and self._earlier.has_failed_since(own_id, label, failure_id=missing_id):
             return False  # it is back: without a new record, exports would go on telling that it is missing
         if state == "failed" and self._retry_errors:
@@ -132,7 +149,17 @@ class Desk:
         del self._asked[index]
         return True
 
-    def _id(self, digest: str, label: str, asked: Asked) -> str:
+    def _escaped(self, question: Question, picture: PictureInput) -> _Escaped | None:
+        label = escaped_name(picture.label)
+        if self._earlier is None or label == picture.label:
+            return None
+        with suppress(TemplateError):  # then nothing is filled in
+            question = question.filled(picture_variables(label, picture.columns))
+        return _Escaped(
+            label=label, shown=question.shown(self._info.default_prompt), settings=self._settings_of(question)
+        )
+
+    def _id(self, digest: str, label: str, asked: Asked | _Escaped) -> str:
         return record_id(
             picture_key(digest, label), prompt=asked.shown, model_digest=self._info.digest, sampling=asked.settings
         )

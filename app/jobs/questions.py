@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from app.inputs import QuestionFields
+from app.names import name_as_text
 from app.prompts import Prompt, RawPrompt
 
 # `{stem}` is a variable, `{{` and `}}` are braces; whatever else stands in braces, such as JSON, stays as it is.
@@ -97,6 +98,7 @@ def questions_about(own: Sequence[QuestionFields], *, common: Sequence[Question]
 
 def picture_variables(label: str, columns: Mapping[str, str]) -> dict[str, str]:
     """What a prompt may name of a picture: `PICTURE_VARIABLES` of its name, and the columns it came with."""
+    label = name_as_text(label)
     path = PurePosixPath(label)
     own = {"stem": path.stem, "name": path.name, "parent": path.parent.name, "path": label}
     return {**own, **columns}

@@ -20,13 +20,16 @@ from app.records.record import Record, record_to_line
 from app.standard_output import give
 from app.talk import say
 from app.telling import Unfamiliar, counted, text_line
+from vision.formats import shown_name
 
 
 class InputGoneError(Exception):
     """What the user named was there and is not any more, such as a folder of a server that went away."""
 
     def __init__(self, root: str, *, hint: str = "bring it back and run the same command again") -> None:
-        self.message = f"`{root}` was there when this began, and is gone: its other pictures were not answered"
+        self.message = (
+            f"`{shown_name(root)}` was there when this began, and is gone: its other pictures were not answered"
+        )
         self.hint = hint
         super().__init__(self.message)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from app.reading.sources import FileSlice
 from vision.errors import PICTURE_ERROR_CODES, PictureErrorCode
+from vision.formats import shown_text
 
 MAX_MESSAGE_BYTES = 65536
 WANTED, NOT_WANTED = b"\x01", b"\x00"  # the answer to a reply of kind DIGEST
@@ -132,5 +133,4 @@ def encode_message(message: str) -> bytes:
 
 def decode_message(message: bytes | bytearray) -> str:
     """The text; never fails, and may go to a terminal: control characters are shown as escapes."""
-    text = message.decode(errors="replace")
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+    return shown_text(message.decode(errors="replace"))

@@ -12,7 +12,8 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from app.records.record import Record, read_record_lines
+from app.names import place_of
+from app.records.record import Record, may_be_escaped, read_record_lines
 
 State = Literal["answered", "failed"]
 
@@ -92,19 +93,32 @@ class RecordIndex:
         `path` is the picture's file, where it has one.
         """
         with self._lock:
-            for row in self._candidates(_key(record_id, picture), path):
-                self._is_claimed[row] = True
-                return "failed" if self._has_failed[row] else "answered"
+            return self._take(self._candidates(_key(record_id, picture), path))
+
+    def claim_escaped(self, record_id: str, escaped: str) -> State | None:
+        """As `claim`, of a picture that records of earlier versions have under this `app.names.escaped_name`."""
+        with self._lock:
+            own, _, _ = self._rows(_key(record_id, escaped))
+            return self._take(row for row in self._free(own) if may_be_escaped(self._record_of(row)))
+
+    def _take(self, candidates: Iterator[int]) -> State | None:
+        for row in candidates:
+            self._is_claimed[row] = True
+            return "failed" if self._has_failed[row] else "answered"
         return None
+
+    def _free(self, rows: range) -> Iterator[int]:
+        """Those that no picture has taken, answers first."""
+        return (row for row in sorted(rows, key=self._has_failed.__getitem__) if not self._is_claimed[row])
 
     def _candidates(self, key: bytes, path: str | None) -> Iterator[int]:
         own, first, last = self._rows(key)
-        yield from (row for row in sorted(own, key=self._has_failed.__getitem__) if not self._is_claimed[row])
+        yield from self._free(own)
         # By numpy: a hundred thousand copies of one picture, such as an empty one, must not be counted out for each.
         free = np.flatnonzero(~self._is_claimed[first:last]) + first
         others = free[(free < own.start) | (free >= own.stop)]
         for row in others[:_MAX_DOUBTS].tolist():
-            if _stands_for(self._record_of(row)["picture"], path):
+            if _stands_for(self._record_of(row), path):
                 yield row
 
     def _rows(self, key: bytes) -> tuple[range, int, int]:
@@ -140,8 +154,8 @@ def _key(record_id: str, picture: str) -> bytes:
         own = bytes.fromhex(record_id)
     except ValueError:
         own = b""
-    own = own if len(own) == 16 else hashlib.blake2b(record_id.encode(errors="replace"), digest_size=16).digest()
-    return own + hashlib.blake2b(picture.encode(errors="replace"), digest_size=8).digest()
+    own = own if len(own) == 16 else hashlib.blake2b(record_id.encode(errors="surrogatepass"), digest_size=16).digest()
+    return own + hashlib.blake2b(picture.encode(errors="surrogatepass"), digest_size=8).digest()
 
 
 def _bounds(ascending: NDArray[np.uint64], value: np.uint64, first: int, last: int) -> tuple[int, int]:
@@ -150,21 +164,16 @@ def _bounds(ascending: NDArray[np.uint64], value: np.uint64, first: int, last: i
     return first + int(part.searchsorted(value, "left")), first + int(part.searchsorted(value, "right"))
 
 
-def _stands_for(recorded: str, path: str | None) -> bool:
-    """Whether a record under the name `recorded` may be meant for the picture at `path`."""
+def _stands_for(record: Record, path: str | None) -> bool:
+    """Whether a record under another name may be meant for the picture at `path`."""
+    recorded = record["picture"]
     if "://" in recorded:
         return False
     try:
         if path is not None and os.path.lexists(recorded):
-            return _place_of(recorded) == _place_of(path)
-        if "\\" in recorded and not os.path.lexists(recorded):
-            return False  # records escape what is no text in a name: nobody can tell whether that file is gone
+            return place_of(recorded) == place_of(path)
+        if may_be_escaped(record) and not os.path.lexists(recorded):
+            return False  # that name may be of a file that is still there
         return not any(place.is_file() for place in (Path(recorded), *Path(recorded).parents))
     except (OSError, ValueError):
         return True
-
-
-def _place_of(path: str) -> str:
-    """The one way to write a name. Not what it links to: a link is a picture beside that, with a record of its own."""
-    folder, name = os.path.split(path)
-    return os.path.join(os.path.realpath(folder), name)

@@ -5,8 +5,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NotRequired, Protocol, TypedDict, cast
+
+from vision.formats import UNSAFE_ON_TERMINALS
 
 PART_NAME: Final = re.compile(r"part-(\d{5,})\.jsonl")
 
@@ -57,10 +60,12 @@ class ErrorRecord(TypedDict):
 
 
 class Record(TypedDict):
-    """One line of a file of answers; every key but `unfamiliar` is always there."""
+    """One line of a file of answers; every key but `unfamiliar` and `exact_name` is always there."""
 
     id: str
-    picture: str
+    picture: str  # its name; bytes of it that are not UTF-8 are surrogates, as `os.fsdecode` gives them
+    # True where the name has a backslash. Without this, it may be from an earlier version, which wrote escapes there.
+    exact_name: NotRequired[bool]
     prompt: str
     text: str
     finish: str  # stop, length, choice or error
@@ -110,6 +115,8 @@ def answer_to_record(answer: AnswerLike, *, model_digest: str, sampling: Mapping
     )
     if answer.unfamiliar is not None:
         record["unfamiliar"] = answer.unfamiliar
+    if "\\" in answer.picture:
+        record["exact_name"] = True
     return record
 
 
@@ -119,10 +126,23 @@ def _or_null(number: float) -> float | None:
 
 
 def record_to_line(record: Record) -> str:
-    """The record as one line of JSON, without the line feed; text stays readable, not escaped to ASCII."""
-    line = json.dumps(record, ensure_ascii=False, allow_nan=False)
-    # A lone surrogate has no UTF-8 form; as an escape it is valid JSON and reads back as it was.
-    return line.encode(errors="backslashreplace").decode()
+    """The record as one line of JSON, without the line feed; see `json_line`."""
+    return json_line(record)
+
+
+def json_line(value: Mapping[str, object]) -> str:
+    """An object as one line of JSON: text stays readable, not escaped to ASCII.
+
+    What a terminal would act on is escaped, and what some readers of lines take for their end. So are halves of
+    surrogate pairs, which have no UTF-8 form. All of them read back as they were.
+    """
+    line = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return UNSAFE_ON_TERMINALS.sub(lambda unsafe: f"\\u{ord(unsafe[0]):04x}", line)
+
+
+def may_be_escaped(record: Record) -> bool:
+    """Whether the picture's name may be an `app.names.escaped_name`, as records of earlier versions have it."""
+    return "\\" in record["picture"] and not record.get("exact_name", False)
 
 
 def is_part(path: str | os.PathLike[str]) -> bool:
@@ -152,16 +172,43 @@ def read_record_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, Recor
 
 
 def parse_record(line: bytes) -> Record | None:
-    """The record of one line, None for anything else."""
+    """The record of one line, None for anything else: also where a value is not what its name promises."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict) or not value.keys() >= Record.__required_keys__:
         return None
-    # What tells records apart has to be text; what else is in them, only exports look at.
-    is_record = all(isinstance(value[name], str) for name in ("id", "picture", "prompt"))
-    return cast(Record, value) if is_record else None
+    return cast(Record, value) if _is_sound(cast(Record, value)) else None
+
+
+def _is_sound(record: Record) -> bool:
+    """Whether the values are what their names promise: a file may come from anywhere."""
+    texts = (record[name] for name in ("id", "picture", "prompt", "text", "finish", "run"))
+    error, choice = record["error"], record["choice"]
+    return (
+        _are(str, *texts)
+        and type(record["tokens"]) is int
+        and 0 <= record["tokens"] < 2**63
+        and isinstance(record.get("unfamiliar"), bool | None)
+        and isinstance(record.get("exact_name"), bool | None)
+        and (error is None or (isinstance(error, dict) and _are(str, error.get("code"), error.get("message"))))
+        and (choice is None or (isinstance(choice, dict) and len(choice) > 1 and _are_numbers(choice.values())))
+        and isinstance(record["ms"], dict)
+        and _are_numbers(record["ms"].values())
+    )
+
+
+def _are(kind: type, *values: object) -> bool:
+    return all(isinstance(value, kind) for value in values)
+
+
+def _are_numbers(values: Iterable[object]) -> bool:
+    """Finite ones, or null in their place."""
+    return all(
+        value is None or (type(value) in (int, float) and abs(cast(float, value)) <= sys.float_info.max)
+        for value in values
+    )
 
 
 def no_records(path: str | os.PathLike[str], *, where: str) -> RecordFileError:

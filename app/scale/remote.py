@@ -24,10 +24,15 @@ def is_remote(name: object) -> bool:
     return isinstance(name, str) and _ADDRESS.match(name) is not None and not os.path.lexists(name)
 
 
-def shown_address(address: str) -> str:
-    """An address for records and messages: without what may be secret in it, such as keys."""
+def address_label(address: str) -> str:
+    """An address as records have it: without what may be secret in it, such as keys."""
     parts = urlsplit(address)
-    return shown_name(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{unquote(parts.path)}")
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{unquote(parts.path, errors='surrogateescape')}"
+
+
+def shown_address(address: str) -> str:
+    """An address for messages."""
+    return shown_name(address_label(address))
 
 
 def check_remote(address: str) -> None:
@@ -49,7 +54,8 @@ def remote_inputs(address: str, *, recursive: bool) -> Iterator[PictureInput]:
 
     What is not there, cannot be listed or has no pictures stays one item, with the error.
     """
-    shown = shown_address(address)
+    label = address_label(address)
+    shown = shown_name(label)
     try:
         names = _pictures_below(address, recursive=recursive)
     except FileNotFoundError:
@@ -57,18 +63,18 @@ def remote_inputs(address: str, *, recursive: bool) -> Iterator[PictureInput]:
     except (OSError, ValueError) as error:
         message = f"Wanted to list `{shown}`, but its storage says: {_reason(error)}."
         yield PictureInput(
-            source=address, label=shown, root=None, error=AnswerError(code="unreadable", message=message)
+            source=address, label=label, root=None, error=AnswerError(code="unreadable", message=message)
         )
         return
     if names is None:
-        yield PictureInput(source=address, label=shown)
+        yield PictureInput(source=address, label=label)
         return
     if not names:
         message = f"Wanted pictures in `{shown}`, but there are none; --recursive looks into its folders too."
-        yield PictureInput(source=address, label=shown, error=AnswerError(code="not_a_file", message=message))
+        yield PictureInput(source=address, label=label, error=AnswerError(code="not_a_file", message=message))
     for name in names:
         inner = _joined(address, name)
-        yield PictureInput(source=inner, label=shown_address(inner))
+        yield PictureInput(source=inner, label=address_label(inner))
 
 
 def read_remote(address: str, *, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:

@@ -42,7 +42,7 @@ def test_unfamiliar_pictures_are_said_once_with_the_first_names() -> None:
 
     assert unfamiliar_note(answers) == (
         "note: 5 of 6 pictures do not look like what this model was trained on, and the answers may mean nothing: "
-        "a.png, b .png, c.png, ..."
+        r"a.png, b\n.png, c.png, ..."
     )
     assert "the picture does not look like" in unfamiliar_note(answers[:1])
 

@@ -19,7 +19,6 @@ from scripts.job_proofs.drawings import write_drawings
 from scripts.job_proofs.kills import kill_again_and_again
 from tests.app.golden import ROOT, model_flags, picture
 from tests.odd_pictures import write_odd_pictures
-from vision.formats import shown_name
 
 pytestmark = pytest.mark.slow
 
@@ -160,8 +159,8 @@ def test_a_folder_of_broken_and_odd_files_has_a_record_for_each_and_sound_answer
     assert all(expected[name] == text for name, text in answers)
     of_odd = {record["picture"]: record for record in records if record["picture"] not in expected}
     files = [bad for bad in odd if not (os.path.isdir(bad.path) and os.listdir(bad.path))]  # else its picture counts
-    assert of_odd.keys() >= {shown_name(bad.path) for bad in files}
+    assert of_odd.keys() >= {bad.path for bad in files}
     assert len(of_odd) == len(odd)
     for bad in files:
-        error = of_odd[shown_name(bad.path)]["error"]
+        error = of_odd[bad.path]["error"]
         assert bad.expected == "either" or (error is None) == (bad.expected == "readable"), (bad.why, error)

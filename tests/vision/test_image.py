@@ -423,6 +423,11 @@ def test_suffixes_are_of_formats_that_are_read() -> None:
         ("été 图.png", "été 图.png"),
         (b"\xff.png", r"\xff.png"),
         ("a\x1b[31m\n", r"a\x1b[31m\n"),
+        ("\udcff.png", r"\xff.png"),
+        ("half \ud83d.png", r"half \ud83d.png"),
+        ("\x7f\x9b\u2028\u202egnp\u2066", r"\x7f\x9b\u2028\u202egnp\u2066"),
+        *((f"9.41{space}AM.png", f"9.41{space}AM.png") for space in "\u202f\u00a0\u3000\u2009"),
+        ("می\u200cخواهم 👨\u200d👩\u200d👧.png", "می\u200cخواهم 👨\u200d👩\u200d👧.png"),
     ],
 )
 def test_names_are_shown_without_control_characters(name: str | bytes, shown: str) -> None:

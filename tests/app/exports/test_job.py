@@ -242,6 +242,76 @@ def test_a_text_that_could_not_be_written_is_told_and_the_exit_code_says_so(
     assert "gone.png: there is no such picture; name a folder as --out" in capsys.readouterr().err
 
 
+def test_beside_a_picture_in_no_folder_of_the_job_nothing_is_written_until_it_is_named(
+    answers: Answers, capsys: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    for name in ("passwd", "shadow"):
+        (elsewhere / name).touch()
+    answers.write([record(str(elsewhere / "passwd")), record(str(elsewhere / "shadow"))])
+
+    assert answers.export("sidecars", force=True) == Exit.FAILED
+    assert sorted(path.name for path in elsewhere.iterdir()) == ["passwd", "shadow"]
+    told = capsys.readouterr().err
+    assert "it is in no folder that texts may be written to" in told
+    assert f"--below {elsewhere}" in told
+    assert answers.export("sidecars", below=(str(elsewhere),)) == Exit.OK
+    assert (elsewhere / "passwd.txt").read_text() == "a star\n"
+
+
+def test_the_current_folder_and_that_of_the_records_are_those_of_the_job(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    current = tmp_path_factory.mktemp("current")
+    monkeypatch.chdir(current)
+    (current / "a.png").touch()
+    (answers.folder / "b.png").touch()
+    answers.write([record("a.png"), record(str(answers.folder / "b.png"))])
+
+    assert answers.export("sidecars") == Exit.OK
+    assert (current / "a.txt").exists()
+    assert (answers.folder / "b.txt").exists()
+
+
+def test_the_root_is_no_folder_of_a_job_even_if_it_is_the_current_one(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    picture = tmp_path_factory.mktemp("elsewhere") / "a.png"
+    picture.touch()
+    answers.write([record(str(picture))])
+    monkeypatch.chdir("/")
+
+    assert answers.export("sidecars") == Exit.FAILED
+    assert not picture.with_suffix(".txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("to", "out", "below", "complaint"),
+    [("csv", None, ".", "below goes with"), ("sidecars", "texts", ".", "below goes with")],
+)
+def test_folders_are_named_for_texts_beside_pictures_alone(
+    answers: Answers, to: str, out: str | None, below: str, complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        answers.export(to, out, below=(below,))
+
+
+def test_a_folder_to_write_below_has_to_be_one(answers: Answers) -> None:
+    answers.write([record()])
+    with pytest.raises(UsageError, match="Wanted a folder as --below"):
+        answers.export("sidecars", below=(str(answers.folder / "gone"),))
+
+
+def test_pictures_that_earlier_versions_recorded_by_an_escaped_name_get_their_texts(answers: Answers) -> None:
+    (answers.folder / "9.41\u202fAM.png").touch()
+    answers.write([record(str(answers.folder / r"9.41\u202fAM.png"))])
+
+    assert answers.export("sidecars") == Exit.OK
+    assert (answers.folder / "9.41\u202fAM.txt").read_text() == "a star\n"
+    assert answers.export("metadata", "") == Exit.OK
+    assert json.loads((answers.folder / "metadata.jsonl").read_text())["file_name"] == "9.41\u202fAM.png"
+
+
 @pytest.mark.parametrize("to", ["sidecars", "metadata"])
 def test_where_one_text_has_place_several_prompts_are_refused(answers: Answers, to: str) -> None:
     answers.write([record(), record(prompt="Where?")])
@@ -324,7 +394,7 @@ def test_a_folder_without_answers_is_refused(tmp_path: Path) -> None:
 def test_parquet_holds_every_record_with_the_runs(answers: Answers) -> None:
     import pyarrow.parquet as pq
 
-    odd = record("odd.png", text="half \ud800", ms={"total": None}, unfamiliar=True)
+    odd = record("inv\udcff.png", text="half \ud800", ms={"total": None}, unfamiliar=True)
     answers.write([record(), asked("b.png", 0.8), failed("c.png"), odd])
     manifest = RunManifest(run="run-1", spec={}, model_digest="abc", versions={})
     write_manifest(answers.path, manifest=manifest)
@@ -334,6 +404,7 @@ def test_parquet_holds_every_record_with_the_runs(answers: Answers) -> None:
     assert (caption["text"], caption["choice"], caption["decision"]) == ("a star", None, None)
     assert (yes["choice"], yes["decision"]) == ([("Yes", 0.8), ("No", 0.2)], "undecided")
     assert (failure["error_code"], failure["error_message"]) == ("truncated", "It is cut off.")
+    assert half["picture"] == "inv\\udcff.png"
     assert (half["text"], half["ms"]) == ("half \\ud800", [("total", None)])
     assert (caption["unfamiliar"], half["unfamiliar"]) == (None, True)
     metadata = pq.read_schema(answers.folder / "out.parquet").metadata
@@ -416,3 +487,24 @@ def test_records_in_a_folder_bring_the_runs_of_their_folder(answers: Answers) ->
     write_manifest(folder, manifest=run)
 
     assert [found.run for found in runs_behind([folder / "part-00000.jsonl", answers.path])] == ["run-1"]
+
+
+# Names of every kind
+
+
+def test_names_that_are_not_utf8_are_escaped_where_only_text_can_be_and_refused_in_metadata(
+    answers: Answers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw, good = "inv\udcff.png", "9.41\u202fAM\n.png"
+    for name in (raw, good):
+        (answers.folder / name).touch()
+    answers.write([record(str(answers.folder / name)) for name in (raw, good)])
+
+    answers.export("jsonl", "out.jsonl")
+    assert [Path(one["picture"]).name for one in read_records(answers.folder / "out.jsonl")] == [raw, good]
+    answers.export("csv", "out.csv")
+    assert [Path(row["picture"]).name for row in answers.rows()] == [r"inv\udcff.png", good]
+    assert answers.export("metadata", "") == Exit.FAILED
+    lines = (answers.folder / "metadata.jsonl").read_bytes().splitlines()
+    assert [json.loads(line)["file_name"] for line in lines] == [good]
+    assert r"inv\xff.png: its name is not UTF-8" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Text files for pictures: whole, where they belong, and never over anything that others wrote."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ def texts(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*.txt")) if path.is_file()}
 
 
-def write(out: Path | None, pairs: dict[str, str], *, force: bool = False) -> SidecarFiles:
-    with SidecarFiles(None if out is None else str(out), force=force) as files:
+def write(
+    out: Path | None, pairs: dict[str, str], *, force: bool = False, below: Sequence[Path] = (Path("/"),)
+) -> SidecarFiles:
+    with SidecarFiles(None if out is None else str(out), force=force, below=list(map(str, below))) as files:
         for picture in pairs:
             files.see(picture)
         for picture, text in pairs.items():
@@ -146,3 +149,63 @@ def test_half_a_character_is_written_as_its_escape(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["..", ".", ""])
 def test_odd_names_beside_pictures_are_refused(name: str) -> None:
     assert write(None, {name: "text"}).refusals.count == 1
+
+
+# Only below folders that are allowed
+
+
+def beside(below: Sequence[Path], *names: str | Path) -> SidecarFiles:
+    return write(None, {str(name): "text" for name in names}, below=below)
+
+
+def test_beside_pictures_elsewhere_nothing_is_written_and_their_common_folder_is_known(tmp_path: Path) -> None:
+    inside, *outside = pictures(tmp_path, "in/a.png", "out/b.png", "out/deep/c.png", "in-too/d.png")
+    files = beside([tmp_path / "in"], inside, *outside[:2])
+
+    assert texts(tmp_path) == {"in/a.txt": "text\n"}
+    assert (files.num_outside, files.outside) == (2, str(tmp_path / "out"))
+    assert "name its folder as --below" in files.refusals.told[0]
+    assert beside([tmp_path / "in"], outside[2]).num_outside == 1  # a name that only begins alike
+
+
+def test_neither_dots_nor_links_lead_out_of_the_folder(tmp_path: Path) -> None:
+    pictures(tmp_path, "in/sub/a.png", "out/b.png")
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "out")
+    allowed = tmp_path / "in"
+    files = beside([allowed], allowed / "../out/b.png", allowed / "link/b.png", allowed / "sub/../link/b.png")
+
+    assert texts(tmp_path) == {}
+    assert files.num_outside == 3
+
+
+def test_a_link_to_a_picture_elsewhere_has_its_text_beside_the_link(tmp_path: Path) -> None:
+    (picture,) = pictures(tmp_path, "out/b.png")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.png").symlink_to(picture)
+    beside([tmp_path / "in"], tmp_path / "in" / "a.png")
+
+    assert texts(tmp_path) == {"in/a.txt": "text\n"}
+
+
+def test_a_folder_may_be_named_by_a_link_and_pictures_by_another_way_to_it(tmp_path: Path) -> None:
+    (picture,) = pictures(tmp_path, "real/a.png")
+    (tmp_path / "link").symlink_to("real")
+
+    assert beside([tmp_path / "link"], picture).num_written == 1
+    assert beside([tmp_path / "real"], tmp_path / "link" / "a.png").num_same == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["9.41\u202fAM", "a\u00a0b\u3000c", "a\nb\x1b", "\u202egnp", "inv\udcff\udcfe", r"inv\xff\xfe"]
+)
+def test_any_name_that_a_picture_has_its_text_has_too(tmp_path: Path, name: str) -> None:
+    (picture,) = pictures(tmp_path, f"{name}.png")
+
+    assert beside([tmp_path], picture).num_written == 1
+    assert (tmp_path / f"{name}.txt").read_text() == "text\n"
+
+
+def test_in_a_folder_of_texts_undecoded_bytes_are_numbers(tmp_path: Path) -> None:
+    write(tmp_path, {f"inv{os.fsdecode(byte)}.png": "one" for byte in (b"\xff", b"\xfe")})
+
+    assert texts(tmp_path) == {"inv%FF.txt": "one\n", "inv%FE.txt": "one\n"}

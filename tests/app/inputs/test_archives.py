@@ -83,7 +83,7 @@ def test_members_that_share_a_name_are_one_sample(tmp_path: Path, name: str, mod
 def test_names_may_be_long_or_no_utf8(tmp_path: Path, format: int) -> None:
     long, odd = "d" * 120 + "/" + "e" * 80 + ".jpg", "caf\udce9\n.png"
     items = items_of(archive(tmp_path, tar_bytes({long: b"1", odd: b"2"}, format=format)))
-    assert [item.label for item in items] == [f"{tmp_path}/some.tar/{long}", rf"{tmp_path}/some.tar/caf\xe9\n.png"]
+    assert [item.label for item in items] == [f"{tmp_path}/some.tar/{long}", f"{tmp_path}/some.tar/{odd}"]
     assert list(map(content, items)) == [b"1", b"2"]
 
 

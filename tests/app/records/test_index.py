@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from app.names import escaped_name
 from app.records.file import RecordWriter
 from app.records.index import RecordIndex
 from app.records.record import Record
 from tests.app.recorded import FakeAnswer, FakeError, recorded
-from vision.formats import shown_name
 
 
 def answered(picture: str, digest: str = "aa" * 32) -> Record:
@@ -24,6 +24,11 @@ def answered(picture: str, digest: str = "aa" * 32) -> Record:
 def failed(picture: str, digest: str = "aa" * 32, *, run: str = "run-1") -> Record:
     answer = FakeAnswer(picture=picture, digest=digest, error=FakeError(code="truncated", message="half"))
     return recorded(answer, run=run)
+
+
+def escaped(record: Record) -> Record:
+    """The record as earlier versions wrote it."""
+    return {**record, "picture": escaped_name(record["picture"])}
 
 
 def index_of(path: Path, *records: Record) -> RecordIndex:
@@ -121,11 +126,40 @@ def test_a_copy_beside_a_picture_of_an_odd_name_gets_its_own_answer(tmp_path: Pa
     odd, copy = os.fsdecode(bytes(tmp_path) + b"/a\xff.png"), tmp_path / "b.png"
     Path(odd).touch()
     copy.touch()
-    record = answered(shown_name(odd))
+    record = answered(odd)
     index = index_of(tmp_path, record)
 
     assert index.claim(record["id"], str(copy), path=str(copy)) is None
-    assert index.claim(record["id"], shown_name(odd), path=odd) == "answered"
+    assert index.claim(record["id"], odd, path=odd) == "answered"
+
+
+def test_a_record_under_an_escaped_name_is_of_the_picture_that_had_it(tmp_path: Path) -> None:
+    odd, copy = str(tmp_path / "9.41\u202fAM.png"), tmp_path / "b.png"
+    Path(odd).touch()
+    copy.touch()
+    record = escaped(answered(odd))
+    index = index_of(tmp_path, record)
+
+    assert index.claim(record["id"], str(copy), path=str(copy)) is None
+    assert index.claim(record["id"], odd, path=odd) is None
+    assert index.claim_escaped(record["id"], record["picture"]) == "answered"
+    assert index.claim_escaped(record["id"], record["picture"]) is None
+
+
+def test_a_name_that_looks_escaped_and_is_not_stands_for_itself(tmp_path: Path) -> None:
+    literal = answered(str(tmp_path / r"inv\xff.png"))
+    index = index_of(tmp_path, literal)
+
+    assert index.claim_escaped(literal["id"], literal["picture"]) is None
+    assert index.claim(literal["id"], literal["picture"]) == "answered"
+
+
+def test_names_that_differ_in_undecoded_bytes_alone_are_two(tmp_path: Path) -> None:
+    one, other = "a\udcff.png", "a\udcfe.png"
+    record = answered(one)
+
+    assert index_of(tmp_path, record).look_up(record["id"], one) == "answered"
+    assert index_of(tmp_path, record).look_up(record["id"], other) == "elsewhere"
 
 
 def test_equal_pictures_of_one_archive_are_copies_too(tmp_path: Path) -> None:

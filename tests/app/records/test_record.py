@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from app.records.record import parse_record, record_id, record_to_line
 from tests.app.recorded import SAMPLING, FakeAnswer, FakeError, recorded
+from vision.formats import UNSAFE_ON_TERMINALS
 
 
 def test_a_record_has_every_key_in_its_order() -> None:
@@ -81,8 +83,38 @@ def test_pictures_without_bytes_are_told_apart_by_their_names() -> None:
     assert recorded(replace(gone, picture="a.png"))["id"] == recorded(replace(gone, picture="a.png"))["id"]
 
 
-@pytest.mark.parametrize("values", [{"id": 5}, {"picture": None}, {"prompt": ["a"]}, {"run": ...}])
-def test_a_line_without_the_texts_that_tell_records_apart_is_none(values: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "values",
+    [
+        *({name: 5} for name in ("id", "picture", "prompt", "text", "finish", "run")),
+        *({name: None} for name in ("id", "picture", "prompt", "text", "finish", "run", "tokens", "ms")),
+        *({name: ...} for name in ("run", "text", "error", "choice", "tokens", "ms")),
+        *({"error": wrong} for wrong in ("no", [], {}, {"code": 1, "message": ""}, {"code": "missing"})),
+        *({"choice": wrong} for wrong in ([], {}, {"a": 1.0}, {"a": "1", "b": 0}, {"a": True, "b": 0})),
+        *({"ms": wrong} for wrong in ([], {"total": "1"}, {"total": float("inf")}, {"total": 10**400})),
+        *({"tokens": wrong} for wrong in ("3", 1.5, True, -1, 2**63)),
+        *({"unfamiliar": "no"}, {"exact_name": 1}),
+    ],
+)
+def test_a_value_of_another_kind_makes_a_line_no_record(values: dict[str, Any]) -> None:
     line = {name: value for name, value in {**recorded(), **values}.items() if value is not ...}
     assert parse_record(json.dumps(line).encode()) is None
     assert parse_record(json.dumps(recorded()).encode()) == recorded()
+
+
+ODD_NAMES = ("9.41\u202fAM.png", "a\n\x1b[31m\x9b.png", "\u202egnp.png", os.fsdecode(b"inv\xff.png"), r"inv\xff.png")
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_name_reads_back_as_it_was_and_no_terminal_acts_on_its_line(name: str) -> None:
+    line = record_to_line(recorded(FakeAnswer(picture=name)))
+
+    record = parse_record(line.encode())
+    assert record is not None
+    assert record["picture"] == name
+    assert not UNSAFE_ON_TERMINALS.search(line)
+
+
+def test_a_name_with_a_backslash_says_that_it_is_no_escape() -> None:
+    assert recorded(FakeAnswer(picture=r"inv\xff.png"))["exact_name"] is True
+    assert "exact_name" not in recorded(FakeAnswer(picture="9.41\u202fAM.png"))

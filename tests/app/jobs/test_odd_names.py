@@ -1,0 +1,211 @@
+"""Pictures whose names Python calls unprintable: from the folder to the exports and back, and in records of before."""
+
+import csv
+import io
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app.records.record import Record, read_records
+from tests.app.command import Ran, Run
+from tests.app.golden import model_flags, picture
+
+ORDINARY = ("Shot 9.41\u202fAM.jpg", "a\u00a0b.jpg", "全角\u3000名.jpg", "می\u200cخواهم.jpg", "👨\u200d👩\u200d👧.jpg")
+HOSTILE = ("line\nbreak.jpg", "tab\there.jpg", "esc\x1b[31m.jpg", "\u202egnp.jpg")
+RAW, LITERAL = os.fsdecode(b"inv\xff\xfe\x80.jpg"), r"inv\xff\xfe\x80.jpg"
+NAMES = (*ORDINARY, *HOSTILE, RAW, LITERAL)
+COMMON = [*model_flags(), "--max-new-tokens", "4"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a picture of each name in `pictures`; those of the raw and the literal name differ."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pictures").mkdir()
+    for name in NAMES:
+        source = "noise_128x96.png" if name == RAW else "shapes_200x300.jpg"
+        shutil.copy(picture(source), tmp_path / "pictures" / name)
+    return tmp_path
+
+
+def records_in(path: str) -> list[Record]:
+    return list(read_records(path))
+
+
+def test_records_and_all_exports_have_the_true_names_and_a_second_run_has_nothing_to_do(run: Run, folder: Path) -> None:
+    assert run("caption", "pictures", *COMMON, "--out", "a.jsonl").code == 0
+    before = Path("a.jsonl").read_bytes()
+    texts = {os.path.basename(one["picture"]): one["text"] for one in records_in("a.jsonl")}
+    assert sorted(texts) == sorted(NAMES)
+
+    ran = run("caption", "pictures", *COMMON, "--out", "a.jsonl")
+    assert (ran.code, Path("a.jsonl").read_bytes()) == (0, before)
+
+    assert run("export-records", "a.jsonl", "--to", "sidecars").code == 0
+    for name in NAMES:
+        assert (folder / "pictures" / name).with_suffix(".txt").read_text() == texts[name] + "\n"
+    assert run("export-records", "a.jsonl", "--to", "jsonl", "--out", "b.jsonl").code == 0
+    assert records_in("b.jsonl") == records_in("a.jsonl")
+    assert run("export-records", "a.jsonl", "--to", "csv", "--out", "a.csv").code == 0
+    rows = list(csv.DictReader(io.StringIO(Path("a.csv").read_bytes().decode("utf-8-sig"), newline="")))
+    in_csv = {*NAMES, r"inv\udcff\udcfe\udc80.jpg"} - {RAW}
+    assert {os.path.basename(row["picture"]) for row in rows} == in_csv
+    assert run("export-records", "a.jsonl", "--to", "metadata", "--out", "pictures").code == 1  # the raw name
+    lines = Path("pictures/metadata.jsonl").read_text().splitlines()
+    assert {json.loads(line)["file_name"] for line in lines} == {*NAMES} - {RAW}
+
+
+def test_text_for_people_has_a_line_for_each_picture_with_nothing_that_a_terminal_acts_on(
+    run: Run, folder: Path
+) -> None:
+    lines = run("caption", "pictures", *COMMON, "--format", "text").out.removesuffix("\n").split("\n")
+
+    assert len(lines) == len(NAMES)
+    shown = {os.path.basename(line.partition(": ")[0]) for line in lines}
+    assert shown == {*ORDINARY, r"line\nbreak.jpg", r"tab\there.jpg", r"esc\x1b[31m.jpg", r"\u202egnp.jpg", LITERAL}
+
+
+def test_prompts_are_asked_with_the_true_name(run: Run, folder: Path) -> None:
+    ran = run("caption", "pictures", *COMMON, "--prompt", "What is {stem}?")
+
+    asked = {os.path.basename(one["picture"]): one["prompt"] for one in ran.records}
+    assert asked["Shot 9.41\u202fAM.jpg"] == "What is Shot 9.41\u202fAM?"
+    assert asked["line\nbreak.jpg"] == "What is line\nbreak?"
+    assert asked[RAW] == r"What is inv\xff\xfe\x80?"  # a prompt is text, and the model reads UTF-8
+
+
+def by_list(names: list[str]) -> list[str]:
+    Path("list").write_bytes(b"\0".join(map(os.fsencode, names)))
+    return ["--list", "list"]
+
+
+def by_records(names: list[str]) -> list[str]:
+    Path("m.jsonl").write_text("".join(json.dumps({"picture": name}) + "\n" for name in names))
+    return ["--manifest", "m.jsonl"]
+
+
+def by_archive(names: list[str]) -> list[str]:
+    with tarfile.open("all.tar", "w") as packed:
+        for name in names:
+            packed.add(name)
+    return ["all.tar"]
+
+
+@pytest.mark.parametrize("way", [by_list, by_records, by_archive])
+def test_every_way_to_name_pictures_keeps_their_names(
+    run: Run, folder: Path, way: Callable[[list[str]], list[str]]
+) -> None:
+    ran = run("caption", *way([f"pictures/{name}" for name in NAMES]), *COMMON)
+
+    assert ran.code == 0
+    assert sorted(name.removeprefix("all.tar/") for name in ran.texts()) == sorted(f"pictures/{name}" for name in NAMES)
+
+
+# What was recorded before names were kept as they are: these lines are of such a version
+
+OLD_MODEL = (
+    "04574909292f3cccbc0886d1744e420080729f23b94cfc90bcba41d975b6502f"  # of the golden files when they were made
+)
+OLD_RUN = {
+    "prompt": "Generate caption of this image",
+    "choice": None,
+    "ms": {"total": 1.0},
+    "run": "20261122T104920Z-4c65867b",
+}
+OLD = [
+    {"id": "a47cae73acd2c4e0aaae7c99f36347ab", "picture": r"pictures/bad\xa0one.png", "text": ""},
+    {"id": "cb8baa1bded5ab9d583719400c15947e", "picture": r"pictures/gone\u3000.png", "text": ""},
+    {"id": "cf627634a407d61ac611995fcc487bc0", "picture": r"pictures/inv\xff\xfe\x80.png", "text": "h u e h"},
+    {"id": "23ddf0f75f4cd7861755951741d17782", "picture": r"pictures/inv\xff\xfe\x80.png", "text": "eorner m u"},
+    {"id": "31b9954bd4b7657fa0fd2d5b6891f580", "picture": r"pictures/Shot 9.41\u202fAM.jpg", "text": "m h le m"},
+]
+OLD_TEMPLATE = {
+    "id": "5f3798fdce7c73c5b24feb2b051899d9",
+    "picture": r"pictures/Shot 9.41\u202fAM.jpg",
+    "prompt": r"What is Shot 9.41\u202fAM?",
+    "text": "h e u image",
+}
+
+
+def old_line(values: dict[str, str]) -> str:
+    failed = {"finish": "error", "tokens": 0, "error": {"code": "missing", "message": "It is not there."}}
+    answered = {"finish": "length", "tokens": 4, "error": None}
+    return json.dumps({**OLD_RUN, **(answered if values["text"] else failed), **values})
+
+
+@pytest.fixture
+def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with the pictures of the old records and those in `old.jsonl`."""
+    monkeypatch.chdir(tmp_path)
+    # Of checkpoints the digest is made of the times of their files too.
+    monkeypatch.setattr("app.models.checkpoints._digest_of", lambda *_: OLD_MODEL)
+    (tmp_path / "pictures").mkdir()
+    for source, name in (
+        ("shapes_200x300.jpg", "Shot 9.41\u202fAM.jpg"),
+        ("noise_128x96.png", os.fsdecode(b"inv\xff\xfe\x80.png")),
+        ("rgba_180x140.png", r"inv\xff\xfe\x80.png"),
+    ):
+        shutil.copy(picture(source), tmp_path / "pictures" / name)
+    (tmp_path / "pictures" / "bad\u00a0one.png").write_text("no picture")
+    (tmp_path / "old.jsonl").write_text("".join(old_line(one) + "\n" for one in OLD))
+    return tmp_path
+
+
+def resume(run: Run, *flags: str) -> Ran:
+    return run("caption", "pictures", "pictures/gone\u3000.png", *COMMON, "--out", "old.jsonl", *flags)
+
+
+def test_old_records_are_gone_on_with(run: Run, old: Path) -> None:
+    before = Path("old.jsonl").read_bytes()
+
+    assert "0 pictures answered, 3 answered by an earlier run, 2 failed in an earlier run" in resume(run).err
+    assert Path("old.jsonl").read_bytes() == before
+    assert resume(run, "--retry-errors").code == 3  # they fail again, which is recorded already
+    assert Path("old.jsonl").read_bytes() == before
+
+
+def test_what_an_old_record_failed_at_is_one_picture_with_its_answer_of_now(run: Run, old: Path) -> None:
+    shutil.copy(picture("shapes_200x300.jpg"), old / "pictures" / "bad\u00a0one.png")
+    shutil.copy(picture("shapes_200x300.jpg"), old / "pictures" / "gone\u3000.png")
+
+    assert resume(run, "--retry-errors").code == 0
+    assert run("export-records", "old.jsonl", "--to", "jsonl", "--out", "now.jsonl").code == 0
+    now = records_in("now.jsonl")
+    assert len(now) == 5
+    assert all(one["error"] is None for one in now)
+
+
+def test_texts_of_old_records_stand_beside_their_pictures(run: Run, old: Path) -> None:
+    assert run("export-records", "old.jsonl", "--to", "sidecars").code == 0
+    assert (old / "pictures" / "Shot 9.41\u202fAM.txt").read_text() == "m h le m\n"
+
+
+def test_a_question_with_an_old_name_filled_in_is_not_asked_again(run: Run, old: Path) -> None:
+    Path("stem.jsonl").write_text(old_line(OLD_TEMPLATE) + "\n")
+    shot = "pictures/Shot 9.41\u202fAM.jpg"
+    ran = run("caption", shot, *COMMON, "--prompt", "What is {stem}?", "--out", "stem.jsonl")
+
+    assert "1 answered by an earlier run" in ran.err
+    assert len(records_in("stem.jsonl")) == 1
+
+
+# One validation for all who read records
+
+
+@pytest.mark.parametrize("change", [{"error": "no"}, {"text": None}, {"error": {"code": 1}}, {"choice": []}])
+def test_a_record_with_a_value_of_another_kind_is_refused_by_jobs_and_exports_alike(
+    run: Run, old: Path, change: dict[str, object]
+) -> None:
+    lines = [old_line(OLD[4]), json.dumps({**json.loads(old_line(OLD[3])), **change}), old_line(OLD[2])]
+    Path("old.jsonl").write_text("\n".join(lines) + "\n")
+    before = Path("old.jsonl").read_bytes()
+
+    for ran in (resume(run), run("export-records", "old.jsonl", "--to", "csv")):
+        assert ran.code == 1
+        assert "line 2 is not a record" in ran.err
+    assert Path("old.jsonl").read_bytes() == before
