@@ -13,6 +13,7 @@ def main() -> int:
     run.add_argument("--minutes", type=float, default=30.0)
     run.add_argument("--target", action="append", default=[], help="only this one; may be repeated")
     run.add_argument("--by-outcome", action="store_true", help="do without atheris where it is installed")
+    run.add_argument("--folder", type=Path, default=Path(".fuzz"), help="where findings and what is learnt are kept")
     replay = commands.add_parser("replay", help="run files of inputs through a target")
     replay.add_argument("target")
     replay.add_argument("files", nargs="+", type=Path)
@@ -36,7 +37,9 @@ def main() -> int:
     if not arguments.minutes > 0:
         parser.error(f"--minutes must be above 0, got {arguments.minutes}")
     chosen = [TARGETS[name] for name in arguments.target] or list(TARGETS.values())
-    return run_campaign(chosen, minutes=arguments.minutes, by_outcome=arguments.by_outcome)
+    return run_campaign(
+        chosen, minutes=arguments.minutes, folder=arguments.folder.resolve(), by_outcome=arguments.by_outcome
+    )
 
 
 def _replay(name: str, files: list[Path]) -> int:

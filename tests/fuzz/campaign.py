@@ -17,8 +17,8 @@ from tests.fuzz.target import Target
 from tests.fuzz.worker import CORPUS, CURRENT, FINDINGS, STATUS, Status
 
 _ROOT = Path(__file__).resolve().parents[2]
-_FOLDER = _ROOT / ".fuzz"
-_START_S = 120.0  # that importing and instrumenting may take
+FOLDER = _ROOT / ".fuzz"  # ignored by git
+_START_S = 60.0  # that importing and instrumenting may take
 _LEAST_S = 10.0  # of a turn
 _MOST_S = 120.0
 _LOG_TAIL = 3_000
@@ -36,10 +36,12 @@ class Tally:
     findings: set[str] = field(default_factory=set)  # paths
 
 
-def run_campaign(targets: list[Target], *, minutes: float, by_outcome: bool = False) -> int:
+def run_campaign(targets: list[Target], *, minutes: float, folder: Path = FOLDER, by_outcome: bool = False) -> int:
     """Fuzz for so many minutes; prints a line a turn and a table at the end. Returns 1 where something was found."""
     ends_at = time.monotonic() + minutes * 60
     turn_s = min(_MOST_S, max(_LEAST_S, minutes * 60 / len(targets)))
+    # First those that were never tried, then those whose last turn is the longest ago.
+    targets = sorted(targets, key=lambda target: _last_turn(folder / target.name))
     tallies = {target.name: Tally() for target in targets}
     try:
         while time.monotonic() < ends_at:
@@ -47,7 +49,9 @@ def run_campaign(targets: list[Target], *, minutes: float, by_outcome: bool = Fa
                 left = ends_at - time.monotonic()
                 if left < 1:
                     break
-                _turn(target, tallies[target.name], seconds=min(turn_s, left), by_outcome=by_outcome)
+                _turn(
+                    target, tallies[target.name], folder / target.name, seconds=min(turn_s, left), by_outcome=by_outcome
+                )
     except KeyboardInterrupt:
         print("interrupted; what was found is kept", flush=True)
     print(f"\n{_table(tallies)}")
@@ -57,9 +61,8 @@ def run_campaign(targets: list[Target], *, minutes: float, by_outcome: bool = Fa
     return 1 if found else 0
 
 
-def _turn(target: Target, tally: Tally, *, seconds: float, by_outcome: bool) -> None:
+def _turn(target: Target, tally: Tally, folder: Path, *, seconds: float, by_outcome: bool) -> None:
     """One turn of a target; a worker that was ended by an input is started again for the rest."""
-    folder = _FOLDER / target.name
     ends_at = time.monotonic() + seconds
     while (left := ends_at - time.monotonic()) >= 1:
         status = _work(target, tally, folder, seconds=left, by_outcome=by_outcome)
@@ -76,7 +79,7 @@ def _work(target: Target, tally: Tally, folder: Path, *, seconds: float, by_outc
         (folder / name).unlink(missing_ok=True)
     before = {path.name for path in (folder / CORPUS).glob("*")}
     scratch = tempfile.mkdtemp(prefix="llama-adapter-fuzz-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
-    command = [sys.executable, "-m", "tests.fuzz.worker", target.name, str(folder), f"{time.monotonic() + seconds:.1f}"]
+    command = [sys.executable, "-m", "tests.fuzz.worker", target.name, str(folder), f"{seconds:.1f}"]
     command += [str(SystemRandom().randrange(1, 2**31)), "--instrument", *target.instrumented]
     command += ["--by-outcome"] if by_outcome else []
     environment = {**os.environ, "FUZZ_SCRATCH": scratch, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
@@ -84,7 +87,9 @@ def _work(target: Target, tally: Tally, folder: Path, *, seconds: float, by_outc
     try:
         with open(folder / "log", "w+b") as log:
             # Its output goes to the log: decoders and libFuzzer talk much.
-            process = subprocess.Popen(command, cwd=_ROOT, env=environment, stdout=log, stderr=log)
+            process = subprocess.Popen(
+                command, cwd=_ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
             try:
                 code: int | None = process.wait(timeout=seconds + _START_S + 4 * target.limit_s)
             except subprocess.TimeoutExpired:  # hangs where not even its own watch can end it
@@ -127,6 +132,13 @@ def _ended_by(target: Target, folder: Path, *, code: int | None, said: str) -> F
     else:
         signature = f"ends the process with {code}"
     return Finding(target.name, signature, (folder / CURRENT).read_bytes(), said[-_LOG_TAIL:])
+
+
+def _last_turn(folder: Path) -> float:
+    try:
+        return (folder / STATUS).stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _status(folder: Path) -> Status | None:

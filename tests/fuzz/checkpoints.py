@@ -25,7 +25,7 @@ from llm.weights.adapter import open_adapter
 from llm.weights.huggingface import open_huggingface
 from llm.weights.meta import open_meta
 from llm.weights.names import llama_shapes
-from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_safetensors, mutated_zip
+from tests.fuzz.mutators import either, flipped, mutated_bytes, mutated_json, mutated_safetensors, mutated_zip
 from tests.fuzz.target import Target, refused, scratch
 from vision.card import EncoderCard
 from vision.config import ClipConfig, QueryConfig, VisionConfig
@@ -446,7 +446,9 @@ TARGETS = (
         about="tokenizer.model: a protobuf, read by SentencePiece",
         run=tokenizer,
         seeds=lambda: {"golden": (_GOLDEN / "LLaMA/tokenizer.model").read_bytes()},
-        mutate=mutated_bytes(b"\x0a", b"\x12", b"\x1a", b"\x80\x80\x80\x80\x10", b"<0x", b"<s>", b"\xe2\x96\x81"),
+        mutate=either(
+            flipped, flipped, mutated_bytes(b"\x0a", b"\x12", b"\x80\x80\x80\x80\x10", b"<0x", b"\xe2\x96\x81")
+        ),
         **_TARGET,
     ),
 )

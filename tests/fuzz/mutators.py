@@ -74,6 +74,16 @@ def _change(content: bytearray, random: Random, tokens: Sequence[bytes]) -> None
             content[at:at] = b"\0"
 
 
+def flipped(data: bytes, random: Random) -> bytes:
+    """One to three bits flipped or bytes set, so that all lengths stay right."""
+    content = bytearray(data)
+    for _ in range(random.randint(1, 3)):
+        if content:
+            at = random.randrange(len(content))
+            content[at] = random.choice((content[at] ^ 1 << random.randrange(8), 0, 1, 0x7F, 0xFF))
+    return bytes(content)
+
+
 def either(*mutators: Mutator) -> Mutator:
     """One of these each time; name one twice to have it more often."""
     return lambda data, random: random.choice(mutators)(data, random)
@@ -97,8 +107,7 @@ def mutated_json(*words: Any) -> Mutator:
             text = json.dumps(value, ensure_ascii=random.random() < 0.5)
         except (ValueError, RecursionError):
             return as_bytes(data, random)
-        while (start := text.find(f'"{_RAW}')) >= 0:
-            end = text.index('@"', start)
+        while (start := text.find(f'"{_RAW}')) >= 0 and (end := text.find('@"', start)) >= 0:
             text = text[:start] + text[start + 1 + len(_RAW) : end] + text[end + 2 :]
         changed = text.encode(errors="surrogatepass" if random.random() < 0.2 else "backslashreplace")
         return as_bytes(changed, random) if random.random() < 0.15 else changed

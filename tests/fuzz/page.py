@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ from app.web.yes_no_events import YesNoEvents
 from app.web.yes_no_state import YesNoSession
 from tests.app.server.live import StubService, answer
 from tests.fuzz.mutators import mutated_json
-from tests.fuzz.target import Target, refused, scratch
+from tests.fuzz.target import Target, event_loop, refused, scratch
 from vision.errors import PictureError
 
 _UPLOAD = "@upload"  # stands for the path of an uploaded picture
@@ -51,7 +51,6 @@ class _Page:
 
 @cache
 def _page() -> _Page:
-    os.environ["GRADIO_TEMP_DIR"] = str(scratch() / "uploads")
     samples = sorted(sample_pictures().glob("*.jpg"))[:3]
     upload = place_in_uploads(samples[0])
     service, runs = _Service(lambda ticket: ticket.deliver(answer("red"))), Runs()
@@ -63,13 +62,8 @@ def _page() -> _Page:
     )
 
 
-@cache
-def _loop() -> asyncio.AbstractEventLoop:
-    return asyncio.new_event_loop()
-
-
 def _await(value: Any) -> Any:
-    return _loop().run_until_complete(asyncio.wait_for(value, 10))
+    return event_loop().run_until_complete(asyncio.wait_for(value, 10))
 
 
 def _drain(updates: AsyncGenerator[Any]) -> int:
@@ -132,6 +126,25 @@ _TABS: dict[str, tuple[Callable[[list[Any], Any], object], int]] = {
 
 def event(data: bytes) -> str:
     """One event as JSON: the tab, the values of its components, and what the event itself says."""
+    with _own_uploads():
+        return _event(data)
+
+
+@contextlib.contextmanager
+def _own_uploads() -> Iterator[None]:
+    name = "GRADIO_TEMP_DIR"
+    before = os.environ.get(name)
+    os.environ[name] = str(scratch() / "uploads")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _event(data: bytes) -> str:
     path = _page().upload
     text = data.replace(_UPLOAD.encode(), json.dumps(path)[1:-1].encode())
     try:

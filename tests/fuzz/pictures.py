@@ -109,6 +109,7 @@ TARGETS = (
         mutate=_mutate,
         limit_s=20.0,
         memory_bytes=2 * 2**30,
+        quick_rounds=100,
         instrumented=("app", "vision", "PIL"),
     ),
 )

@@ -21,16 +21,11 @@ from app.web.archive import Archive, ArchiveLimits
 from tests.app.server.live import StubService, answer
 from tests.app.server.requests import chat, image, user
 from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines, mutated_zip
-from tests.fuzz.target import Target, refused, written
+from tests.fuzz.target import Target, event_loop, refused, written
 from vision.errors import PictureError
 
 _CHAT = "/v1/chat/completions"
 _KEY = "secret-key"
-
-
-@cache
-def _loop() -> asyncio.AbstractEventLoop:
-    return asyncio.new_event_loop()
 
 
 @cache
@@ -89,7 +84,7 @@ def body(data: bytes) -> str:
     """The body of a chat request."""
     _service().asks.clear()
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
-    outcome = _checked(*_loop().run_until_complete(_asked("POST", _CHAT, b"", headers, data)))
+    outcome = _checked(*event_loop().run_until_complete(_asked("POST", _CHAT, b"", headers, data)))
     for ask in _service().asks:
         assert isinstance(ask.picture, bytes)
         assert ask.picture
@@ -114,7 +109,9 @@ def request(data: bytes) -> str:
         name, colon, value = line.partition(b":")
         if colon and name.strip().isascii():
             headers.append((name.strip().lower(), value.strip()))
-    status, told, said = _loop().run_until_complete(_asked(method, path, query.encode("latin-1"), headers, content))
+    status, told, said = event_loop().run_until_complete(
+        _asked(method, path, query.encode("latin-1"), headers, content)
+    )
     if path.startswith("/v1/"):
         return _checked(status, told, said)
     assert status < 500, f"status {status}: {said[:300]!r}"
@@ -133,7 +130,7 @@ def picture_url(data: bytes) -> str:
     except PictureRefusedError:
         pass
     try:
-        picture = _loop().run_until_complete(read_picture(url, settings=PictureSettings(max_picture_bytes=10_000)))
+        picture = event_loop().run_until_complete(read_picture(url, settings=PictureSettings(max_picture_bytes=10_000)))
     except PictureRefusedError as error:
         return refused(error)
     assert 0 < len(picture) <= 10_000

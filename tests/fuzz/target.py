@@ -1,5 +1,6 @@
 """What a fuzz target is, and what all of them use: a scratch folder, and checks of the errors that may come out."""
 
+import asyncio
 import atexit
 import os
 import re
@@ -46,6 +47,14 @@ def scratch() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="llama-adapter-fuzz-", dir=os.environ.get("FUZZ_SCRATCH", place)))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
+
+
+@cache
+def event_loop() -> asyncio.AbstractEventLoop:
+    """One loop for all inputs of this process."""
+    loop = asyncio.new_event_loop()
+    atexit.register(loop.close)
+    return loop
 
 
 def written(name: str, data: bytes) -> Path:

@@ -167,7 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("target")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("ends_at", type=float, help="by the system's monotonic clock")
+    parser.add_argument("seconds", type=float, help="from the first input on")
     parser.add_argument("seed", type=int)
     parser.add_argument("--instrument", nargs="*", default=[])
     parser.add_argument("--by-outcome", action="store_true")
@@ -178,12 +178,12 @@ def main() -> None:
             import atheris  # type: ignore[no-redef]
     if atheris is None:
         worker = Worker(arguments.target, folder=arguments.folder, seed=arguments.seed, engine="outcome")
-        by_outcome(worker, ends_at=arguments.ends_at)
+        by_outcome(worker, ends_at=time.monotonic() + arguments.seconds)
         worker.tell(is_over=True)
     else:
         with atheris.instrument_imports(include=arguments.instrument):  # type: ignore[attr-defined]
             worker = Worker(arguments.target, folder=arguments.folder, seed=arguments.seed, engine="atheris")
-        by_coverage(worker, atheris, ends_at=arguments.ends_at, seed=arguments.seed)
+        by_coverage(worker, atheris, ends_at=time.monotonic() + arguments.seconds, seed=arguments.seed)
 
 
 if __name__ == "__main__":
