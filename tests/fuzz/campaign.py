@@ -118,6 +118,8 @@ def _work(target: Target, tally: Tally, folder: Path, *, seconds: float, by_outc
     tally.findings |= {str(path) for path in (folder / FINDINGS).glob("*") if path.suffix != ".txt"}
     if code == 0:
         return None
+    if code == 1 and "Timeout (" not in said:  # an exception of the worker itself, not of what it tries
+        raise SystemExit(f"The worker of {target.name} failed:\n{said[-_LOG_TAIL:]}")
     path = _ended_by(target, folder, code=code, said=said).save(folder / FINDINGS)
     tally.findings.add(str(path))
     return status

@@ -101,11 +101,11 @@ def mutated_json(*words: Any) -> Mutator:
             value = json.loads(data)
         except (ValueError, RecursionError):
             return as_bytes(data, random)
-        for _ in range(random.randint(1, 3)):
-            value = _changed_value(value, random, words)
         try:
+            for _ in range(random.randint(1, 3)):
+                value = _changed_value(value, random, words)
             text = json.dumps(value, ensure_ascii=random.random() < 0.5)
-        except (ValueError, RecursionError):
+        except (ValueError, OverflowError, RecursionError):
             return as_bytes(data, random)
         while (start := text.find(f'"{_RAW}')) >= 0 and (end := text.find('@"', start)) >= 0:
             text = text[:start] + text[start + 1 + len(_RAW) : end] + text[end + 2 :]
@@ -155,7 +155,7 @@ def _changed_value(root: Any, random: Random, words: Sequence[Any]) -> Any:
             at = random.randrange(len(text) + 1)
             parent[key] = text[:at] + str(new)[:400] + text[at + random.choice((0, 1, 5)) :]
         case 8 if isinstance(parent[key], int | float) and not isinstance(parent[key], bool):
-            parent[key] = random.choice((-parent[key], parent[key] + 1, parent[key] * 1000, float(parent[key])))
+            parent[key] = random.choice((-parent[key], parent[key] + 1, parent[key] * 1000, parent[key] / 2))
         case _:
             parent[key] = new
     return holder[0] if holder else None
