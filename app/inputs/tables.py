@@ -133,7 +133,7 @@ def _records(reader: _Reader) -> Iterator[tuple[int, list[str], str]]:
         except StopIteration:
             return
         except csv.Error as error:
-            problem = f"it is no CSV ({error})"
+            problem = f"it is no CSV ({shown_name(str(error))})"  # which quotes the delimiter, a tab among them
             if reader.line_num > line:
                 lines = f"the lines up to {reader.line_num:,}"
                 problem += f" and takes {lines} with it, as a quote in it is not closed or not doubled"

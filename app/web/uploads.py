@@ -47,11 +47,14 @@ def private_uploads() -> Iterator[Path]:
 
 def uploaded(path: str | None) -> Path | None:
     """The path with all links resolved, or None unless it is a regular file of the upload folder."""
-    if not path or "\0" in path:
+    if not path:
         return None
-    real = Path(os.path.realpath(path))
+    try:
+        real = Path(os.path.realpath(path))
+    except ValueError:  # a null character, or half of a character: no file has such a name
+        return None
     folder = os.path.realpath(upload_folder())
-    return real if real.is_relative_to(folder) and real.is_file() else None
+    return real if real.is_relative_to(folder) and os.path.isfile(real) else None
 
 
 def read_upload(path: str, *, max_bytes: int) -> bytes:

@@ -90,9 +90,13 @@ def _checked(files: Any, question: Any, choices: Any) -> tuple[list[File], str, 
 def _rule(threshold: Any, band: Any) -> Rule:
     """As the sliders stand; what is no number in their range counts as the nearest, or as the usual value."""
     usual = Rule()
-    values = ((threshold, usual.threshold), (band, usual.band))
-    first, second = (min(max(float(v), 0.0), 1.0) if isinstance(v, (int, float)) else other for v, other in values)
-    return Rule(threshold=first, band=second)
+    return Rule(threshold=_share(threshold, usual=usual.threshold), band=_share(band, usual=usual.band))
+
+
+def _share(value: Any, *, usual: float) -> float:
+    if not isinstance(value, (int, float)) or value != value:  # not a number
+        return usual
+    return float(min(max(value, 0.0), 1.0))  # in this order: a whole number may be too large for a float
 
 
 def _buttons(*, busy: bool) -> list[Any]:

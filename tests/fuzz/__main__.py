@@ -1,0 +1,60 @@
+"""`python -m tests.fuzz run --minutes 30 [--target NAME]`, and `python -m tests.fuzz replay TARGET FILE...`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def main() -> int:
+    """Returns 1 where something was found."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="fuzz for some minutes, targets in turn")
+    run.add_argument("--minutes", type=float, default=30.0)
+    run.add_argument("--target", action="append", default=[], help="only this one; may be repeated")
+    run.add_argument("--by-outcome", action="store_true", help="do without atheris where it is installed")
+    run.add_argument("--folder", type=Path, default=Path(".fuzz"), help="where findings and what is learnt are kept")
+    replay = commands.add_parser("replay", help="run files of inputs through a target")
+    replay.add_argument("target")
+    replay.add_argument("files", nargs="+", type=Path)
+    commands.add_parser("list", help="the targets")
+    arguments = parser.parse_args()
+
+    from tests.fuzz.targets import TARGETS
+
+    names = {"run": getattr(arguments, "target", []), "replay": [getattr(arguments, "target", "")], "list": []}
+    for name in names[arguments.command]:
+        if name not in TARGETS:
+            parser.error(f"there is no target {name!r}; there are: {', '.join(TARGETS)}")
+    if arguments.command == "list":
+        for target in TARGETS.values():
+            print(f"{target.name:20} {target.about}")
+        return 0
+    if arguments.command == "replay":
+        return _replay(arguments.target, arguments.files)
+    from tests.fuzz.campaign import run_campaign
+
+    if not arguments.minutes > 0:
+        parser.error(f"--minutes must be above 0, got {arguments.minutes}")
+    chosen = [TARGETS[name] for name in arguments.target] or list(TARGETS.values())
+    return run_campaign(
+        chosen, minutes=arguments.minutes, folder=arguments.folder.resolve(), by_outcome=arguments.by_outcome
+    )
+
+
+def _replay(name: str, files: list[Path]) -> int:
+    from tests.fuzz.findings import finding_of
+    from tests.fuzz.targets import TARGETS
+
+    num_found = 0
+    for path in files:
+        found, outcome = finding_of(TARGETS[name], path.read_bytes())
+        print(f"{path}: {outcome if found is None else f'finding: {found.signature}'}")
+        if found is not None:
+            num_found += 1
+            print(found.told)
+    return 1 if num_found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""Fuzzing that goes on: targets in turn, each in a process of its own, until the time is up. It can be resumed."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import SystemRandom
+
+from tests.fuzz.findings import Finding
+from tests.fuzz.target import Target
+from tests.fuzz.worker import CORPUS, CURRENT, FINDINGS, STATUS, Status
+
+_ROOT = Path(__file__).resolve().parents[2]
+FOLDER = _ROOT / ".fuzz"  # ignored by git
+_START_S = 60.0  # that importing and instrumenting may take
+_LEAST_S = 10.0  # of a turn
+_MOST_S = 120.0
+_LOG_TAIL = 3_000
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """What came of one target in this campaign."""
+
+    seconds: float = 0.0
+    num_inputs: int = 0
+    num_new: int = 0
+    coverage: str = "-"
+    engine: str = "-"
+    findings: set[str] = field(default_factory=set)  # paths
+
+
+def run_campaign(targets: list[Target], *, minutes: float, folder: Path = FOLDER, by_outcome: bool = False) -> int:
+    """Fuzz for so many minutes; prints a line a turn and a table at the end. Returns 1 where something was found."""
+    ends_at = time.monotonic() + minutes * 60
+    turn_s = min(_MOST_S, max(_LEAST_S, minutes * 60 / len(targets)))
+    # First those that were never tried, then those whose last turn is the longest ago.
+    targets = sorted(targets, key=lambda target: _last_turn(folder / target.name))
+    tallies = {target.name: Tally() for target in targets}
+    try:
+        while time.monotonic() < ends_at:
+            for target in targets:
+                left = ends_at - time.monotonic()
+                if left < 1:
+                    break
+                _turn(
+                    target, tallies[target.name], folder / target.name, seconds=min(turn_s, left), by_outcome=by_outcome
+                )
+    except KeyboardInterrupt:
+        print("interrupted; what was found is kept", flush=True)
+    print(f"\n{_table(tallies)}")
+    found = sorted(path for tally in tallies.values() for path in tally.findings)
+    for path in found:
+        print(f"\nfinding: {path}\n  python -m tests.fuzz replay {Path(path).name.rpartition('-')[0]} {path}")
+    return 1 if found else 0
+
+
+def _turn(target: Target, tally: Tally, folder: Path, *, seconds: float, by_outcome: bool) -> None:
+    """One turn of a target; a worker that was ended by an input is started again for the rest."""
+    ends_at = time.monotonic() + seconds
+    while (left := ends_at - time.monotonic()) >= 1:
+        status = _work(target, tally, folder, seconds=left, by_outcome=by_outcome)
+        if status is None:
+            break
+    name = f"{target.name:20}"
+    print(f"{name} {tally.num_inputs:>9,} inputs, {tally.num_new:,} new, {len(tally.findings)} findings", flush=True)
+
+
+def _work(target: Target, tally: Tally, folder: Path, *, seconds: float, by_outcome: bool) -> Status | None:
+    """One worker until it ends; None where it should not be started again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (STATUS, CURRENT):
+        (folder / name).unlink(missing_ok=True)
+    before = {path.name for path in (folder / CORPUS).glob("*")}
+    scratch = tempfile.mkdtemp(prefix="llama-adapter-fuzz-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+    command = [sys.executable, "-m", "tests.fuzz.worker", target.name, str(folder), f"{seconds:.1f}"]
+    command += [str(SystemRandom().randrange(1, 2**31)), "--instrument", *target.instrumented]
+    command += ["--by-outcome"] if by_outcome else []
+    environment = {**os.environ, "FUZZ_SCRATCH": scratch, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    started = time.monotonic()
+    try:
+        with open(folder / "log", "w+b") as log:
+            # Its output goes to the log: decoders and libFuzzer talk much.
+            process = subprocess.Popen(
+                command, cwd=_ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+            try:
+                code: int | None = process.wait(timeout=seconds + _START_S + 4 * target.limit_s)
+            except subprocess.TimeoutExpired:  # hangs where not even its own watch can end it
+                process.kill()
+                process.wait()
+                code = None
+            except BaseException:
+                process.kill()
+                process.wait()
+                raise
+            log.seek(0)
+            said = log.read().decode(errors="replace")
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    status = _status(folder)
+    tally.seconds += time.monotonic() - started
+    if status is None:  # nothing was tried
+        raise SystemExit(f"The worker of {target.name} does not start:\n{said[-_LOG_TAIL:]}")
+    executed = re.search(r"number_of_executed_units: (\d+)", said)  # the status is half a second old
+    tally.num_inputs += int(executed[1]) if executed else status.num_inputs
+    tally.num_new += len({path.name for path in (folder / CORPUS).glob("*")} - before)
+    tally.engine = status.engine
+    coverage = [line for line in said.splitlines() if " cov: " in line]
+    if coverage:
+        tally.coverage = " ".join(coverage[-1].partition(" cov: ")[2].split()[:1])
+    tally.findings |= {str(path) for path in (folder / FINDINGS).glob("*") if path.suffix != ".txt"}
+    if code == 0:
+        return None
+    if code == 1 and "Timeout (" not in said:  # an exception of the worker itself, not of what it tries
+        raise SystemExit(f"The worker of {target.name} failed:\n{said[-_LOG_TAIL:]}")
+    path = _ended_by(target, folder, code=code, said=said).save(folder / FINDINGS)
+    tally.findings.add(str(path))
+    return status
+
+
+def _ended_by(target: Target, folder: Path, *, code: int | None, said: str) -> Finding:
+    """The input that ended a worker, by a signal or by taking too long."""
+    if "Timeout (" in said or code is None:
+        stack = said.rpartition("Timeout (")[2]
+        own = [line.strip() for line in stack.splitlines() if "/.venv/" not in line and f"{_ROOT}/" in line]
+        signature = f"takes more than {target.limit_s:g} s: {own[0].replace(f'{_ROOT}/', '') if own else 'somewhere'}"
+    else:
+        signature = f"ends the process with {code}"
+    return Finding(target.name, signature, (folder / CURRENT).read_bytes(), said[-_LOG_TAIL:])
+
+
+def _last_turn(folder: Path) -> float:
+    try:
+        return (folder / STATUS).stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _status(folder: Path) -> Status | None:
+    try:
+        return Status(**json.loads((folder / STATUS).read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def _table(tallies: dict[str, Tally]) -> str:
+    """A line for each target, as Markdown."""
+    lines = [
+        "| target | engine | minutes | inputs | inputs/s | coverage | new in corpus | findings |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name, tally in tallies.items():
+        rate = tally.num_inputs / tally.seconds if tally.seconds else 0.0
+        lines.append(
+            f"| {name} | {tally.engine} | {tally.seconds / 60:.1f} | {tally.num_inputs:,} | {rate:,.0f} | "
+            f"{tally.coverage} | {tally.num_new:,} | {len(tally.findings)} |"
+        )
+    total = sum(tally.num_inputs for tally in tallies.values())
+    minutes = sum(tally.seconds for tally in tallies.values()) / 60
+    found = sum(len(tally.findings) for tally in tallies.values())
+    return "\n".join([*lines, f"| all | | {minutes:.1f} | {total:,} | | | | {found} |"])

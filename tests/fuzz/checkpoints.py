@@ -1,0 +1,454 @@
+"""Weights, configurations and cards: opened with their sizes right, or refused in a sentence."""
+
+import io
+import json
+import pickle
+import warnings
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from app.models.bundle import MANIFEST, check_sizes, read_configs, stored_forms
+from app.models.bundle import read_manifest as read_bundle
+from app.models.familiarity import read_familiarity
+from app.resources import embedded_model
+from llm.config import DecoderConfig
+from llm.errors import CheckpointError
+from llm.tokenizer import Tokenizer
+from llm.weights.adapter import open_adapter
+from llm.weights.huggingface import open_huggingface
+from llm.weights.meta import open_meta
+from llm.weights.names import llama_shapes
+from tests.fuzz.mutators import either, flipped, mutated_bytes, mutated_json, mutated_safetensors, mutated_zip
+from tests.fuzz.target import Target, refused, scratch
+from vision.card import EncoderCard
+from vision.config import ClipConfig, QueryConfig, VisionConfig
+from vision.encoder import PictureEncoder
+from vision.errors import EncoderError
+from vision.sidecar import OmInput, OmSidecar
+from vision.weights import VisionCheckpointError, open_clip
+
+_GOLDEN = Path(__file__).parents[1] / "golden"
+_REFUSALS = (CheckpointError, VisionCheckpointError, EncoderError)
+_DIM, _VOCAB, _LAYERS, _FFN = 4, 6, 2, 8
+
+
+def _opened(folder: str, files: Mapping[str, bytes], open_it: Callable[[Path], str]) -> str:
+    """What opening a scratch folder of these files gives."""
+    place = scratch() / folder
+    place.mkdir(exist_ok=True)
+    for name, data in files.items():
+        (place / name).write_bytes(data)
+    try:
+        return f"ok {open_it(place)}"
+    except _REFUSALS as error:
+        return refused(error, is_shown=False)
+
+
+def meta_weights(data: bytes) -> str:
+    """`consolidated.00.pth` of a LLaMA in Meta's form."""
+    files = {"consolidated.00.pth": data, "params.json": _params()}
+    return _opened("meta", files, lambda place: str(open_meta(place).num_layers))
+
+
+def meta_params(data: bytes) -> str:
+    """`params.json` beside it."""
+    files = {"consolidated.00.pth": _torch(_llama()), "params.json": data}
+    return _opened("params", files, lambda place: f"{open_meta(place).rope_theta:g}"[:5])
+
+
+def huggingface_weights(data: bytes) -> str:
+    """`model.safetensors` of a LLaMA in Hugging Face's form."""
+    files = {"model.safetensors": data, "config.json": _config()}
+    return _opened("hf", files, lambda place: str(open_huggingface(place).num_layers))
+
+
+def huggingface_config(data: bytes) -> str:
+    """`config.json` beside it."""
+    files = {"model.safetensors": save(_as_huggingface()), "config.json": data}
+    return _opened("config", files, lambda place: f"{open_huggingface(place).rope_theta:g}"[:5])
+
+
+def adapter(data: bytes) -> str:
+    """An adapter's file, as torch.save writes it."""
+    return _opened("adapter", {"a.pth": data}, lambda place: str(open_adapter(place / "a.pth").num_adapter_layers))
+
+
+def clip(data: bytes) -> str:
+    """CLIP as a state dict, as a TorchScript archive, or as safetensors, told by its first bytes."""
+    name = "clip.pt" if data[:2] in (b"PK", b"\x80\x02") else "clip.safetensors"
+    return _opened("clip", {name: data}, lambda place: str(open_clip(place / name).config))
+
+
+def bundle(data: bytes) -> str:
+    """A bundle's manifest, over the files of the embedded model."""
+    place = scratch() / "bundle"
+    if not place.exists():
+        place.mkdir()
+        for file in Path(embedded_model()).iterdir():
+            if file.name != MANIFEST:
+                (place / file.name).symlink_to(file.resolve())
+
+    def open_it(place: Path) -> str:
+        content = read_bundle(place)
+        check_sizes(place, content)
+        vision, decoder = read_configs(place, content)
+        for config in (vision, decoder):
+            assert stored_forms(config, content)
+        return str(decoder.num_layers)[:3]
+
+    return _opened("bundle", {MANIFEST: data}, open_it)
+
+
+def card(data: bytes) -> str:
+    """The card that an exported encoder carries."""
+    try:
+        text = data.decode()
+        found = EncoderCard.from_json(text, file="encoder.onnx")
+    except UnicodeDecodeError:
+        return "no text"
+    except EncoderError as error:
+        return refused(error, is_shown=False)
+    assert EncoderCard.from_json(found.to_json(), file="again") == found
+    return f"ok {found.dtype}"
+
+
+def sidecar(data: bytes) -> str:
+    """The side-car of an OM."""
+    try:
+        text = data.decode()
+        found = OmSidecar.from_json(text, file="encoder.om.json")
+    except UnicodeDecodeError:
+        return "no text"
+    except EncoderError as error:
+        return refused(error, is_shown=False)
+    assert OmSidecar.from_json(found.to_json(), file="again") == found
+    return f"ok {found.has_gears} {len(found.batch_sizes)}"
+
+
+def familiarity(data: bytes) -> str:
+    """What tells unfamiliar pictures."""
+    return _opened(
+        "familiar",
+        {"familiar.safetensors": data},
+        lambda place: str(read_familiarity(place / "familiar.safetensors", num_queries=2, width=3).threshold)[:4],
+    )
+
+
+def tokenizer(data: bytes) -> str:
+    """A SentencePiece model; what is loaded encodes and decodes."""
+    try:
+        found = Tokenizer.from_bytes(data)
+    except CheckpointError as error:
+        return refused(error)
+    ids = found.encode("A red circle é 图")
+    assert all(0 <= one < found.vocab_size for one in ids)
+    found.decode(ids)
+    return "ok"
+
+
+# Small good files. Numbers are ones, so that they are the same each time.
+
+
+def _ones(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    return {name: torch.ones(shape, dtype=torch.float16) for name, shape in shapes.items()}
+
+
+def _llama() -> dict[str, Tensor]:
+    return _ones(llama_shapes(vocab_size=_VOCAB, dim=_DIM, num_layers=_LAYERS, ffn_dim=_FFN))
+
+
+def _as_huggingface() -> dict[str, Tensor]:
+    theirs = {
+        "attention.wq": "self_attn.q_proj", "attention.wk": "self_attn.k_proj", "attention.wv": "self_attn.v_proj",
+        "attention.wo": "self_attn.o_proj", "feed_forward.w1": "mlp.gate_proj", "feed_forward.w2": "mlp.down_proj",
+        "feed_forward.w3": "mlp.up_proj", "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    }  # fmt: skip
+    tops = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
+
+    def name(ours: str) -> str:
+        stem = ours.removesuffix(".weight")
+        if stem in tops:
+            return f"{tops[stem]}.weight"
+        _, layer, rest = stem.split(".", 2)
+        return f"model.layers.{layer}.{theirs[rest]}.weight"
+
+    return {name(ours): tensor for ours, tensor in _llama().items()}
+
+
+@cache
+def _params() -> bytes:
+    return json.dumps(
+        {"dim": _DIM, "multiple_of": 2, "n_heads": 1, "n_layers": _LAYERS, "norm_eps": 1e-6, "vocab_size": -1}
+    ).encode()
+
+
+@cache
+def _config() -> bytes:
+    golden = json.loads((_GOLDEN / "LLaMA-HF/TINY/config.json").read_text())
+    sizes = {"hidden_size": _DIM, "intermediate_size": _FFN, "num_hidden_layers": _LAYERS, "vocab_size": _VOCAB}
+    return json.dumps({**golden, **sizes, "num_attention_heads": 1, "num_key_value_heads": 1}).encode()
+
+
+def _torch(content: Any, **options: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(content, file, **options)
+    return file.getvalue()
+
+
+def _adapters() -> dict[str, bytes]:
+    golden = torch.load(_GOLDEN / "adapters/BIAS-TINY.pth", weights_only=True)
+    small = {name: torch.ones([min(size, 4) for size in tensor.shape]) for name, tensor in golden["model"].items()}
+    return {
+        "release": _torch({**golden, "model": small}),
+        "plain": _torch(small),
+        "old": _torch(small, _use_new_zipfile_serialization=False),
+    }
+
+
+def _clip_state() -> dict[str, Tensor]:
+    """OpenAI's names around the smallest tower that their widths allow."""
+    width, patch, text = 64, 2, "transformer.resblocks.0.ln_1.weight"
+    block = {
+        "ln_1.weight": (width,), "ln_1.bias": (width,), "attn.in_proj_weight": (3 * width, width),
+        "attn.in_proj_bias": (3 * width,), "attn.out_proj.weight": (width, width), "attn.out_proj.bias": (width,),
+        "ln_2.weight": (width,), "ln_2.bias": (width,), "mlp.c_fc.weight": (4 * width, width),
+        "mlp.c_fc.bias": (4 * width,), "mlp.c_proj.weight": (width, 4 * width), "mlp.c_proj.bias": (width,),
+    }  # fmt: skip
+    tower = {
+        "conv1.weight": (width, 3, patch, patch), "class_embedding": (width,), "positional_embedding": (5, width),
+        "ln_pre.weight": (width,), "ln_pre.bias": (width,), "ln_post.weight": (width,), "ln_post.bias": (width,),
+        "proj": (width, 4), **{f"transformer.resblocks.0.{name}": shape for name, shape in block.items()},
+    }  # fmt: skip
+    return _ones({**{f"visual.{name}": shape for name, shape in tower.items()}, text: (4,), "logit_scale": ()})
+
+
+class _Holder(nn.Module):
+    def forward(self, pixels: Tensor) -> Tensor:
+        return pixels
+
+
+def _archive(state: Mapping[str, Tensor]) -> bytes:
+    """The tensors as a TorchScript archive, as OpenAI publishes CLIP."""
+    root = _Holder()
+    for name, tensor in state.items():
+        *parents, last = name.split(".")
+        place: nn.Module = root
+        for number, parent in enumerate(parents):
+            if parent not in place._modules:
+                has_numbers = number + 1 < len(parents) and parents[number + 1].isdigit()
+                place.add_module(parent, nn.Sequential() if has_numbers else _Holder())
+            place = place._modules[parent]  # type: ignore[assignment]
+        place.register_parameter(last, nn.Parameter(tensor))
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.save(torch.jit.script(root), file)  # type: ignore[no-untyped-call]
+    return file.getvalue()
+
+
+def _clips() -> dict[str, bytes]:
+    state = _clip_state()
+    return {"state-dict": _torch(state), "safetensors": save(state), "torchscript": _archive(state)}
+
+
+def _made_card() -> EncoderCard:
+    vision = VisionConfig(
+        clip=ClipConfig(image_size=4, patch_size=2, width=64, num_layers=1, num_heads=1, output_dim=4),
+        query=QueryConfig(num_queries=2, width=4, depth=1, num_heads=1, mlp_dim=4, output_dim=4),
+    )
+    assert PictureEncoder(vision)
+    return EncoderCard(
+        name="tiny", vision=vision, dtype="float16", opset=17, fingerprint={"clip": "ab 1", "query": "cd 2"}
+    )
+
+
+def _sidecars() -> dict[str, bytes]:
+    made = OmSidecar(
+        card=_made_card(),
+        input=OmInput(dtype="float16", shape=(-1, 4, 4, 3)),
+        batch_sizes=(1, 4),
+        has_gears=True,
+        soc_version="Ascend310P3",
+        precision_mode="x",
+        sha256="ab",
+        onnx_sha256="cd",
+    )
+    return {"gears": made.to_json().encode()}
+
+
+def _familiar() -> dict[str, bytes]:
+    shapes = {"mean": (2, 3), "directions": (2, 2, 3), "variances": (2, 2), "least_variance": (1,), "threshold": (1,)}
+    return {"small": save({name: torch.ones(shape) for name, shape in shapes.items()})}
+
+
+def _mutated_pickle(data: bytes, random: Random) -> bytes:
+    """Whole numbers replaced where a pickle holds them, names replaced, else bytes."""
+    if random.random() < 0.5:
+        return _pickle_bytes(data, random)
+    content = bytearray(data)
+    places = [at for at, byte in enumerate(content) if byte in b"KMJ"]
+    if places:
+        at = random.choice(places)
+        width = {b"K"[0]: 1, b"M"[0]: 2, b"J"[0]: 4}[content[at]]
+        number = random.choice((0, 1, 2, 255, 65535, 2**31 - 1, 2**32 - 1, random.getrandbits(32)))
+        if random.random() < 0.3:  # a number of eight bytes in its place
+            content[at : at + 1 + width] = b"\x8a\x08" + random.getrandbits(63).to_bytes(8, "little")
+        else:
+            content[at + 1 : at + 1 + width] = (number & (256**width - 1)).to_bytes(width, "little")
+    return bytes(content)
+
+
+_HARMLESS = (
+    b"cbuiltins\nlen\n",
+    b"ccollections\nOrderedDict\n",
+    b"ctorch._utils\n_rebuild_tensor_v2\n",
+    b"ctorch\nHalfStorage\n",
+)
+_pickle_bytes = mutated_bytes(
+    *(
+        b".",
+        b"0",
+        b"1",
+        b"2",
+        b"(",
+        b"t",
+        b"R",
+        b"Q",
+        b"s",
+        b"u",
+        b"]",
+        b"}",
+        b"a",
+        b"e",
+        b"N",
+        b")",
+        b"\x85",
+        b"\x86",
+        b"\x94",
+    ),
+    *_HARMLESS,
+    *(b"visual.transformer.resblocks.7.", b"layers.9999999.", b"visual_blocks.99999999.", pickle.dumps(10**30)),
+)
+_zipped = either(
+    mutated_zip(
+        {".pkl": _mutated_pickle, "": mutated_bytes()}, names=("archive/data.pkl", "archive/data/0", "archive/version")
+    ),
+    mutated_zip({".pkl": _mutated_pickle, "": mutated_bytes()}),
+)
+_NAMES = (
+    *("F16", "F32", "BF16", "I8", "I64", "BOOL", "F8_E4M3", "dtype", "shape", "data_offsets", "__metadata__", [0, 0]),
+    *(
+        [0],
+        [1],
+        [2**31],
+        [2**63],
+        [0, 2**40],
+        "model.layers.2999999.input_layernorm.weight",
+        "vision_model.x",
+        "visual.proj",
+    ),
+)
+_tensors = mutated_safetensors(mutated_json(*_NAMES))
+
+
+def _mutate_clip(data: bytes, random: Random) -> bytes:
+    return (_zipped if data.startswith(b"PK") else _tensors)(data, random)
+
+
+_SIZES = (
+    0,
+    1,
+    2,
+    4,
+    100_000_000,
+    2**40,
+    "dim",
+    "n_layers",
+    "n_kv_heads",
+    "rope_theta",
+    "num_hidden_layers",
+    "hidden_size",
+)
+_TARGET = {"limit_s": 10.0, "max_bytes": 2**18, "quick_rounds": 60}
+TARGETS = (
+    Target(
+        name="meta-weights",
+        about="consolidated.00.pth: zip, pickle and tensors",
+        run=meta_weights,
+        seeds=lambda: {"new": _torch(_llama()), "old": _torch(_llama(), _use_new_zipfile_serialization=False)},
+        mutate=_zipped,
+        **_TARGET,
+    ),
+    Target(
+        name="meta-params",
+        about="params.json",
+        run=meta_params,
+        seeds=lambda: {"small": _params()},
+        mutate=mutated_json(*_SIZES),
+        **_TARGET,
+    ),
+    Target(
+        name="huggingface-weights",
+        about="model.safetensors: the header, and tensors by their names",
+        run=huggingface_weights,
+        seeds=lambda: {"small": save(_as_huggingface())},
+        mutate=_tensors,
+        **_TARGET,
+    ),
+    Target(
+        name="huggingface-config",
+        about="config.json of a LLaMA",
+        run=huggingface_config,
+        seeds=lambda: {"small": _config()},
+        mutate=mutated_json(*_SIZES, "rope_scaling", "rope_parameters", "llama", {"rope_type": "default"}),
+        **_TARGET,
+    ),
+    Target(name="adapter", about="an adapter's file", run=adapter, seeds=_adapters, mutate=_zipped, **_TARGET),
+    Target(name="clip", about="CLIP in three containers", run=clip, seeds=_clips, mutate=_mutate_clip, **_TARGET),
+    Target(
+        name="bundle",
+        about="a bundle's manifest",
+        run=bundle,
+        seeds=lambda: {"embedded": (Path(embedded_model()) / MANIFEST).read_bytes()},
+        mutate=mutated_json(
+            *_SIZES, "files", "llm", "vision", "precision", "int8", "float16", "../x", DecoderConfig.__name__
+        ),
+        **_TARGET,
+    ),
+    Target(
+        name="card",
+        about="the card of an exported encoder",
+        run=card,
+        seeds=lambda: {"tiny": _made_card().to_json().encode()},
+        mutate=mutated_json("clip", "query", "version", "fingerprint", "rgb", "bgr"),
+        **_TARGET,
+    ),
+    Target(
+        name="sidecar",
+        about="the side-car of an OM",
+        run=sidecar,
+        seeds=_sidecars,
+        mutate=mutated_json("card", "input", "shape", "batch_sizes", "NHWC", "NCHW", [1, 2], [2, 1], [0]),
+        **_TARGET,
+    ),
+    Target(
+        name="familiarity", about="familiar.safetensors", run=familiarity, seeds=_familiar, mutate=_tensors, **_TARGET
+    ),
+    Target(
+        name="tokenizer",
+        about="tokenizer.model: a protobuf, read by SentencePiece",
+        run=tokenizer,
+        seeds=lambda: {"golden": (_GOLDEN / "LLaMA/tokenizer.model").read_bytes()},
+        mutate=either(
+            flipped, flipped, mutated_bytes(b"\x0a", b"\x12", b"\x80\x80\x80\x80\x10", b"<0x", b"\xe2\x96\x81")
+        ),
+        **_TARGET,
+    ),
+)

@@ -1,0 +1,209 @@
+"""Lists, manifests, sheets of questions and tar archives: whatever is in them, each line or member is an item."""
+
+import csv
+import gzip
+import io
+import itertools
+import json
+import tarfile
+from collections.abc import Iterator
+
+from app.inputs.archives import archive_inputs
+from app.inputs.errors import InputsError
+from app.inputs.folders import file_input
+from app.inputs.items import PictureInput
+from app.inputs.lists import list_inputs
+from app.inputs.manifests import check_manifest, manifest_inputs
+from app.inputs.sheets import read_question_sheet
+from app.reading.sources import FileSlice
+from tests.app.inputs.files import tar_bytes
+from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines, mutated_tar
+from tests.fuzz.target import Target, refused, written
+from vision.errors import PictureError
+
+_MOST_ITEMS = 10_000  # of one input: more than its bytes can name
+_CODES = ("manifest", "list", "archive", "unsupported", "too_large")
+
+
+def _checked(items: Iterator[PictureInput], *, num_bytes: int) -> str:
+    found = list(itertools.islice(items, _MOST_ITEMS))
+    assert len(found) <= num_bytes + 1, "more pictures than bytes"
+    for item in found:
+        assert item.label.encode(errors="surrogateescape") is not None
+        assert item.source is not None
+        if item.error is not None:
+            assert item.error.code in _CODES
+            refused(PictureError("unsupported", item.error.message), is_shown=False)
+        for question in item.questions:
+            assert question.choices is None or len(question.choices) >= 2
+        for value in item.columns.values():
+            value.encode()
+    codes = sorted({item.error.code for item in found if item.error is not None})
+    return f"ok {min(len(found), 9)} {codes} {sorted({len(item.questions) for item in found})[:4]}"
+
+
+def table(data: bytes, *, suffix: str) -> str:
+    """A manifest, as a job reads it: looked at first, then item by item; and as a sheet of questions."""
+    path = str(written(f"table.{suffix}", data))
+    outcomes = []
+    try:
+        check_manifest(path)
+        outcomes.append(_checked(manifest_inputs(path), num_bytes=len(data)))
+    except InputsError as error:
+        outcomes.append(refused(error))
+    try:
+        questions = read_question_sheet(path)
+        assert len(set(questions)) == len(questions) >= 1
+        outcomes.append(f"ok {min(len(questions), 9)}")
+    except InputsError as error:
+        outcomes.append(refused(error, is_shown=False))
+    return "; ".join(outcomes)
+
+
+def sheet(data: bytes) -> str:
+    """A sheet of questions as plain text."""
+    try:
+        questions = read_question_sheet(str(written("sheet.txt", data)))
+    except InputsError as error:
+        return refused(error)
+    assert all(question.instruction and question.instruction.strip() for question in questions)
+    return f"ok {min(len(questions), 9)}"
+
+
+def names(data: bytes) -> str:
+    """A list; its names are taken as they stand, so that nothing of this machine is looked at."""
+    path = str(written("list.txt", data))
+    try:
+        return _checked(list_inputs(path, expand=lambda name: iter((file_input(name),))), num_bytes=len(data))
+    except InputsError as error:
+        return refused(error)
+
+
+def tar(data: bytes) -> str:
+    """The members of an archive; those that lie in it as they are can be read."""
+    path = str(written("archive.tar", data))
+    items = list(itertools.islice(archive_inputs(path, max_bytes=2**20), _MOST_ITEMS))
+    for item in items[:200]:
+        if isinstance(item.source, FileSlice):
+            try:
+                assert len(item.source.read(max_bytes=2**20)) == item.source.num_bytes
+            except PictureError as error:
+                refused(error)
+        elif isinstance(item.source, bytes):
+            assert len(item.source) <= 2**20
+    return _checked(iter(items), num_bytes=2**20)
+
+
+_ROWS = (
+    {"picture": "a.png", "prompt": "What?", "input": "x", "choices": "yes, no", "note": "1"},
+    {"picture": "b/é.png", "prompt": "", "input": "", "choices": "", "note": ""},
+    {"picture": "http://x/c.png", "prompt": "Who, when?", "input": "", "choices": '["a", "b"]', "note": '"q"\n2'},
+)
+
+
+def _as_cells(delimiter: str) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=list(_ROWS[0]), delimiter=delimiter)
+    writer.writeheader()
+    writer.writerows(_ROWS)
+    return text.getvalue().encode()
+
+
+def _as_jsonl() -> bytes:
+    more = [
+        {"file_name": "d.png", "question": "Q", "choices": ["a", "b"], "n": 1, "deep": {"a": []}},
+        {"path": "e.png"},
+    ]
+    return b"".join(json.dumps(row).encode() + b"\n" for row in (*_ROWS, *more))
+
+
+def _archives() -> dict[str, bytes]:
+    members = {
+        "s/1.png": b"p" * 600,
+        "s/1.json": b'{"a": 1, "b": [2]}',
+        "s/1.txt": b"caption",
+        "s/2.jpg": b"",
+        "s/.x.png": b"h",
+    }
+    long = {"d" * 120 + "/" + "n" * 150 + ".png": b"z", "f\u00e9.png": b"u"}
+    plain = tar_bytes(members)
+    return {
+        "pax": plain,
+        "gnu": tar_bytes(members | long, format=tarfile.GNU_FORMAT),
+        "long": tar_bytes(long),
+        "gzip": gzip.compress(plain, mtime=0),
+        "bzip2": tar_bytes(members, mode="w:bz2"),
+        "xz": tar_bytes(members, mode="w:xz"),
+    }
+
+
+_WORDS = (
+    *(
+        "picture",
+        "image",
+        "file_name",
+        "path",
+        "prompt",
+        "question",
+        "instruction",
+        "input",
+        "choices",
+        "yes,no",
+        "a,a",
+    ),
+    *('["a", "b"]', "[", "{x}", "http://h/a.png", ["a", "b"], [1, 2], "a\0b"),
+)
+_cells = either(
+    mutated_lines(
+        mutated_bytes(b'"', b",", b"\t", b'""', b"\r", b"\n", b"\xef\xbb\xbf", b"\xff", b"\0", b"picture", b"prompt")
+    ),
+    mutated_bytes(b'"', b",", b"\t", b'"\n', b"\r\n", b"\xff\xfe", b"\xed\xa0\x80"),
+)
+_text = mutated_lines(
+    mutated_bytes(b"# ", b"#", b"\0", b"\r", b"\xff", b"\xef\xbb\xbf", b"\xff\xfe", b" ", b"./", b"\x1b[2J")
+)
+TARGETS = (
+    Target(
+        name="table-jsonl",
+        about="a manifest and a sheet of questions as JSON lines",
+        run=lambda data: table(data, suffix="jsonl"),
+        seeds=lambda: {"rows": _as_jsonl()},
+        mutate=mutated_lines(mutated_json(*_WORDS)),
+    ),
+    Target(
+        name="table-csv",
+        about="the same with commas",
+        run=lambda data: table(data, suffix="csv"),
+        seeds=lambda: {"rows": _as_cells(",")},
+        mutate=_cells,
+    ),
+    Target(
+        name="table-tsv",
+        about="the same with tabs",
+        run=lambda data: table(data, suffix="tsv"),
+        seeds=lambda: {"rows": _as_cells("\t")},
+        mutate=_cells,
+    ),
+    Target(
+        name="sheet",
+        about="a sheet of questions as text",
+        run=sheet,
+        seeds=lambda: {"questions": "Is it red?\n# a comment\n\nWhat is größer?\n".encode()},
+        mutate=_text,
+    ),
+    Target(
+        name="list",
+        about="a list of names, with line feeds or null characters",
+        run=names,
+        seeds=lambda: {"lines": b"a.png\n# no\n\xff.png\r\n./# 1.jpg\n", "find": b"a.png\0b\nc.png\0"},
+        mutate=_text,
+    ),
+    Target(
+        name="tar",
+        about="the members of a tar archive, plain or compressed, and their columns",
+        run=tar,
+        seeds=_archives,
+        mutate=mutated_tar,
+        limit_s=20.0,
+    ),
+)

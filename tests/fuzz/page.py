@@ -1,0 +1,211 @@
+"""Events of the page as anybody can forge them: values of any JSON are refused, or handled without an exception."""
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import gradio as gr
+
+from app.resources import sample_pictures
+from app.service.types import ServiceLimits
+from app.spec import CaptionerSpec
+from app.web.batch_files import BatchFiles, uploads_of
+from app.web.batch_view import folder_line
+from app.web.chat_events import ChatEvents
+from app.web.chat_state import ChatSession
+from app.web.runs import Runs
+from app.web.uploads import ForeignFileError, place_in_uploads, refuse_foreign_files, uploaded
+from app.web.yes_no_events import YesNoEvents
+from app.web.yes_no_state import YesNoSession
+from tests.app.server.live import StubService, answer
+from tests.fuzz.mutators import mutated_json
+from tests.fuzz.target import Target, event_loop, refused, scratch
+from vision.errors import PictureError
+
+_UPLOAD = "@upload"  # stands for the path of an uploaded picture
+_REQUEST = SimpleNamespace(session_hash="page")
+_MOST_UPDATES = 50
+
+
+class _Service(StubService):
+    """What the page uses of a service."""
+
+    limits = ServiceLimits(max_picture_bytes=100_000)
+    batch_size = 2
+    spec = CaptionerSpec()
+
+
+@dataclass(frozen=True)
+class _Page:
+    service: _Service
+    chat: ChatEvents
+    yes_no: YesNoEvents
+    upload: str
+
+
+@cache
+def _page() -> _Page:
+    samples = sorted(sample_pictures().glob("*.jpg"))[:3]
+    upload = place_in_uploads(samples[0])
+    service, runs = _Service(lambda ticket: ticket.deliver(answer("red"))), Runs()
+    return _Page(
+        service=service,
+        chat=ChatEvents(service, samples=samples, runs=runs),  # type: ignore[arg-type]
+        yes_no=YesNoEvents(service, samples=samples, runs=runs),  # type: ignore[arg-type]
+        upload=upload,
+    )
+
+
+def _await(value: Any) -> Any:
+    return event_loop().run_until_complete(asyncio.wait_for(value, 10))
+
+
+def _drain(updates: AsyncGenerator[Any]) -> int:
+    """How many updates come; the generator is closed."""
+
+    async def drain() -> int:
+        count = 0
+        async with contextlib.aclosing(updates):
+            async for _ in updates:
+                count += 1
+                if count >= _MOST_UPDATES:
+                    break
+        return count
+
+    return int(_await(drain()))
+
+
+def _chat(values: list[Any], event: Any) -> object:
+    page, session = _page(), ChatSession()
+    picture, question, *settings = values
+    _await(page.chat.choose(picture, session, _REQUEST))
+    _await(page.chat.choose_sample(session, event, _REQUEST))
+    page.chat.start_from(event)
+    count = _drain(page.chat.ask(_REQUEST, picture, session, question, *settings))
+    count += _drain(page.chat.retry(_REQUEST, picture, session, question, *settings))
+    page.chat.stop(_REQUEST)
+    page.chat.clear(session, _REQUEST)
+    return count
+
+
+def _yes_no(values: list[Any], event: Any) -> object:
+    page, session = _page(), YesNoSession()
+    files, question, choices, threshold, band = values
+    page.yes_no.add_sample(files, event)
+    page.yes_no.start_from(event)
+    page.yes_no.decide_anew(session, threshold, band)
+    count = _drain(page.yes_no.ask(_REQUEST, session, files, question, choices, threshold, band))
+    page.yes_no.decide_anew(session, band, threshold)
+    return count
+
+
+def _batch(values: list[Any], event: Any) -> object:
+    chosen = uploads_of(values[0]), uploads_of(values[1])
+    folder_line(len(chosen[1]))
+    with BatchFiles(*chosen, find=uploaded, limits=_page().service.limits, max_pictures=20) as files:
+        for picture in files.pictures:
+            try:
+                assert len(picture.read()) <= 100_000
+            except PictureError as error:
+                refused(error, is_shown=False)
+        return len(files.pictures)
+
+
+_TABS: dict[str, tuple[Callable[[list[Any], Any], object], int]] = {
+    "chat": (_chat, 7),
+    "yes-no": (_yes_no, 5),
+    "batch": (_batch, 2),
+}
+
+
+def event(data: bytes) -> str:
+    """One event as JSON: the tab, the values of its components, and what the event itself says."""
+    with _own_uploads():
+        return _event(data)
+
+
+@contextlib.contextmanager
+def _own_uploads() -> Iterator[None]:
+    name = "GRADIO_TEMP_DIR"
+    before = os.environ.get(name)
+    os.environ[name] = str(scratch() / "uploads")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _event(data: bytes) -> str:
+    path = _page().upload
+    text = data.replace(_UPLOAD.encode(), json.dumps(path)[1:-1].encode())
+    try:
+        sent = json.loads(text)
+    except (ValueError, RecursionError):
+        return "no JSON"
+    if not isinstance(sent, dict) or not isinstance(sent.get("data"), list) or sent.get("tab") not in list(_TABS):
+        return "no event"
+    values = sent["data"]
+    try:
+        refuse_foreign_files(values)
+    except ForeignFileError:
+        return "foreign file"
+    handle, count = _TABS[sent["tab"]]
+    result = handle([*values, *[None] * count][:count], gr.EventData(None, sent.get("event_data")))
+    return f"ok {sent['tab']} {result}"
+
+
+def _events() -> dict[str, bytes]:
+    file = {"path": _UPLOAD, "orig_name": "a.jpg", "meta": {"_type": "gradio.FileData"}, "size": 7}
+    events = {
+        "chat": [file, "What is it?", 16, 0, 0.9, 0, "7"],
+        "yes-no": [[file, file], "Is it red?", "yes, no", 0.5, 0.1],
+        "batch": [[file, {**file, "orig_name": "pictures.zip"}], [{**file, "orig_name": "folder/b.png"}]],
+    }
+    return {
+        tab: json.dumps({"tab": tab, "data": values, "event_data": {"index": 1}}).encode()
+        for tab, values in events.items()
+    }
+
+
+TARGETS = (
+    Target(
+        name="page-event",
+        about="values of events in the tabs Chat, Yes/No and Batch, through their guards and handlers",
+        run=event,
+        seeds=_events,
+        mutate=mutated_json(
+            *(
+                "path",
+                "orig_name",
+                "index",
+                "event_data",
+                "data",
+                "url",
+                "meta",
+                _UPLOAD,
+                "a.zip",
+                "/etc/passwd",
+                "a\0b",
+            ),
+            *(
+                {"path": _UPLOAD},
+                {"path": _UPLOAD, "orig_name": "x.zip"},
+                [{"path": _UPLOAD}],
+                "9" * 50,
+                10**400,
+                1e400,
+            ),
+        ),
+        instrumented=("app",),
+        quick_rounds=60,
+    ),
+)

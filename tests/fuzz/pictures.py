@@ -1,0 +1,115 @@
+"""The picture reader: any bytes give pixels or an error of the list."""
+
+import hashlib
+import zlib
+from random import Random
+
+import numpy as np
+
+from app.reading.reader import PictureReader
+from app.spec import CaptionerSpec
+from tests.fuzz.mutators import mutated_bytes, mutated_jpeg, mutated_png
+from tests.fuzz.target import Target, refused
+from tests.odd_pictures.kinds import kinds
+from tests.odd_pictures.samples import saved, scene, sound_files
+from vision.errors import PICTURE_ERROR_CODES, PictureError
+
+SIDE = 32
+MAX_PIXELS = 4_000_000  # decoding as many as are allowed otherwise would be most of the time
+_READERS = [
+    PictureReader(CaptionerSpec(exif=exif, reading=reading, channel_order=order), size=SIDE)
+    for exif in ("upright", "ignore")
+    for reading in ("exact", "fast")
+    for order in ("rgb", "bgr")
+]
+_TOKENS = (
+    *(
+        b"\xff\xd8",
+        b"\xff\xd9",
+        b"\xff\xc0",
+        b"\xff\xc2",
+        b"\xff\xda",
+        b"Exif\0\0",
+        b"II*\0",
+        b"MM\0*",
+        b"GIF89a",
+        b"!\xfe",
+    ),
+    *(b"!\xff\x0bNETSCAPE2.0", b"!\xf9\x04", b"RIFF", b"WEBPVP8X", b"WEBPVP8L", b"VP8 ", b"ALPH", b"ANIM", b"EXIF"),
+    *(
+        b"BM",
+        b"P6\n",
+        b"P5 ",
+        b"P1",
+        b"Pf\n-1.0\n",
+        b"65535\n",
+        b"ftypavif",
+        b"meta",
+        b"iloc",
+        b"ipco",
+        b"ispe",
+        b"av01",
+    ),
+)
+
+
+def read(data: bytes) -> str:
+    """Read one picture in a way that its bytes choose."""
+    reader = _READERS[zlib.crc32(data) % len(_READERS)]
+    reading = reader.read(data, name="picture", max_pixels=MAX_PIXELS)
+    if data:
+        assert reading.digest == hashlib.sha256(data).hexdigest()
+    if reading.error is not None:
+        assert reading.pixels is None
+        assert reading.error.code in PICTURE_ERROR_CODES
+        return refused(PictureError(reading.error.code, reading.error.message))  # type: ignore[arg-type]
+    assert reading.pixels is not None
+    assert (reading.pixels.shape, reading.pixels.dtype) == ((SIDE, SIDE, 3), np.uint8)
+    if zlib.crc32(data) % 16 == 0:
+        again = reader.read(data, name="picture", max_pixels=MAX_PIXELS)
+        assert again.pixels is not None
+        assert np.array_equal(again.pixels, reading.pixels)
+    return f"ok {reading.pixels.min() // 64} {reading.pixels.max() // 64}"
+
+
+def _seeds() -> dict[str, bytes]:
+    small = scene(width=24, height=16)
+    files = {f"sound.{suffix}": data for suffix, data in sound_files().items()}
+    files |= {file.name: file.content for file in kinds() if len(file.content) <= 8192 and file.name.isascii()}
+    files |= {
+        "small.avif": saved(small, "AVIF"),
+        "small.jpg": saved(small, "JPEG", progressive=True),
+        "frames.gif": saved(small, "GIF", save_all=True, append_images=[small.rotate(90)]),
+        "frames.webp": saved(small, "WEBP", save_all=True, append_images=[small.rotate(90)]),
+        "frames.png": saved(small, "PNG", save_all=True, append_images=[small.rotate(90)]),
+        "small.ppm": saved(small, "PPM"),
+        "grey.tif": saved(small.convert("L"), "TIFF", compression="tiff_adobe_deflate"),
+        "tiny.bmp": saved(small.convert("P"), "BMP"),
+    }
+    return files
+
+
+_as_bytes = mutated_bytes(*_TOKENS)
+
+
+def _mutate(data: bytes, random: Random) -> bytes:
+    if data.startswith(b"\x89PNG") and random.random() < 0.8:
+        return mutated_png(data, random)
+    if data.startswith(b"\xff\xd8") and random.random() < 0.8:
+        return mutated_jpeg(data, random)
+    return _as_bytes(data, random)
+
+
+TARGETS = (
+    Target(
+        name="picture",
+        about="bytes of a picture through `PictureReader`: header, decoder, orientation, resizing",
+        run=read,
+        seeds=_seeds,
+        mutate=_mutate,
+        limit_s=20.0,
+        memory_bytes=2 * 2**30,
+        quick_rounds=100,
+        instrumented=("app", "vision", "PIL"),
+    ),
+)

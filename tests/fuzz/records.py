@@ -1,0 +1,214 @@
+"""Files of answers: read, indexed, appended to and exported, whatever is in them; no whole line is ever lost."""
+
+import contextlib
+import io
+import json
+import shutil
+import zlib
+from typing import Any
+
+from app.calibration.file import read_calibration, write_calibration
+from app.errors import UsageError
+from app.exports.job import ExportRecordsJob, run_export_records
+from app.records.file import RecordWriter
+from app.records.index import RecordIndex
+from app.records.manifest import RunManifest, read_manifest, write_manifest
+from app.records.record import (
+    Record,
+    RecordFileError,
+    parse_record,
+    read_records,
+    record_to_line,
+)
+from tests.app.calibration.test_file import calibration as fitted
+from tests.app.recorded import FakeAnswer, FakeError, recorded
+from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines
+from tests.fuzz.target import Target, refused, scratch, written
+
+NEW = recorded(FakeAnswer(picture="new.png", digest="ef" * 32))
+_NEW_LINE = record_to_line(NEW).encode() + b"\n"
+
+
+def resume(data: bytes) -> str:
+    """Read the file, index it, then append a record as a run does that goes on."""
+    path = written("answers.jsonl", data)
+    try:
+        before: list[Record] | None = list(read_records(path))
+    except RecordFileError as error:
+        outcome, before = refused(error), None
+        try:
+            RecordIndex([path])
+            raise AssertionError("the index takes a file that reading refuses")
+        except RecordFileError:
+            pass
+    else:
+        outcome = f"ok {min(len(before), 9)}"
+        index = RecordIndex([path])
+        assert len(index) == len(before)
+        for record in before[:20]:
+            assert index.look_up(record["id"], record["picture"]) in ("answered", "failed")
+    return outcome + _append(path, data, before)
+
+
+def _append(path: Any, data: bytes, before: list[Record] | None) -> str:
+    try:
+        with RecordWriter(path, sync_every=1000) as writer:
+            writer.write(NEW)
+    except RecordFileError as error:
+        assert path.read_bytes() == data, "a file that is refused was changed"
+        return "; " + refused(error)
+    now = path.read_bytes()
+    end = data.rfind(b"\n") + 1
+    kept, tail = data[:end], data[end:]
+    assert now.startswith(kept), "a whole line was lost"
+    assert now.endswith(_NEW_LINE)
+    if parse_record(tail) is not None:
+        assert now == kept + tail + b"\n" + _NEW_LINE, "a whole last record was lost"
+    else:
+        assert not _begins_with_record(tail), "a whole record was cut off with a torn one"
+    if before is not None:
+        after = list(read_records(path))
+        # As text, since NaN is not equal to itself.
+        assert json.dumps(after) == json.dumps([*before, NEW])
+    return f"; appended {writer.repair}"
+
+
+def _begins_with_record(tail: bytes) -> bool:
+    try:
+        value, _ = json.JSONDecoder().raw_decode(tail.decode(errors="surrogateescape"))
+    except (ValueError, RecursionError):
+        return False
+    return parse_record(json.dumps(value).encode()) is not None
+
+
+def export(data: bytes) -> str:
+    """Export the file, in a form that its bytes choose."""
+    path, out = written("answers.jsonl", data), scratch() / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    kind = ("csv", "jsonl", "metadata", "sidecars", "parquet")[zlib.crc32(data) % 5]
+    place = str(out if kind in ("metadata", "sidecars") else out / f"answers.{kind}")
+    job = ExportRecordsJob(records=(str(path),), to=kind, out=place, quiet=True)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            code = run_export_records(job)
+    except (UsageError, RecordFileError) as error:
+        assert path.read_bytes() == data
+        return f"{kind} " + refused(error, is_shown=False)  # a prompt is quoted as it is
+    assert code in (0, 1)
+    return f"ok {kind} {code}"
+
+
+def manifest(data: bytes) -> str:
+    """Read the manifest beside a file of answers, and write it again with one more run."""
+    records = scratch() / "told.jsonl"
+    path = written("told.jsonl.manifest.json", data)
+    try:
+        runs = read_manifest(records)
+    except RecordFileError as error:
+        return refused(error, is_shown=False)  # a wrong version is quoted as it is
+    write_manifest(records, manifest=RunManifest(run="new", spec={}, model_digest="d", versions={}))
+    assert [run.run for run in read_manifest(records)][-1] == "new"
+    path.unlink()
+    return f"ok {min(len(runs), 5)}"
+
+
+def calibration(data: bytes) -> str:
+    """Read a calibration, and decide by it."""
+    try:
+        found = read_calibration(str(written("calibration.json", data)))
+    except UsageError as error:
+        return refused(error, is_shown=False)
+    shares = found.apply(dict.fromkeys(found.choices, 1 / len(found.choices)))
+    assert list(shares) == list(found.choices)
+    return f"ok {found.rule is None}"
+
+
+def _files() -> dict[str, bytes]:
+    answers = [
+        FakeAnswer(),
+        FakeAnswer(picture="b/c.png", text="two", finish="length", unfamiliar=True),
+        FakeAnswer(picture="a.png", text="", finish="error", error=FakeError(code="truncated", message="It is cut.")),
+        FakeAnswer(picture="a.png", text="again"),
+        FakeAnswer(picture="x\\udcff.png", digest="", text="half \ud800"),
+        FakeAnswer(picture="data.tar/1.jpg", prompt="Second?", text="=1+1"),
+    ]
+    choices = [
+        FakeAnswer(picture=f"{n}.png", finish="choice", choice={"yes": n / 4, "no": 1 - n / 4}) for n in range(4)
+    ]
+    lines = [record_to_line(recorded(answer)).encode() for answer in answers]
+    many = b"".join(record_to_line(recorded(answer)).encode() + b"\n" for answer in choices)
+    whole = b"\n".join(lines) + b"\n"
+    return {
+        "whole": whole,
+        "torn": whole[:-40],
+        "no-line-feed-at-the-end": whole[:-1],
+        "blank-lines": whole.replace(b"\n", b"\n\n"),
+        "one": lines[1] + b"\n",
+        "choices": many,
+        "windows": whole.replace(b"\n", b"\r\n"),
+        "empty": b"",
+    }
+
+
+def _manifests() -> dict[str, bytes]:
+    run = RunManifest(run="r1", spec={"device": "cpu"}, model_digest="ab", versions={"torch": "2"}, host="h", process=1)
+    write_manifest(scratch() / "made.jsonl", manifest=run)
+    return {"one": (scratch() / "made.jsonl.manifest.json").read_bytes()}
+
+
+def _calibrations() -> dict[str, bytes]:
+    seeds = {}
+    for name, made in (("one", fitted()), ("out-of-reach", fitted(target_precision=1.0))):
+        write_calibration(made, str(scratch() / "made.json"))
+        seeds[name] = (scratch() / "made.json").read_bytes()
+    return seeds
+
+
+_WORDS = (
+    *Record.__annotations__,
+    *("code", "message", "total", "stop", "length", "choice", "error", "a.png", "../../a.png", "/a.png"),
+    *(
+        "a.png\0",
+        "a/../b.png",
+        "data.tar/1.jpg",
+        "http://x/a.png",
+        {"yes": 0.5, "no": None},
+        {"code": "x", "message": "y"},
+    ),
+)
+_as_json = mutated_json(*_WORDS)
+_as_lines = either(
+    mutated_lines(_as_json), mutated_lines(_as_json), mutated_lines(mutated_bytes(b"\n", b"\r", b'{"id": "'))
+)
+TARGETS = (
+    Target(
+        name="records-resume",
+        about="a file of answers: read, indexed, and appended to",
+        run=resume,
+        seeds=_files,
+        mutate=_as_lines,
+    ),
+    Target(
+        name="records-export",
+        about="a file of answers through `export-records` to all five forms",
+        run=export,
+        seeds=_files,
+        mutate=_as_lines,
+        quick_rounds=60,
+    ),
+    Target(
+        name="runs",
+        about="the manifest of runs beside a file of answers",
+        run=manifest,
+        seeds=_manifests,
+        mutate=mutated_json("runs", "run", "spec", "counts", "llama-adapter-runs", 1, 2),
+    ),
+    Target(
+        name="calibration",
+        about="a calibration, and decisions by it",
+        run=calibration,
+        seeds=_calibrations,
+        mutate=mutated_json("temperature", "threshold", "choices", "bins_after", "yes", 0.5, 1.0),
+    ),
+)

@@ -1,0 +1,336 @@
+"""HTTP: any request and body is answered in OpenAI's form, and never with a 5xx."""
+
+import asyncio
+import base64
+import io
+import json
+import zipfile
+from functools import cache
+from random import Random
+from typing import Any
+
+from starlette.types import Message
+
+from app.server.addresses import PictureUrl, shown_url
+from app.server.api import ApiSettings, create_api
+from app.server.guards import GuardSettings
+from app.server.metrics import Metrics
+from app.server.picture_errors import PictureRefusedError
+from app.server.pictures import PictureSettings, read_picture
+from app.web.archive import Archive, ArchiveLimits
+from tests.app.server.live import StubService, answer
+from tests.app.server.requests import chat, image, user
+from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines, mutated_zip
+from tests.fuzz.target import Target, event_loop, refused, written
+from vision.errors import PictureError
+
+_CHAT = "/v1/chat/completions"
+_KEY = "secret-key"
+
+
+@cache
+def _service() -> StubService:
+    return StubService(lambda ticket: ticket.deliver(answer("red", choice=None)))
+
+
+@cache
+def _application() -> Any:
+    settings = ApiSettings(guards=GuardSettings(max_body_bytes=2**20))
+    return create_api(_service(), settings=settings, metrics=Metrics())  # type: ignore[arg-type]
+
+
+async def _asked(
+    method: str, path: str, query: bytes, headers: list[tuple[bytes, bytes]], body: bytes
+) -> tuple[int, dict[bytes, bytes], bytes]:
+    """Status, headers and body of the application's answer."""
+    sent: list[Message] = []
+    pieces = [body[: len(body) // 2], body[len(body) // 2 :]]
+    given = [{"type": "http.request", "body": piece, "more_body": not last} for last, piece in enumerate(pieces)]
+    gone = asyncio.Event()
+
+    async def receive() -> Message:
+        if given:
+            return given.pop(0)
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
+        "path": path, "raw_path": path.encode("utf-8", "surrogateescape"), "query_string": query, "root_path": "",
+        "headers": headers, "client": ("127.0.0.1", 9), "server": ("127.0.0.1", 80), "state": {},
+    }  # fmt: skip
+    await _application()(scope, receive, send)
+    gone.set()
+    start = next(message for message in sent if message["type"] == "http.response.start")
+    whole = b"".join(message.get("body", b"") for message in sent if message["type"] == "http.response.body")
+    return start["status"], dict(start.get("headers", ())), whole
+
+
+def _checked(status: int, headers: dict[bytes, bytes], body: bytes) -> str:
+    assert 200 <= status < 500, f"status {status}: {body[:300]!r}"
+    if status < 400:
+        return f"ok {status} {headers.get(b'content-type', b'')[:20].decode()}"
+    assert headers[b"content-type"] == b"application/json"
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert len(body) < 4000, "an error quotes too much of a request"
+    return f"{status} {error['code']} {error['param']}"[:80]
+
+
+def body(data: bytes) -> str:
+    """The body of a chat request."""
+    _service().asks.clear()
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
+    outcome = _checked(*event_loop().run_until_complete(_asked("POST", _CHAT, b"", headers, data)))
+    for ask in _service().asks:
+        assert isinstance(ask.picture, bytes)
+        assert ask.picture
+        texts = (ask.prompt if isinstance(ask.prompt, tuple) else (ask.prompt,)) + (ask.choices or ()) + ask.stop
+        assert all(isinstance(text, str) for text in texts)
+        assert ask.sampling.max_new_tokens >= 1
+        assert 0 <= ask.sampling.temperature <= 2
+    return outcome
+
+
+def request(data: bytes) -> str:
+    """A whole request: its line, its head and its body, as text on the wire has them."""
+    head, _, content = data.partition(b"\n\n")
+    first, *lines = head.split(b"\n")
+    method, _, target = first.decode("latin-1").partition(" ")
+    path, _, query = target.partition("?")
+    # What no HTTP server hands on to an application.
+    method = "".join(filter(str.isalpha, method)).upper()[:20] or "GET"
+    path = "/" + path.lstrip("/")
+    headers = []
+    for line in lines[:50]:
+        name, colon, value = line.partition(b":")
+        if colon and name.strip().isascii():
+            headers.append((name.strip().lower(), value.strip()))
+    status, told, said = event_loop().run_until_complete(
+        _asked(method, path, query.encode("latin-1"), headers, content)
+    )
+    if path.startswith("/v1/"):
+        return _checked(status, told, said)
+    assert status < 500, f"status {status}: {said[:300]!r}"
+    return f"ok {status}"
+
+
+def picture_url(data: bytes) -> str:
+    """The `image_url` of a part. No host is allowed, so nothing is fetched."""
+    url = data.decode(errors="surrogatepass") if _is_text(data) else data.decode("latin-1")
+    assert shown_url(url).isprintable()
+    try:
+        parsed = PictureUrl.parse(url)
+        assert f"{parsed.host}{parsed.target}".isascii()
+        assert 0 <= parsed.port < 65536
+        assert PictureUrl.parse(str(parsed)) == parsed
+    except PictureRefusedError:
+        pass
+    try:
+        picture = event_loop().run_until_complete(read_picture(url, settings=PictureSettings(max_picture_bytes=10_000)))
+    except PictureRefusedError as error:
+        return refused(error)
+    assert 0 < len(picture) <= 10_000
+    assert base64.b64encode(picture).decode() == url.partition(",")[2]
+    return "ok"
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode(errors="surrogatepass")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def upload_zip(data: bytes) -> str:
+    """A zip that was dropped on the page."""
+    limits = ArchiveLimits(max_entry_bytes=100_000, max_entries=50, max_total_bytes=2**20, max_directory_bytes=2**16)
+    try:
+        archive = Archive(written("pictures.zip", data), name="pictures.zip", limits=limits)
+    except PictureError as error:
+        return refused(error)
+    with archive:
+        names = [entry.name for entry in archive.pictures]
+        assert len(set(names)) == len(names) <= limits.max_entries
+        assert not any(name.startswith("/") or ".." in name.split("/") for name in names)
+        assert all(isinstance(note, str) for note in archive.notes())
+        total, outcomes = 0, set()
+        for entry in archive.pictures:
+            try:
+                content = archive.read(entry)
+                total += len(content)
+                assert len(content) <= limits.max_entry_bytes
+                outcomes.add("ok")
+            except PictureError as error:
+                outcomes.add(error.code)
+                refused(error, is_shown=False)
+        assert total <= limits.max_total_bytes
+    return f"ok {min(len(names), 9)} {sorted(outcomes)}"
+
+
+def _bodies() -> dict[str, bytes]:
+    asked = {
+        "plain": chat(),
+        "all": chat(
+            {"role": "system", "content": "Answer."},
+            user(image(), "What?"),
+            {"role": "assistant", "content": "Red.", "refusal": None},
+            user("And the star?"),
+            temperature=0.5, top_p=0.9, top_k=3, seed=1, stop=["."], max_tokens=5, user="u", n=1, logit_bias={},
+        ),
+        "stream": chat(stream=True, stream_options={"include_usage": True}),
+        "choices": chat(answer_choices=["yes", "no"]),
+    }  # fmt: skip
+    return {name: json.dumps(content).encode() for name, content in asked.items()}
+
+
+def _requests() -> dict[str, bytes]:
+    head = b"host: localhost\ncontent-type: application/json\nauthorization: Bearer " + _KEY.encode()
+    posted = f"POST {_CHAT}\n".encode() + head + b"\n\n" + json.dumps(chat()).encode()
+    paths = (
+        "/v1/models",
+        "/v1/models/stub",
+        "/health",
+        "/ready",
+        "/metrics",
+        "/docs",
+        "/openapi.json",
+        "/v1/nothing",
+        "/",
+    )
+    return {"post": posted, **{f"get{path.replace('/', '-')}": f"GET {path}?a=b\n".encode() + head for path in paths}}
+
+
+def _zips() -> dict[str, bytes]:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("a.png", "b/é.jpg", "../../c.gif", "notes.txt", ".hidden.png", "C:\\d.bmp", "a.PNG", "e.zip"):
+            archive.writestr(zipfile.ZipInfo(name), name.encode() * 50)
+    return {"small": packed.getvalue()}
+
+
+_WORDS = (
+    *(
+        "model",
+        "messages",
+        "role",
+        "content",
+        "type",
+        "text",
+        "image_url",
+        "url",
+        "detail",
+        "user",
+        "system",
+        "assistant",
+    ),
+    *(
+        "default",
+        "stream",
+        "stream_options",
+        "include_usage",
+        "temperature",
+        "top_p",
+        "top_k",
+        "seed",
+        "stop",
+        "n",
+        "tools",
+    ),
+    *("max_tokens", "max_completion_tokens", "answer_choices", "response_format", "logit_bias", "name", "unknown"),
+    *("data:image/png;base64,AAAA", "http://127.0.0.1/a.png", "file:///etc/passwd", "data:text/html;base64,AA=="),
+    *(["a"] * 200, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}),
+)
+_as_body = mutated_json(*_WORDS)
+_as_head = mutated_lines(
+    mutated_bytes(
+        *(b"GET ", b"POST ", b"OPTIONS ", b"HEAD ", b"PUT ", b"/v1/", b"/v1/models/", b"//", b"%2e%2e", b"?", b"*"),
+        *(
+            b"host: evil",
+            b"host: localhost:1",
+            b"content-type: text/plain",
+            b"content-length: 99999999999",
+            b"origin: x",
+        ),
+        *(
+            b"content-length: -1",
+            b"transfer-encoding: chunked",
+            b"expect: 100-continue",
+            b"authorization: Basic x",
+            b"\xff",
+        ),
+    )
+)
+
+
+def _mutate_request(data: bytes, random: Random) -> bytes:
+    head, gap, content = data.partition(b"\n\n")
+    if gap and random.random() < 0.4:
+        return head + gap + _as_body(content, random)
+    return _as_head(head, random) + gap + content
+
+
+TARGETS = (
+    Target(
+        name="http-body",
+        about="the body of a chat request, through the whole application with a stub of the engine",
+        run=body,
+        seeds=_bodies,
+        mutate=_as_body,
+        quick_rounds=100,
+    ),
+    Target(
+        name="http-request",
+        about="method, path, headers and body of any request",
+        run=request,
+        seeds=_requests,
+        mutate=_mutate_request,
+        quick_rounds=100,
+    ),
+    Target(
+        name="picture-url",
+        about="the URL of a picture: data URIs and addresses",
+        run=picture_url,
+        seeds=lambda: {
+            "data": b"data:image/png;base64,aGVsbG8=",
+            "http": b"https://example.com:8443/a%20b.png?c=d",
+            "parameters": b"data:image/jpeg;charset=utf-8;base64,AAAA",
+        },
+        mutate=mutated_bytes(
+            *(
+                b"data:",
+                b"image/png",
+                b";base64,",
+                b"=",
+                b"==",
+                b"http://",
+                b"HTTPS://",
+                b"@",
+                b"[::1]",
+                b":",
+                b"#",
+                b"?",
+            ),
+            *(b"\\", b"%00", b"127.0.0.1", b"xn--", b"\xe3\x80\x82", b"\r\n", b"\x00", b"file://", b".", b"0x7f.1"),
+        ),
+        quick_rounds=400,
+        max_bytes=20_000,
+    ),
+    Target(
+        name="upload-zip",
+        about="a zip of pictures that was dropped on the page",
+        run=upload_zip,
+        seeds=_zips,
+        mutate=either(
+            mutated_zip(
+                {"": mutated_bytes()}, names=("a.png", "/a.png", "..\\..\\x.png", "\0.png", "x" * 300 + ".png")
+            ),
+            mutated_bytes(b"PK\x01\x02", b"PK\x05\x06", b"PK\x06\x06"),
+        ),
+        max_bytes=2**17,
+    ),
+)

@@ -1,0 +1,83 @@
+"""What a fuzz target is, and what all of them use: a scratch folder, and checks of the errors that may come out."""
+
+import asyncio
+import atexit
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from random import Random
+
+Mutator = Callable[[bytes, Random], bytes]
+
+MAX_MESSAGE_CHARS = 4_000
+_QUOTED = re.compile(r"`[^`]*`|'[^']*'|\"[^\"]*\"|\([^)]*\)")
+_NUMBER = re.compile(r"[-+]?\d[\d.,e+-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """One reader under test.
+
+    `run` takes one input and returns its outcome as a short text: "ok ...", or the documented refusal. It raises for
+    everything else, which is a finding. `seeds` are named good inputs. `mutate` knows the format.
+    """
+
+    name: str
+    about: str
+    run: Callable[[bytes], str]
+    seeds: Callable[[], Mapping[str, bytes]]
+    mutate: Mutator
+    max_bytes: int = 2**16
+    limit_s: float = 10.0  # for one input in a campaign; the tests have no limit of time
+    memory_bytes: int = 2**30  # of address space beyond what the imports take, in a campaign
+    quick_rounds: int = 150  # mutations that `make test` tries
+    instrumented: tuple[str, ...] = ("app", "vision", "llm")  # packages whose branches guide a campaign
+
+
+@cache
+def scratch() -> Path:
+    """A folder of this process for the files of inputs; in memory where the machine has a place for that."""
+    shared = Path("/dev/shm")
+    place = None if "FUZZ_SCRATCH" in os.environ or not os.access(shared, os.W_OK) else shared
+    folder = Path(tempfile.mkdtemp(prefix="llama-adapter-fuzz-", dir=os.environ.get("FUZZ_SCRATCH", place)))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@cache
+def event_loop() -> asyncio.AbstractEventLoop:
+    """One loop for all inputs of this process."""
+    loop = asyncio.new_event_loop()
+    atexit.register(loop.close)
+    return loop
+
+
+def written(name: str, data: bytes) -> Path:
+    """The scratch file of that name, with these bytes."""
+    path = scratch() / name
+    path.write_bytes(data)
+    return path
+
+
+def refused(error: BaseException, *, is_shown: bool = True) -> str:
+    """The outcome of a documented error; checks that its message is one for people.
+
+    `is_shown` says that the message goes to a terminal as it is, so that it holds nothing but printable characters.
+    """
+    message = str(getattr(error, "message", None) or error)
+    assert message, f"{type(error).__name__} without a message"
+    assert len(message) <= MAX_MESSAGE_CHARS, f"a message of {len(message):,} characters: {message[:200]!r}"
+    if is_shown:
+        assert message.isprintable(), f"a message that is not printable: {message[:500]!r}"
+    code = getattr(error, "code", "")
+    return f"{type(error).__name__} {code} {shape_of(message)}"
+
+
+def shape_of(message: str) -> str:
+    """A message without what it quotes and counts, so that equal refusals look alike."""
+    return _NUMBER.sub("0", _QUOTED.sub("_", message))[:120]

@@ -1,0 +1,10 @@
+"""The one list of targets, for the tests, campaigns and replays."""
+
+from tests.fuzz import checkpoints, inputs, page, pictures, records, requests, wire
+from tests.fuzz.target import Target
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for room in (pictures, records, inputs, checkpoints, requests, page, wire)
+    for target in room.TARGETS
+}

@@ -1,0 +1,94 @@
+"""Every target takes its seeds, what once showed a fault, and a fixed number of mutations; `make fuzz` goes on.
+
+The mutations are the same each time. A failure says how to see it again.
+"""
+
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.fuzz.campaign import _ended_by
+from tests.fuzz.entries import FOLDER, entries
+from tests.fuzz.findings import Finding, finding_of, minimised
+from tests.fuzz.target import Target
+from tests.fuzz.targets import TARGETS
+from tests.fuzz.worker import CURRENT
+
+ANY_TARGET = pytest.mark.parametrize("name", TARGETS)
+
+
+def told(found: Finding, folder: Path) -> str:
+    """What a failed test says: the fault, and a file that shows it again."""
+    path = found.save(folder)
+    return f"{found.signature}\n{found.told}\nsee it again: python -m tests.fuzz replay {found.target} {path}"
+
+
+@ANY_TARGET
+def test_seeds_and_what_once_showed_a_fault_are_taken_or_refused(name: str, tmp_path: Path) -> None:
+    outcomes = []
+    for data in entries(TARGETS[name]).values():
+        found, outcome = finding_of(TARGETS[name], data)
+        assert found is None, told(found, tmp_path)
+        outcomes.append(outcome)
+
+    assert any(outcome.startswith("ok") for outcome in outcomes), (
+        "no seed is good, so nothing is tested behind the door"
+    )
+
+
+@ANY_TARGET
+def test_mutations_are_taken_or_refused(name: str, tmp_path: Path) -> None:
+    target, random = TARGETS[name], Random(name)
+    good = list(entries(target).values())
+    outcomes: Counter[str] = Counter()
+    for _ in range(target.quick_rounds):
+        data = target.mutate(random.choice(good), random)[: target.max_bytes]
+        found, outcome = finding_of(target, data)
+        assert found is None or found.is_known, told(found, tmp_path)
+        outcomes[outcome] += 1
+
+    assert len(outcomes) >= 2, f"mutations of {name} change nothing: {outcomes}"
+
+
+def test_files_of_the_corpus_belong_to_targets_and_are_small() -> None:
+    for path in FOLDER.rglob("*") if FOLDER.exists() else ():
+        if path.is_file():
+            assert path.parent.name in TARGETS
+            assert path.stat().st_size <= 16_384
+
+
+def toy(name: str = "toy") -> Target:
+    """A target with a fault: it does not take an X."""
+
+    def run(data: bytes) -> str:
+        if b"X" in data:
+            raise KeyError("X")
+        return "ok"
+
+    return Target(name=name, about="", run=run, seeds=dict, mutate=lambda data, random: data)
+
+
+def test_a_finding_is_made_small_and_can_be_seen_again(tmp_path: Path) -> None:
+    found, _ = finding_of(toy(), b"a" * 1000 + b"X" + b"b" * 777)
+    assert found is not None
+
+    smallest = minimised(found, toy(), limit_s=60)
+    path = smallest.save(tmp_path)
+
+    assert smallest.data == b"X"
+    assert smallest.signature == found.signature
+    assert path.read_bytes() == b"X"
+    assert f"replay toy {path}" in path.with_name(path.name + ".txt").read_text()
+
+
+def test_an_input_that_takes_too_long_is_a_finding_at_the_place_where_it_was(tmp_path: Path) -> None:
+    (tmp_path / CURRENT).write_bytes(b"slow")
+    place = FOLDER.parents[2] / "vision" / "image.py"
+    said = f'Timeout (0:00:10)!\nThread 0x7 (most recent call first):\n  File "{place}", line 9 in load_picture\n'
+
+    found = _ended_by(toy(), tmp_path, code=1, said=said)
+
+    assert found.data == b"slow"
+    assert found.signature == 'takes more than 10 s: File "vision/image.py", line 9 in load_picture'

@@ -1,0 +1,78 @@
+"""What a reading process says: any head of fixed size is refused, or is one that can be said again."""
+
+import struct
+
+from app.reading.sources import FileSlice
+from app.reading.wire import (
+    MAX_MESSAGE_BYTES,
+    REPLY_HEAD_BYTES,
+    REQUEST_HEAD_BYTES,
+    ReplyHead,
+    ReplyKind,
+    Request,
+    decode_message,
+    request_sizes,
+)
+from tests.fuzz.mutators import mutated_bytes
+from tests.fuzz.target import Target, refused
+from vision.errors import PICTURE_ERROR_CODES
+
+PIXEL_BYTES = 224 * 224 * 3
+
+
+def reply(data: bytes) -> str:
+    """A reply's head, and what follows it as a message."""
+    head, rest = data[:REPLY_HEAD_BYTES].ljust(REPLY_HEAD_BYTES, b"\0"), data[REPLY_HEAD_BYTES:]
+    shown = decode_message(rest)
+    assert shown.isprintable()
+    try:
+        said = ReplyHead.decode(head, pixel_bytes=PIXEL_BYTES)
+    except ValueError as error:
+        return refused(error)
+    assert ReplyHead.decode(said.encode(), pixel_bytes=PIXEL_BYTES) == said
+    assert said.num_bytes in (0, PIXEL_BYTES) or (said.code is not None and said.num_bytes <= MAX_MESSAGE_BYTES)
+    assert len(said.digest) in (0, 64)
+    return f"ok {said.kind.name} {said.code}"
+
+
+def request(data: bytes) -> str:
+    """A request that is made of these bytes arrives as it was sent."""
+    name = data[:200].decode(errors="surrogateescape")
+    offset, size = struct.unpack("<QQ", data[-16:].rjust(16, b"\0"))
+    sources = (name, data, FileSlice(path=name, offset=offset, num_bytes=size, header=size & 0xFFFFFFFF))
+    for source in sources:
+        sent = Request(source=source, name=name or None, asks_first=bool(size & 1), folder=name if size & 2 else None)
+        head, body = sent.encode()
+        assert request_sizes(head[:REQUEST_HEAD_BYTES]) == (len(head) - REQUEST_HEAD_BYTES, len(body))
+        assert Request.decode(head[REQUEST_HEAD_BYTES:], body) == sent
+    return f"ok {len(data).bit_length()}"
+
+
+def _replies() -> dict[str, bytes]:
+    heads = {
+        "ready": ReplyHead(kind=ReplyKind.READY, digest="", code=None, num_bytes=0),
+        "digest": ReplyHead(kind=ReplyKind.DIGEST, digest="ab" * 32, code=None, num_bytes=0),
+        "pixels": ReplyHead(kind=ReplyKind.DONE, digest="cd" * 32, code=None, num_bytes=PIXEL_BYTES),
+        **{code: ReplyHead(kind=ReplyKind.DONE, digest="", code=code, num_bytes=7) for code in PICTURE_ERROR_CODES},
+    }
+    return {name: head.encode() + "né\x1b[1m\ud7ff".encode() for name, head in heads.items()}
+
+
+TARGETS = (
+    Target(
+        name="wire-reply",
+        about="the head of a reading process's reply, and its message",
+        run=reply,
+        seeds=_replies,
+        mutate=mutated_bytes(),
+        max_bytes=4096,
+    ),
+    Target(
+        name="wire-request",
+        about="a request to a reading process, there and back",
+        run=request,
+        seeds=lambda: {"name": "bilder/été.png".encode(), "bytes": bytes(range(256)), "not-utf-8": b"\xff\xfe.png"},
+        mutate=mutated_bytes(b"\xed\xa0\x80", b'"', b"\\", b"\0"),
+        max_bytes=4096,
+    ),
+)

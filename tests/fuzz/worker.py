@@ -1,0 +1,190 @@
+"""One process of a campaign: tries inputs of one target until its time is up, guided by coverage where atheris is.
+
+It runs under limits of memory and of time for each input, and may be ended by what it tries. The input under way is in
+`current`, so that the campaign knows which one it was. Started by campaign.py as `python -m tests.fuzz.worker`.
+"""
+
+import argparse
+import faulthandler
+import hashlib
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+
+CURRENT, STATUS, CORPUS, FINDINGS = "current", "status.json", "corpus", "findings"
+STATUS_EVERY_S = 0.5
+MINIMISE_S = 15.0
+_MOST_KEPT = 4_000  # entries of a corpus
+
+
+@dataclass(kw_only=True)
+class Status:
+    """How far a worker is; read by the campaign from a file."""
+
+    engine: str
+    num_inputs: int = 0
+    num_new: int = 0  # entries of the corpus that are new
+    num_outcomes: int = 0  # different ones
+    num_findings: int = 0
+    elapsed_s: float = 0.0
+    is_over: bool = False
+
+
+class Worker:
+    """Runs inputs of one target, and keeps what is new."""
+
+    def __init__(self, name: str, *, folder: Path, seed: int, engine: str) -> None:
+        from tests.fuzz.findings import Finding, finding_of, minimised
+        from tests.fuzz.targets import TARGETS
+
+        self.target = TARGETS[name]
+        self.random = Random(seed)
+        self._finding_of, self._minimised = finding_of, minimised
+        self._folder, self._status = folder, Status(engine=engine)
+        self._seen: set[str] = set()
+        self._outcomes: set[str] = set()
+        self._started = time.monotonic()
+        self._told_at = 0.0
+        self._findings: list[Finding] = []
+        (folder / CORPUS).mkdir(parents=True, exist_ok=True)
+        self._current = os.open(folder / CURRENT, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def limit(self) -> None:
+        """Bound the memory from here on."""
+        with open("/proc/self/statm") as file:
+            taken = int(file.read().split()[0]) * resource.getpagesize()
+        most = taken + self.target.memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+    def try_one(self, data: bytes) -> bool:
+        """Run one input; whether its outcome is one that was not seen before."""
+        os.pwrite(self._current, data, 0)
+        os.ftruncate(self._current, len(data))
+        faulthandler.dump_traceback_later(self.target.limit_s, exit=True)
+        found, outcome = self._finding_of(self.target, data)
+        faulthandler.cancel_dump_traceback_later()
+        self._status.num_inputs += 1
+        if found is not None and found.signature not in self._seen:
+            self._seen.add(found.signature)
+            if not found.is_known:
+                faulthandler.dump_traceback_later(MINIMISE_S + 2 * self.target.limit_s, exit=True)
+                found = self._minimised(found, self.target, limit_s=MINIMISE_S)
+                faulthandler.cancel_dump_traceback_later()
+                found.save(self._folder / FINDINGS)
+                self._status.num_findings += 1
+                print(f"finding: {found.signature}", file=sys.stderr, flush=True)
+        is_new = outcome not in self._outcomes
+        self._outcomes.add(outcome)
+        if time.monotonic() - self._told_at > STATUS_EVERY_S:
+            self.tell()
+        return is_new and found is None
+
+    def keep(self, data: bytes) -> None:
+        """Put an input into the corpus."""
+        path = self._folder / CORPUS / hashlib.sha256(data).hexdigest()[:16]
+        if not path.exists():
+            path.write_bytes(data)
+            self._status.num_new += 1
+
+    def tell(self, *, is_over: bool = False) -> None:
+        """Write the status, whole or not at all."""
+        self._told_at = time.monotonic()
+        self._status.elapsed_s = self._told_at - self._started
+        self._status.num_outcomes, self._status.is_over = len(self._outcomes), is_over
+        beside = self._folder / f"{STATUS}.new"
+        beside.write_text(json.dumps(asdict(self._status)))
+        os.replace(beside, self._folder / STATUS)
+
+    def mutated(self, data: bytes) -> bytes:
+        """A mutation of an input, of bounded size."""
+        return self.target.mutate(data, self.random)[: self.target.max_bytes]
+
+    def corpus(self) -> list[bytes]:
+        """Seeds, the repository's corpus of the target, and what earlier campaigns kept."""
+        from tests.fuzz.entries import entries
+
+        kept = sorted((self._folder / CORPUS).iterdir())[:_MOST_KEPT]
+        return [*entries(self.target).values(), *(path.read_bytes() for path in kept)]
+
+
+def by_outcome(worker: Worker, *, ends_at: float) -> None:
+    """Mutate what is in the corpus; an input whose outcome is new is kept there."""
+    corpus = worker.corpus()
+    worker.limit()
+    for data in corpus:
+        worker.try_one(data)
+    while time.monotonic() < ends_at:
+        # Half of the time something of the newest, which nobody has looked at much.
+        recent = corpus[-20:] if worker.random.random() < 0.5 else corpus
+        data = worker.mutated(worker.random.choice(recent))
+        if worker.try_one(data):
+            corpus.append(data)
+            worker.keep(data)
+
+
+def by_coverage(worker: Worker, atheris: object, *, ends_at: float, seed: int) -> None:
+    """As libFuzzer does, by the target's own mutations; does not return."""
+    from tests.fuzz.mutators import mutated_bytes
+
+    setup: Callable[..., object] = atheris.Setup  # type: ignore[attr-defined]
+    as_bytes = mutated_bytes()  # libFuzzer's own cannot be called from here (atheris 3.0)
+
+    def mutate(data: bytes, max_size: int, seed: int) -> bytes:
+        worker.random.seed(seed)
+        if worker.random.random() < 0.2:
+            return as_bytes(data, worker.random)[:max_size]
+        return worker.mutated(data)[:max_size]
+
+    corpus = worker.corpus()
+    seeds = worker._folder / "seeds"
+    seeds.mkdir(exist_ok=True)
+    for data in corpus:
+        (seeds / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
+    flags = [
+        f"-max_total_time={max(1, round(ends_at - time.monotonic()))}",
+        *(f"-max_len={worker.target.max_bytes}", f"-seed={seed}", "-timeout=3600", "-rss_limit_mb=0", "-len_control=0"),
+        *(f"-artifact_prefix={worker._folder}/", "-reload=0", "-print_final_stats=1"),
+    ]
+    worker.limit()
+    setup(
+        [sys.argv[0], *flags, str(worker._folder / CORPUS), str(seeds)],
+        lambda data: worker.try_one(data) and None,
+        custom_mutator=mutate,
+    )
+    atheris.Fuzz()  # type: ignore[attr-defined]
+
+
+def main() -> None:
+    """Arguments are for campaign.py alone."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("target")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("seconds", type=float, help="from the first input on")
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--instrument", nargs="*", default=[])
+    parser.add_argument("--by-outcome", action="store_true")
+    arguments = parser.parse_args()
+    atheris = None
+    if not arguments.by_outcome:
+        with suppress(ImportError):
+            import atheris  # type: ignore[no-redef]
+    if atheris is None:
+        worker = Worker(arguments.target, folder=arguments.folder, seed=arguments.seed, engine="outcome")
+        by_outcome(worker, ends_at=time.monotonic() + arguments.seconds)
+        worker.tell(is_over=True)
+    else:
+        with atheris.instrument_imports(include=arguments.instrument):  # type: ignore[attr-defined]
+            worker = Worker(arguments.target, folder=arguments.folder, seed=arguments.seed, engine="atheris")
+        by_coverage(worker, atheris, ends_at=time.monotonic() + arguments.seconds, seed=arguments.seed)
+
+
+if __name__ == "__main__":
+    main()
