@@ -10,6 +10,7 @@ import dataclasses
 import os
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,6 +131,7 @@ def main() -> int:
     sampling = settings(SamplingParams, {"max_new_tokens": options.max_new_tokens})
 
     from app.captioner import Captioner
+    from app.reading.isolated import open_reader
 
     picture_half = clip_or_encoder(options.clip_dir)
     if options.encoder is not None:
@@ -160,7 +162,8 @@ def main() -> int:
     with Captioner.load(**dataclasses.asdict(spec)) as captioner:
         for note in captioner.info.notes:
             print(f"note: {note}", file=sys.stderr)
-        return run_trials(captioner, options, sampling)
+        with closing(open_reader("process", captioner.spec, size=captioner.image_size)) as captioner.reader:
+            return run_trials(captioner, options, sampling)
 
 
 def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: SamplingParams) -> int:

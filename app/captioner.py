@@ -96,7 +96,7 @@ class Captioner:
         self._synchronise, self._mark = synchronise, mark
         self._vision, self._engine, self._familiarity = vision, engine, familiarity
         self._is_running = False
-        self.reader = PictureReader(spec, size=vision.image_size)
+        self.reader: Reader = PictureReader(spec, size=vision.image_size)  # of calls that bring none; may be replaced
         self._prompts = PromptEncoder(tokenizer, check=engine.check)
 
     @classmethod

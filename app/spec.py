@@ -7,11 +7,13 @@ from typing import Final, Literal, get_args
 Orientation = Literal["upright", "ignore"]
 VisionKind = Literal["torch", "onnx", "om"]
 Reading = Literal["exact", "fast"]  # of pictures: the reference's pixels to the bit, or sooner and nearly those
+ReaderKind = Literal["process", "thread"]  # what reads a command's pictures
 Precision = Literal["float", "int8"]
 BatchSize = int | Literal["auto"]
 
 AUTO: Final = "auto"  # of a batch size: as large as memory allows and speed asks for
 DEFAULT_BATCH_SIZE = 8
+DEFAULT_PICTURE_TIMEOUT_S = 60.0  # to read one picture, from disks and networks that may be slow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

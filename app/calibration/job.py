@@ -5,6 +5,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,10 @@ from app.errors import Exit, UsageError
 from app.inputs import expand_inputs
 from app.jobs.questions import Question, picture_variables
 from app.measuring.plots import check_plot
+from app.reading.isolated import open_reader
+from app.reading.reader import Reader
 from app.records.record import answer_to_record
-from app.spec import CaptionerSpec
+from app.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind
 from app.talk import say
 from app.whole_files import refuse_to_replace
 from llm.engine.sampling_params import SamplingParams
@@ -40,6 +43,8 @@ class CalibrationJob:
     pictures: tuple[str, ...] = ()  # of the table's, only these; empty: all
     recursive: bool = False
     target_precision: float = 0.95
+    reader: ReaderKind = "process"
+    picture_timeout_s: float = DEFAULT_PICTURE_TIMEOUT_S
     plot: str | None = None
     force: bool = False
     quiet: bool = False
@@ -61,7 +66,9 @@ def run_calibration(job: CalibrationJob) -> int:
         info = captioner.info
         for question in dict.fromkeys(questions):
             captioner.check_prompt(question.prompt(info.default_prompt), question.choices)
-        found = _ask(job, captioner, labelled, questions)
+        size, timeout_s = captioner.image_size, job.picture_timeout_s
+        with closing(open_reader(job.reader, captioner.spec, size=size, timeout_s=timeout_s)) as reader:
+            found = _ask(job, captioner, labelled, questions, reader=reader)
     examples = _examples(labelled, found, job.choices)
     num_unreadable = len(labelled) - len(examples.labels_N)
     if not len(examples.labels_N):
@@ -118,13 +125,18 @@ def _question(job: CalibrationJob, one: Labelled) -> Question:
 
 
 def _ask(
-    job: CalibrationJob, captioner: Captioner, labelled: Sequence[Labelled], questions: Sequence[Question]
+    job: CalibrationJob,
+    captioner: Captioner,
+    labelled: Sequence[Labelled],
+    questions: Sequence[Question],
+    *,
+    reader: Reader,
 ) -> list[dict[str, float] | None]:
     """Probabilities of each, in order; None where there is no answer."""
     found: list[dict[str, float] | None] = [None] * len(labelled)
     num_done = 0
     items = _items(labelled, [question.prompt(captioner.info.default_prompt) for question in questions], job.choices)
-    for event in captioner.run(items, sampling=SamplingParams()):
+    for event in captioner.run(items, sampling=SamplingParams(), reader=reader):
         if not isinstance(event, Answer):
             continue
         num_done += 1

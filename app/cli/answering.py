@@ -117,7 +117,7 @@ def _add_pictures(parser: Parser) -> None:
         metavar="S",
         type=float,
         default=JOB.picture_timeout_s,
-        help=default("seconds to read a picture; after them it has failed"),
+        help=default("read timeout per picture, in seconds"),
     )
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 from app.decisions import Rule
 from app.inputs import InputSpec
 from app.jobs.questions import Question
-from app.spec import CaptionerSpec
+from app.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind
 from llm.engine.sampling_params import SamplingParams
 
 MAX_TIMEOUT_S = 1_000_000  # eleven days; of some thousand times that the system knows nothing
@@ -29,8 +29,8 @@ class Job:
     overwrite: bool = False  # what `out` holds already is thrown away
     retry_errors: bool = False  # pictures that failed in an earlier run are tried again
     max_errors: int | None = None  # after so many failures no more pictures are begun
-    reader: Literal["process", "thread"] = "process"
-    picture_timeout_s: float = 60.0  # for reading one picture, in a process
+    reader: ReaderKind = "process"
+    picture_timeout_s: float = DEFAULT_PICTURE_TIMEOUT_S  # to read one picture, in a process
     profile: Literal["wait", "marks"] | None = None
     quiet: bool = False
 

@@ -16,8 +16,6 @@ from app.jobs.job import Job
 from app.jobs.questions import TemplateError, picture_variables, questions_about
 from app.jobs.scribe import Scribe
 from app.measuring.report import versions
-from app.reading.isolated import IsolatedReader
-from app.reading.reader import PictureReader, Reader
 from app.records.folder import RecordStore
 from app.records.index import RecordIndex
 from app.records.manifest import RunManifest
@@ -40,15 +38,6 @@ def open_decider(job: Job) -> Decider:
                 f"{', '.join(choices)}"
             )
     return decider
-
-
-def open_reader(job: Job, spec: CaptionerSpec, *, size: int) -> Reader:
-    """What reads the job's pictures, for an encoder that sees squares of `size` pixels and has the `spec`."""
-    if job.reader == "thread":
-        return PictureReader(spec, size=size)
-    reader = IsolatedReader(spec, size=size, timeout_s=job.picture_timeout_s)
-    reader.start()
-    return reader
 
 
 def check_questions(job: Job, captioner: Captioner) -> None:

@@ -16,12 +16,12 @@ from app.jobs.opening import (
     open_decider,
     open_desk,
     open_manifest,
-    open_reader,
     tell_notes,
     work_of,
 )
 from app.jobs.scribe import Scribe
 from app.measuring.report import Report, make_report
+from app.reading.isolated import open_reader
 from app.records.folder import open_records
 from app.records.manifest import new_run_id
 from app.talk import say
@@ -42,7 +42,8 @@ def run_job(job: Job) -> int:
         captioner = stack.enter_context(Captioner.load(**dataclasses.asdict(job.spec)))
         check_questions(job, captioner)
         info, spec, run = captioner.info, captioner.spec, new_run_id()
-        reader = stack.enter_context(closing(open_reader(job, spec, size=captioner.image_size)))
+        reader = open_reader(job.reader, spec, size=captioner.image_size, timeout_s=job.picture_timeout_s)
+        stack.enter_context(closing(reader))
         desk = open_desk(job, info, spec=spec, run=run, file=file)
         manifest = open_manifest(job, info, spec=spec, run=run, file=file)
         scribe = stack.enter_context(

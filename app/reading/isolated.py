@@ -10,9 +10,9 @@ from app.answers import AnswerError
 from app.reading.ahead import num_reading_threads
 from app.reading.crew import ReadingCrew
 from app.reading.process import KeepWaiting, ReadingProcess
-from app.reading.reader import CRASHED, TIMEOUT, PictureLimits, PictureReader, PictureReading
+from app.reading.reader import CRASHED, TIMEOUT, PictureLimits, PictureReader, PictureReading, Reader
 from app.reading.sources import FileSlice, Source
-from app.spec import CaptionerSpec
+from app.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind
 from vision.formats import shown_name
 
 # Of addresses, for one picture beyond what the process itself takes. The largest that is read, 128 million floats,
@@ -175,3 +175,14 @@ def _shown(source: str | bytes | FileSlice, name: str | None) -> str:
     if isinstance(source, str):
         return f"`{shown_name(source)}`"
     return f"`{shown_name(name)}`" if name else "the given bytes"
+
+
+def open_reader(
+    kind: ReaderKind, spec: CaptionerSpec, *, size: int, timeout_s: float = DEFAULT_PICTURE_TIMEOUT_S
+) -> Reader:
+    """The reader of a command's pictures, for an encoder that sees squares of `size` pixels. Its processes start."""
+    if kind == "thread":
+        return PictureReader(spec, size=size)
+    reader = IsolatedReader(spec, size=size, timeout_s=timeout_s)
+    reader.start()
+    return reader
