@@ -378,7 +378,7 @@ def _told_numbers(manifest: Mapping[str, Any]) -> str:
 
     if stored_precision(manifest) == "float":
         return str(manifest["dtype"])
-    return f"{manifest['precision']} and {manifest['dtype']}, made from the model {manifest['origin']['digest'][:12]!a}"
+    return f"{manifest['precision']} and {manifest['dtype']}, made from the model {manifest['origin']['digest'][:12]}"
 
 
 def _check_files(place: Path, manifest: Mapping[str, Any]) -> Iterator[Finding]:

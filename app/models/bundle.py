@@ -264,12 +264,9 @@ def _notes(place: Path, files: Iterable[str]) -> tuple[str, ...]:
     found = [what for what, who in open_to.items() if who]
     if not found:
         return ()
-    who = "every user" if "every user" in open_to.values() else "a group that this user is not in"
+    who = "every user of this machine" if "every user" in open_to.values() else "a group that this user is not in"
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return (
-        f"{who} of this machine may change the model `{place}` ({found[0]}{more}); if that is not meant: "
-        f"`chmod -R go-w {place}`",
-    )
+    return (f"{who} may change the model `{place}` ({found[0]}{more}); if that is not meant: `chmod -R go-w {place}`",)
 
 
 def _writers(path: Path) -> str:
@@ -427,7 +424,7 @@ def _is_origin(origin: object) -> bool:
     if not isinstance(origin, dict) or origin.keys() != {"digest", "fingerprint"}:
         return False
     fingerprints = origin["fingerprint"]
-    if not isinstance(origin["digest"], str) or not isinstance(fingerprints, dict):
+    if not isinstance(origin["digest"], str) or not _is_label(origin["digest"]) or not isinstance(fingerprints, dict):
         return False
     return all(isinstance(text, str) for text in fingerprints.values())
 

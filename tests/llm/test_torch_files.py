@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from llm.errors import CheckpointError
 from llm.weights.files import read_tensor_file
 from llm.weights.pickles import PickleError, read_pickle
+from tests.fakes.hostile_archive import write_hostile_archive
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CLIP = GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"
@@ -155,30 +156,8 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-class WritesAFile(nn.Module):
-    """Its `__setstate__` writes eight numbers to the place that the file names."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__()
-        self.path = path
-        self.kept = torch.zeros(8)
-
-    @torch.jit.export
-    def __getstate__(self) -> str:
-        return self.path
-
-    @torch.jit.export
-    def __setstate__(self, state: str) -> None:
-        self.path = state
-        self.training = False
-        self.kept = torch.from_file(state, True, 8).fill_(1.0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-
 def test_code_of_an_archive_is_not_run(tmp_path: Path) -> None:
-    torch.jit.script(WritesAFile(str(tmp_path / "written"))).save(tmp_path / "clip.pt")
+    write_hostile_archive(tmp_path / "clip.pt", target=tmp_path / "written")
 
     with pytest.raises(CheckpointError, match=r"Python objects .*\(`__torch__\.[\w.]*WritesAFile`\)"):
         read_tensor_file(tmp_path / "clip.pt", torchscript=True)
