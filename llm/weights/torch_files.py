@@ -53,7 +53,7 @@ class TorchFile:
         self._swapped = False  # whether the numbers are in the other byte order than this machine's
         self.is_torchscript = False
         self._spans: dict[str, _Span] = {}  # of the storages, by key
-        self._map: torch.UntypedStorage | None = None
+        self._map: Any = None  # torch gives its storages no types
         self._storages: dict[StorageHeader, torch.UntypedStorage] = {}
         with path.open("rb") as file:
             if file.read(len(_ZIP)) == _ZIP:
@@ -87,21 +87,25 @@ class TorchFile:
 
     def _tensor(self, header: TensorHeader) -> Tensor:
         whole = torch.empty(0, dtype=header.storage.dtype)
-        return whole.set_(self._storage(header.storage), header.offset, header.shape, header.stride)  # type: ignore[call-overload, no-any-return]
+        return whole.set_(self._storage(header.storage), header.offset, header.shape, header.stride)
 
     def _storage(self, header: StorageHeader) -> torch.UntypedStorage:
         known = StorageHeader(header.dtype, header.key, 0)
         if known not in self._storages:
             span = self._spans[header.key]
-            if self._map is None:
-                self._map = torch.UntypedStorage.from_file(str(self.path), shared=False, nbytes=self._size)
-            storage = self._map[span.start : span.end] if span.end > span.start else torch.UntypedStorage(0)
+            storage: Any = self._bytes()[span.start : span.end]  # shares the map
             if self._swapped or span.start % header.dtype.itemsize:
                 storage = storage.clone()  # else no processor could compute with it
             if self._swapped:
                 storage.byteswap(header.dtype)
             self._storages[known] = storage
         return self._storages[known]
+
+    def _bytes(self) -> Any:
+        """The whole file as a storage, mapped once; what is written into it does not reach the file."""
+        if self._map is None:
+            self._map = torch.UntypedStorage.from_file(str(self.path), shared=False, nbytes=self._size)
+        return self._map
 
     def _open_archive(self, file: BinaryIO) -> Any:
         """A zip file whose members are stored as they are: `NAME/data.pkl` and the storages in `NAME/data/`."""
