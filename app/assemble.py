@@ -123,7 +123,7 @@ def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> P
             mode=mode,
             operators=executor.operators.name,
             encoder=None if spec.vision_kind == "torch" else encoder_identity(spec),
-            notes=tuple(filter(None, (note, foreign_note, widened_note, placed.note))),
+            notes=tuple(filter(None, (note, *model.notes, foreign_note, widened_note, placed.note))),
             context=model.decoder_config.context,
             default_prompt=model.prompt,
         ),

@@ -10,6 +10,7 @@ import sentencepiece
 from llm.errors import CheckpointError
 
 _REPLACEMENT = "\ufffd"
+_MAX_BYTES = 64 << 20  # the largest in use have 5 MB
 
 
 class Tokenizer:
@@ -43,6 +44,8 @@ class Tokenizer:
         try:
             if place.exists() and not place.is_file():  # reading a pipe or a device might never end
                 raise CheckpointError(f"The tokenizer `{place}` is no regular file")
+            if place.exists() and place.stat().st_size > _MAX_BYTES:
+                raise CheckpointError(f"The tokenizer `{place}` has {place.stat().st_size:,} bytes: it is another file")
             data = place.read_bytes()
         except FileNotFoundError:
             raise CheckpointError(

@@ -32,6 +32,7 @@ _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
     "onnx_sha256": str,
 }
 _LEGAL_PATH: Final = re.compile(r"[A-Za-z0-9_./-]+")
+_MAX_BYTES = 1 << 20  # of a side-car
 _MAX_PATH, _MAX_COMPONENT = 4096, 255
 _AGAIN = "make the OM again with `llama-adapter export om`"
 
@@ -140,6 +141,8 @@ def read_sidecar(om_path: str | os.PathLike[str]) -> OmSidecar | None:
     """The side-car of an OM, None where there is none; raises EncoderError when it is damaged or cannot be read."""
     path = sidecar_path(om_path)
     try:
+        if path.exists() and (not path.is_file() or path.stat().st_size > _MAX_BYTES):
+            raise EncoderError(f"The side-car `{path}` cannot be read: it is no file, or too large", hint=_AGAIN)
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None

@@ -1,31 +1,26 @@
-"""CLIP and adapter files, under the names others gave their tensors, to the encoder's configuration and state dict.
+"""Tensors of CLIP and adapters, under the names others gave them, to the encoder's configuration and state dict.
 
-Runs on the CPU; the visual part of an adapter comes in as tensors, since the file belongs to the language half.
+Runs on the CPU and reads no tensor files: `app.models.checkpoints` does.
 """
 
-import argparse
 import json
 import os
-import pickle
 import re
-import stat
-import warnings
-import zipfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vision.config import ChannelOrder, ClipConfig, QueryConfig, VisionConfig
 from vision.encoder import PictureEncoder
+from vision.formats import shown_name
 
 CLIP_HEAD_DIM = 64  # all CLIP models of OpenAI
 KNOWN_VISUAL_HEADS = {768: 16}  # width of the visual blocks -> heads; no file stores it
-_SHOWN_KEYS = 12
+_SHOWN_KEYS, _SHOWN_LENGTH = 12, 120
+_MAX_CONFIG = 16 << 20  # bytes
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # Ours -> theirs, for the parts with weight and bias and for single tensors.
@@ -124,30 +119,43 @@ class ClipSource:
     tensors: Mapping[str, Tensor]
 
 
-def open_clip(path: str | os.PathLike[str]) -> ClipSource:
-    """Open OpenAI's CLIP (TorchScript archive or state dict) or Hugging Face's (file or its folder).
+def clip_file(path: str | os.PathLike[str]) -> Path:
+    """The file of a CLIP at `path`: the file itself, or the weights in Hugging Face's folder.
 
-    The text tower is known and left aside. Raises VisionCheckpointError for a missing, damaged or foreign file and
-    for missing, unknown or misshapen tensors.
+    A config beside it is looked at. Raises VisionCheckpointError where there is none, and for a config of a CLIP that
+    computes differently.
     """
-    place = _clip_file(Path(path))
-    return read_clip(_read(place), name=str(place))
+    place = Path(path)
+    if not place.exists():
+        raise VisionCheckpointError(f"There is no CLIP at `{place}`", hint="pass OpenAI's ViT-L-14.pt as --clip")
+    if not place.is_dir():
+        _check_huggingface_config(place.parent / "config.json")
+        return place
+    files = [place / name for name in ("model.safetensors", "pytorch_model.bin") if (place / name).is_file()]
+    if not files:
+        raise VisionCheckpointError(
+            f"The folder `{place}` holds no CLIP",
+            hint="wanted: model.safetensors or pytorch_model.bin, or a file",
+        )
+    _check_huggingface_config(place / "config.json")
+    return files[0]
 
 
 def read_clip(tensors: Mapping[str, Tensor], *, name: str) -> ClipSource:
     """The picture tower among a CLIP's tensors, in OpenAI's or Hugging Face's names; `name` is for messages.
 
-    Raises VisionCheckpointError as `open_clip`.
+    The text tower is known and left aside. Raises VisionCheckpointError for a ResNet and for tensors that are missing,
+    unknown, misshapen or no CLIP's.
     """
     keys = list(tensors)
     if any(key.startswith("vision_model.") for key in keys):
-        num_layers = _count(keys, r"vision_model\.encoder\.layers\.(\d+)\.")
+        num_layers = _count(keys, r"vision_model\.encoder\.layers\.([0-9]{1,18})\.", name=name)
         names = _huggingface_names(num_layers)
         unused = _UNUSED_HUGGINGFACE
     elif any(key.startswith("visual.") for key in keys):
         if "visual.layer1.0.conv1.weight" in tensors:
             raise VisionCheckpointError(f"`{name}` is a ResNet CLIP, where a ViT is wanted", hint=_MEANING)
-        num_layers = _count(keys, r"visual\.transformer\.resblocks\.(\d+)\.")
+        num_layers = _count(keys, r"visual\.transformer\.resblocks\.([0-9]{1,18})\.", name=name)
         names = _openai_names(num_layers)
         unused = _UNUSED_OPENAI
     else:
@@ -201,7 +209,7 @@ def read_query(
     visual: Mapping[str, Tensor], *, name: str, visual_heads: int | None = None
 ) -> tuple[QueryConfig, dict[str, Tensor]]:
     """The visual-query blocks alone, as `VisualQueryBlocks` names them; raises as `build_vision`."""
-    depth = _count(list(visual), r"visual_blocks\.(\d+)\.")
+    depth = _count(list(visual), r"visual_blocks\.([0-9]{1,18})\.", name=name)
     state = _translate(visual, _query_names(depth), what=f"The visual part of `{name}`")
     return _query_config(state, depth=depth, name=name, visual_heads=visual_heads), state
 
@@ -266,8 +274,8 @@ def _check_dense(tensors: Mapping[str, Tensor], *, what: str) -> None:
         if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.dtype not in _FLOATING:
             kind = f"{tensor.layout}, {tensor.dtype} on {tensor.device}".replace("torch.", "")
             raise VisionCheckpointError(
-                f"{what} has `{key}` as a tensor of another kind ({kind}), where dense floating-point numbers are "
-                "wanted",
+                f"{what} has `{_shown(key)}` as a tensor of another kind ({kind}), where dense floating-point "
+                "numbers are wanted",
                 hint="take the original file, before quantisation or other conversions",
             )
 
@@ -342,26 +350,11 @@ def _check_shapes(state: Mapping[str, Tensor], config: VisionConfig, *, what: st
             )
 
 
-def _clip_file(path: Path) -> Path:
-    """The file itself; of a Hugging Face folder, its weights, after a look at its config."""
-    folder = path if path.is_dir() else path.parent
-    if path.is_dir():
-        for file in ("model.safetensors", "pytorch_model.bin"):
-            if (path / file).is_file():
-                path = path / file
-                break
-        else:
-            raise VisionCheckpointError(
-                f"The folder `{path}` holds no CLIP",
-                hint="wanted: model.safetensors or pytorch_model.bin, or a file",
-            )
-    _check_huggingface_config(folder / "config.json")
-    return path
-
-
 def _check_huggingface_config(path: Path) -> None:
     """CLIPs trained elsewhere keep OpenAI's tensors and change the arithmetic, which only their config tells."""
     try:
+        if not path.is_file() or path.stat().st_size > _MAX_CONFIG:
+            return
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return  # no Hugging Face folder
@@ -373,7 +366,8 @@ def _check_huggingface_config(path: Path) -> None:
     activation, epsilon = vision.get("hidden_act", "quick_gelu"), vision.get("layer_norm_eps", 1e-5)
     if activation != "quick_gelu" or epsilon != 1e-5:
         raise VisionCheckpointError(
-            f"The CLIP in `{path.parent}` computes with {activation} and eps {epsilon}, "
+            f"The CLIP in `{path.parent}` computes with {_shown(str(activation))} and eps "
+            f"{_shown(str(epsilon))}, "
             "where quick_gelu and 1e-05 are wanted",
             hint=_MEANING,
         )
@@ -385,91 +379,6 @@ def _check_huggingface_config(path: Path) -> None:
         )
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    """All tensors of a file, on the CPU."""
-    _require_file(path)
-    if path.suffix == ".safetensors":
-        try:
-            with safe_open(path, framework="pt", device="cpu") as file:
-                return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dictionary)
-        except (SafetensorError, OSError, ValueError, RuntimeError):
-            raise _damaged(path) from None
-    try:
-        content = _read_archive(path) if _is_torchscript(path) else _read_state_dict(path)
-    except pickle.UnpicklingError as error:
-        forbidden = re.search(r"GLOBAL ([\w.]+)", str(error))  # the word of pickles for a class or function
-        if forbidden:
-            raise VisionCheckpointError(
-                f"`{path}` holds Python objects beside its tensors (`{forbidden[1]}`), so it is not opened: "
-                "loading it would run code from the file",
-                hint="take OpenAI's original file, or its state dict",
-            ) from None
-        raise _damaged(path) from None
-    except Exception:  # torch reports damage by a dozen types, from EOFError to KeyError
-        raise _damaged(path) from None
-    if isinstance(content, dict) and isinstance(content.get("model"), dict):
-        content = content["model"]
-    if not isinstance(content, dict):
-        raise VisionCheckpointError(f"`{path}` holds no dictionary of tensors", hint=_MEANING)
-    others = [str(key) for key, value in content.items() if not isinstance(value, Tensor | int | float)]
-    if others:
-        raise VisionCheckpointError(f"`{path}` holds more than tensors: {_list_keys(others)}", hint=_MEANING)
-    return {str(key): torch.as_tensor(value).detach() for key, value in content.items()}
-
-
-def _is_torchscript(path: Path) -> bool:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return any("/code/__torch__" in name for name in archive.namelist())
-    except (zipfile.BadZipFile, OSError):
-        return False
-
-
-def _read_archive(path: Path) -> Any:
-    """The parameters of a TorchScript archive, as OpenAI publishes CLIP; its code is not run."""
-    with warnings.catch_warnings():
-        # torch calls its own format deprecated and offers no other way to read it.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return torch.jit.load(str(path), map_location="cpu").state_dict()  # type: ignore[no-untyped-call]
-
-
-def _read_state_dict(path: Path) -> Any:
-    # The trainer's checkpoints keep their command line as a Namespace: attributes only, no code.
-    with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # foreign pickles are told by `_read`, in a sentence
-        try:
-            return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-        except RuntimeError as error:
-            if "mmap can only be used" not in str(error):
-                raise
-            return torch.load(path, map_location="cpu", weights_only=True)  # the format before torch 1.6
-
-
-def _require_file(path: Path) -> None:
-    try:
-        str(path).encode()
-        status = path.stat()
-    except UnicodeEncodeError:
-        raise VisionCheckpointError(
-            f"The path {str(path)!r} is not UTF-8, so torch and safetensors cannot open it", hint="rename the folder"
-        ) from None
-    except OSError:
-        raise VisionCheckpointError(
-            f"There is no CLIP at `{path}`", hint="pass OpenAI's ViT-L-14.pt as --clip"
-        ) from None
-    if not stat.S_ISREG(status.st_mode):
-        raise VisionCheckpointError(f"`{path}` is no regular file, where a CLIP is wanted")
-    if not status.st_size:
-        raise VisionCheckpointError(f"`{path}` is empty", hint="the download failed; fetch it again")
-
-
-def _damaged(path: Path) -> VisionCheckpointError:
-    return VisionCheckpointError(
-        f"`{path}` ({path.stat().st_size:,} bytes) cannot be opened: it is cut short, damaged, or no tensor file",
-        hint="compare its size with the place it came from, and copy it again",
-    )
-
-
 def _what_is(keys: Collection[str]) -> str | None:
     if any(key.startswith(("visual_blocks.", "adapter_query.", "llama.", "llma.")) for key in keys):
         return "a LLaMA-Adapter file"
@@ -478,12 +387,25 @@ def _what_is(keys: Collection[str]) -> str | None:
     return None
 
 
-def _count(keys: Collection[str], pattern: str) -> int:
+def _count(keys: Collection[str], pattern: str, *, name: str) -> int:
+    """One more than the highest number of a block. Raises VisionCheckpointError where that is far more than all keys:
+    whatever is made for each block stays in proportion."""
     numbers = [int(match[1]) for key in keys if (match := re.match(pattern, key))]
-    return max(numbers, default=-1) + 1
+    highest = max(numbers, default=-1)
+    if highest > 2 * len(keys):
+        raise VisionCheckpointError(
+            f"`{name}` has a tensor of block {highest}, and {len(keys)} tensors in all: too few for so many blocks",
+            hint=_MEANING,
+        )
+    return highest + 1
+
+
+def _shown(text: str) -> str:
+    """Text from a file as a message may show it: without control characters, and not too long."""
+    return shown_name(text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "...")
 
 
 def _list_keys(keys: list[str]) -> str:
-    shown = ", ".join(f"`{key}`" for key in keys[:_SHOWN_KEYS])
+    told = ", ".join(f"`{_shown(key)}`" for key in keys[:_SHOWN_KEYS])
     rest = len(keys) - _SHOWN_KEYS
-    return f"{shown} and {rest} more" if rest > 0 else shown
+    return f"{told} and {rest} more" if rest > 0 else told

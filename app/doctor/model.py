@@ -127,10 +127,9 @@ def ok(what: str, sentence: str) -> Finding:
 
 
 def _diagnose_sources(sources: "ModelSources", *, encoder: "EncoderCard | None") -> Iterator[Finding]:
-    from app.models.checkpoints import find_clip, find_llama, open_llama
+    from app.models.checkpoints import find_clip, find_llama, open_clip, open_llama
     from llm.tokenizer import Tokenizer
     from llm.weights.adapter import open_adapter
-    from vision.weights import open_clip
 
     report = Report()
     place = report.attempt("llama", lambda: find_llama(sources.llama_dir, llama_type=sources.llama_type))
@@ -275,8 +274,8 @@ def _check_vision(
 
 
 def _swapped(*, adapter: str | os.PathLike[str], clip: str | os.PathLike[str]) -> Iterator[Finding]:
+    from app.models.checkpoints import open_clip
     from llm.weights.adapter import open_adapter
-    from vision.weights import open_clip
 
     report = Report()
     as_clip = report.attempt("clip", lambda: open_clip(adapter))
@@ -313,6 +312,8 @@ def _check_claimed_digest(adapter: "AdapterFile") -> Iterator[Finding]:
 
 def _check_listed_digests(place: "LlamaFolder") -> Iterator[Finding]:
     """Meta ships MD5 sums beside its weights."""
+    from llm.weights.files import shown
+
     listed: list[tuple[Path, str]] = []
     checklists = [place.folder / "checklist.chk"]
     if place.tokenizer is not None:
@@ -329,7 +330,7 @@ def _check_listed_digests(place: "LlamaFolder") -> Iterator[Finding]:
             yield Finding(
                 level="error",
                 what="llama",
-                sentence=f"`{path.name}` is listed in the checklist of `{path.parent}` and is not there",
+                sentence=f"`{shown(path.name)}` is listed in the checklist of `{path.parent}` and is not there",
                 hint="copy the missing file",
             )
             continue
@@ -341,7 +342,7 @@ def _check_listed_digests(place: "LlamaFolder") -> Iterator[Finding]:
             yield Finding(
                 level="error",
                 what="llama",
-                sentence=f"`{path}` has the MD5 sum {actual}, and its checklist names {digest}",
+                sentence=f"`{path}` has the MD5 sum {actual}, and its checklist names {shown(digest)}",
                 hint="the file is damaged or another model's; copy it again",
             )
 
@@ -383,6 +384,7 @@ def _told_numbers(manifest: Mapping[str, Any]) -> str:
 def _check_files(place: Path, manifest: Mapping[str, Any]) -> Iterator[Finding]:
     from app.models.bundle import model_digest
     from app.models.checkpoints import file_digest
+    from llm.weights.files import shown
 
     for name, entry in manifest["files"].items():
         path = place / name
@@ -392,7 +394,7 @@ def _check_files(place: Path, manifest: Mapping[str, Any]) -> Iterator[Finding]:
         elif path.stat().st_size != entry["bytes"]:
             sentence = f"`{name}` has {path.stat().st_size:,} bytes, where {entry['bytes']:,} are wanted"
         elif (actual := file_digest(path)) != entry["sha256"]:
-            sentence = f"`{name}` has the SHA-256 {actual}, where {entry['sha256']} is wanted"
+            sentence = f"`{name}` has the SHA-256 {actual}, where {shown(entry['sha256'])} is wanted"
         if sentence:
             yield Finding(level="error", what=name, sentence=sentence, hint="copy the whole folder again")
     if model_digest(manifest) != manifest["digest"]:
@@ -405,17 +407,14 @@ def _check_files(place: Path, manifest: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _check_states(place: Path, manifest: Mapping[str, Any], configs: tuple[Any, Any]) -> Iterator[Finding]:
-    from app.models.bundle import LLM, TOKENIZER, VISION, stored_forms
-    from app.models.tensor_files import read_tensors
+    from app.models.bundle import LLM, TOKENIZER, VISION, read_half
     from llm.tokenizer import Tokenizer
 
     report = Report()
     for name, config in zip((VISION, LLM), configs, strict=True):
         state = report.attempt(
             name,
-            lambda name=name, config=config: read_tensors(  # type: ignore[misc]
-                place / name, forms=stored_forms(config, manifest)
-            ),
+            lambda name=name, config=config: read_half(place / name, config, manifest),  # type: ignore[misc]
         )
         yield from report.take()
         if state is not None:
@@ -481,14 +480,15 @@ def _check_known_answer(place: Path, precision: "Precision | None") -> Iterator[
             level="warning",
             what="known answer",
             sentence=f"With 8-bit weights the model answers {answer.text!r} about its own picture, and with full ones "
-            f"{known['text']!r}",
+            f"{known['text'][:500]!r}",
             hint="rounding may change a word; where it changes the sense, use --precision float with the full bundle",
         )
     else:
         yield Finding(
             level="error",
             what="known answer",
-            sentence=f"The model answers {answer.text!r} about its own picture, and should answer {known['text']!r}",
+            sentence=f"The model answers {answer.text!r} about its own picture, and should answer "
+            f"{known['text'][:500]!r}",
             hint="files and digests are right, so the computation is wrong; please report it with this output",
         )
 

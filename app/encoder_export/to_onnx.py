@@ -14,9 +14,8 @@ from torch import Tensor
 from app.encoder_export.files import check_place
 from app.encoder_export.talk import give, tell, told_complaints, told_next, told_parity
 from app.inputs import expand_inputs
-from app.models.bundle import VISION, check_sizes, read_configs, read_manifest, stored_forms, stored_precision
+from app.models.bundle import VISION, check_sizes, read_configs, read_half, read_manifest, stored_precision
 from app.models.checkpoints import adapter_name, find_clip, resolve_channel_order
-from app.models.tensor_files import read_tensors
 from app.resources import embedded_model, sample_pictures
 from app.whole_files import refuse_to_replace
 from llm.errors import CheckpointError
@@ -105,7 +104,7 @@ def _from_bundle(sources: EncoderSources) -> LoadedEncoder:
             hint="export from the bundle it was made from: the file goes with both",
         )
     config, _ = read_configs(place, manifest)
-    state = read_tensors(place / VISION, forms=stored_forms(config, manifest))
+    state = read_half(place / VISION, config, manifest)
     if sources.channel_order != "auto":
         config = VisionConfig(clip=config.clip, query=config.query, channel_order=sources.channel_order)
     state = {key: tensor.float() for key, tensor in state.items()}

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -34,13 +35,13 @@ from app.models.checkpoints import (
 )
 from app.models.familiarity import Familiarity, read_familiarity
 from app.models.quantising import convert_precision
-from app.models.tensor_files import DAMAGED, TensorForm, dtype_name, expected_forms, read_tensors, sketch, write_tensors
+from app.models.tensor_files import DAMAGED, dtype_name, expected_forms, read_tensors, sketch, write_tensors
 from app.spec import Precision
 from llm.config import DecoderConfig
 from llm.errors import CheckpointError
 from llm.runtime.backend import DTYPES
 from llm.tokenizer import Tokenizer
-from llm.weights.files import list_keys, read_json
+from llm.weights.files import list_keys, read_json, shown
 from vision.card import fingerprint
 from vision.config import ChannelOrder, VisionConfig
 
@@ -55,6 +56,7 @@ MANIFEST, VISION, LLM, TOKENIZER, KNOWN_ANSWER, FAMILIAR = (
     "familiar.safetensors",
 )
 MODEL_FILES = (VISION, LLM, TOKENIZER)
+_LONGEST_LABEL = 200
 
 
 def convert(
@@ -125,7 +127,7 @@ def save_bundle(
         manifest: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSIONS[model.precision],
-            "name": model.name,
+            "name": shown(model.name),
             "vision": vision.to_dict(),
             "llm": decoder.to_dict(),
             "dtype": dtype_name(model.dtype),
@@ -208,7 +210,7 @@ def load_bundle(
     vision, decoder = read_configs(place, manifest)
     stored = DTYPES[manifest["dtype"]]
     configs: dict[str, VisionConfig | DecoderConfig] = {VISION: vision, LLM: decoder}
-    states = {file: read_tensors(place / file, forms=stored_forms(configs[file], manifest)) for file in configs}
+    states = {file: read_half(place / file, configs[file], manifest) for file in configs}
     origin = _read_origin(manifest)
     precision = precision or stored_precision(manifest)
     if precision == "int8" and origin is None:
@@ -250,7 +252,31 @@ def load_bundle(
         precision=precision,
         origin=origin,
         familiarity=familiarity,
+        notes=_notes(place, [MANIFEST, *manifest["files"]]),
     )
+
+
+def _notes(place: Path, files: Iterable[str]) -> tuple[str, ...]:
+    """Says which parts of the bundle other users may change: what they put there answers in the model's name."""
+    # In a folder with the sticky bit, others may add files and not change these.
+    open_to = {"the folder itself": "" if place.stat().st_mode & stat.S_ISVTX else _writers(place)}
+    open_to |= {f"`{shown(file)}`": _writers(place / file) for file in files}
+    found = [what for what, who in open_to.items() if who]
+    if not found:
+        return ()
+    who = "every user of this machine" if "every user" in open_to.values() else "a group that this user is not in"
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return (f"{who} may change the model `{place}` ({found[0]}{more}); if that is not meant: `chmod -R go-w {place}`",)
+
+
+def _writers(path: Path) -> str:
+    """Who may write there beside the owner and the groups of this user; those groups are shared on purpose."""
+    status = path.stat()
+    if status.st_mode & stat.S_IWOTH:
+        return "every user"
+    if status.st_mode & stat.S_IWGRP and status.st_gid not in {os.getegid(), *os.getgroups()}:
+        return "a group"
+    return ""
 
 
 def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
@@ -268,7 +294,8 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
     version = manifest.get("version")
     if type(version) is not int or version not in VERSIONS.values():
         raise CheckpointError(
-            f"The bundle `{place}` has the version {version!r}, and this program reads {_either(VERSIONS.values())}",
+            f"The bundle `{place}` has the version {shown(repr(version))}, and this program reads "
+            f"{_either(VERSIONS.values())}",
             hint="install a newer release, or write the bundle again with `llama-adapter convert`",
         )
     wanted = {"name": str, "vision": dict, "llm": dict, "dtype": str, "files": dict, "sources": list, "merged": list}
@@ -279,6 +306,7 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
         faults += [file for file, entry in manifest["files"].items() if not (is_bare(file) and _is_entry(entry))]
         faults += [] if all(_is_source(source) for source in manifest["sources"]) else ["sources"]
         faults += [] if all(isinstance(name, str) for name in manifest["merged"]) else ["merged"]
+        faults += [key for key in ("name", "digest") if not _is_label(manifest[key])]
         faults += _precision_faults(manifest)
     if faults or manifest["dtype"] not in DTYPES:
         raise CheckpointError(
@@ -292,7 +320,9 @@ def read_configs(place: Path, manifest: Mapping[str, Any]) -> tuple[VisionConfig
     try:
         vision, decoder = VisionConfig.from_dict(manifest["vision"]), DecoderConfig.from_dict(manifest["llm"])
     except (TypeError, KeyError, ValueError) as error:
-        raise CheckpointError(f"`{place / MANIFEST}` has a configuration that is of no use here: {error}") from None
+        raise CheckpointError(
+            f"`{place / MANIFEST}` has a configuration that is of no use here: {shown(str(error), length=300)}"
+        ) from None
     check_halves(vision, decoder, adapter=str(place))
     return vision, decoder
 
@@ -302,7 +332,7 @@ def check_sizes(place: Path, manifest: Mapping[str, Any]) -> None:
     for file, entry in manifest["files"].items():
         path = place / file
         if not path.is_file():
-            raise CheckpointError(f"The bundle `{place}` lacks `{file}`", hint="copy the whole folder again")
+            raise CheckpointError(f"The bundle `{place}` lacks `{shown(file)}`", hint="copy the whole folder again")
         if path.stat().st_size != entry["bytes"]:
             raise CheckpointError(
                 f"`{path}` has {path.stat().st_size:,} bytes, where {entry['bytes']:,} are wanted",
@@ -315,9 +345,9 @@ def stored_precision(manifest: Mapping[str, Any]) -> Precision:
     return "int8" if manifest["version"] == VERSIONS["int8"] else "float"
 
 
-def stored_forms(config: VisionConfig | DecoderConfig, manifest: Mapping[str, Any]) -> dict[str, TensorForm]:
-    """What a bundle's file of that half must hold; raises CheckpointError for sizes beyond what torch can count."""
-    return expected_forms(config, dtype=DTYPES[manifest["dtype"]], precision=stored_precision(manifest))
+def read_half(path: Path, config: VisionConfig | DecoderConfig, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a half of the model, mapped from its file. Raises CheckpointError as `read_tensors`."""
+    return read_tensors(path, config=config, dtype=DTYPES[manifest["dtype"]], precision=stored_precision(manifest))
 
 
 def model_digest(manifest: Mapping[str, Any]) -> str:
@@ -353,8 +383,13 @@ def check_target(directory: str | os.PathLike[str], *, overwrite: bool) -> None:
 
 
 def is_bare(name: str) -> bool:
-    """Whether a name is that of a file inside the bundle, not a way out of it."""
-    return Path(name).name == name
+    """Whether a name is that of a file inside the bundle, not a way out of it, and can be shown."""
+    return Path(name).name == name and _is_label(name)
+
+
+def _is_label(text: str) -> bool:
+    """Whether a text can stand in a line for people."""
+    return text.isprintable() and len(text) <= _LONGEST_LABEL
 
 
 def _entry(path: Path) -> dict[str, int | str]:
@@ -389,7 +424,7 @@ def _is_origin(origin: object) -> bool:
     if not isinstance(origin, dict) or origin.keys() != {"digest", "fingerprint"}:
         return False
     fingerprints = origin["fingerprint"]
-    if not isinstance(origin["digest"], str) or not isinstance(fingerprints, dict):
+    if not isinstance(origin["digest"], str) or not _is_label(origin["digest"]) or not isinstance(fingerprints, dict):
         return False
     return all(isinstance(text, str) for text in fingerprints.values())
 

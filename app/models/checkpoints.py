@@ -23,12 +23,13 @@ from llm.errors import CheckpointError
 from llm.tokenizer import Tokenizer
 from llm.weights.adapter import AdapterFile, open_adapter
 from llm.weights.build import decoder_tensors, plan_decoder
+from llm.weights.files import read_tensor_file, shown
 from llm.weights.huggingface import open_huggingface
 from llm.weights.meta import open_meta
 from llm.weights.source import LlamaSource
 from vision.card import EncoderCard
 from vision.config import ChannelOrder, VisionConfig
-from vision.weights import ClipSource, build_vision, open_clip, read_clip, read_query
+from vision.weights import ClipSource, build_vision, clip_file, read_clip, read_query
 
 DEFAULT_CONTEXT = 512
 DEFAULT_PROMPT = "Generate caption of this image"  # the instruction of the adapters' caption pre-training
@@ -98,6 +99,7 @@ class LoadedModel:
     precision: Precision = "float"  # of the linear layers' weights
     origin: Origin | None = None  # where they are, or were, 8-bit ones
     familiarity: Familiarity | None = None  # what tells pictures that the model knows from others
+    notes: tuple[str, ...] = ()  # sentences for people about the files it came from
 
     @property
     def channel_order(self) -> ChannelOrder:
@@ -247,6 +249,15 @@ def open_llama(place: LlamaFolder) -> LlamaSource:
     return open_meta(place.folder) if place.form == "meta" else open_huggingface(place.folder)
 
 
+def open_clip(path: str | os.PathLike[str]) -> ClipSource:
+    """Open OpenAI's CLIP (TorchScript archive or state dict) or Hugging Face's (file or its folder).
+
+    Raises CheckpointError for a file that cannot be read, and VisionCheckpointError for one that is no CLIP.
+    """
+    file = clip_file(path)
+    return read_clip(read_tensor_file(file, torchscript=True).tensors, name=str(file))
+
+
 def find_clip(path: str | os.PathLike[str] | None, adapter: AdapterFile) -> ClipSource | None:
     """The CLIP of a model: the one inside the adapter's file, where it holds one, else the file at `path`."""
     if adapter.clip:
@@ -286,7 +297,7 @@ def claimed_digest(path: str | os.PathLike[str]) -> str | None:
 
 def adapter_name(path: str | os.PathLike[str]) -> str:
     """An adapter's name for people: its file name without digest and ending."""
-    return re.sub(r"^[0-9a-f]{64}_", "", Path(path).name).removesuffix(".pth") or Path(path).name
+    return shown(re.sub(r"^[0-9a-f]{64}_", "", Path(path).name).removesuffix(".pth") or Path(path).name)
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:

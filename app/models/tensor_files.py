@@ -17,7 +17,7 @@ from app.spec import Precision
 from llm.config import DecoderConfig
 from llm.errors import CheckpointError
 from llm.model.llama import LlamaAdapterDecoder
-from llm.weights.files import list_keys, read_safetensors
+from llm.weights.files import list_keys, read_safetensors, shown
 from vision.config import VisionConfig
 from vision.encoder import PictureEncoder
 
@@ -112,10 +112,21 @@ def write_tensors(path: Path, *, tensors: Iterable[tuple[str, Tensor]], forms: M
         raise ValueError(f"tensors are missing: {list_keys(list(missing))}")
 
 
-def read_tensors(path: Path, *, forms: Mapping[str, TensorForm]) -> dict[str, Tensor]:
-    """The tensors of a file, mapped from it. Raises CheckpointError unless they are those of `forms`, and all scales of
-    8-bit weights finite and above 0."""
+def read_tensors(
+    path: Path, *, config: VisionConfig | DecoderConfig, dtype: torch.dtype, precision: Precision
+) -> dict[str, Tensor]:
+    """The tensors of a file, mapped from it.
+
+    Raises CheckpointError unless they are those that `expected_forms` names, and all scales of 8-bit weights are finite
+    and above 0. A configuration of more layers than the file has tensors is refused before a module is built of it.
+    """
     state = read_safetensors(path)
+    layers = config.clip.num_layers + config.query.depth if isinstance(config, VisionConfig) else config.num_layers
+    if layers > len(state):
+        raise CheckpointError(
+            f"`{path}` has {len(state)} tensors, and its configuration speaks of {layers:,} layers", hint=DAMAGED
+        )
+    forms = expected_forms(config, dtype=dtype, precision=precision)
     missing = [key for key in forms if key not in state]
     unknown = [key for key in state if key not in forms]
     if missing or unknown:
@@ -125,7 +136,7 @@ def read_tensors(path: Path, *, forms: Mapping[str, TensorForm]) -> dict[str, Te
     for key, form in forms.items():
         found = TensorForm(tuple(state[key].shape), state[key].dtype)
         if found != form:
-            raise CheckpointError(f"`{path}` holds `{key}` as {found}, where {form} is wanted", hint=DAMAGED)
+            raise CheckpointError(f"`{path}` holds `{shown(key)}` as {found}, where {form} is wanted", hint=DAMAGED)
     wrong = [key for key in forms if is_scale(key) and not _are_scales(state[key])]
     if wrong:
         raise CheckpointError(

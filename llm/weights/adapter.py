@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from llm.errors import CheckpointError
-from llm.weights.files import check_dense, list_keys, only_tensors, read_safetensors, read_torch_file
+from llm.weights.files import check_dense, list_keys, read_tensor_file
 from llm.weights.names import (
     ADAPTER,
     BIASED,
@@ -80,9 +80,8 @@ def open_adapter(path: str | os.PathLike[str]) -> AdapterFile:
     Raises CheckpointError for a missing, damaged or foreign file, and for tensors of no known owner.
     """
     place = Path(path)
-    content = read_safetensors(place) if place.suffix == ".safetensors" else read_torch_file(place)
-    model = content.get("model")
-    tensors = only_tensors(model if isinstance(model, dict) else content, path=place)
+    file = read_tensor_file(place)
+    tensors = file.tensors
     lacking = [name for name in ("adapter_query.weight", "visual_query.weight") if name not in tensors]
     if lacking:
         kind = what_is(list(tensors))
@@ -96,8 +95,7 @@ def open_adapter(path: str | os.PathLike[str]) -> AdapterFile:
         )
     # The picture half looks at its CLIP itself: there are whole numbers among CLIP's own tensors.
     check_dense({key: value for key, value in tensors.items() if not key.startswith("clip.")}, path=place)
-    declares = content.get("config")
-    adapter = _split(tensors, name=str(place), declares=declares if isinstance(declares, dict) else {})
+    adapter = _split(tensors, name=str(place), declares=file.config)
     queries, visual_query = adapter.queries, adapter.visual["visual_query.weight"]
     if queries.ndim != 2 or visual_query.ndim != 2 or not len(queries) or not len(visual_query):
         raise CheckpointError(f"The queries in `{place}` are no matrices", hint=_MEANING)

@@ -3,15 +3,11 @@
 No tensor names here: what the tensors mean is decided by the modules beside this one.
 """
 
-import argparse
 import json
-import pickle
-import re
 import stat
 import sys
-import warnings
-import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,59 +16,83 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from llm.errors import CheckpointError
+from llm.weights.pickles import ForeignObjectError, Module, PickleError, TensorHeader, Unread
+from llm.weights.torch_files import CompressedError, TorchFile, module_tensors
 
 _SHOWN_KEYS = 12
+_MAX_JSON = 16 << 20  # bytes; the largest shard index has a hundredth of it
+_LARGEST = 1 << 63  # of a whole number in a tensor
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def read_torch_file(path: Path) -> dict[str, Any]:
-    """Read a file written by `torch.save`, memory-mapped where its format allows, on the CPU.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorFile:
+    """The tensors of a file, on the CPU and mapped from it; `config` is what an adapter's release has beside them."""
 
-    Only tensors, plain values and `argparse.Namespace` (which the adapter's trainer stores) are accepted. Raises
-    CheckpointError for a missing, damaged or foreign file.
+    tensors: dict[str, Tensor]
+    config: Mapping[str, Any]
+
+
+def read_tensor_file(path: Path, *, torchscript: bool = False) -> TensorFile:
+    """Read safetensors, by the suffix, or a file written by `torch.save`: a dictionary of tensors, or one as "model".
+
+    With `torchscript` a TorchScript archive too, whose code is not run, and plain numbers beside the tensors, as CLIP
+    has them. Whatever the file holds, memory is used in proportion to its size only. Raises CheckpointError for a
+    missing, damaged or foreign file.
     """
+    if path.suffix == ".safetensors":
+        return TensorFile(tensors=read_safetensors(path), config={})
     require_file(path)
-    if _is_torchscript(path):
-        raise CheckpointError(
-            f"`{path}` is a TorchScript archive, as OpenAI publishes CLIP, where LLaMA or adapter weights are wanted",
-            hint="if it is CLIP, pass it as --clip",
-        )
     try:
-        content = _load(path)
-    except pickle.UnpicklingError as error:
-        forbidden = re.search(r"GLOBAL ([\w.]+)", str(error))  # the word of pickles for a class or function
-        if forbidden:
+        file = TorchFile(path)
+        if file.is_torchscript and not torchscript:
             raise CheckpointError(
-                f"`{path}` holds Python objects beside its tensors (`{forbidden[1]}`), so it is not opened: "
-                "loading it would run code from the file",
-                hint="ask for the file's tensors alone, saved by `torch.save` as a dictionary, or as safetensors",
-            ) from None
-        raise _damaged(path) from None
-    except Exception:  # torch reports damage by a dozen types, from EOFError to KeyError
-        raise _damaged(path) from None
+                f"`{path}` is a TorchScript archive, as OpenAI publishes CLIP, where LLaMA or adapter weights are "
+                "wanted",
+                hint="if it is CLIP, pass it as --clip",
+            )
+        return _state_dict(file, numbers=torchscript)
+    except ForeignObjectError as error:
+        raise CheckpointError(
+            f"`{path}` holds Python objects beside its tensors (`{shown(error.name)}`), so it is not opened: "
+            "loading it would run code from the file",
+            hint="ask for the file's tensors alone, saved by `torch.save` as a dictionary, or as safetensors",
+        ) from None
+    except CompressedError as error:
+        raise CheckpointError(
+            f"`{path}` is an archive with compressed members (`{shown(error.member)}`), where torch stores them as "
+            "they are",
+            hint="fetch the original file, or unpack it and pack it again without compression (`zip -0`)",
+        ) from None
+    except (PickleError, OSError) as error:
+        raise _damaged(path, str(error)) from None
+
+
+def _state_dict(file: TorchFile, *, numbers: bool) -> TensorFile:
+    content = file.content
+    if isinstance(content, Module):
+        return TensorFile(tensors=file.tensors(module_tensors(content)), config={})
     if not isinstance(content, dict):
-        raise CheckpointError(f"`{path}` holds a {type(content).__name__}, where a dictionary of tensors is wanted")
-    return content
-
-
-def _is_torchscript(path: Path) -> bool:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return any("/code/__torch__" in name for name in archive.namelist())
-    except (zipfile.BadZipFile, OSError):
-        return False
-
-
-def _load(path: Path) -> Any:
-    # The trainer's checkpoints keep their command line as a Namespace: attributes only, no code.
-    with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # foreign pickles are told by `read_torch_file`, in a sentence
-        try:
-            return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-        except RuntimeError as error:
-            if "mmap can only be used" not in str(error):
-                raise
-            return torch.load(path, map_location="cpu", weights_only=True)  # the format before torch 1.6
+        raise CheckpointError(f"`{file.path}` holds no dictionary of tensors")
+    config = content.get("config")
+    if isinstance(content.get("model"), dict):
+        content = content["model"]
+    headers = {key: value for key, value in content.items() if isinstance(key, str) and isinstance(value, TensorHeader)}
+    plain = {
+        key: torch.tensor(value)
+        for key, value in content.items()
+        if numbers and isinstance(key, str) and isinstance(value, int | float) and abs(value) < _LARGEST
+    }
+    for key, value in content.items():
+        if isinstance(value, Unread) and value.tensor_kind is not None:
+            raise _other_kind(file.path, str(key), value.tensor_kind)
+    others = [str(key) for key in content if key not in headers and key not in plain]
+    if others:
+        raise CheckpointError(
+            f"`{file.path}` is no plain dictionary of tensors; it also holds {list_keys(others)}",
+            hint="ask for the file's tensors alone, as dense numbers of one type",
+        )
+    return TensorFile(tensors=file.tensors(headers) | plain, config=config if isinstance(config, dict) else {})
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -91,10 +111,17 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; raises CheckpointError if the file is missing or holds something else."""
     require_file(path)
+    if path.stat().st_size > _MAX_JSON:
+        raise CheckpointError(
+            f"`{path}` has {path.stat().st_size:,} bytes, and such files have {_MAX_JSON:,} at most",
+            hint="it is another file, or damaged; copy it again",
+        )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"`{path}` is no JSON: {error}", hint="the file is damaged; copy it again") from None
+        raise CheckpointError(
+            f"`{path}` is no JSON: {shown(str(error))}", hint="the file is damaged; copy it again"
+        ) from None
     if not isinstance(content, dict):
         raise CheckpointError(f"`{path}` holds a {type(content).__name__}, where a JSON object is wanted")
     return content
@@ -127,24 +154,12 @@ def require_file(path: Path) -> None:
         )
 
 
-def only_tensors(content: Mapping[str, Any], *, path: Path) -> dict[str, Tensor]:
-    """The tensors of a state dict; raises CheckpointError if something else is in it."""
-    others = [str(key) for key, value in content.items() if not (isinstance(key, str) and isinstance(value, Tensor))]
-    if others:
-        raise CheckpointError(f"`{path}` is no plain dictionary of tensors; it also holds {list_keys(others)}")
-    return dict(content)
-
-
 def check_dense(tensors: Mapping[str, Tensor], *, path: Path) -> None:
     """Raise CheckpointError unless all tensors hold plain floating-point numbers: not sparse, quantised or absent."""
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.dtype not in _FLOATING:
             kind = f"{tensor.layout}, {tensor.dtype} on {tensor.device}".replace("torch.", "")
-            raise CheckpointError(
-                f"`{path}` holds `{name}` as a tensor of another kind ({kind}), where dense floating-point numbers "
-                "are wanted",
-                hint="take the original file, before quantisation or other conversions",
-            )
+            raise _other_kind(path, name, kind)
 
 
 def require_numbers(
@@ -159,15 +174,33 @@ def require_numbers(
         raise CheckpointError(f"`{path}` has no number, or an impossible one, for {list_keys(wrong)}", hint=hint)
 
 
-def list_keys(keys: list[str]) -> str:
+def shown(text: str, *, length: int = 120) -> str:
+    """Text from a file as a message may show it: without control characters, and not longer than `length`."""
+    cut = text if len(text) <= length else text[:length] + "..."
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in cut
+    )
+
+
+def list_keys(keys: Sequence[str]) -> str:
     """The first dozen keys for a message, and how many more there are."""
-    shown = ", ".join(f"`{key}`" for key in keys[:_SHOWN_KEYS])
+    told = ", ".join(f"`{shown(key)}`" for key in keys[:_SHOWN_KEYS])
     rest = len(keys) - _SHOWN_KEYS
-    return f"{shown} and {rest} more" if rest > 0 else shown
+    return f"{told} and {rest} more" if rest > 0 else told
 
 
-def _damaged(path: Path) -> CheckpointError:
+def _other_kind(path: Path, name: str, kind: str) -> CheckpointError:
     return CheckpointError(
-        f"`{path}` ({path.stat().st_size:,} bytes) cannot be opened: it is cut short, damaged, or no tensor file",
+        f"`{path}` holds `{shown(name)}` as a tensor of another kind ({kind}), where dense floating-point numbers are "
+        "wanted",
+        hint="take the original file, before quantisation or other conversions",
+    )
+
+
+def _damaged(path: Path, what: str = "") -> CheckpointError:
+    reason = f" ({shown(what)})" if what else ""
+    return CheckpointError(
+        f"`{path}` ({path.stat().st_size:,} bytes) cannot be opened: it is cut short, damaged, or no tensor file"
+        + reason,
         hint="compare its size with the place it came from, and copy it again",
     )

@@ -11,11 +11,10 @@ from llm.errors import CheckpointError
 from llm.weights.files import (
     check_dense,
     list_keys,
-    only_tensors,
     read_json,
-    read_safetensors,
-    read_torch_file,
+    read_tensor_file,
     require_numbers,
+    shown,
 )
 from llm.weights.names import check_layers, check_names, check_shapes, from_huggingface, llama_shapes
 from llm.weights.source import LlamaSource, SplitTensor
@@ -72,7 +71,7 @@ def _check_config(config: Mapping[str, Any], place: Path) -> float:
     kind = config.get("model_type")
     if kind != "llama":
         raise CheckpointError(
-            f"`{place}` holds a model of type {kind!r}, where 'llama' is wanted",
+            f"`{place}` holds a model of type {shown(str(kind))!r}, where 'llama' is wanted",
             hint="the adapters extend LLaMA; pass a LLaMA folder as --llama-dir",
         )
     # transformers 5 puts both into rope_parameters; before, they were rope_theta and rope_scaling.
@@ -134,10 +133,7 @@ def _weight_files(place: Path) -> list[Path]:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
-        tensors = read_safetensors(path)
-    else:
-        tensors = only_tensors(read_torch_file(path), path=path)
+    tensors = read_tensor_file(path).tensors
     check_dense(tensors, path=path)
     return tensors
 

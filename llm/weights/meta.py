@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from llm.errors import CheckpointError
-from llm.weights.files import check_dense, list_keys, only_tensors, read_json, read_torch_file, require_numbers
+from llm.weights.files import check_dense, list_keys, read_json, read_tensor_file, require_numbers, shown
 from llm.weights.names import check_layers, check_names, check_shapes, llama_shapes, what_is
 from llm.weights.source import LlamaSource, SplitTensor
 
@@ -107,7 +107,7 @@ def _shard_files(place: Path) -> list[Path]:
             f"`{place}` has a params.json and no `consolidated.00.pth`",
             hint="the weights themselves are missing",
         )
-    absent = [f"consolidated.{number:02d}.pth" for number in range(max(numbered)) if number not in numbered]
+    absent = [f"consolidated.{number:02d}.pth" for number in range(len(numbered)) if number not in numbered]
     if absent:
         raise CheckpointError(
             f"`{place}` lacks {list_keys(absent)}, though it has `{numbered[max(numbered)].name}`",
@@ -117,16 +117,13 @@ def _shard_files(place: Path) -> list[Path]:
 
 
 def _read_shard(path: Path) -> dict[str, Tensor]:
-    content = read_torch_file(path)
-    if isinstance(content.get("model"), dict):  # as trainers save it
-        content = content["model"]
-    if "tok_embeddings.weight" not in content:
-        kind = what_is([str(key) for key in content])
+    tensors = read_tensor_file(path).tensors
+    if "tok_embeddings.weight" not in tensors:
+        kind = what_is(list(tensors))
         raise CheckpointError(
             f"`{path}` is no LLaMA in Meta's form" + (f": it is {kind}" if kind else ""),
             hint="it should hold `tok_embeddings.weight` and `layers.N.attention.wq.weight`; were two files swapped?",
         )
-    tensors = only_tensors(content, path=path)
     tensors.pop("rope.freqs", None)  # the rotary table; computed from rope_theta instead
     check_dense(tensors, path=path)
     return tensors
@@ -174,7 +171,7 @@ def _join(name: str, parts: list[Tensor], *, place: Path) -> SplitTensor:
             return SplitTensor(tuple(parts), axis)
     elif all(part.shape == parts[0].shape and torch.equal(part, parts[0]) for part in parts[1:]):
         return SplitTensor((parts[0],))
-    raise CheckpointError(f"The shards in `{place}` disagree about `{name}`", hint=_MEANING)
+    raise CheckpointError(f"The shards in `{place}` disagree about `{shown(name)}`", hint=_MEANING)
 
 
 def _size(tensors: Mapping[str, SplitTensor], name: str, place: Path) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from llm.errors import CheckpointError
-from llm.weights.files import list_keys
+from llm.weights.files import list_keys, shown
 
 Shape = tuple[int, ...]
 ADAPTER = "a LLaMA-Adapter file"
@@ -78,10 +78,21 @@ def half_split(rows: Tensor, num_heads: int) -> Tensor:
     return per_head.transpose(1, 2).reshape(rows.shape)
 
 
-def num_layers_of(keys: Collection[str], *, prefix: str = "layers.") -> int:
-    """One more than the highest layer number among keys of the form `layers.N.`; 0 without any."""
-    numbers = [int(match[1]) for key in keys if (match := re.match(re.escape(prefix) + r"(\d+)\.", key))]
-    return max(numbers, default=-1) + 1
+def num_layers_of(keys: Collection[str]) -> int:
+    """One more than the highest layer number among keys of the form `layers.N.`; 0 without any.
+
+    Raises CheckpointError where that is far more than there are keys, so that what is made for each layer stays in
+    proportion to the file.
+    """
+    numbers = [int(match[1]) for key in keys if (match := re.match(r"layers\.([0-9]{1,18})\.", key))]
+    highest = max(numbers, default=-1)
+    if highest > 2 * len(keys):
+        raise CheckpointError(
+            f"The weights have a tensor `layers.{highest}.*`, and {len(keys)} tensors in all: too few for so many "
+            "layers",
+            hint="the file is damaged or was put together by hand; fetch it again",
+        )
+    return highest + 1
 
 
 def what_is(keys: Collection[str]) -> str | None:
@@ -129,6 +140,6 @@ def check_shapes(found: Mapping[str, Shape], wanted: Mapping[str, Shape], *, wha
     for name, shape in wanted.items():
         if found[name] != shape:
             raise CheckpointError(
-                f"{what}: `{name}` has the shape {list(found[name])}, where {list(shape)} is wanted",
+                f"{what}: `{shown(name)}` has the shape {list(found[name])}, where {list(shape)} is wanted",
                 hint=meaning,
             )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from llm.errors import CheckpointError
 from llm.weights.build import build_decoder
-from llm.weights.files import read_torch_file
+from llm.weights.files import read_tensor_file
 from llm.weights.huggingface import open_huggingface
 from llm.weights.meta import open_meta
 from llm.weights.names import half_split
@@ -226,12 +226,12 @@ def test_a_shard_copied_over_another_is_seen(two_shards: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "kind"),
     [
-        (Tensor.to_sparse, "sparse_coo, float16 on cpu"),
-        (lambda tensor: tensor.to("meta"), "strided, float16 on meta"),
+        (Tensor.to_sparse, "sparse_tensor"),
+        (lambda tensor: tensor.to("meta"), "meta_tensor_no_storage"),
         (lambda tensor: tensor.to(torch.complex64), "strided, complex64 on cpu"),
         (lambda tensor: tensor.long(), "strided, int64 on cpu"),
         (lambda tensor: tensor > 0, "strided, bool on cpu"),
-        (lambda tensor: torch.quantize_per_tensor(tensor.float(), 0.1, 0, torch.qint8), "strided, qint8 on cpu"),
+        (lambda tensor: torch.quantize_per_tensor(tensor.float(), 0.1, 0, torch.qint8), "qtensor"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # torch announces changes of its quantised and sparse tensors
@@ -279,7 +279,7 @@ def test_pipes_and_devices_are_refused_before_they_are_read(meta: Path) -> None:
     with pytest.raises(CheckpointError, match="is no regular file, where a file is wanted"):
         open_meta(meta)
     with pytest.raises(CheckpointError, match="`/dev/zero` is no regular file"):
-        read_torch_file(Path("/dev/zero"))
+        read_tensor_file(Path("/dev/zero"))
 
 
 def test_a_path_that_torch_cannot_open_is_not_called_damage(meta: Path) -> None:
@@ -373,7 +373,7 @@ def test_code_in_a_file_is_not_run(
 ) -> None:
     content = {"tok_embeddings.weight": RunsCode(function)}
     torch.save(content, meta / SHARD, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(CheckpointError, match=rf"Python objects beside its tensors \(`\w*{name}`\)"):
+    with pytest.raises(CheckpointError, match=rf"Python objects beside its tensors \(`[\w.]*{name}`\)"):
         open_meta(meta)
     assert "ran" not in capfd.readouterr().out
 

@@ -11,6 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
+from app.models.checkpoints import open_clip
 from llm.config import DecoderConfig
 from llm.load import decoder_from_state
 from llm.model.llama import LlamaAdapterDecoder
@@ -19,7 +20,7 @@ from llm.weights.build import build_decoder
 from llm.weights.huggingface import open_huggingface
 from llm.weights.meta import open_meta
 from vision.encoder import PictureEncoder, encoder_from_state
-from vision.weights import build_vision, open_clip, read_clip
+from vision.weights import build_vision, read_clip
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES: dict[str, Any] = json.loads((GOLDEN / "cases.json").read_text())

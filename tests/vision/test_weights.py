@@ -15,8 +15,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from app.models.checkpoints import open_clip
+from llm.errors import CheckpointError
 from vision.encoder import PictureEncoder
-from vision.weights import ClipSource, VisionCheckpointError, build_vision, open_clip, read_clip
+from vision.weights import ClipSource, VisionCheckpointError, build_vision, read_clip
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ARCHIVE = GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"
@@ -240,7 +242,7 @@ def test_clips_that_compute_differently_are_refused(tmp_path: Path, openai: dict
     ],
 )
 def test_another_file_in_the_place_of_clip_is_recognised(other: str, kind: str) -> None:
-    with pytest.raises(VisionCheckpointError, match=kind):
+    with pytest.raises((CheckpointError, VisionCheckpointError), match=kind):
         open_clip(GOLDEN / other)
 
 
@@ -258,7 +260,7 @@ def test_a_clip_cut_short_is_told_in_a_sentence(
     path = tmp_path / name
     action(path)
     path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
-    with pytest.raises(VisionCheckpointError, match=r"is empty|cut short, damaged"):
+    with pytest.raises(CheckpointError, match=r"is empty|cut short, damaged"):
         open_clip(path)
 
 
@@ -279,7 +281,7 @@ def test_code_in_a_file_is_not_run(
 ) -> None:
     content = {"visual.proj": RunsCode(function)}
     torch.save(content, tmp_path / "clip.pt", _use_new_zipfile_serialization=zipped)
-    with pytest.raises(VisionCheckpointError, match=rf"Python objects beside its tensors \(`\w*{name}`\)"):
+    with pytest.raises(CheckpointError, match=rf"Python objects beside its tensors \(`[\w.]*{name}`\)"):
         open_clip(tmp_path / "clip.pt")
     assert "ran" not in capfd.readouterr().out
 
@@ -288,7 +290,7 @@ def test_a_foreign_pickle_is_told_without_torchs_warnings(tmp_path: Path) -> Non
     (tmp_path / "clip.pt").write_bytes(pickle.dumps({"x": 1}, protocol=4))
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        with pytest.raises(VisionCheckpointError, match="or no tensor file"):
+        with pytest.raises(CheckpointError, match="or no tensor file"):
             open_clip(tmp_path / "clip.pt")
     assert [str(warning.message) for warning in heard] == []
 
@@ -297,13 +299,13 @@ def test_a_foreign_pickle_is_told_without_torchs_warnings(tmp_path: Path) -> Non
 def test_pipes_and_devices_are_refused_before_they_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "clip.pt")
     for path in (tmp_path / "clip.pt", Path("/dev/zero")):
-        with pytest.raises(VisionCheckpointError, match="is no regular file, where a CLIP is wanted"):
+        with pytest.raises(CheckpointError, match="is no regular file, where a file is wanted"):
             open_clip(path)
 
 
 def test_a_path_that_torch_cannot_open_is_not_called_damage(tmp_path: Path) -> None:
     odd = Path(shutil.copy(ARCHIVE, tmp_path / os.fsdecode(b"caf\xe9.pt")))
-    with pytest.raises(VisionCheckpointError, match=r"caf\\udce9\.pt' is not UTF-8"):
+    with pytest.raises(CheckpointError, match=r"caf\\udce9\.pt' is not UTF-8"):
         open_clip(odd)
 
 

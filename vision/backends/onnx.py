@@ -17,6 +17,7 @@ from vision.card import METADATA_KEY, EncoderCard, check_dtypes
 from vision.errors import EncoderError
 from vision.export.packages import INSTALL_HINT
 from vision.ports import Port
+from vision.seal import SEAL_KEY, check_seal
 
 _HINT = "export the encoder with `llama-adapter export onnx`"
 _NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # since 1.31 it keeps a diary of its use in the home folder
@@ -43,6 +44,8 @@ class OnnxVisionBackend:
         )
         signature = self._signature
         check_dtypes(self.card, (signature.dtype.name, signature.output_dtype.name), file=self._file)
+        # Reads the file once more: less time than opening the session takes.
+        check_seal(Path(path), self._session.get_modelmeta().custom_metadata_map.get(SEAL_KEY))
         self._input, self._output = self._session.get_inputs()[0].name, self._session.get_outputs()[0].name
 
     @property

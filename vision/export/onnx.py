@@ -23,6 +23,7 @@ from vision.encoder import PictureEncoder, encoder_from_state, use_attention
 from vision.errors import EncoderError
 from vision.export.defaults import DTYPE, OPSET, OPSETS
 from vision.export.packages import require
+from vision.seal import SEAL_KEY, blank_seal, seal
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -59,7 +60,8 @@ def export_onnx(
     """Write the encoder with the state dict `state` as ONNX: `input` (B, S, S, 3) -> `output` (B, Q, D), both `dtype`.
 
     Pixels are RGB in 0..255, the batch is free, all other sizes are fixed. The file appears complete or not at all,
-    with the returned card in its metadata; weights beyond 2 GB go to `<path>.data`. `name` is the model's for people.
+    with the returned card and the digest of its bytes in its metadata; weights beyond 2 GB go to `<path>.data`. `name`
+    is the model's for people.
     `check` is given the complete file before it is put in place; what it raises is raised, and nothing is left.
     Raises EncoderError without the packages for it, and for weights that `dtype` cannot hold; ValueError for an
     unknown dtype or opset; RuntimeError when `state` is not of `config`.
@@ -177,10 +179,12 @@ def _write(model: "onnx_ir.Model", target: Path, *, check: Callable[[Path], None
 
     num_bytes = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
     weights = f"{target.name}.data" if num_bytes > _MAX_PROTOBUF_BYTES else None
+    model.metadata_props[SEAL_KEY] = blank_seal(weights)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
     try:
         onnx_ir.save(model, partial / target.name, external_data=weights)
+        seal(partial / target.name, weights=weights)
         if check is not None:
             check(partial / target.name)
         if weights is not None:

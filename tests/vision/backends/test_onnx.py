@@ -18,6 +18,7 @@ from vision.backends.onnx import OnnxVisionBackend
 from vision.card import METADATA_KEY
 from vision.errors import EncoderError
 from vision.export.graph import read_graph
+from vision.seal import SEAL_KEY, blank_seal, check_seal, seal
 
 ROOT = Path(__file__).resolve().parents[3]
 # Of a visual query of size 1: its last layer is a layer norm. Half precision has 11 bits, in every layer between.
@@ -290,3 +291,27 @@ def test_an_om_is_told_by_its_name() -> None:
     with pytest.raises(EncoderError, match="is an OM file by its name") as caught:
         OnnxVisionBackend("clip.om")
     assert "--vision om" in caught.value.hint
+
+
+@pytest.mark.parametrize("place", [0.25, 0.5, 0.9])
+def test_a_file_whose_weights_were_changed_is_refused(tmp_path: Path, place: float) -> None:
+    content = bytearray(embedded_onnx().read_bytes())
+    content[int(place * len(content))] ^= 1
+    (tmp_path / "clip.onnx").write_bytes(content)
+    with pytest.raises(EncoderError, match=r"clip\.onnx` was changed after its export") as caught:
+        OnnxVisionBackend(tmp_path / "clip.onnx")
+    assert "export the encoder again" in caught.value.hint
+
+
+def test_weights_in_a_file_of_their_own_are_sealed_too(tmp_path: Path) -> None:
+    path = tmp_path / "clip.onnx"
+    path.write_bytes(b"graph" + SEAL_KEY.encode() + b"\x12\x4a" + blank_seal("clip.onnx.data").encode() + b"end")
+    (tmp_path / "clip.onnx.data").write_bytes(b"weights")
+    seal(path, weights="clip.onnx.data")
+    entry = path.read_bytes().partition(b"\x12\x4a")[2].removesuffix(b"end").decode()
+
+    check_seal(path, entry)
+    (tmp_path / "clip.onnx.data").write_bytes(b"others!")
+    for wrong in (entry, "", "0" * 64, "x" * 64 + " ../clip.onnx.data", entry[:-5]):
+        with pytest.raises(EncoderError, match="was changed after its export"):
+            check_seal(path, wrong)

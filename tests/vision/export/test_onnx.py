@@ -20,6 +20,7 @@ from vision.export.lint import lint_graph
 from vision.export.onnx import export_onnx
 from vision.export.parity import compare
 from vision.ports import Port
+from vision.seal import SEAL_KEY
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +92,7 @@ def test_the_card_is_in_the_file_and_tells_of_the_model_as_it_was(exported: Call
     made = exported("bgr", "float32", 17)
     entries = {entry.key: entry.value for entry in onnx.load(made.path).metadata_props}
 
-    assert entries.keys() == {METADATA_KEY}
+    assert entries.keys() == {METADATA_KEY, SEAL_KEY}
     assert EncoderCard.from_json(entries[METADATA_KEY], file="clip.onnx") == made.card == read_graph(made.path).card
     assert made.card.vision.channel_order == "bgr"
     assert made.card.fingerprint.keys() == {"clip", "query"}

@@ -1,0 +1,393 @@
+"""Pickles as torch writes them, read as data: no class is looked up and no function is called.
+
+Python's own unpickler calls whatever a pickle names, and even a restricted one lets a few bytes reserve gigabytes. Here
+a name is only compared with what a checkpoint needs: plain values, dictionaries, tensors in storages, and the modules
+of a TorchScript archive, of which only the attributes count.
+"""
+
+import math
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+MAX_BYTES: Final = 4 << 20  # of one pickle; that of LLaMA-65B with its optimiser has a tenth of it
+_MAX_SIDE: Final = 1 << 48
+_MAX_DIMS: Final = 16
+
+STORAGES: Final = {
+    f"torch.{name}Storage": dtype
+    for name, dtype in {
+        "Float": torch.float32,
+        "Half": torch.float16,
+        "BFloat16": torch.bfloat16,
+        "Double": torch.float64,
+        "Long": torch.int64,
+        "Int": torch.int32,
+        "Short": torch.int16,
+        "Char": torch.int8,
+        "Byte": torch.uint8,
+        "Bool": torch.bool,
+        "ComplexFloat": torch.complex64,
+        "ComplexDouble": torch.complex128,
+        # Quantised numbers: the bytes alone, of tensors that are no weights here.
+        "QInt8": torch.int8,
+        "QUInt8": torch.uint8,
+        "QUInt4x2": torch.uint8,
+        "QUInt2x4": torch.uint8,
+        "QInt32": torch.int32,
+    }.items()
+}
+_DICTIONARY = "collections.OrderedDict"
+_TENSOR = ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor")
+_WRAPPED = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
+_SUBCLASS = "torch._tensor._rebuild_from_type_v2"  # a tensor with attributes of its own, which are left out
+# Harmless, and of no use here: they become an `Unread`. The trainer of the adapters keeps its command line as a
+# Namespace; the tensors are of kinds that are no weights.
+_OTHER_KIND = "torch._utils._rebuild_"
+_UNREAD = frozenset(
+    {
+        "argparse.Namespace",
+        "_codecs.encode",
+        *(f"builtins.{name}" for name in ("bytearray", "complex", "set")),
+        *(f"__builtin__.{name}" for name in ("bytearray", "complex", "set")),
+        "collections.Counter",
+        *(f"torch.{name}" for name in ("Size", "device", "Tensor")),
+        "torch.nn.parameter.Parameter",
+        "torch.serialization._get_layout",
+        "torch.storage.UntypedStorage",
+        *(
+            _OTHER_KIND + kind
+            for kind in (
+                "device_tensor_from_cpu_tensor",
+                "device_tensor_from_numpy",
+                "meta_tensor_no_storage",
+                "nested_tensor",
+                "qtensor",
+                "sparse_tensor",
+                "tensor_v3",
+            )
+        ),
+        *(
+            f"torch.jit._pickle.{name}"
+            for name in ("build_boollist", "build_doublelist", "build_intlist", "build_tensorlist", "restore_type_tag")
+        ),
+    }
+)
+_DTYPE = re.compile(r"torch\.(b?float|complex|q?u?int|bool|bits|per_tensor|per_channel)\w*", re.ASCII)
+_MODULE = re.compile(r"__torch__(\.\w+)+", re.ASCII)
+_CUSTOM = "__torch__.torch.classes."  # implemented in C++, with a form of their own
+
+
+class PickleError(Exception):
+    """Bytes that are no pickle of torch's, or a damaged one."""
+
+
+class ForeignObjectError(PickleError):
+    """A pickle with an object that no checkpoint needs; `name` is that of its class or function."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+@dataclass(frozen=True, slots=True)
+class StorageHeader:
+    """Numbers of one type, stored in the file under `key`; `start` is where a view of them begins, in numbers."""
+
+    dtype: torch.dtype
+    key: str
+    numel: int
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """A tensor whose numbers are still in the file; offset and strides count numbers of its storage."""
+
+    storage: StorageHeader
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """How many numbers the tensor has."""
+        return math.prod(self.shape)
+
+    @property
+    def end(self) -> int:
+        """One more than the last number of the storage that the tensor reaches."""
+        if not self.numel:
+            return self.offset
+        return self.offset + sum((side - 1) * step for side, step in zip(self.shape, self.stride, strict=True)) + 1
+
+
+@dataclass(slots=True, eq=False)
+class Module:
+    """A module of a TorchScript archive: the attributes as they are stored. Its code is not looked at."""
+
+    name: str
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """In the place of a harmless object that is of no use here."""
+
+    name: str
+
+    @property
+    def tensor_kind(self) -> str | None:
+        """Such as `sparse_tensor`; None for what is no tensor."""
+        return self.name.removeprefix(_OTHER_KIND) if self.name.startswith(_OTHER_KIND) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """A class or function as the pickle names it."""
+
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pickle:
+    """What a pickle holds, the storages that it names, by key, and the byte behind it."""
+
+    value: Any
+    storages: Mapping[str, StorageHeader]
+    end: int
+
+
+def read_pickle(data: bytes, *, start: int = 0, torchscript: bool = False) -> Pickle:
+    """Read the pickle that begins at byte `start`.
+
+    Tensors come as TensorHeader, modules as Module (only with `torchscript`), harmless objects that are of no use as
+    Unread. Raises ForeignObjectError for any other object, and PickleError for bytes that are no pickle of torch's.
+    """
+    reader = _Reader(data, start, torchscript=torchscript)
+    try:
+        return Pickle(value=reader.read(), storages=reader.storages, end=reader.at)
+    except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
+        raise PickleError(f"{type(error).__name__} at byte {reader.at}") from None
+
+
+class _Reader:
+    """Runs the opcodes of protocol 2 that torch's writers use, on a stack of plain values."""
+
+    def __init__(self, data: bytes, start: int, *, torchscript: bool) -> None:
+        self.data = data
+        self.at = start
+        self.torchscript = torchscript
+        self.stack: list[Any] = []
+        self.marks: list[list[Any]] = []  # stacks that wait below a mark
+        self.memo: dict[int, Any] = {}
+        self.storages: dict[str, StorageHeader] = {}
+
+    def read(self) -> Any:
+        while True:
+            match self._bytes(1):
+                case b".":  # STOP
+                    return self.stack.pop()
+                case b"(":  # MARK
+                    self.marks.append(self.stack)
+                    self.stack = []
+                case b"t":  # TUPLE
+                    self._push(tuple(self._above_mark()))
+                case b"a":  # APPEND
+                    value = self.stack.pop()
+                    _require(self.stack[-1], list).append(value)
+                case b"e":  # APPENDS
+                    values = self._above_mark()
+                    _require(self.stack[-1], list).extend(values)
+                case b"s":  # SETITEM
+                    value, key = self.stack.pop(), self.stack.pop()
+                    self._set_items([key, value])
+                case b"u":  # SETITEMS
+                    self._set_items(self._above_mark())
+                case b"R":  # REDUCE
+                    arguments, name = self.stack.pop(), self.stack.pop()
+                    self._push(_rebuilt(name, arguments))
+                case b"\x81":  # NEWOBJ
+                    arguments, name = self.stack.pop(), self.stack.pop()
+                    self._push(_new(_require(name, _Name).name, arguments))
+                case b"b":  # BUILD
+                    state = self.stack.pop()
+                    _set_state(self.stack[-1], state)
+                case b"Q":  # BINPERSID
+                    storage = _storage(self.stack.pop())
+                    self.storages[storage.key] = storage
+                    self._push(storage)
+                case opcode:
+                    self._read_value(opcode)
+
+    def _read_value(self, opcode: bytes) -> None:
+        """The opcodes that push a plain value, and those of the memo."""
+        match opcode:
+            case b"\x80":  # PROTO
+                if self._bytes(1)[0] > 5:
+                    raise ValueError("protocol")
+            case b"c":  # GLOBAL
+                self._push(_Name(self._name()))
+            case b"q":  # BINPUT
+                self.memo[self._bytes(1)[0]] = self.stack[-1]
+            case b"r":  # LONG_BINPUT
+                self.memo[self._number("<I")] = self.stack[-1]
+            case b"h":  # BINGET
+                self._push(self.memo[self._bytes(1)[0]])
+            case b"j":  # LONG_BINGET
+                self._push(self.memo[self._number("<I")])
+            case b"X":  # BINUNICODE
+                self._push(self._bytes(self._number("<I")).decode("utf-8", "surrogatepass"))
+            case b"U":  # SHORT_BINSTRING, of Python 2
+                self._push(self._bytes(self._bytes(1)[0]).decode())
+            case b"K":  # BININT1
+                self._push(self._bytes(1)[0])
+            case b"M":  # BININT2
+                self._push(self._number("<H"))
+            case b"J":  # BININT
+                self._push(self._number("<i"))
+            case b"\x8a":  # LONG1
+                self._push(int.from_bytes(self._bytes(self._bytes(1)[0]), "little", signed=True))
+            case b"G":  # BINFLOAT
+                self._push(struct.unpack(">d", self._bytes(8))[0])
+            case b"N":
+                self._push(None)
+            case b"\x88":
+                self._push(True)
+            case b"\x89":
+                self._push(False)
+            case b"}":
+                self._push({})
+            case b"]":
+                self._push([])
+            case b")":
+                self._push(())
+            case b"\x85" | b"\x86" | b"\x87":  # TUPLE1 to TUPLE3
+                count = opcode[0] - 0x84
+                if len(self.stack) < count:
+                    raise IndexError("stack")
+                self.stack[-count:] = [tuple(self.stack[-count:])]
+            case _:
+                raise ValueError(f"opcode {opcode!r}")
+
+    def _push(self, value: Any) -> None:
+        self.stack.append(value)
+
+    def _bytes(self, count: int) -> bytes:
+        found = self.data[self.at : self.at + count]
+        if len(found) < count:
+            raise IndexError("end of data")
+        self.at += count
+        return found
+
+    def _number(self, form: str) -> int:
+        return int(struct.unpack(form, self._bytes(struct.calcsize(form)))[0])
+
+    def _name(self) -> str:
+        """The two lines behind GLOBAL. Raises ForeignObjectError for a name that nothing is known of."""
+        words = []
+        for _ in range(2):
+            end = self.data.index(b"\n", self.at)
+            words.append(self.data[self.at : end].decode())
+            self.at = end + 1
+        name = ".".join(words)
+        if name in (_DICTIONARY, *_TENSOR, *_WRAPPED, _SUBCLASS) or name in _UNREAD or name in STORAGES:
+            return name
+        if _DTYPE.fullmatch(name):
+            return name
+        if self.torchscript and _MODULE.fullmatch(name) and not name.startswith(_CUSTOM):
+            return name
+        raise ForeignObjectError(name)
+
+    def _above_mark(self) -> list[Any]:
+        values, self.stack = self.stack, self.marks.pop()
+        return values
+
+    def _set_items(self, values: list[Any]) -> None:
+        target = self.stack[-1]
+        if isinstance(target, Unread):
+            return
+        _require(target, dict).update(_pairs(values[::2], values[1::2]))
+
+
+def _require(value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{type(value).__name__} in the place of {kind.__name__}")
+    return value
+
+
+def _pairs(keys: list[Any], values: list[Any]) -> dict[Any, Any]:
+    # A tuple as key would be hashed as deep as it is nested, in C and without a limit.
+    if any(not isinstance(key, str | int | float | None) for key in keys):
+        raise TypeError("key")
+    return dict(zip(keys, values, strict=True))
+
+
+def _new(name: str, arguments: Any) -> Any:
+    if name.startswith("__torch__.") and arguments == ():
+        return Module(name)
+    if name in _UNREAD:
+        return Unread(name)
+    raise TypeError(name)
+
+
+def _set_state(target: Any, state: Any) -> None:
+    """The state of a module; that of other objects is of no use here."""
+    if not isinstance(target, Module):
+        if not isinstance(target, dict | Unread):
+            raise TypeError("state")
+        return
+    # A module with a `__setstate__` stores whatever that one takes, and only running it would tell what it means.
+    if type(state) is not dict or target.attributes or not all(type(key) is str for key in state):
+        raise ForeignObjectError(target.name)
+    target.attributes = state
+
+
+def _rebuilt(function: Any, arguments: Any) -> Any:
+    """What the named function would make of its arguments."""
+    name = _require(function, _Name).name
+    _require(arguments, tuple)
+    if name == _SUBCLASS:
+        function, _, arguments, _ = arguments
+        name = _require(function, _Name).name
+    if name == _DICTIONARY:
+        pairs = [_require(pair, list | tuple) for pair in (arguments[0] if arguments else ())]  # type: ignore[arg-type]
+        return _pairs([key for key, _ in pairs], [value for _, value in pairs])
+    if name in _TENSOR:
+        return _tensor(*arguments[:4])
+    if name in _WRAPPED:
+        return _require(arguments[0], TensorHeader | Unread)  # type: ignore[arg-type]
+    if name in _UNREAD:
+        return Unread(name)
+    raise TypeError(name)
+
+
+def _tensor(storage: Any, offset: Any, shape: Any, stride: Any) -> TensorHeader:
+    _require(storage, StorageHeader)
+    _require(shape, tuple)
+    _require(stride, tuple)
+    numbers = (offset, *shape, *stride)
+    if len(shape) != len(stride) or len(shape) > _MAX_DIMS:
+        raise ValueError("shape")
+    if any(type(number) is not int or not 0 <= number < _MAX_SIDE for number in numbers):
+        raise ValueError("shape")
+    return TensorHeader(storage, storage.start + offset, shape, stride)
+
+
+def _storage(identity: Any) -> StorageHeader:
+    """From the tuple "storage", type, key, device, number of numbers; and, in files before torch 1.6, a view.
+
+    The device is where the numbers were when they were saved, and has no meaning here.
+    """
+    word, kind, key, _, numel, *views = _require(identity, tuple)
+    dtype = STORAGES[_require(kind, _Name).name]
+    if word != "storage" or type(key) is not str or type(numel) is not int or not 0 <= numel < _MAX_SIDE:
+        raise ValueError("storage")
+    start = views[0][1] if views and views[0] is not None else 0
+    if type(start) is not int or not 0 <= start < _MAX_SIDE:
+        raise ValueError("storage")
+    return StorageHeader(dtype, key, numel, start)

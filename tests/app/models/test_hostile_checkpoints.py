@@ -1,0 +1,181 @@
+"""Checkpoints made to do harm: nothing of them is run, they cost little, and a sentence says what is wrong."""
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from app.doctor.model import diagnose
+from app.errors import Exit, describe
+from app.models.bundle import load_bundle, read_manifest, save_bundle
+from app.models.checkpoints import LoadedModel, ModelSources, assemble_sources, open_clip
+from llm.errors import CheckpointError
+from llm.weights.files import read_tensor_file
+from tests.fakes.hostile_archive import write_hostile_archive
+from vision.weights import VisionCheckpointError
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+CLIP = GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"
+ADAPTER = GOLDEN / "adapters" / "BIAS-TINY.pth"
+SOURCES = ModelSources(llama_dir=GOLDEN / "LLaMA", llama_type="TINY", adapter=ADAPTER, clip=CLIP, visual_heads=4)
+PATIENCE = 30.0  # seconds; what is not bounded takes minutes
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return assemble_sources(SOURCES)
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, model: LoadedModel) -> Path:
+    return save_bundle(tmp_path / "bundle", model=model)
+
+
+def refused(action: Callable[[], object]) -> str:
+    """The sentence of a refusal, which comes soon, can be printed, and is not long."""
+    before = time.monotonic()
+    with pytest.raises((CheckpointError, VisionCheckpointError)) as caught:
+        action()
+    assert time.monotonic() - before < PATIENCE
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) < 3000
+    assert describe(caught.value).exit_code == Exit.FAILED
+    return caught.value.message
+
+
+def test_code_of_a_torchscript_clip_is_not_run_when_it_is_loaded_or_diagnosed(tmp_path: Path) -> None:
+    write_hostile_archive(tmp_path / "clip.pt", target=tmp_path / "written")
+    sources = dataclasses.replace(SOURCES, clip=tmp_path / "clip.pt")
+
+    message = refused(lambda: assemble_sources(sources))
+    found = [finding for finding in diagnose(sources) if finding.level == "error"]
+
+    assert "holds Python objects beside its tensors (`__torch__." in message
+    assert [finding.sentence for finding in found] == [message]
+    assert not (tmp_path / "written").exists()
+
+
+@pytest.mark.parametrize("layer", [2_999_999, 999_999_999, 10**17, "9" * 5000])
+@pytest.mark.parametrize(
+    "prefix", ["visual.transformer.resblocks.", "vision_model.encoder.layers."], ids=["OpenAI", "Hugging Face"]
+)
+def test_a_clip_with_a_tensor_of_a_layer_far_out_is_refused(tmp_path: Path, prefix: str, layer: int | str) -> None:
+    tensors = read_tensor_file(CLIP, torchscript=True).tensors if prefix.startswith("visual.") else {}
+    save_file(tensors | {f"{prefix}{layer}.ln_1.bias": torch.zeros(1)}, tmp_path / "clip.safetensors")
+    assert "tensors" in refused(lambda: open_clip(tmp_path / "clip.safetensors"))
+
+
+@pytest.mark.parametrize("key", ["visual_blocks.999999999.norm1.bias", "llama.layers.999999999.attention.gate"])
+def test_an_adapter_with_a_tensor_of_a_layer_far_out_is_refused(tmp_path: Path, key: str) -> None:
+    tensors = read_tensor_file(ADAPTER).tensors | {key: torch.zeros(1)}
+    torch.save({"model": tensors}, tmp_path / "adapter.pth")
+    message = refused(lambda: assemble_sources(dataclasses.replace(SOURCES, adapter=tmp_path / "adapter.pth")))
+    assert "999999999" in message
+    assert "too few for so many" in message
+
+
+def test_a_llama_with_a_tensor_of_a_layer_far_out_is_refused(tmp_path: Path) -> None:
+    tensors = read_tensor_file(GOLDEN / "LLaMA" / "TINY" / "consolidated.00.pth").tensors
+    tensors["layers.99999999.attention_norm.weight"] = torch.zeros(1)
+    torch.save(tensors, tmp_path / "consolidated.00.pth")
+    (tmp_path / "tokenizer.model").write_bytes((GOLDEN / "LLaMA" / "tokenizer.model").read_bytes())
+    params = json.loads((GOLDEN / "LLaMA" / "TINY" / "params.json").read_text())
+    (tmp_path / "params.json").write_text(json.dumps(params | {"n_layers": 100_000_000}))
+    sources = dataclasses.replace(SOURCES, llama_dir=tmp_path, llama_type=None)
+    assert "`layers.99999999.*`" in refused(lambda: assemble_sources(sources))
+
+
+def test_a_shard_with_a_number_far_out_is_refused(tmp_path: Path) -> None:
+    for name in ("consolidated.00.pth", "params.json"):
+        (tmp_path / name).write_bytes((GOLDEN / "LLaMA" / "TINY" / name).read_bytes())
+    (tmp_path / "consolidated.999999999999.pth").write_bytes(b"x")
+    (tmp_path / "tokenizer.model").write_bytes((GOLDEN / "LLaMA" / "tokenizer.model").read_bytes())
+    sources = dataclasses.replace(SOURCES, llama_dir=tmp_path, llama_type=None)
+    assert "lacks `consolidated.01.pth`" in refused(lambda: assemble_sources(sources))
+
+
+def edited(place: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    manifest = read_manifest(place)
+    change(manifest)
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    return place
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda manifest: manifest["llm"].update(num_layers=100_000_000),
+        lambda manifest: manifest["vision"]["clip"].update(num_layers=100_000_000),
+        lambda manifest: manifest["vision"]["query"].update(depth=100_000_000),
+    ],
+)
+def test_a_bundle_with_more_layers_than_tensors_is_refused_before_modules_are_built(
+    bundle: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
+    edited(bundle, change)
+    assert "its configuration speaks of 100,000,0" in refused(lambda: load_bundle(bundle))
+    assert any("100,000,0" in finding.sentence for finding in diagnose(bundle))
+
+
+@pytest.mark.parametrize("name", ["\x1b[31mred", "two\nlines", "x" * 1000])
+def test_names_that_cannot_stand_in_a_line_are_refused(bundle: Path, name: str) -> None:
+    for change in (
+        lambda manifest: manifest.update(name=name),
+        lambda manifest: manifest["files"].update({name: {"bytes": 1, "sha256": ""}}),
+    ):
+        copy = json.loads((bundle / "manifest.json").read_text())
+        change(copy)
+        (bundle / "manifest.json").write_text(json.dumps(copy))
+        refused(lambda: load_bundle(bundle))
+
+
+def test_names_of_tensors_are_shown_without_control_characters_and_cut(tmp_path: Path) -> None:
+    key = "visual.\x1b]0;title\x07" + "x" * 5_000_000
+    tensors: dict[str, Tensor] = read_tensor_file(CLIP, torchscript=True).tensors | {key: torch.zeros(1)}
+    torch.save(tensors, tmp_path / "clip.pt", _use_new_zipfile_serialization=True)
+    refused(lambda: open_clip(tmp_path / "clip.pt"))
+    save_file(tensors, tmp_path / "clip.safetensors")
+    assert "`visual.\\x1b]0;title\\x07xxx" in refused(lambda: open_clip(tmp_path / "clip.safetensors"))
+
+
+def test_files_of_settings_that_are_too_large_are_not_read(tmp_path: Path, bundle: Path) -> None:
+    with (bundle / "manifest.json").open("ab") as file:
+        file.truncate(1 << 40)
+    assert "16,777,216 at most" in refused(lambda: load_bundle(bundle))
+    (tmp_path / "config.json").touch()
+    os.truncate(tmp_path / "config.json", 1 << 40)
+    save_file({"vision_model.x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    assert "lacks" in refused(lambda: open_clip(tmp_path))
+
+
+def test_a_bundle_that_others_may_change_is_loaded_with_a_note(bundle: Path) -> None:
+    assert load_bundle(bundle).notes == ()
+    (bundle / "llm.safetensors").chmod(0o664)  # the group is one of the user's own
+    assert load_bundle(bundle).notes == ()
+    (bundle / "llm.safetensors").chmod(0o666)
+    [note] = load_bundle(bundle).notes
+    assert note == (
+        f"every user of this machine may change the model `{bundle}` (`llm.safetensors`); if that is not meant: "
+        f"`chmod -R go-w {bundle}`"
+    )
+    bundle.chmod(0o777)
+    assert "(the folder itself and 1 more)" in load_bundle(bundle).notes[0]
+    bundle.chmod(0o1777)
+    (bundle / "llm.safetensors").chmod(0o644)
+    assert load_bundle(bundle).notes == ()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file to a group that is not its own")
+def test_a_strange_group_that_may_write_is_told(bundle: Path) -> None:
+    os.chown(bundle / "manifest.json", -1, 54321)
+    (bundle / "manifest.json").chmod(0o664)
+    [note] = load_bundle(bundle).notes
+    assert note.startswith("a group that this user is not in may change")
