@@ -4,7 +4,7 @@ BIN := .venv/bin
 # As many processes as there are cores, each with one thread.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: demo test check fuzz clean
+.PHONY: demo test check fuzz audit clean
 
 demo: .venv/.installed
 	$(BIN)/python demo_bsz.py
@@ -27,6 +27,16 @@ MINUTES ?= 30
 fuzz: .venv/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz run --minutes $(MINUTES) $(addprefix --target ,$(TARGET))
 
+# Known vulnerabilities of what is installed in .venv. Needs a network. Versions are asked for without the part behind
+# the plus (2.13.0+cpu), which no database has. A package that cannot be looked up fails the audit (--strict).
+audit: .venv/.installed-audit
+	$(BIN)/pip list --format freeze --exclude-editable > .venv/installed.txt
+	sed 's/+.*//' .venv/installed.txt > .venv/audited.txt
+	@$(BIN)/pip-audit --strict --disable-pip --no-deps --progress-spinner off --requirement .venv/audited.txt || { \
+	  echo "make audit: failed. Above is a known vulnerability, or a package that could not be looked up:"; \
+	  echo "without an answer of the vulnerability database for each package, nothing counts as audited."; \
+	  exit 1; }
+
 clean:
 	rm -rf .venv .fuzz .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 
@@ -45,3 +55,7 @@ clean:
 .venv/.installed-dev: pyproject.toml | .venv/bin/python
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	touch $@ .venv/.installed
+
+.venv/.installed-audit: .venv/.installed-dev
+	$(BIN)/pip install --quiet --editable '.[dev,audit]'
+	touch $@

@@ -13,7 +13,7 @@ PICTURE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 PICTURE_SUFFIXES = frozenset(
     {
         *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
-        *(".png", ".apng", ".webp", ".gif", ".avif"),
+        *(".png", ".apng", ".webp", ".gif", ".avif", ".avifs"),
         *(".bmp", ".tif", ".tiff"),
         *(".ppm", ".pgm", ".pbm", ".pnm", ".pfm"),
     }

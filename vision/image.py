@@ -15,6 +15,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from vision.errors import PictureError
 from vision.formats import PICTURE_FORMATS, shown_name
+from vision.not_read import begins_like, other_file, rare_kind
 
 Result = TypeVar("Result")
 Orientation = Literal["upright", "ignore"]
@@ -51,6 +52,7 @@ class LoadedPicture:
     """A decoded picture in the colour mode its file has."""
 
     image: Image.Image
+    name: str  # what messages call it, in backticks where it is the name of a file
     digest: str  # SHA-256 in hex: of the file's bytes; of mode, size, palette and pixels for a PIL image
     width: int  # of the whole picture in pixels, after orientation; `image` is smaller with `least_side`
     height: int
@@ -104,7 +106,7 @@ def load_picture(
             width, height = opened.size
             if least_side is not None:
                 _guarded(lambda: _ask_for_less(opened, least_side=least_side), name=name)
-            image = _guarded(lambda: _decoded(opened), name=name)
+            image = _guarded(lambda: _decoded(opened), name=name, data=data)
         except PictureError as error:
             error.digest = digest
             raise
@@ -113,7 +115,7 @@ def load_picture(
         image = _guarded(lambda: image.transpose(method), name=name)
         if method in _SWAP_SIDES:
             width, height = height, width
-    return LoadedPicture(image=image, digest=digest, width=width, height=height)
+    return LoadedPicture(image=image, name=name, digest=digest, width=width, height=height)
 
 
 def read_picture_file(
@@ -227,8 +229,11 @@ def _decoded(image: Image.Image) -> Image.Image:
     return image
 
 
-def _guarded(step: Callable[[], Result], *, name: str) -> Result:
-    """Run one step on an opened picture; Pillow's decoders fail with many types, all of them the picture's fault."""
+def _guarded(step: Callable[[], Result], *, name: str, data: bytes = b"") -> Result:
+    """Run one step on an opened picture; Pillow's decoders fail with many types, all of them the picture's fault.
+
+    `data` is the file, where a failure may mean that Pillow does not decode this kind of picture.
+    """
     try:
         return step()
     except MemoryError:
@@ -236,6 +241,8 @@ def _guarded(step: Callable[[], Result], *, name: str) -> Result:
     except Image.DecompressionBombError as error:
         raise PictureError("too_large", f"Wanted a picture of fewer pixels; {name} is refused: {error}") from None
     except Exception as error:
+        if kind := rare_kind(data, was_opened=True):
+            raise _rare(kind, name=name) from error
         raise PictureError(
             "truncated",
             f"Wanted a whole picture, but {name} is cut off or damaged ({_in_words(error)}); save or copy it again.",
@@ -270,59 +277,25 @@ def _digest_of_pixels(image: Image.Image) -> str:
     return digest.hexdigest()
 
 
-# What people name a picture, or have in a folder of pictures, and is not read here. Longest signatures first.
-_OTHER_FILES: Final = (
-    (0, b"\x00\x00\x00\x0cjP  ", "a JPEG 2000 picture"),
-    (0, b"\x00\x00\x00\x0cJXL ", "a JPEG XL picture"),
-    *((4, b"ftyp" + brand, "a HEIC picture") for brand in (b"heic", b"heix", b"heim", b"heis", b"mif1", b"msf1")),
-    (4, b"ftyp", "a video"),
-    (0, b"\xff\x4f\xff\x51", "a JPEG 2000 picture"),
-    (0, b"\xff\x0a", "a JPEG XL picture"),
-    (0, b"8BPS", "a Photoshop file"),
-    (0, b"\x00\x00\x01\x00", "an icon file"),
-    (0, b"%PDF", "a PDF document"),
-    (0, b"%!PS", "a PostScript document"),
-)
-
-
 def _why_not_opened(data: bytes, *, name: str, error: Exception) -> PictureError:
-    started_as = _begins_like(data)
+    started_as = begins_like(data)
     if started_as:
+        if kind := rare_kind(data, was_opened=False):
+            return _rare(kind, name=name)
         detail = "" if isinstance(error, UnidentifiedImageError) else f" ({_in_words(error)})"
         return PictureError(
             "truncated",
             f"Wanted a whole picture, but {name} begins like {started_as} and is cut off or damaged{detail}; "
             "save or copy it again.",
         )
-    for offset, signature, kind in _OTHER_FILES:
-        if data.startswith(signature, offset):
-            return PictureError(
-                "unsupported",
-                f"{name} is {kind}, which is not read ({_READ_HERE}); convert it to JPEG or PNG.",
-            )
-    head = data[:1024].lower()
-    if b"<svg" in head:
+    if kind := other_file(data):
         return PictureError(
-            "unsupported", f"{name} is an SVG drawing, which is not read ({_READ_HERE}); convert it to PNG."
+            "unsupported", f"{name} is {kind}, which is not read ({_READ_HERE}); convert it to JPEG or PNG."
         )
+    head = data[:1024].lower()
     but = "looks like a web page" if b"<html" in head or b"<!doctype html" in head else "is none that is known"
     return PictureError("not_a_picture", f"Wanted a picture ({_READ_HERE} read), but {name} {but}; check the file.")
 
 
-def _begins_like(data: bytes) -> str | None:
-    """The format whose signature these bytes carry; without the two-letter ones (BM, P6) that plain text may have."""
-    if data.startswith(b"RIFF") and b"WEBP".startswith(data[8:12]):
-        return "WEBP"
-    for signature, name in (
-        (b"\x89PNG\r\n\x1a\n", "PNG"),
-        (b"\xff\xd8\xff", "JPEG"),
-        (b"GIF87a", "GIF"),
-        (b"GIF89a", "GIF"),
-        (b"II*\x00", "TIFF"),
-        (b"MM\x00*", "TIFF"),
-    ):
-        if data.startswith(signature):
-            return name
-    if data[4:12] in (b"ftypavif", b"ftypavis"):
-        return "AVIF"
-    return None
+def _rare(kind: str, *, name: str) -> PictureError:
+    return PictureError("unsupported", f"{name} is {kind}, which is not read; convert it to an 8-bit JPEG or PNG.")

@@ -22,6 +22,7 @@ Reading = Literal["exact", "fast"]
 def preprocess(
     image: Image.Image,
     *,
+    name: str = "the given picture",
     size: int = 224,
     convert: Literal["last", "first"] = "last",
     reading: Reading = "exact",
@@ -50,14 +51,15 @@ def preprocess(
       may differ (by a level or so; more where noise meets the changed order of passes)
 
     Raises `PictureError`: unsupported for values outside those ranges or a mode without a way to RGB, too_large when
-    memory runs out, truncated if `image` was not decoded yet (`load_picture` decodes) and cannot be.
+    memory runs out, truncated if `image` was not decoded yet (`load_picture` decodes) and cannot be. Messages call the
+    picture by `name` as it is given: `LoadedPicture.name` for a loaded one.
     """
     try:
         image.load()
     except Exception as error:
-        raise PictureError("truncated", f"Wanted a decoded picture, but decoding fails: {error}") from error
+        raise PictureError("truncated", f"Wanted a decoded picture, but decoding {name} fails: {error}") from error
     try:
-        everyday = _with_everyday_mode(image)
+        everyday = _with_everyday_mode(image, name=name)
         plain = everyday.convert("RGB") if convert == "first" else everyday
         cropped = _resized_and_cropped(plain, size=size, resize=_RESIZE[reading])
         return np.array(cropped.convert("RGB"), dtype=np.uint8, order="C")
@@ -66,12 +68,13 @@ def preprocess(
     except MemoryError:
         raise PictureError(
             "too_large",
-            f"There is not enough memory to resize {image.width} x {image.height} pixels; make it smaller.",
+            f"There is not enough memory to resize the {image.width} x {image.height} pixels of {name}; "
+            "make it smaller.",
         ) from None
     except Exception as error:
         raise PictureError(
             "unsupported",
-            f"Wanted a picture that converts to RGB, got Pillow's mode {image.mode} and size "
+            f"Wanted a picture that converts to RGB, but {name} has Pillow's mode {image.mode} and size "
             f"{image.width} x {image.height} ({error}); convert it to 8-bit RGB.",
         ) from error
 
@@ -134,7 +137,7 @@ def _resampled_centre(image: Image.Image, *, size: int) -> Image.Image:
     return image.resize((size, size), Image.Resampling.BICUBIC, box=box)
 
 
-def _with_everyday_mode(image: Image.Image) -> Image.Image:
+def _with_everyday_mode(image: Image.Image, *, name: str) -> Image.Image:
     """The picture in a mode that CLIP's transform handles; at most 8 bits per value."""
     mode = image.mode
     if mode in _EVERYDAY_MODE:
@@ -142,9 +145,9 @@ def _with_everyday_mode(image: Image.Image) -> Image.Image:
     if mode.startswith("I;16"):
         return Image.fromarray(_high_byte(np.asarray(image)))
     if mode == "I":
-        return Image.fromarray(_integers_to_8_bit(np.asarray(image)))
+        return Image.fromarray(_integers_to_8_bit(np.asarray(image), name=name))
     if mode == "F":
-        return Image.fromarray(_floats_to_8_bit(np.asarray(image)))
+        return Image.fromarray(_floats_to_8_bit(np.asarray(image), name=name))
     return image
 
 
@@ -152,21 +155,21 @@ def _high_byte(values: NDArray[np.integer[Any]]) -> NDArray[np.uint8]:
     return (values >> 8).astype(np.uint8)
 
 
-def _integers_to_8_bit(values: NDArray[np.int32]) -> NDArray[np.uint8]:
+def _integers_to_8_bit(values: NDArray[np.int32], *, name: str) -> NDArray[np.uint8]:
     low, high = int(values.min()), int(values.max())
     if low < 0 or high > 65535:
-        raise _out_of_range(f"{low} to {high}", wanted="0 to 255 or 0 to 65535")
+        raise _out_of_range(f"{low} to {high}", wanted="0 to 255 or 0 to 65535", name=name)
     return values.astype(np.uint8) if high <= 255 else _high_byte(values)
 
 
-def _floats_to_8_bit(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+def _floats_to_8_bit(values: NDArray[np.float32], *, name: str) -> NDArray[np.uint8]:
     low, high = float(values.min()), float(values.max())
     if not (low >= 0 and high <= 255):  # written so that NaN is refused too
-        raise _out_of_range(f"{low:g} to {high:g}", wanted="0 to 1 or 0 to 255")
+        raise _out_of_range(f"{low:g} to {high:g}", wanted="0 to 1 or 0 to 255", name=name)
     return np.rint(values * 255 if high <= 1 else values).astype(np.uint8)
 
 
-def _out_of_range(came: str, *, wanted: str) -> PictureError:
+def _out_of_range(came: str, *, wanted: str, name: str) -> PictureError:
     return PictureError(
-        "unsupported", f"Wanted grey values of {wanted}, got {came}; scale the picture to 8 bits first."
+        "unsupported", f"Wanted grey values of {wanted}, but {name} has {came}; scale it to 8 bits first."
     )

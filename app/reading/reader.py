@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
 import numpy as np
-from PIL import Image
 
 from app.answers import AnswerError
 from app.reading.sources import FileSlice, Source
@@ -16,7 +15,7 @@ from app.reading.view import view_pixels
 from app.spec import CaptionerSpec
 from vision.errors import PictureError
 from vision.formats import shown_name
-from vision.image import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS, load_picture, read_picture_file
+from vision.image import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS, LoadedPicture, load_picture, read_picture_file
 from vision.preprocess import preprocess
 
 # Of `AnswerError` for one picture, beside `vision.errors.PICTURE_ERROR_CODES`.
@@ -117,7 +116,7 @@ class PictureReader:
                     digest=digest or None,
                 )
                 digest, width, height = loaded.digest, loaded.width, loaded.height
-                pixels = self._square(loaded.image) if side is None else _view(loaded.image, side=side, name=name)
+                pixels = self._square(loaded) if side is None else _view(loaded, side=side)
         except PictureError as error:
             digest, width, height = digest or error.digest, 0, 0
             problem = AnswerError(code=error.code, message=error.message)
@@ -129,16 +128,17 @@ class PictureReader:
     def close(self) -> None:
         """Nothing to release."""
 
-    def _square(self, image: Image.Image) -> np.ndarray:
-        return preprocess(image, size=self._size, convert=self._convert, reading=self._spec.reading)
+    def _square(self, loaded: LoadedPicture) -> np.ndarray:
+        return preprocess(
+            loaded.image, name=loaded.name, size=self._size, convert=self._convert, reading=self._spec.reading
+        )
 
 
-def _view(image: Image.Image, *, side: int, name: str | None) -> np.ndarray:
+def _view(loaded: LoadedPicture, *, side: int) -> np.ndarray:
     """As `view_pixels`. Raises `PictureError`."""
     try:
-        return view_pixels(image, side=side)
+        return view_pixels(loaded.image, side=side)
     except (OSError, ValueError, MemoryError) as error:  # a mode that Pillow does not convert, or sides of no pixels
-        shown = f"`{shown_name(name)}`" if name else "the picture"
         raise PictureError(
-            "unsupported", f"Wanted to show {shown}, but its pixels do not convert: {type(error).__name__}."
+            "unsupported", f"Wanted to show {loaded.name}, but its pixels do not convert: {type(error).__name__}."
         ) from None

@@ -98,9 +98,7 @@ async def _answer_failure(error: Exception, visit: Visit, send: Send) -> None:
     if is_stalled or isinstance(error, ClientDisconnect):
         visit.is_left = True
         return
-    places = traceback.extract_tb(error.__traceback__)[-3:]
-    shown = " < ".join(f"{place.name} ({place.filename}:{place.lineno})" for place in reversed(places))
-    _error_log.error("%s in %s, %s", type(error).__name__, shown, visit.id)
+    _error_log.error("%s, %s", kind_and_place(error), visit.id)
     if visit.status:
         return  # too late to say so; the server cuts the connection off
     body = internal_error().body()
@@ -115,3 +113,10 @@ def _route(scope: Scope) -> str:
         return str(scope["path"])
     path = getattr(scope.get("route"), "path", None)
     return path if isinstance(path, str) and path else UNKNOWN_ROUTE
+
+
+def kind_and_place(error: Exception) -> str:
+    """The type of an exception and the innermost three places it came through, for a log; never its message."""
+    places = traceback.extract_tb(error.__traceback__)[-3:]
+    shown = " < ".join(f"{place.name} ({place.filename}:{place.lineno})" for place in reversed(places))
+    return f"{type(error).__name__} in {shown}"

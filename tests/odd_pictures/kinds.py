@@ -9,6 +9,7 @@ from PIL import Image, features
 
 from scripts.service_bench.bad_files import chunk
 from tests.odd_pictures.damaged import jpeg_markers
+from tests.odd_pictures.rare import rare_files
 from tests.odd_pictures.samples import OddFile, saved, scene, sound_files
 
 _RGB, _PALETTE = 2, 3
@@ -21,6 +22,8 @@ def kinds() -> Iterator[OddFile]:
         yield OddFile(name, content, "readable", why)
     yield from _orientations()
     yield from _out_of_range()
+    for rare in rare_files():
+        yield OddFile(rare.name, rare.content, "error", rare.kind)
 
 
 def _jpegs() -> Iterator[tuple[str, bytes, str]]:

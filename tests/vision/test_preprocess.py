@@ -204,7 +204,18 @@ def test_values_without_a_known_range_are_unsupported(values: NDArray[Any]) -> N
     with pytest.raises(PictureError) as caught:
         preprocess(Image.fromarray(values))
     assert caught.value.code == "unsupported"
+    assert "but the given picture has " in caught.value.message
     assert "8 bits" in caught.value.message
+
+
+def test_what_is_refused_after_decoding_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "depths.tif"
+    Image.fromarray(np.full((9, 9), -3, np.float32)).save(path)
+    loaded = load_picture(path)
+    with pytest.raises(PictureError, match=r"but `.*depths\.tif` has -3 to -3; scale it"):
+        preprocess(loaded.image, name=loaded.name)
+    with pytest.raises(PictureError, match=r"but `b\.tif` has"):
+        preprocess(loaded.image, name=load_picture(path.read_bytes(), name="b.tif").name)
 
 
 # Extreme shapes

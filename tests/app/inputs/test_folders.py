@@ -130,3 +130,12 @@ def test_nothing_heavy_is_imported() -> None:
     root = Path(__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_a_sequence_of_avif_pictures_counts_and_its_first_frame_is_read(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (24, 16), colour) for colour in ("red", "lime")]
+    frames[0].save(tmp_path / "two.AVIFS", "AVIF", save_all=True, append_images=frames[1:])
+    (found,) = expand_inputs([tmp_path])
+    assert found.label == str(tmp_path / "two.AVIFS")
+    red, green, _ = load_picture(found.path).image.getpixel((12, 8))  # type: ignore[arg-type,misc]
+    assert red > 200 > 100 > green

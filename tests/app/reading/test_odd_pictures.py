@@ -14,6 +14,7 @@ from app.reading.reader import PictureReader, PictureReading
 from app.resources import sample_pictures
 from app.spec import CaptionerSpec
 from tests.odd_pictures import OddPicture, write_odd_pictures
+from vision.formats import shown_name
 
 pytestmark = pytest.mark.slow
 
@@ -86,6 +87,7 @@ def test_messages_about_odd_pictures_can_be_shown(readings: list[tuple[str, Pict
         if reading.error is not None:
             assert reading.error.message.isprintable(), path
             assert len(reading.error.message) < 2000, path
+            assert f"`{shown_name(path)}`" in reading.error.message
 
 
 def test_sound_pictures_between_odd_ones_are_read_as_if_alone(readings: list[tuple[str, PictureReading]]) -> None:

@@ -139,6 +139,30 @@ def test_every_event_refuses_foreign_files(client: httpx.Client, config: dict[st
     assert checked >= 8
 
 
+def test_forged_events_leave_no_traceback_and_nothing_of_what_was_sent(
+    client: httpx.Client, config: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    sent = "forged \x1b[31m\n words " * 500
+    statuses = set()
+    for event in (one for one in config["dependencies"] if one["backend_fn"]):
+        for value in (sent, {"path": sent}, {"a": [sent]}, [{"nested": sent}], 5, None):
+            for count in (len(event["inputs"]), 0, 20):
+                body = {"data": [value] * count, "fn_index": event["id"], "session_hash": "noisy"}
+                body["event_data"] = {"index": value}
+                if event["queue"] is False:
+                    statuses.add(client.post("/gradio_api/run/predict", json=body).status_code)
+                elif client.post("/gradio_api/queue/join", json=body).status_code == 200:
+                    with client.stream("GET", "/gradio_api/queue/data", params={"session_hash": "noisy"}) as stream:
+                        assert any("process_completed" in line for line in stream.iter_lines())
+    logged = "".join(capfd.readouterr())
+
+    assert 500 in statuses, "nothing failed"
+    assert "Traceback" not in logged
+    assert "forged" not in logged
+    assert "\x1b" not in logged
+    assert len(logged) < 100_000
+
+
 def test_a_file_above_the_cap_is_not_taken(client: httpx.Client) -> None:
     answer = client.post("/gradio_api/upload", files={"files": ("large.png", b"0" * (MAX_BYTES + 1))})
 

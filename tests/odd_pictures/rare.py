@@ -1,0 +1,229 @@
+"""Whole files of rare kinds that Pillow does not decode, each with the words that name its kind."""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scripts.service_bench.bad_files import chunk
+from tests.odd_pictures.damaged import jpeg_markers
+from tests.odd_pictures.samples import saved, scene, sound_files
+
+WIDTH, HEIGHT = 40, 30
+_FRAME = 0xC0
+
+
+@dataclass(frozen=True, slots=True)
+class RareFile:
+    """A whole file; `kind` is part of the message that refuses it."""
+
+    name: str
+    content: bytes
+    kind: str
+
+
+def rare_files() -> Iterator[RareFile]:
+    """All of them; a few kilobytes each."""
+    yield from _jpegs()
+    yield from _tiffs()
+    yield from _bmps()
+    yield from _others()
+
+
+# JPEG: sound files whose frame says something else. Pillow's decoder stops at the frame.
+
+
+def _jpegs() -> Iterator[RareFile]:
+    for marker, bits, kind in (
+        (0xC1, 12, "sequential JPEG (3 components of 12 bits)"),
+        (0xC2, 12, "progressive JPEG (3 components of 12 bits)"),
+        (0xC3, 16, "lossless JPEG (3 components of 16 bits)"),
+        (0xC5, 8, "hierarchical JPEG"),
+        (0xCB, 8, "JPEG with arithmetic coding"),
+        (0xF7, 8, "JPEG-LS picture"),
+    ):
+        yield RareFile(f"rare-{marker:x}-{bits}.jpg", jpeg_of_kind(marker, bits=bits), kind)
+    jpeg = sound_files()["jpg"]
+    at = next(start for marker, start, _ in jpeg_markers(jpeg) if marker == _FRAME)
+    frame = b"\xff\xc0" + struct.pack(">HBHHB", 14, 8, HEIGHT, WIDTH, 2) + b"\x01\x11\0\x02\x11\0"
+    end = next(end for marker, _, end in jpeg_markers(jpeg) if marker == _FRAME)
+    yield RareFile("rare-2-components.jpg", jpeg[:at] + frame + jpeg[end:], "baseline JPEG (2 components of 8 bits)")
+
+
+def jpeg_of_kind(marker: int, *, bits: int) -> bytes:
+    """A sound JPEG whose frame says that it is of another kind."""
+    jpeg = sound_files()["jpg"]
+    at = next(start for marker, start, _ in jpeg_markers(jpeg) if marker == _FRAME)
+    return jpeg[: at + 1] + bytes([marker]) + jpeg[at + 2 : at + 4] + bytes([bits]) + jpeg[at + 5 :]
+
+
+# TIFF
+
+
+def _tiffs() -> Iterator[RareFile]:
+    grey, colours = np.ones((HEIGHT, WIDTH, 1)), np.ones((HEIGHT, WIDTH, 3))
+    for pixels, dtype, words in (
+        (grey, "f2", "1 value per pixel (16-bit floats, grey"),
+        (grey, "f8", "1 value per pixel (64-bit floats, grey"),
+        (colours, "f4", "3 values per pixel (32-bit floats, RGB"),
+        (colours, "f8", "3 values per pixel (64-bit floats, RGB"),
+        (grey, "i8", "(64-bit signed integers"),
+        (grey, "u8", "(64-bit unsigned integers"),
+        (colours, "i1", "(8-bit signed integers"),
+        (colours, "u4", "(32-bit unsigned integers"),
+        (grey, "c8", "(64-bit complex floats"),
+        (np.ones((HEIGHT, WIDTH, 7)), "u1", "7 values per pixel"),
+    ):
+        content = tiff(pixels.astype(dtype))
+        yield RareFile(f"rare-{dtype}-{pixels.shape[2]}.tif", content, words)
+    yield RareFile("rare-big-endian.tif", tiff(colours.astype(">f4")), "32-bit floats, RGB")
+    yield RareFile("rare-big.tif", tiff(colours.astype("f4"), is_big=True), "32-bit floats, RGB")
+    yield RareFile("rare-strips.tif", tiff(colours.astype("f4"), num_strips=HEIGHT), "32-bit floats, RGB")
+    yield RareFile("rare-10-bits.tif", tiff(grey.astype("u2"), bits=10), "10-bit unsigned integers")
+    yield RareFile("rare-ycbcr.tif", tiff(colours.astype("u1"), photometric=6), "YCbCr")
+    yield RareFile("rare-raw.tif", tiff(grey.astype("u1"), photometric=32803), "colour filter array")
+    for compression, name in (
+        (34661, "JBIG"),
+        (34712, "JPEG 2000"),
+        (34887, "LERC"),
+        (34933, "PNG"),
+        (34934, "JPEG XR"),
+        (50001, "WebP"),
+        (50002, "JPEG XL"),
+        (12345, "12345"),
+    ):
+        content = tiff(colours.astype("u1"), compression=compression)
+        yield RareFile(f"rare-compression-{compression}.tif", content, f"compression {name})")
+
+
+def tiff(
+    pixels: np.ndarray[Any, Any],
+    *,
+    compression: int = 1,
+    photometric: int | None = None,
+    bits: int | None = None,
+    num_strips: int = 1,
+    is_big: bool = False,
+) -> bytes:
+    """A TIFF of (height, width, values) in the type and byte order of `pixels`; the strips stand behind the tags."""
+    height, width, num_values = pixels.shape
+    order = ">" if pixels.dtype.str.startswith(">") else "<"
+    data = pixels.tobytes()
+    strip = len(data) // num_strips
+    sample_format = {"u": 1, "i": 2, "f": 3, "c": 6}[pixels.dtype.kind]
+    place, entry, count = ("Q", "HHQ", "Q") if is_big else ("I", "HHI", "H")
+    head = (b"II" if order == "<" else b"MM") + (
+        struct.pack(order + "HHHQ", 43, 8, 0, 16) if is_big else struct.pack(order + "HI", 42, 8)
+    )
+    values = {
+        256: ("I", [width]),
+        257: ("I", [height]),
+        258: ("H", [bits or pixels.dtype.itemsize * 8] * num_values),
+        259: ("H", [compression]),
+        262: ("H", [(2 if num_values == 3 else 1) if photometric is None else photometric]),
+        273: ("I", [0] * num_strips),
+        277: ("H", [num_values]),
+        278: ("I", [height // num_strips]),
+        279: ("I", [strip] * num_strips),
+        339: ("H", [sample_format] * num_values),
+    }
+    page_size = struct.calcsize(order + count) + len(values) * struct.calcsize(order + entry + place)
+    page_size += struct.calcsize(order + place)
+    behind = len(head) + page_size
+    sizes = {tag: struct.calcsize(f"{order}{len(numbers)}{code}") for tag, (code, numbers) in values.items()}
+    first_strip = behind + sum(size for size in sizes.values() if size > struct.calcsize(order + place))
+    values[273] = ("I", [first_strip + strip * number for number in range(num_strips)])
+    page, more = struct.pack(order + count, len(values)), b""
+    for tag, (code, numbers) in values.items():
+        packed = struct.pack(f"{order}{len(numbers)}{code}", *numbers)
+        page += struct.pack(order + entry, tag, {"H": 3, "I": 4}[code], len(numbers))
+        if len(packed) > struct.calcsize(order + place):
+            page += struct.pack(order + place, behind + len(more))
+            more += packed
+        else:
+            page += packed.ljust(struct.calcsize(order + place), b"\0")
+    return head + page + bytes(struct.calcsize(order + place)) + more + data
+
+
+# BMP
+
+
+def _bmps() -> Iterator[RareFile]:
+    colours = bytes(range(256)) * 4
+    rle = b"".join(bytes((WIDTH, row, 0, 0)) for row in range(HEIGHT // 2)) + b"\0\1"
+    for name, options, kind in (
+        ("2-bit", {"bits": 2, "colours": colours[:16]}, "2-bit BMP (compression none"),
+        ("5-bit", {"bits": 5}, "5-bit BMP"),
+        ("48-bit", {"bits": 48}, "48-bit BMP"),
+        ("64-bit", {"bits": 64}, "64-bit BMP"),
+        ("one-colour", {"bits": 1, "colours": b"\0\0\0\0", "num_colours": 1}, "1-bit BMP"),
+        ("many-colours", {"bits": 8, "colours": colours * 2, "num_colours": 300}, "8-bit BMP"),
+        ("os2-16", {"header_size": 16}, "a header of 16 bytes"),
+        ("os2-24", {"header_size": 24}, "a header of 24 bytes"),
+        ("os2-48", {"header_size": 48}, "a header of 48 bytes"),
+        ("header-128", {"header_size": 128}, "a header of 128 bytes"),
+        ("rle8-cut", {"bits": 8, "compression": 1, "colours": colours, "pixels": rle}, "compression RLE8"),
+        ("rle4-cut", {"bits": 4, "compression": 2, "colours": colours[:64], "pixels": rle}, "compression RLE4"),
+        ("huffman", {"bits": 1, "compression": 3, "header_size": 64, "pixels": bytes(90)}, "compression Huffman 1D"),
+        ("rle24", {"bits": 24, "compression": 4, "header_size": 64, "pixels": bytes(90)}, "compression RLE24"),
+        ("jpeg", {"bits": 0, "compression": 4, "pixels": sound_files()["jpg"]}, "compression JPEG"),
+        ("png", {"bits": 0, "compression": 5, "pixels": sound_files()["png"]}, "compression PNG"),
+        ("alpha", {"bits": 32, "compression": 6, "masks": (0xFF, 0xFF00, 0xFF0000, 255 << 24)}, "with alpha"),
+        ("cmyk", {"bits": 32, "compression": 11}, "compression CMYK"),
+        ("cmyk-rle", {"bits": 8, "compression": 12, "colours": colours, "pixels": rle}, "compression CMYK RLE8"),
+        ("231", {"bits": 16, "compression": 3, "masks": (0xC0, 0x38, 1)}, "16-bit BMP (compression bit fields"),
+        ("444", {"bits": 16, "compression": 3, "masks": (0xF00, 0xF0, 0xF)}, "16-bit BMP (compression bit fields"),
+        ("11-11-10", {"bits": 32, "compression": 3, "masks": (2047 << 21, 2047 << 10, 1023)}, "32-bit BMP"),
+        ("7-18-7", {"bits": 32, "compression": 3, "masks": (127 << 25, 262143 << 7, 127)}, "32-bit BMP"),
+    ):
+        yield RareFile(f"rare-{name}.bmp", bmp(**options), kind)
+
+
+def bmp(
+    *,
+    bits: int = 24,
+    compression: int = 0,
+    header_size: int = 40,
+    pixels: bytes | None = None,
+    colours: bytes = b"",
+    num_colours: int = 0,
+    masks: tuple[int, ...] = (),
+) -> bytes:
+    """A BMP whose header says all this; grey noise where no pixels are given."""
+    if pixels is None:
+        pixels = bytes(number * 7 % 256 for number in range((WIDTH * bits + 31) // 32 * 4 * HEIGHT))
+    fields = (header_size, WIDTH, HEIGHT, 1, bits, compression, len(pixels), 2835, 2835, num_colours, 0)
+    header = struct.pack("<IiiHHIIiiII", *fields)[:header_size].ljust(header_size, b"\0")
+    header += struct.pack(f"<{len(masks)}I", *masks)
+    start = 14 + len(header) + len(colours)
+    return b"BM" + struct.pack("<IHHI", start + len(pixels), 0, 0, start) + header + colours + pixels
+
+
+# Others
+
+
+def _others() -> Iterator[RareFile]:
+    pixels = bytes(range(48))
+    pam = b"P7\nWIDTH 4\nHEIGHT 4\nDEPTH 3\nMAXVAL 255\nTUPLTYPE RGB\nENDHDR\n" + pixels
+    yield RareFile("rare.pam", pam, "a PAM picture")
+    yield RareFile("rare-colours.pfm", b"PF\n4 4\n-1.0\n" + pixels * 4, "a PFM picture in colour")
+    packer = zlib.compressobj(wbits=-15)
+    packed = packer.compress(b"\0" * 17 * 4) + packer.flush()
+    head = struct.pack(">IIBBBBB", 4, 4, 8, 6, 0, 0, 0)
+    chunks = chunk(b"CgBI", b"P\0 \2") + chunk(b"IHDR", head) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+    yield RareFile("rare-apple.png", b"\x89PNG\r\n\x1a\n" + chunks, "Apple's own form (CgBI)")
+    array = b"BA" + struct.pack("<IIHH", 40, 0, 0, 0) + saved(scene(), "BMP")
+    yield RareFile("rare-array.bmp", array, "an OS/2 bitmap array")
+    for name, start, kind in (
+        ("exr", b"\x76\x2f\x31\x01", "an OpenEXR picture"),
+        ("hdr", b"#?RADIANCE\n", "a Radiance HDR picture"),
+        ("jxr", b"II\xbc\x01", "a JPEG XR picture"),
+        ("mng", b"\x8aMNG\r\n\x1a\n", "an MNG animation"),
+        ("qoi", b"qoif", "a QOI picture"),
+        ("dds", b"DDS |\0\0\0", "a DirectDraw surface"),
+        ("xcf", b"gimp xcf v011\0", "a GIMP file"),
+    ):
+        yield RareFile(f"rare.{name}", start + bytes(60), kind)

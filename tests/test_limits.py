@@ -1,0 +1,124 @@
+"""docs/limits.md and the code say the same: every limit is on the page, with its default and its flag."""
+
+import ast
+import importlib
+import re
+from dataclasses import MISSING, Field, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.cli import build_parser
+from app.server.api import ApiSettings
+from app.server.guards import GuardSettings
+from app.server.pictures import PictureSettings
+from app.service.types import ServiceLimits
+from app.web.archive import ArchiveLimits
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "limits.md").read_text()
+UNITS = {"": 1, "s": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+ROW = re.compile(r"^\|([^|]+)\|([^|]+)\|([^|]+)\|([^|]+)\|$", re.MULTILINE)
+PLACE = re.compile(r"`(?P<module>[a-z_.]+):(?P<name>\w+)(?:\.(?P<field>\w+))?`(?: \(`(?P<flag>--[a-z-]+)`\))?")
+# Where a limit has no default of its own, the one that it is made of.
+DEFAULTED_ELSEWHERE = {
+    ("PictureSettings", "max_picture_bytes"): ApiSettings().pictures.max_picture_bytes,
+    ("ArchiveLimits", "max_entry_bytes"): ServiceLimits().max_picture_bytes,
+}
+# In these, every public constant of that form is a limit.
+ROOMS = ("app/inputs", "app/reading", "app/server", "app/service", "app/web", "vision/image.py")
+CONSTANT = re.compile(r"(DEFAULT_)?MAX_\w+|DEFAULT_\w+_BYTES|\w+_LIMIT_S")
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A row of the page."""
+
+    text: str
+    default: float
+    module: str
+    name: str
+    field: str | None
+    flag: str | None
+
+
+def page_limits() -> list[Limit]:
+    limits = []
+    for text, default, place, _ in ROW.findall(PAGE):
+        if text.strip() == "limit" or set(text.strip()) == {"-"}:
+            continue
+        number, _, unit = default.strip().partition(" ")
+        where = PLACE.fullmatch(place.strip())
+        assert where is not None, f"no place in the code: {place}"
+        limits.append(Limit(text.strip(), float(number.replace(",", "")) * UNITS[unit], **where.groupdict()))
+    return limits
+
+
+LIMITS = page_limits()
+
+
+def default_in_code(limit: Limit) -> Any:
+    found = getattr(importlib.import_module(limit.module), limit.name)
+    if limit.field is None:
+        return found
+    field = next(field for field in fields(found) if field.name == limit.field)
+    return DEFAULTED_ELSEWHERE[limit.name, limit.field] if field.default is MISSING else field.default
+
+
+def is_number(field: Field[Any]) -> bool:
+    return field.type in (int, float)
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: f"{limit.name}.{limit.field}")
+def test_a_default_on_the_page_is_that_of_the_code(limit: Limit) -> None:
+    assert default_in_code(limit) == limit.default, limit.text
+
+
+@pytest.mark.parametrize("kind", [ServiceLimits, GuardSettings, PictureSettings, ArchiveLimits])
+def test_every_number_of_the_settings_is_on_the_page(kind: type) -> None:
+    wanted = {field.name for field in fields(kind) if is_number(field)}
+    assert wanted
+    assert wanted == {limit.field for limit in LIMITS if limit.name == kind.__name__}
+
+
+def test_every_constant_that_is_a_limit_is_on_the_page() -> None:
+    named = {(limit.module, limit.name) for limit in LIMITS}
+    missing = []
+    for room in ROOMS:
+        path = ROOT / room
+        for file in [path] if path.is_file() else sorted(path.glob("*.py")):
+            module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+            for node in ast.parse(file.read_text()).body:
+                target = node.target if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [None])[0]
+                if isinstance(target, ast.Name) and CONSTANT.fullmatch(target.id) and (module, target.id) not in named:
+                    missing.append(f"{module}:{target.id}")
+    assert missing == [], "add them to docs/limits.md"
+
+
+def test_no_limit_is_on_the_page_twice() -> None:
+    places = [(limit.module, limit.name, limit.field) for limit in LIMITS]
+    assert len(set(places)) == len(places)
+
+
+def flags(*command: str) -> dict[str, Any]:
+    """Flags of a command line, with their defaults."""
+    parser = build_parser()
+    for word in command:
+        (choices,) = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
+        parser = choices[word]
+    return {flag: action.default for action in parser._actions for flag in action.option_strings}
+
+
+@pytest.mark.parametrize("limit", [limit for limit in LIMITS if limit.flag], ids=lambda limit: limit.flag)
+def test_a_flag_on_the_page_exists_and_has_that_default(limit: Limit) -> None:
+    commands = ("caption", "ask") if limit.module.startswith("app.jobs") else ("serve", "web")
+    for command in commands:
+        scale = 2**20 if str(limit.flag).endswith("-mib") else 1
+        assert flags(command)[str(limit.flag)] * scale == limit.default, command
+
+
+def test_the_context_in_the_text_is_that_of_the_code() -> None:
+    from app.models.checkpoints import DEFAULT_CONTEXT
+
+    assert f"{DEFAULT_CONTEXT} tokens (`app.models.checkpoints:DEFAULT_CONTEXT`, `--context`)" in PAGE
