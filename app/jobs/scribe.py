@@ -148,9 +148,14 @@ class Scribe:
         self.say(f"{', '.join(parts)} in {wall_s:.1f} s{rate}{waited}")
 
     def finish(self, wall_s: float, *, waited_s: float, is_interrupted: bool) -> None:
-        """Say what was done, and how to go on where something is left; `close` notes how it ended."""
+        """Say what was done, and how to go on where something is left; `close` notes how it ended.
+
+        Raises what syncing the records raises.
+        """
         with self._lock:
             self._is_finished = True
+        if self._file is not None:
+            self._file.sync()
         self.summarise(wall_s, waited_s=waited_s)
         if note := self._unfamiliar.note(what=self._what):
             self.say(note)

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NotRequired, Protocol, TypedDict, cast
 
+from app.records.tail import fault_in, is_torn, without_zeros
+
 PART_NAME: Final = re.compile(r"part-(\d{5,})\.jsonl")
 
 
@@ -133,7 +135,8 @@ def is_part(path: str | os.PathLike[str]) -> bool:
 def read_records(path: str | os.PathLike[str]) -> Iterator[Record]:
     """The records of a file in order, superseded ones among them; empty lines and a torn last one are passed over.
 
-    Raises `RecordFileError` naming the first line that is no record, and OSError when the file cannot be read.
+    Raises `RecordFileError` naming the first line that is no record, also where a last line without a line feed is
+    more than a torn record, and OSError when the file cannot be read.
     """
     return (record for _, record in read_record_lines(path))
 
@@ -143,18 +146,19 @@ def read_record_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, Recor
     offset = 0
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
-            record = parse_record(line)
+            is_whole = line.endswith(b"\n")
+            record = parse_record(line if is_whole else without_zeros(line))
             if record is not None:
                 yield offset, record
-            elif line.endswith(b"\n") and not line.isspace():  # editors and joined files leave empty lines
-                raise no_records(path, where=f"line {number}")
+            elif not line.isspace() and (is_whole or not is_torn(line)):  # editors and joined files leave empty lines
+                raise no_records(path, where=f"line {number}", line=line)
             offset += len(line)
 
 
 def parse_record(line: bytes) -> Record | None:
     """The record of one line, None for anything else."""
     try:
-        value = json.loads(line)
+        value = json.loads(line.decode("utf-8-sig", "surrogatepass"))  # json would take UTF-16 as well
     except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict) or not value.keys() >= Record.__required_keys__:
@@ -164,9 +168,9 @@ def parse_record(line: bytes) -> Record | None:
     return cast(Record, value) if is_record else None
 
 
-def no_records(path: str | os.PathLike[str], *, where: str) -> RecordFileError:
-    """The error for a file that holds something else."""
+def no_records(path: str | os.PathLike[str], *, where: str, line: bytes = b"") -> RecordFileError:
+    """The error for a file that holds something else; `line` is what stands there, where that says more."""
+    fault, advice = fault_in(line)
     return RecordFileError(
-        f"Wanted a file of answers (JSON lines) at `{os.fspath(path)}`, but {where} is not a record; "
-        "name another file, or move this one away."
+        f"Wanted a file of answers (JSON lines) at `{os.fspath(path)}`, but {where} {fault}; {advice}."
     )

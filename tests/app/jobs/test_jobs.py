@@ -583,6 +583,65 @@ def test_a_folder_that_goes_away_stops_the_job_and_blames_no_picture(
     assert sorted(record["picture"] for record in records_in(out)) == sorted(map(str, folder.iterdir()))
 
 
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_records_that_are_removed_during_a_job_are_kept_and_end_it_with_an_error(
+    what: str, run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out" / "answers.jsonl"
+    command = ["caption", str(folder), *COMMON, "--out", str(out)]
+    write = Scribe.write
+
+    def write_and_remove(self: Scribe, answer: object) -> None:
+        write(self, answer)  # type: ignore[arg-type]
+        if out.exists():
+            shutil.rmtree(out.parent) if what == "folder" else out.unlink()
+
+    monkeypatch.setattr(Scribe, "write", write_and_remove)
+    lost = run(*command)
+    monkeypatch.undo()
+
+    assert lost.code == 1
+    assert "was removed or replaced while this run wrote into it: its 3 records were written" in lost.err
+    assert "pictures answered" not in lost.err
+    if what == "folder":
+        assert not out.parent.exists()
+        out.parent.mkdir()
+        (tmp_path / "answers.rescued-1.jsonl").rename(out)
+    else:
+        assert read_manifest(out)[0].end_reason == "failed"
+    again = run(*command)
+    assert (again.code, len(records_in(out))) == (0, 3)
+    assert "3 answered by an earlier run" in again.err
+
+
+def test_records_without_their_line_feeds_are_refused_by_jobs_and_exports(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "answers.jsonl"
+    command = ["caption", str(folder), *COMMON, "--out", str(out)]
+    run(*command)
+    spoilt = out.read_bytes().replace(b"\n", b" ")
+    out.write_bytes(spoilt)
+
+    for ran in (run(*command), run("export-records", str(out), "--to", "csv")):
+        assert ran.code == 1
+        assert "line 1 holds several records: their line feeds are lost" in ran.err
+        assert out.read_bytes() == spoilt
+
+
+def test_a_torn_record_is_removed_and_that_is_told(run: Run, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "answers.jsonl"
+    command = ["caption", str(folder), *COMMON, "--out", str(out)]
+    run(*command)
+    with open(out, "ab") as file:
+        file.write(out.read_bytes()[:50])
+
+    ran = run(*command)
+
+    assert (ran.code, len(records_in(out))) == (0, 3)
+    assert f"note: the last record in `{out}` was torn" in ran.err
+
+
 def test_compressed_archives_are_read_as_well(run: Run, folder: Path, tmp_path: Path) -> None:
     archive = tmp_path / "shard.tgz"
     with tarfile.open(archive, "w:gz") as packed:
