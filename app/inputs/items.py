@@ -31,6 +31,9 @@ class PictureInput:
     )
     label: str  # the same as printable text, for records and messages
     root: str | None = None  # the folder or archive that the user named and that this lies in; none: named itself
+    found_in: tuple[
+        str, ...
+    ] = ()  # labels of the pattern, folders, archive and line that gave it: they have not failed
     columns: Mapping[str, str] = field(default_factory=dict)  # of a manifest or a sample, for templates
     questions: tuple[QuestionFields, ...] = ()  # a manifest's own for this picture; none means the job's
     error: AnswerError | None = None  # why this cannot even be named: there is nothing to open then

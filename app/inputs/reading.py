@@ -116,12 +116,12 @@ def _explained(folder: PictureInput, *, recursive: bool) -> PictureInput:
 
 
 def _pattern_inputs(pattern: str, *, recursive: bool) -> Iterator[PictureInput]:
-    found_any = False
+    found_any, name = False, shown_name(pattern)
     for path in expand_pattern(pattern):
         found_any = True
-        yield from _named_inputs(path, recursive=recursive, root=fixed_folder(pattern))
+        for item in _named_inputs(path, recursive=recursive, root=fixed_folder(pattern)):
+            yield replace(item, found_in=(name, *item.found_in))
     if not found_any:
-        name = shown_name(pattern)
         message = f"Wanted files that match the pattern `{name}`, but there are none; quote or correct it."
         error = AnswerError(code="missing", message=message)
         yield PictureInput(source=pattern, label=name, error=error)

@@ -116,7 +116,8 @@ class Scribe:
         if self._manifest is not None:
             self._manifest.count(record)
         # What failed again as it did before has its record.
-        if self._file is not None and not (asked.has_failed and answer.error is not None):
+        has_record = asked.has_failed and answer.error is not None and not asked.supersedes
+        if self._file is not None and not has_record:
             self._file.write(record)
         if self._on_stdout:
             self._print(record)

@@ -59,7 +59,7 @@ class ErrorRecord(TypedDict):
 
 
 class Record(TypedDict):
-    """One line of a file of answers; every key but `unfamiliar` is always there."""
+    """One line of a file of answers; every key is always there, but for `supersedes` and `unfamiliar`."""
 
     id: str
     picture: str
@@ -68,6 +68,7 @@ class Record(TypedDict):
     finish: str  # stop, length, choice or error
     choice: dict[str, float | None] | None  # probabilities; only where choices were asked for
     tokens: int
+    supersedes: NotRequired[list[str]]  # what failed in an earlier run under these names, such as an empty folder
     unfamiliar: NotRequired[bool]  # the picture is unlike those the model was trained on; absent where nobody can tell
     error: ErrorRecord | None
     ms: dict[str, float | None]
@@ -153,6 +154,12 @@ def read_record_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, Recor
             elif not line.isspace() and (is_whole or not is_torn(line)):  # editors and joined files leave empty lines
                 raise no_records(path, where=f"line {number}", line=line)
             offset += len(line)
+
+
+def superseded_names(record: Record) -> list[str]:
+    """Names whose failures in earlier runs a record supersedes; a file may come from anywhere."""
+    names = record.get("supersedes")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def parse_record(line: bytes) -> Record | None:

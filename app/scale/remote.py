@@ -68,7 +68,7 @@ def remote_inputs(address: str, *, recursive: bool) -> Iterator[PictureInput]:
         yield PictureInput(source=address, label=shown, error=AnswerError(code="not_a_file", message=message))
     for name in names:
         inner = _joined(address, name)
-        yield PictureInput(source=inner, label=shown_address(inner))
+        yield PictureInput(source=inner, label=shown_address(inner), found_in=(shown,))
 
 
 def read_remote(address: str, *, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
