@@ -55,6 +55,7 @@ def has_picture_suffix(name: str) -> bool:
 
 def _pictures_below(folder: str, *, recursive: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Paths of pictures, each with the labels of the folders that were listed to find it."""
+    open_listings: list[tuple[Iterator[tuple[str, bool]], tuple[str, ...]]]
     open_listings = [(_listing(folder, recursive=recursive), (shown_name(folder),))]
     while open_listings:
         listing, folders = open_listings[-1]

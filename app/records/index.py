@@ -39,8 +39,8 @@ class RecordIndex:
                 files.append(number)
                 offsets.append(offset)
                 failed.append(record["error"] is not None)
-                for name in superseded_names(record):
-                    superseded[_name_key(name)] = number, offset, record["run"]
+                for mended in superseded_names(record):
+                    superseded[_name_key(mended)] = number, offset, record["run"]
         high, low, name = np.frombuffer(bytes(keys), dtype=">u8").reshape(-1, 3).astype(np.uint64).T
         order = np.lexsort((name, low, high))  # stable: what has one key stays in its order
         self._high, self._low, self._name = high[order], low[order], name[order]
@@ -59,8 +59,7 @@ class RecordIndex:
     def num_bytes(self) -> int:
         """Memory that it takes."""
         kept = (self._high, self._low, self._name, self._files, self._offsets, self._has_failed, self._is_claimed)
-        kept += (self._failed_names,)
-        return sum(part.nbytes for part in kept)
+        return self._failed_names.nbytes + sum(part.nbytes for part in kept)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}
