@@ -1,6 +1,7 @@
 """The command line: flags -> plain values -> the code that does the work. Help and usage errors load no model code."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -39,12 +40,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: Sequence[str]) -> int:
     options = build_parser().parse_args(arguments)
+    _check_current_folder()
     command: Callable[[argparse.Namespace], int] = options.command
     try:
         return command(options)
     except UsageError as error:
         error.hint = error.hint or help_hint(options.prog)
         raise
+
+
+def _check_current_folder() -> None:
+    """Raise UsageError where the current folder was removed: libraries below torch end the process there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UsageError(
+            "Wanted a current folder, but the one that this command was started in was removed",
+            hint="change into a folder that is there (`cd`), and run the command again",
+        ) from None
 
 
 def build_parser() -> Parser:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from app.errors import UsageError
 from app.exports.old_names import OldNames
 from app.inputs import natural_key
-from app.records.record import Record, RecordFileError, read_records
+from app.records.record import Record, RecordFileError, read_records, superseded_names
 
 MAX_REMEMBERED: Final = 100  # of prompts, choices and runs: for messages and columns, where more would be no help
 
@@ -102,13 +102,15 @@ class Survey:
 def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record], None] | None = None) -> Survey:
     """Read all files once. `see` is called with each record that is meant, superseded ones among them.
 
-    A failure is superseded by a later run's record of the same picture and prompt. Those of its own run are of another
-    question or picture: choices of its own, or a member of the same name in an archive. Of several records of one id
-    and picture the last answer counts, or the last of them where none is an answer. Raises RecordFileError and OSError.
+    A failure is superseded by a later run's record of the same picture and prompt, or by one that names it in
+    `supersedes`. Those of its own run are of another question or picture: choices of its own, or a member of the same
+    name in an archive. Of several records of one id and picture the last answer counts, or the last of them where none
+    is an answer. Raises RecordFileError and OSError.
     """
     found = Survey(paths=tuple(paths), selection=selection)
     pictures, prompts, ids, runs = array("Q"), array("Q"), array("Q"), array("Q")
     failed, meant, old_names = bytearray(), bytearray(), OldNames()
+    superseded: dict[int, tuple[int, int]] = {}  # by name: the place and the run of the last record that says so
     for path in paths:
         num_before = len(pictures)
         for record in read_records(path):
@@ -117,6 +119,8 @@ def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record]
             prompts.append(_key(record["prompt"]))
             ids.append(_key(record["id"]))
             runs.append(_key(record["run"]))
+            for name in superseded_names(record):
+                superseded[_key(name)] = len(runs) - 1, runs[-1]
             failed.append(record["error"] is not None)
             meant.append(selection.takes_prompt(record))
             _remember(found, record)
@@ -129,6 +133,9 @@ def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record]
     is_current = _is_last(found._pictures, found._ids, first=~is_failed)
     run_of = np.array(runs, dtype=np.uint64)
     is_current &= ~is_failed | (run_of[_last_places(found._pictures, found._prompts)] == run_of)
+    for place in np.flatnonzero(is_current & is_failed).tolist() if superseded else ():
+        by, run = superseded.get(pictures[place], (-1, 0))
+        is_current[place] = by < place or run == runs[place]
     is_meant_N = np.frombuffer(meant, dtype=np.bool_)
     found._kept = is_current & is_meant_N & ~(is_failed & selection.only_answers)
     found.num_failed = int((is_current & is_meant_N & is_failed).sum())

@@ -5,7 +5,7 @@ import lzma
 import tarfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from app.answers import AnswerError
@@ -44,6 +44,16 @@ def archive_inputs(path: str, *, max_bytes: int | None = None) -> Iterator[Pictu
     An archive that cannot be read, is damaged or ends early gives what comes before that and then one item with an
     error of code "archive"; so does one without pictures. Names are only shown: nothing is extracted.
     """
+    last = None
+    for item in _pictures_in(path, max_bytes=max_bytes):
+        if last is not None:
+            yield last
+        last = item
+    if last is not None:  # only here it is known that the archive did not fail
+        yield last if last.label == path else replace(last, found_in=(path,))
+
+
+def _pictures_in(path: str, *, max_bytes: int | None) -> Iterator[PictureInput]:
     from vision.image import DEFAULT_MAX_BYTES  # brings Pillow with it
 
     num_pictures, damage, problem = 0, "", ""

@@ -25,17 +25,17 @@ def expand_inputs(paths: Iterable[str | os.PathLike[str]], *, recursive: bool = 
             yield file_input(name)
 
 
-def file_input(path: str, *, root: str | None = None) -> PictureInput:
+def file_input(path: str, *, root: str | None = None, found_in: tuple[str, ...] = ()) -> PictureInput:
     """A file, there or not, as one picture."""
-    return PictureInput(source=path, label=path, root=root)
+    return PictureInput(source=path, label=path, root=root, found_in=found_in)
 
 
 def folder_inputs(folder: str, *, recursive: bool) -> Iterator[PictureInput]:
     """The pictures in a folder; the folder itself when it has none."""
     found_any = False
-    for picture in _pictures_below(folder, recursive=recursive):
+    for picture, folders in _pictures_below(folder, recursive=recursive):
         found_any = True
-        yield file_input(picture, root=folder)
+        yield file_input(picture, root=folder, found_in=folders)
     if not found_any:
         yield file_input(folder, root=folder)
 
@@ -53,14 +53,18 @@ def has_picture_suffix(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES | PHONE_SUFFIXES
 
 
-def _pictures_below(folder: str, *, recursive: bool) -> Iterator[str]:
-    open_listings = [_listing(folder, recursive=recursive)]
+def _pictures_below(folder: str, *, recursive: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Paths of pictures, each with the labels of the folders that were listed to find it."""
+    open_listings: list[tuple[Iterator[tuple[str, bool]], tuple[str, ...]]]
+    open_listings = [(_listing(folder, recursive=recursive), (folder,))]
     while open_listings:
-        for path, is_listed_too in open_listings[-1]:
+        listing, folders = open_listings[-1]
+        for path, is_listed_too in listing:
             if is_listed_too:
-                open_listings.append(_listing(path, recursive=True))
+                open_listings.append((_listing(path, recursive=True), (*folders, path)))
                 break
-            yield path
+            # A folder that cannot be listed is given itself.
+            yield path, folders if path != folders[-1] else folders[:-1]
         else:
             open_listings.pop()
 

@@ -26,12 +26,11 @@ class QuestionFields:
 class PictureInput:
     """One picture to answer for, whether or not it can be read."""
 
-    source: (
-        "str | bytes | FileSlice"  # what to open (a name may hold undecodable bytes as surrogates) or the file itself
-    )
+    source: "str | bytes | FileSlice"  # what to open, or the file itself
     # The name as records have it; undecodable bytes are surrogates. Messages show it by `shown_name`.
     label: str
     root: str | None = None  # the folder or archive that the user named and that this lies in; none: named itself
+    found_in: tuple[str, ...] = ()  # labels of the pattern, folders, archive and line that gave it
     columns: Mapping[str, str] = field(default_factory=dict)  # of a manifest or a sample, for templates
     questions: tuple[QuestionFields, ...] = ()  # a manifest's own for this picture; none means the job's
     error: AnswerError | None = None  # why this cannot even be named: there is nothing to open then

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from app.answers import AnswerError
 from app.inputs.items import PictureInput
@@ -34,12 +35,14 @@ def list_inputs(path: str, *, expand: Callable[[str], Iterator[PictureInput]]) -
         begun = begun.removeprefix(BYTE_ORDER_MARK)
         separator = b"\0" if b"\0" in begun else b"\n"
         for number, line in split_lines(file, separator=separator, begun=begun):
+            label = f"{'stdin' if path == STDIN else path}:{number}"
             if line is None:
-                yield _too_long(path, line=number)
+                yield _too_long(path, label=label)
                 continue
             name = _name(line) if separator == b"\n" else line
             if name:
-                yield from expand(os.fsdecode(name))
+                for item in expand(os.fsdecode(name)):
+                    yield replace(item, found_in=(label, *item.found_in))
 
 
 def _name(line: bytes) -> bytes:
@@ -47,8 +50,7 @@ def _name(line: bytes) -> bytes:
     return b"" if not line.strip() or line == b"#" or line.startswith(b"# ") else line
 
 
-def _too_long(path: str, *, line: int) -> PictureInput:
-    label = f"{'stdin' if path == STDIN else path}:{line}"
+def _too_long(path: str, *, label: str) -> PictureInput:
     reason = f"it has more than {MAX_LINE_BYTES:,} bytes"
     message = f"Wanted the name of a picture in the line `{shown_name(label)}`, but {reason}."
     return PictureInput(source=path, label=label, error=AnswerError(code="list", message=message))

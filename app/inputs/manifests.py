@@ -32,7 +32,11 @@ def manifest_inputs(path: str) -> Iterator[PictureInput]:
     """
     for _, alike in groupby(_lines_as_inputs(path), key=_what_makes_one):
         while items := list(islice(alike, _MAX_QUESTIONS)):
-            yield replace(items[0], questions=tuple(question for item in items for question in item.questions))
+            yield replace(
+                items[0],
+                questions=tuple(question for item in items for question in item.questions),
+                found_in=tuple(line for item in items for line in item.found_in),
+            )
 
 
 def check_manifest(path: str, *, needs_questions: bool = False) -> None:
@@ -57,12 +61,12 @@ def _lines_as_inputs(path: str) -> Iterator[PictureInput]:
         try:
             if row.problem:
                 raise ValueError(row.problem)
-            yield _input(row.values, root=root)
+            yield _input(row.values, root=root, found_in=(f"{path}:{row.line}",))
         except ValueError as error:
             yield _faulty(path, line=row.line, reason=str(error))
 
 
-def _input(values: Mapping[str, object], *, root: str) -> PictureInput:
+def _input(values: Mapping[str, object], *, root: str, found_in: tuple[str, ...]) -> PictureInput:
     """Raises ValueError with the reason when these are no picture with its question."""
     column = first_column(values, of=PICTURE_COLUMNS)
     if column is None:
@@ -77,6 +81,7 @@ def _input(values: Mapping[str, object], *, root: str) -> PictureInput:
         source=path,
         label=path,
         root=root or ".",
+        found_in=found_in,
         columns=as_columns({name: value for name, value in values.items() if name not in spoken_for}),
         questions=() if question is None else (question,),
     )

@@ -122,7 +122,8 @@ def _pattern_inputs(pattern: str, *, recursive: bool) -> Iterator[PictureInput]:
     found_any = False
     for path in expand_pattern(pattern):
         found_any = True
-        yield from _named_inputs(path, recursive=recursive, root=fixed_folder(pattern))
+        for item in _named_inputs(path, recursive=recursive, root=fixed_folder(pattern)):
+            yield replace(item, found_in=(pattern, *item.found_in))
     if not found_any:
         shown = shown_name(pattern)
         message = f"Wanted files that match the pattern `{shown}`, but there are none; quote or correct it."

@@ -44,6 +44,7 @@ class Asked:
     path: str | None  # of the picture's file, where it is one
     escaped: _Escaped | None = None  # where earlier versions had another name for the picture
     has_failed: bool = False  # in an earlier run
+    supersedes: tuple[str, ...] = ()  # names that failed in an earlier run, and gave this picture now
 
 
 class Desk:
@@ -71,6 +72,7 @@ class Desk:
         self._earlier, self._retry_errors, self._needs_question = earlier, retry_errors, needs_question
         self._settings: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._asked: dict[int, Asked] = {}
+        self._superseded: set[str] = set()  # names whose failures a record of this run supersedes
         self._num_asked = 0
 
     def item(self, picture: PictureInput) -> tuple[WorkItem, list[Answer]]:
@@ -87,6 +89,7 @@ class Desk:
                 error = _NOTHING_ASKED
             asked = self._ask(filled, picture)
             asked.escaped = self._escaped(question, picture)
+            asked.supersedes = self._superseded_by(picture)
             prompt = filled.prompt(self._info.default_prompt)
             work = WorkQuestion(index=self._num_asked - 1, prompt=prompt, choices=filled.choices)
             if error is None:
@@ -113,7 +116,20 @@ class Desk:
     def record(self, answer: Answer, asked: Asked) -> Record:
         """The record of an answer."""
         record = answer_to_record(answer, model_digest=self._info.digest, sampling=asked.settings, run=self._run)
-        return {**record, "id": self._id(answer.digest, answer.picture, asked), "prompt": asked.shown}
+        record = {**record, "id": self._id(answer.digest, answer.picture, asked), "prompt": asked.shown}
+        if asked.supersedes:
+            record["supersedes"] = list(asked.supersedes)
+        return record
+
+    def _superseded_by(self, picture: PictureInput) -> tuple[str, ...]:
+        """What failed in an earlier run, and gave a picture now for the first time in this one."""
+        if self._earlier is None:
+            return ()
+        # Earlier versions wrote escapes into names.
+        found_in = dict.fromkeys(name for label in picture.found_in for name in (label, escaped_name(label)))
+        names = [name for name in found_in if name not in self._superseded and self._earlier.has_failed(name)]
+        self._superseded.update(names)
+        return tuple(names)
 
     def _ask(self, question: Question, picture: PictureInput) -> Asked:
         asked = Asked(
@@ -138,6 +154,8 @@ class Desk:
             state = self._earlier.claim_escaped(own_id, label)
         if state is None:
             return False
+        if asked.supersedes:
+            return False  # else no record of this run would say that those do not fail any more
         if state == "answered" and self._earlier.has_failed_since(own_id, label, failure_id=missing_id):
             return False  # it is back: without a new record, exports would go on telling that it is missing
         if state == "failed" and self._retry_errors:

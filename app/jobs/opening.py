@@ -105,6 +105,8 @@ def tell_notes(
     """Say what is otherwise than a user may think: of the model, of a calibration, and of the place of the records."""
     if file is not None and file.is_durable and not file.is_locked:
         scribe.say(f"note: the file system of `{file.path}` has no locks: no other run may write there meanwhile")
+    if file is not None and file.repair == "dropped":
+        scribe.say(f"note: the last record in `{file.path}` was torn, as a crash leaves it, and was removed")
     for note in info.notes:
         scribe.say(f"note: {note}")
     if job.spec.batch_size == "auto":

@@ -119,7 +119,8 @@ class Scribe:
         if self._manifest is not None:
             self._manifest.count(record)
         # What failed again as it did before has its record.
-        if self._file is not None and not (asked.has_failed and answer.error is not None):
+        has_record = asked.has_failed and answer.error is not None and not asked.supersedes
+        if self._file is not None and not has_record:
             self._file.write(record)
         if self._on_stdout:
             self._print(record)
@@ -151,9 +152,14 @@ class Scribe:
         self.say(f"{', '.join(parts)} in {wall_s:.1f} s{rate}{waited}")
 
     def finish(self, wall_s: float, *, waited_s: float, is_interrupted: bool) -> None:
-        """Say what was done, and how to go on where something is left; `close` notes how it ended."""
+        """Say what was done, and how to go on where something is left; `close` notes how it ended.
+
+        Raises what syncing the records raises.
+        """
         with self._lock:
             self._is_finished = True
+        if self._file is not None:
+            self._file.sync()
         self.summarise(wall_s, waited_s=waited_s)
         if note := self._unfamiliar.note(what=self._what):
             self.say(note)

@@ -4,12 +4,13 @@ import errno
 import fcntl
 import os
 import time
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
+from app.records.loss import check_file, has_name, is_at, is_standard_output, sync_folder
 from app.records.record import Record, RecordFileError, no_records, parse_record, record_to_line
+from app.records.tail import MAX_RECORD_BYTES, is_begun, is_torn, without_zeros
 
 _SYNC_S = 2.0
 
@@ -23,14 +24,16 @@ class RecordWriter:
 
     Opening takes a lock that two writers cannot have at once (flock: gone with the process that has it, however that
     ends), and repairs a last line that a crash left torn: a whole record gets its line feed (`repair` is "completed"),
-    anything less is cut off ("dropped"). Every record reaches the operating system at once, so it survives the death of
-    this process; the disk is told to keep them (fsync) after every `sync_every` records, after two seconds, and at the
-    end, and with the first of them the file's name. A record that cannot be written whole, as on a full disk, is taken
-    back. Pipes and devices such as /dev/stdout are written to without lock, repair or fsync. A file is made at once, so
-    that a place that cannot be written shows; if it is still empty at the end, it is removed again.
+    a torn one is cut off ("dropped"), and anything else is refused. Every record reaches the operating system at once,
+    so it survives the death of this process. After every `sync_every` records, after two seconds, and at the end, the
+    disk is told to keep them (fsync), with the first of them the file's name, and the file is checked to be still
+    where it was (`check_file`). A record that cannot be written whole, as on a full disk, is taken back. Pipes and
+    devices such as /dev/stdout are written to without lock, repair, fsync or check. A file is made at once, so that a
+    place that cannot be written shows; if it is still empty at the end, it is removed again.
 
     Raises `RecordFileLockedError` when another process has the file, `RecordFileError` when it holds something else
-    than records, which is then left alone, and OSError when it cannot be written.
+    than records, which is then left alone, `RecordFileLostError` when another program removed, replaced or changed it
+    during the run, and OSError when it cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, sync_every: int = 64) -> None:
@@ -51,6 +54,8 @@ class RecordWriter:
             if self.is_durable:
                 self.repair = _repair(self._file, self.path)
                 self._end = self._file.seek(0, os.SEEK_END)
+            self._place = Path(os.path.realpath(self.path))
+            self._is_checked = self.is_durable and has_name(self._file) and not is_standard_output(self._file)
         except BaseException:
             self._file.close()
             raise
@@ -78,7 +83,7 @@ class RecordWriter:
         except BrokenPipeError:
             raise
         except OSError as error:
-            if self.is_durable and len(rest) < len(line):
+            if self.is_durable and self._size() == self._end + len(line) - len(rest):  # nobody else wrote meanwhile
                 self._file.truncate(self._end)  # half a line is nothing to anybody; a full disk takes this
             raise OSError(error.errno, error.strerror, str(self.path)) from error
         self.num_written += 1
@@ -86,7 +91,21 @@ class RecordWriter:
             self._end += len(line)
             self._num_unsynced += 1
             if self._num_unsynced >= self._sync_every or time.monotonic() - self._synced_at >= _SYNC_S:
-                self._sync()
+                self.sync()
+
+    def sync(self) -> None:
+        """Make everything written durable. Raises `RecordFileLostError`, once, where it is not in its place."""
+        if not self.is_durable:
+            return
+        os.fsync(self._file.fileno())
+        if not self._is_name_synced:
+            sync_folder(self.path.parent)
+            self._is_name_synced = True
+        self._num_unsynced, self._synced_at = 0, time.monotonic()
+        if self._is_checked:
+            self._is_checked = False  # what was told of the file is told once
+            check_file(self._file, path=self.path, place=self._place, num_bytes=self._end)
+            self._is_checked = True
 
     def clear(self) -> None:
         """Throw away what the file holds, to begin anew."""
@@ -95,14 +114,14 @@ class RecordWriter:
             self._end = 0
 
     def close(self) -> None:
-        """Make everything written durable and close the file; further calls do nothing."""
+        """Make everything written durable and close the file; further calls do nothing. Raises as `sync`."""
         if self._file.closed:
             return
         try:
-            if self.is_durable:
-                self._sync()
             if self._is_new and self.is_durable and self._end == 0:
-                self.path.unlink(missing_ok=True)  # before the lock goes: nobody has begun to write into it
+                self._remove_empty()  # before the lock goes: nobody has begun to write into it
+            else:
+                self.sync()
         finally:
             self._file.close()
 
@@ -124,22 +143,12 @@ class RecordWriter:
                 raise
             file.close()
 
-    def _sync(self) -> None:
-        os.fsync(self._file.fileno())
-        if not self._is_name_synced:
-            _sync_folder(self.path.parent)
-            self._is_name_synced = True
-        self._num_unsynced, self._synced_at = 0, time.monotonic()
+    def _remove_empty(self) -> None:
+        if is_at(self.path, self._file) and self._size() == 0:
+            self.path.unlink(missing_ok=True)
 
-
-def _sync_folder(folder: Path) -> None:
-    """Have the disk keep the names in a folder, where its file system can be told so."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    def _size(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
 
 
 class FileLock:
@@ -175,41 +184,46 @@ def _locked(file: BinaryIO, path: Path) -> bool:
 
 
 def _repair(file: BinaryIO, path: Path) -> str | None:
-    """Give the file whole lines again; says what was done to the last one, None where nothing was wrong."""
-    if file.seek(0, os.SEEK_END) == 0:
+    """Give the file whole lines again; says what was done to the last one, None where nothing was wrong.
+
+    Raises RecordFileError, and changes nothing, where that is neither a whole record nor the beginning of one.
+    """
+    size = file.seek(0, os.SEEK_END)
+    if size == 0:
         return None
     file.seek(0)
     first_line = _read_line(file)
     # Cutting off a line is only right in a file of ours: a picture named by mistake must not lose its tail.
-    is_ours = parse_record(first_line) is not None if first_line.endswith(b"\n") else _is_torn_record(first_line)
-    if not is_ours:
-        raise no_records(path, where="line 1")
+    if parse_record(first_line) is None and (first_line.endswith(b"\n") or not is_begun(first_line)):
+        raise no_records(path, where="line 1", line=first_line)
     start = _start_of_last_line(file)
     file.seek(start)
-    last_line = file.read()
+    last_line = _read_line(file)
     if not last_line:
         return None
-    if parse_record(last_line) is not None:
+    whole = without_zeros(last_line)
+    if start + len(last_line) < size:
+        raise no_records(path, where="its end", line=last_line)
+    if parse_record(whole) is not None:
+        file.truncate(start + len(whole))
         file.write(b"\n")
         repair = "completed"
-    else:
+    elif is_torn(last_line):
         file.truncate(start)
         repair = "dropped"
+    else:
+        raise no_records(path, where="its end", line=last_line)
     os.fsync(file.fileno())
     return repair
 
 
 def _read_line(file: BinaryIO) -> bytes:
-    """`readline` of an unbuffered file asks for every byte by itself."""
-    line = b""
-    while b"\n" not in line and (more := file.read(65536)):
+    """A line, or so much of it that it is too long for a record. `readline` of an unbuffered file goes byte by byte."""
+    line = bytearray()
+    while b"\n" not in line[-65536:] and len(line) <= MAX_RECORD_BYTES and (more := file.read(65536)):
         line += more
-    return line[: line.index(b"\n") + 1] if b"\n" in line else line
-
-
-def _is_torn_record(line: bytes) -> bool:
-    beginning = b'{"id": "'
-    return line.startswith(beginning[: len(line)]) if len(line) < len(beginning) else line.startswith(beginning)
+    end = line.find(b"\n")
+    return bytes(line[: end + 1] if end >= 0 else line)
 
 
 def _start_of_last_line(file: BinaryIO) -> int:

@@ -35,7 +35,13 @@ class RecordStore(Protocol):
         """Whether no other writer can come; some file systems have no locks."""
         ...
 
+    @property
+    def repair(self) -> str | None:
+        """What opening did to a last line without a line feed: "completed", "dropped", or None."""
+        ...
+
     def write(self, record: Record) -> None: ...
+    def sync(self) -> None: ...
     def clear(self) -> None: ...
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...
@@ -95,6 +101,15 @@ class RecordFolder:
         """Its parts, in order."""
         return tuple(path for _, path in sorted(self._parts().items()))
 
+    @property
+    def repair(self) -> str | None:
+        """What was done to the last line of the last part, as `RecordWriter` has it."""
+        return self._part.repair
+
+    def sync(self) -> None:
+        """Make everything written durable. Raises `RecordFileLostError` where the growing part is not in its place."""
+        self._part.sync()
+
     def write(self, record: Record) -> None:
         """Append one record."""
         if self._num_in_part >= self._records_in_a_part:
@@ -119,8 +134,8 @@ class RecordFolder:
         try:
             self._part.close()
             if self._is_new and not self._parts():
-                (self.path / _LOCK_NAME).unlink(missing_ok=True)
                 with suppress(OSError):  # somebody has put something else there
+                    (self.path / _LOCK_NAME).unlink(missing_ok=True)
                     self.path.rmdir()
                 self._is_new = False
         finally:

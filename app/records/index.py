@@ -5,7 +5,7 @@ import json
 import os
 import threading
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.names import place_of
-from app.records.record import Record, may_be_escaped, read_record_lines
+from app.records.record import Record, may_be_escaped, read_record_lines, superseded_names
 
 State = Literal["answered", "failed"]
 
@@ -33,12 +33,15 @@ class RecordIndex:
         """Reads all of the files, oldest records first. Raises `RecordFileError` for what is none, and OSError."""
         self._paths = tuple(map(Path, paths))
         keys, files, offsets, failed = bytearray(), array("L"), array("Q"), bytearray()
+        superseded: dict[int, tuple[int, int, str]] = {}  # by name: the place and the run of the last such record
         for number, path in enumerate(self._paths):
             for offset, record in read_record_lines(path):
                 keys += _key(record["id"], record["picture"])
                 files.append(number)
                 offsets.append(offset)
                 failed.append(record["error"] is not None)
+                for mended in superseded_names(record):
+                    superseded[_name_key(mended)] = number, offset, record["run"]
         high, low, name = np.frombuffer(bytes(keys), dtype=">u8").reshape(-1, 3).astype(np.uint64).T
         order = np.lexsort((name, low, high))  # stable: what has one key stays in its order
         self._high, self._low, self._name = high[order], low[order], name[order]
@@ -46,7 +49,8 @@ class RecordIndex:
         self._offsets = np.array(offsets, dtype=np.uint64)[order]
         self._has_failed = np.frombuffer(bytes(failed), dtype=np.bool_)[order]
         self._is_claimed = np.zeros(len(order), dtype=np.bool_)
-        self._drop_superseded()
+        self._drop_superseded(superseded)
+        self._failed_names = np.unique(self._name[self._has_failed & ~self._is_claimed])
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -56,7 +60,7 @@ class RecordIndex:
     def num_bytes(self) -> int:
         """Memory that it takes."""
         kept = (self._high, self._low, self._name, self._files, self._offsets, self._has_failed, self._is_claimed)
-        return sum(part.nbytes for part in kept)
+        return self._failed_names.nbytes + sum(part.nbytes for part in kept)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}
@@ -71,6 +75,11 @@ class RecordIndex:
         if not own:
             return "elsewhere" if last > first else None
         return "failed" if all(self._has_failed[row] for row in own) else "answered"
+
+    def has_failed(self, name: str) -> bool:
+        """Whether a failure of this name stands, of whatever was asked."""
+        first, last = _bounds(self._failed_names, np.uint64(_name_key(name)), 0, len(self._failed_names))
+        return last > first
 
     def has_failed_since(self, record_id: str, picture: str, *, failure_id: str) -> bool:
         """Whether a run after that of the last record of `record_id` left a failure of another id of this picture.
@@ -137,9 +146,16 @@ class RecordIndex:
             file.seek(int(self._offsets[row]))
             return cast(Record, json.loads(file.readline()))
 
-    def _drop_superseded(self) -> None:
-        """A failure that was followed by an answer of the same id and name says nothing any more."""
+    def _drop_superseded(self, superseded: Mapping[int, tuple[int, int, str]]) -> None:
+        """A failure that was followed by an answer of the same id and name says nothing any more.
+
+        Nor does one whose name a record of a later run supersedes.
+        """
         for row in np.flatnonzero(self._has_failed).tolist():
+            by = superseded.get(int(self._name[row]))
+            if by is not None and by[:2] > self._place(row) and self._record_of(row)["run"] != by[2]:
+                self._is_claimed[row] = True
+                continue
             own = slice(*_bounds(self._name, self._name[row], *self._same_id(row)))
             if not self._has_failed[own].all():
                 self._is_claimed[row] = True
@@ -155,7 +171,11 @@ def _key(record_id: str, picture: str) -> bytes:
     except ValueError:
         own = b""
     own = own if len(own) == 16 else hashlib.blake2b(record_id.encode(errors="surrogatepass"), digest_size=16).digest()
-    return own + hashlib.blake2b(picture.encode(errors="surrogatepass"), digest_size=8).digest()
+    return own + _name_key(picture).to_bytes(8, "big")
+
+
+def _name_key(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
 
 
 def _bounds(ascending: NDArray[np.uint64], value: np.uint64, first: int, last: int) -> tuple[int, int]:

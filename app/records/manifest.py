@@ -1,5 +1,6 @@
 """The circumstances of the runs that wrote into a file of answers, in a file beside it. Knows no model."""
 
+import errno
 import json
 import os
 import secrets
@@ -69,8 +70,12 @@ def write_manifest(records_path: str | os.PathLike[str], *, manifest: RunManifes
     """Put the run into the manifest beside a file of answers: at its start, and again with the counts at its end.
 
     Earlier runs that appended to the same file stay in it. The file is replaced as a whole, so a crash leaves the old
-    or the new one. Raises `RecordFileError` when the existing manifest is none.
+    or the new one. Raises `RecordFileError` when the existing manifest is none, and OSError where it cannot be written,
+    also where the folder is gone: that is not made again.
     """
+    place = manifest_path(records_path)
+    if not place.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
     runs = {run.run: run for run in read_manifest(records_path)} | {manifest.run: manifest}
     content = {
         "format": MANIFEST_FORMAT,
@@ -79,7 +84,7 @@ def write_manifest(records_path: str | os.PathLike[str], *, manifest: RunManifes
     }
     # Names that are not UTF-8 have characters in them that cannot be written; as escapes they read back as they were.
     text = json.dumps(content, indent=2, ensure_ascii=False)
-    with whole_file(manifest_path(records_path)) as file:
+    with whole_file(place) as file:
         file.write(text.encode(errors="backslashreplace") + b"\n")
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NotRequired, Protocol, TypedDict, cast
 
+from app.records.tail import fault_in, is_torn, without_zeros
 from vision.formats import UNSAFE_ON_TERMINALS
 
 PART_NAME: Final = re.compile(r"part-(\d{5,})\.jsonl")
@@ -60,7 +61,7 @@ class ErrorRecord(TypedDict):
 
 
 class Record(TypedDict):
-    """One line of a file of answers; every key but `unfamiliar` and `exact_name` is always there."""
+    """One line of a file of answers. Keys that are not required may be missing."""
 
     id: str
     picture: str  # its name; bytes of it that are not UTF-8 are surrogates, as `os.fsdecode` gives them
@@ -71,6 +72,7 @@ class Record(TypedDict):
     finish: str  # stop, length, choice or error
     choice: dict[str, float | None] | None  # probabilities; only where choices were asked for
     tokens: int
+    supersedes: NotRequired[list[str]]  # what failed in an earlier run under these names, such as an empty folder
     unfamiliar: NotRequired[bool]  # the picture is unlike those the model was trained on; absent where nobody can tell
     error: ErrorRecord | None
     ms: dict[str, float | None]
@@ -153,7 +155,8 @@ def is_part(path: str | os.PathLike[str]) -> bool:
 def read_records(path: str | os.PathLike[str]) -> Iterator[Record]:
     """The records of a file in order, superseded ones among them; empty lines and a torn last one are passed over.
 
-    Raises `RecordFileError` naming the first line that is no record, and OSError when the file cannot be read.
+    Raises `RecordFileError` naming the first line that is no record, also where a last line without a line feed is
+    more than a torn record, and OSError when the file cannot be read.
     """
     return (record for _, record in read_record_lines(path))
 
@@ -163,18 +166,25 @@ def read_record_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, Recor
     offset = 0
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
-            record = parse_record(line)
+            is_whole = line.endswith(b"\n")
+            record = parse_record(line if is_whole else without_zeros(line))
             if record is not None:
                 yield offset, record
-            elif line.endswith(b"\n") and not line.isspace():  # editors and joined files leave empty lines
-                raise no_records(path, where=f"line {number}")
+            elif not line.isspace() and (is_whole or not is_torn(line)):  # editors and joined files leave empty lines
+                raise no_records(path, where=f"line {number}", line=line)
             offset += len(line)
+
+
+def superseded_names(record: Record) -> list[str]:
+    """Names whose failures in earlier runs a record supersedes; a file may come from anywhere."""
+    names = record.get("supersedes")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def parse_record(line: bytes) -> Record | None:
     """The record of one line, None for anything else: also where a value is not what its name promises."""
     try:
-        value = json.loads(line)
+        value = json.loads(line.decode("utf-8-sig", "surrogatepass"))  # json would take UTF-16 as well
     except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict) or not value.keys() >= Record.__required_keys__:
@@ -211,9 +221,9 @@ def _are_numbers(values: Iterable[object]) -> bool:
     )
 
 
-def no_records(path: str | os.PathLike[str], *, where: str) -> RecordFileError:
-    """The error for a file that holds something else."""
+def no_records(path: str | os.PathLike[str], *, where: str, line: bytes = b"") -> RecordFileError:
+    """The error for a file that holds something else; `line` is what stands there, where that says more."""
+    fault, advice = fault_in(line)
     return RecordFileError(
-        f"Wanted a file of answers (JSON lines) at `{os.fspath(path)}`, but {where} is not a record; "
-        "name another file, or move this one away."
+        f"Wanted a file of answers (JSON lines) at `{os.fspath(path)}`, but {where} {fault}; {advice}."
     )

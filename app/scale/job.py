@@ -19,6 +19,7 @@ from app.scale.cluster import joined_cluster, machines
 from app.scale.crew import IN_HAND, Crew
 from app.scale.drive import Drive, loaded
 from app.scale.inputs import check_all_inputs, count_all_inputs, read_all_inputs
+from app.scale.last_words import last_words
 from app.scale.options import RayOptions
 from app.scale.pipeline import ReadingPipeline, prepare_context
 from app.scale.places import num_reading_tasks, plan_places
@@ -40,6 +41,7 @@ def run_ray_job(job: Job, options: RayOptions) -> int:
     decider = open_decider(job)
     with ExitStack() as stack:
         file = None if job.out is None else stack.enter_context(open_records(job.out))
+        stack.enter_context(last_words(job))
         where = stack.enter_context(joined_cluster(options))
         prepare_context()
         places = plan_places(machines(), device=job.spec.device, actors=options.actors)

@@ -74,7 +74,7 @@ def remote_inputs(address: str, *, recursive: bool) -> Iterator[PictureInput]:
         yield PictureInput(source=address, label=label, error=AnswerError(code="not_a_file", message=message))
     for name in names:
         inner = _joined(address, name)
-        yield PictureInput(source=inner, label=address_label(inner))
+        yield PictureInput(source=inner, label=address_label(inner), found_in=(label,))
 
 
 def read_remote(address: str, *, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:

@@ -506,3 +506,17 @@ def test_help_shows_a_folder_job_and_what_is_made_of_it(run: Run) -> None:
     assert "--recursive --out captions.jsonl" in main.out
     assert main.out.index("export-records") < main.out.index("    convert ")
     assert caption.out.index("\noutput:") < caption.out.index("\nmodel:")
+
+
+def test_a_current_folder_that_was_removed_is_told_before_anything_is_loaded(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+    ran = run("caption", picture())
+
+    assert (ran.code, "the one that this command was started in was removed" in ran.err) == (2, True)
+    assert run("--help").code == 0

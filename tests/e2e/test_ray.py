@@ -1,9 +1,13 @@
 """A job on a real Ray cluster of three machines, all of them processes here: what is lost there is not lost here."""
 
+import dataclasses
 import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -189,3 +193,47 @@ def test_pictures_are_read_from_an_address_and_what_is_not_there_is_told(
     }
     assert found == {("0.png", None), ("bad0.png", "not_a_picture"), ("none.png", "missing")}
     assert all(record["picture"].startswith(address) for record in read_records(out))
+
+
+def children_of(process: int) -> dict[int, str]:
+    """Command lines of the processes that a process started."""
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == process:
+                found[int(place.name)] = (place / "cmdline").read_text()
+        except OSError:  # it has ended meanwhile
+            continue
+    return found
+
+
+def test_the_death_of_the_driver_s_own_node_is_told_and_the_same_command_goes_on(
+    pictures: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "answers.jsonl"
+    command = ["caption", str(pictures), "--out", str(out), "--reader", "thread", "--batch-size", "4"]
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "app", *command, "--engine", "ray", "--actors", "1"],
+        cwd=SAMPLES.parents[1],
+        env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while driver.poll() is None and (not out.exists() or out.read_bytes().count(b"\n") < 4):
+        time.sleep(0.02)
+    raylets = [process for process, line in children_of(driver.pid).items() if line.split("\0")[0].endswith("/raylet")]
+    for process in raylets:
+        os.kill(process, signal.SIGKILL)
+    _, said = driver.communicate(timeout=120)
+    kept = list(read_records(out))
+
+    assert len(raylets) == 1
+    assert driver.returncode == 1
+    assert "error: This process was ended from outside" in said
+    assert "the same command goes on where this one ended" in said
+    assert 4 <= len(kept) < 160
+    assert run_job(dataclasses.replace(job_of(pictures, out=out), questions=(Question(),))) == Exit.PICTURE_ERRORS
+    records = list(read_records(out))
+    assert records[: len(kept)] == kept
+    assert Counter(record["picture"] for record in records) == Counter(map(str, pictures.iterdir()))

@@ -7,6 +7,7 @@ import json
 import shutil
 import signal
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -581,6 +582,195 @@ def test_a_folder_that_goes_away_stops_the_job_and_blames_no_picture(
     assert all(record["error"] is None for record in after)
     assert back.code == 0
     assert sorted(record["picture"] for record in records_in(out)) == sorted(map(str, folder.iterdir()))
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_records_that_are_removed_during_a_job_are_kept_and_end_it_with_an_error(
+    what: str, run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out" / "answers.jsonl"
+    command = ["caption", str(folder), *COMMON, "--out", str(out)]
+    write = Scribe.write
+
+    def write_and_remove(self: Scribe, answer: object) -> None:
+        write(self, answer)  # type: ignore[arg-type]
+        if out.exists():
+            shutil.rmtree(out.parent) if what == "folder" else out.unlink()
+
+    monkeypatch.setattr(Scribe, "write", write_and_remove)
+    lost = run(*command)
+    monkeypatch.undo()
+
+    assert lost.code == 1
+    assert "was removed or replaced while this run wrote into it: its 3 records were written" in lost.err
+    assert "pictures answered" not in lost.err
+    if what == "folder":
+        assert not out.parent.exists()
+        out.parent.mkdir()
+        (tmp_path / "answers.rescued-1.jsonl").rename(out)
+    else:
+        assert read_manifest(out)[0].end_reason == "failed"
+    again = run(*command)
+    assert (again.code, len(records_in(out))) == (0, 3)
+    assert "3 answered by an earlier run" in again.err
+
+
+def test_records_without_their_line_feeds_are_refused_by_jobs_and_exports(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "answers.jsonl"
+    command = ["caption", str(folder), *COMMON, "--out", str(out)]
+    run(*command)
+    spoilt = out.read_bytes().replace(b"\n", b" ")
+    out.write_bytes(spoilt)
+
+    for ran in (run(*command), run("export-records", str(out), "--to", "csv")):
+        assert ran.code == 1
+        assert "line 1 holds several records: their line feeds are lost" in ran.err
+        assert out.read_bytes() == spoilt
+
+
+def test_a_torn_record_is_removed_and_that_is_told(run: Run, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "answers.jsonl"
+    command = ["caption", str(folder), *COMMON, "--out", str(out)]
+    run(*command)
+    with open(out, "ab") as file:
+        file.write(out.read_bytes()[:50])
+
+    ran = run(*command)
+
+    assert (ran.code, len(records_in(out))) == (0, 3)
+    assert f"note: the last record in `{out}` was torn" in ran.err
+
+
+def fill_folder(place: Path) -> tuple[list[str], Callable[[], object]]:
+    place.mkdir()
+    return [str(place)], lambda: shutil.copy(picture(), place / "a.png")
+
+
+def fill_subfolder(place: Path) -> tuple[list[str], Callable[[], object]]:
+    place.mkdir()
+    return [str(place), "--recursive"], lambda: shutil.copytree(Path(picture()).parent, place / "sub")
+
+
+def make_folder(place: Path) -> tuple[list[str], Callable[[], object]]:
+    return [str(place)], lambda: shutil.copytree(Path(picture()).parent, place)
+
+
+def make_file(place: Path) -> tuple[list[str], Callable[[], object]]:
+    place.mkdir()
+
+    def replace() -> None:
+        place.rmdir()
+        shutil.copy(picture(), place)
+
+    return [str(place)], replace
+
+
+def match_pattern(place: Path) -> tuple[list[str], Callable[[], object]]:
+    place.mkdir()
+    return [str(place / "*.png")], lambda: shutil.copy(picture("noise_128x96.png"), place / "a.png")
+
+
+def fill_archive(place: Path) -> tuple[list[str], Callable[[], object]]:
+    archive = place.with_suffix(".tar")
+    tarfile.open(archive, "w").close()
+
+    def add() -> None:
+        with tarfile.open(archive, "w") as packed:
+            packed.add(picture(), arcname="a.png")
+
+    return [str(archive)], add
+
+
+def list_folder(place: Path) -> tuple[list[str], Callable[[], object]]:
+    place.mkdir()
+    listed = place.with_suffix(".txt")
+    listed.write_text(f"{place}\n{'x' * (2**20 + 1)}\n")
+
+    def mend() -> None:
+        shutil.copy(picture(), place / "a.png")
+        listed.write_text(f"{place}\n{picture()}\n")
+
+    return ["--list", str(listed)], mend
+
+
+def mend_manifest(place: Path) -> tuple[list[str], Callable[[], object]]:
+    manifest = place.with_suffix(".jsonl")
+    line = json.dumps({"picture": picture()})
+    manifest.write_text(f"{line}\n{line[:-5]}\n")
+    return ["--manifest", str(manifest)], lambda: manifest.write_text(f"{line}\n{line}\n")
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [fill_folder, fill_subfolder, make_folder, make_file, match_pattern, fill_archive, list_folder, mend_manifest],
+)
+def test_an_input_that_failed_and_gives_pictures_later_has_no_failure_any_more(
+    begin: Callable[[Path], tuple[list[str], Callable[[], object]]], run: Run, tmp_path: Path
+) -> None:
+    out = tmp_path / "answers.jsonl"
+    named, mend = begin(tmp_path / "named")
+    command = ["caption", *named, *COMMON, "--out", str(out)]
+    first, same = run(*command), run(*command)
+    mend()
+    second = run(*command)
+    kept = out.read_bytes()
+    again = run(*command)
+
+    assert (first.code, same.code, second.code, again.code) == (3, 3, 0, 0)
+    assert "0 without an answer" in run("export-records", str(out), "--to", "jsonl").err
+    assert out.read_bytes() == kept
+
+
+def test_a_folder_that_was_empty_for_a_run_and_is_so_again_tells_the_truth_each_time(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    out, away = tmp_path / "answers.jsonl", tmp_path / "away"
+    command = ["caption", str(folder), *COMMON, "--out", str(out)]
+    exported = ["export-records", str(out), "--to", "jsonl"]
+
+    told, num_records = [], []
+    for is_empty in (False, True, False, True, True, False):
+        if is_empty and not away.exists():
+            folder.rename(away)
+            folder.mkdir()
+        elif not is_empty and away.exists():
+            folder.rmdir()
+            away.rename(folder)
+        assert run(*command).code == (3 if is_empty else 0)
+        told.append("1 without an answer" in run(*exported).err)
+        num_records.append(len(records_in(out)))
+
+    assert told == [False, True, False, True, True, False]
+    assert num_records == [3, 4, 5, 6, 6, 7]  # of what was answered before, one picture is asked again
+
+
+def test_a_folder_whose_own_failure_stands_is_not_mended_by_pictures_of_another_input(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "answers.jsonl"
+    command = ["caption", str(tmp_path / "pictures" / ".."), str(folder), *COMMON, "--out", str(out)]
+    run(*command)
+    shutil.copy(picture("noise_128x96.png"), folder / "more.png")
+
+    assert run(*command).code == 3
+    assert "1 without an answer" in run("export-records", str(out), "--to", "jsonl").err
+
+
+def test_a_damaged_archive_keeps_its_failure_and_asks_nothing_again(run: Run, folder: Path, tmp_path: Path) -> None:
+    archive, out = tmp_path / "shard.tar", tmp_path / "answers.jsonl"
+    with tarfile.open(archive, "w") as packed:
+        for name in NAMES:
+            packed.add(folder / name, arcname=name)
+    archive.write_bytes(archive.read_bytes()[:-20_000])
+    command = ["caption", str(archive), *COMMON, "--out", str(out)]
+    run(*command)
+    kept = out.read_bytes()
+
+    assert run(*command).code == 3
+    assert out.read_bytes() == kept
+    assert "1 without an answer" in run("export-records", str(out), "--to", "jsonl").err
 
 
 def test_compressed_archives_are_read_as_well(run: Run, folder: Path, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Files of records: a crash costs at most the line being written, a full disk none, and a second writer is refused."""
 
 import errno
+import gzip
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -81,6 +83,77 @@ def test_a_file_of_something_else_is_refused_and_left_alone(content: bytes, tmp_
     with pytest.raises(RecordFileError, match="line 1 is not a record"):
         RecordWriter(path)
     assert path.read_bytes() == content
+
+
+def lines_of(*texts: str) -> bytes:
+    """Records, a line each."""
+    return b"".join(record_to_line(recorded(FakeAnswer(text=text))).encode() + b"\n" for text in texts)
+
+
+WHOLE = lines_of("one", "two", "three")
+HALF = WHOLE[:100]
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (WHOLE.replace(b"\n", b" "), "line 1 holds several records: their line feeds are lost"),
+        (WHOLE.replace(b"\n", b""), "line 1 holds several records: their line feeds are lost"),
+        (WHOLE.replace(b"\n", b"\r"), "line 1 holds several records, divided by carriage returns alone"),
+        (WHOLE.replace(b"\n", b" ").rstrip() + b"\n", "line 1 holds several records: their line feeds are lost"),
+        (WHOLE + WHOLE.replace(b"\n", b" "), "{end} holds several records: their line feeds are lost"),
+        (WHOLE + WHOLE.replace(b"\n", b"\r"), "{end} holds several records, divided by carriage returns alone"),
+        (WHOLE + HALF + WHOLE.replace(b"\n", b" "), "{end} holds several records, and one of them is damaged"),
+        (WHOLE + b"my notes", "{end} is not a record"),
+        (WHOLE + b'{"id": 1}', "{end} is not a record"),
+        (WHOLE + b"[1, 2", "{end} is not a record"),
+        (WHOLE + b"\0\0\0" + HALF, "{end} is not a record"),
+        (b"\xef\xbb\xbf" + WHOLE.replace(b"\n", b" "), "line 1 "),
+        (WHOLE.decode().encode("utf-16"), "line 1 is in UTF-16"),
+        (b"\xfe\xff" + WHOLE.decode().encode("utf-16-be"), "line 1 is in UTF-16"),
+        (gzip.compress(WHOLE), "line 1 is compressed by gzip"),
+    ],
+)
+def test_an_end_that_is_more_than_a_torn_record_is_refused_and_left_alone(
+    content: bytes, fault: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(RecordFileError, match=re.escape(fault.format(end="its end"))):
+        RecordWriter(path)
+    assert path.read_bytes() == content
+    with pytest.raises(RecordFileError, match=re.escape(fault.format(end="line 4"))):
+        list(read_records(path))
+
+
+def test_an_end_that_is_longer_than_a_record_is_refused_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "answers.jsonl"
+    monkeypatch.setattr("app.records.tail.MAX_RECORD_BYTES", 200_000)
+    monkeypatch.setattr("app.records.file.MAX_RECORD_BYTES", 200_000)
+    for end in (HALF + b"x" * 300_000, bytes(300_000) + HALF):
+        path.write_bytes(WHOLE + end)
+        with pytest.raises(RecordFileError, match="its end has more than 200,000 bytes"):
+            RecordWriter(path)
+        is_left_alone = path.read_bytes() == WHOLE + end  # not in the assertion: pytest would show the difference
+        assert is_left_alone
+
+
+@pytest.mark.parametrize("num_zeros", [0, 1, 5000])
+def test_a_whole_record_at_the_end_is_kept_with_zeros_behind_it_or_without(num_zeros: int, tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_bytes(WHOLE[:-1] + bytes(num_zeros))
+    assert texts_in(path) == ["one", "two", "three"]
+    assert write(path, "four").repair == "completed"
+    assert path.read_bytes() == WHOLE + lines_of("four")
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + WHOLE)
+    write(path, "four")
+    assert texts_in(path) == ["one", "two", "three", "four"]
 
 
 def test_reading_names_the_line_that_is_no_record(tmp_path: Path) -> None:
@@ -218,6 +291,7 @@ def test_a_refused_writer_leaves_a_torn_line_to_the_one_that_is_writing_it(tmp_p
         with pytest.raises(RecordFileLockedError):
             RecordWriter(path)
         assert path.read_bytes().endswith(b'{"id": "half')
+        os.truncate(path, path.stat().st_size - len('{"id": "half'))  # else the file was changed by another program
 
 
 def test_a_file_that_was_removed_while_another_run_had_it_is_made_anew(

@@ -1,0 +1,45 @@
+"""What is said where the driver ends without a chance to speak: Ray ends the process itself once its node is dead."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from app.errors import Exit, Problem, format_problem
+from app.jobs.job import Job
+from app.jobs.scribe import how_to_go_on
+
+# Says its argument when its stdin ends without a word: this process has ended then.
+_LISTENER: Final = "import sys; sys.stdin.buffer.read() or print(sys.argv[1], file=sys.stderr)"
+
+
+@contextmanager
+def last_words(job: Job) -> Iterator[None]:
+    """Within it, an end of this process that Python does not see is told on stderr, by a process beside it.
+
+    The exit code is the one that ended it, which is 1 where that was Ray.
+    """
+    kept = "What was answered is told above" if job.out is None else f"The records in `{job.out}` are kept"
+    problem = Problem(
+        exit_code=Exit.FAILED,
+        http_status=500,
+        sentence="This process was ended from outside: Ray does that when its node on this machine, or its head, is "
+        f"dead. {kept}, and the pictures under way have no answer",
+        hint=f"see that the cluster runs (`ray status`) and this machine has memory; then {how_to_go_on(job)}",
+    )
+    reader, writer = os.pipe()
+    try:
+        command = [sys.executable, "-I", "-S", "-c", _LISTENER, format_problem(problem)]
+        # Its own session: Ctrl-C is for the job, and a shell that ends must not end it first.
+        listener = subprocess.Popen(command, stdin=reader, stdout=subprocess.DEVNULL, start_new_session=True)
+    finally:
+        os.close(reader)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # it was ended itself
+            os.write(writer, b".")
+        os.close(writer)
+        listener.wait()

@@ -1,0 +1,220 @@
+"""A file of answers that is removed, moved, replaced or changed during a run: it is told, and nothing is lost."""
+
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app.records.file import RecordWriter
+from app.records.folder import RecordFolder
+from app.records.loss import RecordFileLostError
+from app.records.record import read_records
+from tests.app.recorded import FakeAnswer, recorded
+
+
+def write(writer: RecordWriter | RecordFolder, *texts: str) -> None:
+    for text in texts:
+        writer.write(recorded(FakeAnswer(text=text)))
+
+
+def texts_in(path: Path) -> list[str]:
+    return [record["text"] for record in read_records(path)]
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def lost_after(change: Callable[[], object], writer: RecordWriter | RecordFolder, *texts: str) -> str:
+    """What closing says of a change that another program made after some records."""
+    write(writer, *texts)
+    change()
+    with pytest.raises(RecordFileLostError) as lost:
+        writer.close()
+    return lost.value.message
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "out" / "answers.jsonl"
+    with RecordWriter(path) as writer:
+        write(writer, "zero")
+    path.chmod(0o640)
+    return path
+
+
+def test_a_file_that_was_removed_is_noticed_when_it_is_synced_and_written_again(path: Path) -> None:
+    writer = RecordWriter(path, sync_every=2)
+    write(writer, "one")
+    path.unlink()
+    with pytest.raises(RecordFileLostError, match="its 3 records were written there again") as lost:
+        writer.write(recorded(FakeAnswer(text="two")))
+    writer.close()  # tells it once
+
+    assert "goes on where this one ended" in lost.value.hint
+    assert texts_in(path) == ["zero", "one", "two"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert files_in(path.parent) == ["answers.jsonl"]
+    with RecordWriter(path) as later:
+        write(later, "three")
+    assert texts_in(path) == ["zero", "one", "two", "three"]
+
+
+def test_a_file_that_was_removed_after_its_last_record_is_noticed_at_the_end(path: Path) -> None:
+    assert "its 2 records were written there again" in lost_after(path.unlink, RecordWriter(path), "one")
+
+    assert texts_in(path) == ["zero", "one"]
+
+
+def test_another_file_in_its_place_is_not_touched(path: Path) -> None:
+    first, second = (path.with_name(f"answers.rescued-{number}.jsonl") for number in (1, 2))
+
+    def replace() -> None:
+        first.write_text("precious too")
+        path.with_name("other").write_text("precious")
+        path.with_name("other").rename(path)
+
+    assert f"to `{second}`" in lost_after(replace, RecordWriter(path), "one")
+
+    assert (path.read_text(), first.read_text()) == ("precious", "precious too")
+    assert texts_in(second) == ["zero", "one"]
+
+
+def test_a_folder_that_is_gone_is_not_made_again_and_the_records_are_kept_above_it(path: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "answers.rescued-1.jsonl"
+
+    assert f"to `{kept}`" in lost_after(lambda: shutil.rmtree(path.parent), RecordWriter(path), "one")
+
+    assert files_in(tmp_path) == [kept.name]
+    assert texts_in(kept) == ["zero", "one"]
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+
+
+def test_a_file_that_was_moved_is_left_where_it_is(path: Path) -> None:
+    moved = path.with_name("moved.jsonl")
+
+    assert f"its 2 records are in `{moved}`" in lost_after(lambda: path.rename(moved), RecordWriter(path), "one")
+
+    assert files_in(path.parent) == ["moved.jsonl"]
+    assert texts_in(moved) == ["zero", "one"]
+
+
+def test_a_file_with_two_names_that_lost_one_is_left_under_the_other(path: Path) -> None:
+    path.with_name("other.jsonl").hardlink_to(path)
+
+    assert "2 records are in that file, under another name" in lost_after(path.unlink, RecordWriter(path), "one")
+
+    assert files_in(path.parent) == ["other.jsonl"]
+
+
+def test_a_folder_that_was_moved_is_not_made_again(path: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+
+    assert f"in `{elsewhere / path.name}`" in lost_after(
+        lambda: path.parent.rename(elsewhere), RecordWriter(path), "one"
+    )
+
+    assert files_in(tmp_path) == ["elsewhere"]
+
+
+def test_a_link_that_leads_elsewhere_by_now_is_noticed(path: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(path)
+
+    assert f"in `{path}`" in lost_after(link.unlink, RecordWriter(link), "one")
+
+
+def test_a_file_behind_a_link_that_was_removed_is_written_where_the_link_leads(path: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(path)
+
+    assert "written there again" in lost_after(path.unlink, RecordWriter(link), "one")
+
+    assert link.is_symlink()
+    assert texts_in(path) == ["zero", "one"]
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 10_000])
+def test_a_file_that_another_program_changed_is_noticed_and_left_as_it_is(content: bytes, path: Path) -> None:
+    assert "Another program changed" in lost_after(lambda: path.write_bytes(content), RecordWriter(path), "one")
+
+    assert path.read_bytes() == content
+
+
+def test_what_cannot_be_written_again_is_told_as_lost(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfileobj", full)
+
+    said = lost_after(path.unlink, RecordWriter(path), "one")
+
+    assert "its 2 records are lost" in said
+    assert "No space left" in said
+    assert files_in(path.parent) == []
+
+
+def test_a_file_system_without_links_gets_it_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    def replace() -> None:
+        path.unlink()
+        path.touch()
+
+    monkeypatch.setattr("os.link", no_links)
+
+    assert "written there again" in lost_after(path.unlink, RecordWriter(path))
+    assert "rescued-1" in lost_after(replace, RecordWriter(path), "one")
+
+    assert texts_in(path.with_name("answers.rescued-1.jsonl")) == ["zero", "one"]
+    assert path.read_bytes() == b""
+
+
+def test_a_new_file_without_records_may_be_gone_and_another_one_stays(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    with RecordWriter(path):
+        path.unlink()
+    assert files_in(tmp_path) == []
+    with RecordWriter(path):
+        path.unlink()
+        path.write_text("another's")
+    assert path.read_text() == "another's"
+
+
+def test_a_growing_part_that_is_gone_is_noticed_and_its_folder_not_made_again(tmp_path: Path) -> None:
+    records = RecordFolder(tmp_path / "records", records_in_a_part=2)
+    write(records, "one", "two", "three", "four")
+    shutil.rmtree(tmp_path / "records")
+    with pytest.raises(RecordFileLostError, match="its 2 records"):
+        records.write(recorded())  # into the next part
+    records.close()
+
+    assert files_in(tmp_path) == ["part-00001.rescued-1.jsonl"]
+    assert texts_in(tmp_path / "part-00001.rescued-1.jsonl") == ["three", "four"]
+
+
+def test_stdout_that_is_a_file_may_get_other_lines_and_lose_its_name(tmp_path: Path) -> None:
+    code = (
+        "import json, os, sys\n"
+        "from app.records.file import RecordWriter\n"
+        "from tests.app.recorded import recorded\n"
+        "with RecordWriter('/dev/stdout') as writer:\n"
+        "    writer.write(recorded())\n"
+        "    print('a note', file=sys.stdout, flush=True)\n"
+        "    os.unlink(sys.argv[1])\n"
+    )
+    out = tmp_path / "out"
+    with open(out, "ab+") as file:
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(out)], stdout=file, cwd=Path(__file__).parents[3], check=False
+        )
+        file.seek(0)
+        lines = file.read().splitlines()
+
+    assert done.returncode == 0
+    assert len(lines) == 2

@@ -1,0 +1,41 @@
+"""What is told of a driver that ends without a chance to speak."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CODE = """
+import os, signal, sys
+from app.inputs import InputSpec
+from app.jobs.job import Job
+from app.jobs.questions import Question
+from app.scale.last_words import last_words
+from app.spec import CaptionerSpec
+
+job = Job(spec=CaptionerSpec(), inputs=InputSpec(paths=("a",)), questions=(Question(),), out="answers.jsonl")
+with last_words(job):
+    {end}
+"""
+
+
+def said(end: str) -> tuple[int, str]:
+    command = [sys.executable, "-c", CODE.format(end=end)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("end", ["os._exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_an_end_that_python_does_not_see_is_told_with_what_is_kept_and_how_to_go_on(end: str) -> None:
+    code, words = said(end)
+
+    assert code in (1, -9)
+    assert "error: This process was ended from outside" in words
+    assert "The records in `answers.jsonl` are kept" in words
+    assert "the same command goes on where this one ended" in words
+
+
+@pytest.mark.parametrize(("end", "expected"), [("pass", 0), ("sys.exit(3)", 3)])
+def test_an_end_of_its_own_is_not(end: str, expected: int) -> None:
+    assert said(end) == (expected, "")
