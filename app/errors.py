@@ -99,6 +99,10 @@ RULES: Mapping[str, Rule] = {
     "llm.errors.CheckpointError": Rule(
         exit_code=Exit.FAILED, http_status=500, hint="`llama-adapter doctor` with the same model flags says more"
     ),
+    # `llm.weights.files` turns these into a CheckpointError that names the file.
+    "llm.weights.pickles.PickleError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "llm.weights.pickles.ForeignObjectError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "llm.weights.torch_files.CompressedError": Rule(exit_code=Exit.FAILED, http_status=500),
     "llm.errors.PromptTooLongError": Rule(exit_code=Exit.USAGE, http_status=400),
     "llm.errors.PromptError": Rule(exit_code=Exit.USAGE, http_status=400),
     "llm.errors.DeviceError": Rule(exit_code=Exit.USAGE, http_status=500),

@@ -101,7 +101,7 @@ def read_manifest(records_path: str | os.PathLike[str]) -> list[RunManifest]:
         if not all(isinstance(run.run, str) for run in runs):
             raise ValueError("a run without a name")
         return runs
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RecordFileError(
             f"Wanted a manifest ({MANIFEST_FORMAT}, version {MANIFEST_VERSION}) at `{path}`, got something else "
             f"({type(error).__name__}: {error}); move it away or name another file for the answers."

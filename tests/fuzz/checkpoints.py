@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from app.models.bundle import MANIFEST, check_sizes, read_configs, stored_forms
+from app.models.bundle import LLM, MANIFEST, VISION, check_sizes, read_configs, read_half
 from app.models.bundle import read_manifest as read_bundle
+from app.models.checkpoints import open_clip
 from app.models.familiarity import read_familiarity
 from app.resources import embedded_model
 from llm.config import DecoderConfig
@@ -32,7 +33,7 @@ from vision.config import ClipConfig, QueryConfig, VisionConfig
 from vision.encoder import PictureEncoder
 from vision.errors import EncoderError
 from vision.sidecar import OmInput, OmSidecar
-from vision.weights import VisionCheckpointError, open_clip
+from vision.weights import VisionCheckpointError
 
 _GOLDEN = Path(__file__).parents[1] / "golden"
 _REFUSALS = (CheckpointError, VisionCheckpointError, EncoderError)
@@ -48,7 +49,7 @@ def _opened(folder: str, files: Mapping[str, bytes], open_it: Callable[[Path], s
     try:
         return f"ok {open_it(place)}"
     except _REFUSALS as error:
-        return refused(error, is_shown=False)
+        return refused(error)
 
 
 def meta_weights(data: bytes) -> str:
@@ -99,8 +100,8 @@ def bundle(data: bytes) -> str:
         content = read_bundle(place)
         check_sizes(place, content)
         vision, decoder = read_configs(place, content)
-        for config in (vision, decoder):
-            assert stored_forms(config, content)
+        assert read_half(place / VISION, vision, content)
+        assert read_half(place / LLM, decoder, content)
         return str(decoder.num_layers)[:3]
 
     return _opened("bundle", {MANIFEST: data}, open_it)

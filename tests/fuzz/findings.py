@@ -12,16 +12,7 @@ from tests.fuzz.target import Target
 _ROOT = Path(__file__).resolve().parents[2]
 
 # Found and not mended yet: "target: signature" -> why. Tests and campaigns pass over them. It should be empty.
-KNOWN: dict[str, str] = {
-    "records-resume: AssertionError in tests/fuzz/records.py:_append: "
-    'assert not _begins_with_record(tail), "a whole record was cut off with a torn one"': (
-        "a file that lost its line feeds is taken for one torn record, and cut off"
-    ),
-    "runs: RecursionError in app/records/manifest.py:read_manifest: "
-    'content = json.loads(path.read_text(encoding="utf-8"))': "JSON nested too deep in a manifest of runs",
-    "meta-weights: UnicodeDecodeError in llm/weights/files.py:_is_torchscript: "
-    "with zipfile.ZipFile(path) as archive:": "a zip whose directory says UTF-8 and has names that are not",
-}
+KNOWN: dict[str, str] = {}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.reading.reader import PictureLimits, PictureReader, PictureReading
 from app.resources import sample_pictures
 from app.service.types import ServiceLimits
 from app.spec import CaptionerSpec
@@ -39,6 +41,17 @@ class _Service(StubService):
     limits = ServiceLimits(max_picture_bytes=100_000)
     batch_size = 2
     spec = CaptionerSpec()
+    _reader = PictureReader(
+        spec,
+        size=32,
+        limits=PictureLimits(max_pixels=limits.max_pixels, max_bytes=limits.max_picture_bytes),
+    )
+
+    def view(self, picture: bytes, *, name: str, side: int, client: str) -> Future[PictureReading]:
+        """As the service's, in this thread."""
+        future: Future[PictureReading] = Future()
+        future.set_result(self._reader.read(picture, name=name, side=side))
+        return future
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 
-from app.reading.reader import PictureReader
+from app.reading.reader import PictureLimits, PictureReader
 from app.spec import CaptionerSpec
 from tests.fuzz.mutators import mutated_bytes, mutated_jpeg, mutated_png
 from tests.fuzz.target import Target, refused
@@ -15,9 +15,10 @@ from tests.odd_pictures.samples import saved, scene, sound_files
 from vision.errors import PICTURE_ERROR_CODES, PictureError
 
 SIDE = 32
-MAX_PIXELS = 4_000_000  # decoding as many as are allowed otherwise would be most of the time
+VIEW_SIDE = 48
+LIMITS = PictureLimits(max_pixels=4_000_000)  # decoding as many as are allowed otherwise would be most of the time
 _READERS = [
-    PictureReader(CaptionerSpec(exif=exif, reading=reading, channel_order=order), size=SIDE)
+    PictureReader(CaptionerSpec(exif=exif, reading=reading, channel_order=order), size=SIDE, limits=LIMITS)
     for exif in ("upright", "ignore")
     for reading in ("exact", "fast")
     for order in ("rgb", "bgr")
@@ -54,9 +55,10 @@ _TOKENS = (
 
 
 def read(data: bytes) -> str:
-    """Read one picture in a way that its bytes choose."""
-    reader = _READERS[zlib.crc32(data) % len(_READERS)]
-    reading = reader.read(data, name="picture", max_pixels=MAX_PIXELS)
+    """Read one picture, in a way that its bytes choose: for the encoder or, one time in eight, as a view."""
+    choice = zlib.crc32(data)
+    reader, side = _READERS[choice % len(_READERS)], VIEW_SIDE if choice % 64 < 8 else None
+    reading = reader.read(data, name="picture", side=side)
     if data:
         assert reading.digest == hashlib.sha256(data).hexdigest()
     if reading.error is not None:
@@ -64,9 +66,12 @@ def read(data: bytes) -> str:
         assert reading.error.code in PICTURE_ERROR_CODES
         return refused(PictureError(reading.error.code, reading.error.message))  # type: ignore[arg-type]
     assert reading.pixels is not None
-    assert (reading.pixels.shape, reading.pixels.dtype) == ((SIDE, SIDE, 3), np.uint8)
-    if zlib.crc32(data) % 16 == 0:
-        again = reader.read(data, name="picture", max_pixels=MAX_PIXELS)
+    rows, columns, colours = reading.pixels.shape
+    assert (colours, reading.pixels.dtype) == (3, np.uint8)
+    assert (rows, columns) == (SIDE, SIDE) if side is None else 1 <= min(rows, columns) <= max(rows, columns) <= side
+    assert 1 <= reading.width * reading.height <= LIMITS.max_pixels
+    if choice // 64 % 16 == 0:
+        again = reader.read(data, name="picture", side=side)
         assert again.pixels is not None
         assert np.array_equal(again.pixels, reading.pixels)
     return f"ok {reading.pixels.min() // 64} {reading.pixels.max() // 64}"

@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
+from vision.formats import UNSAFE_ON_TERMINALS
+
 Mutator = Callable[[bytes, Random], bytes]
 
 MAX_MESSAGE_CHARS = 4_000
@@ -67,13 +69,13 @@ def written(name: str, data: bytes) -> Path:
 def refused(error: BaseException, *, is_shown: bool = True) -> str:
     """The outcome of a documented error; checks that its message is one for people.
 
-    `is_shown` says that the message goes to a terminal as it is, so that it holds nothing but printable characters.
+    `is_shown` says that the message goes to a terminal as it is, so it must hold nothing that a terminal acts on.
     """
     message = str(getattr(error, "message", None) or error)
     assert message, f"{type(error).__name__} without a message"
     assert len(message) <= MAX_MESSAGE_CHARS, f"a message of {len(message):,} characters: {message[:200]!r}"
     if is_shown:
-        assert message.isprintable(), f"a message that is not printable: {message[:500]!r}"
+        assert not UNSAFE_ON_TERMINALS.search(message), f"unsafe on a terminal: {message[:500]!r}"
     code = getattr(error, "code", "")
     return f"{type(error).__name__} {code} {shape_of(message)}"
 

@@ -16,21 +16,23 @@ from app.reading.wire import (
 from tests.fuzz.mutators import mutated_bytes
 from tests.fuzz.target import Target, refused
 from vision.errors import PICTURE_ERROR_CODES
+from vision.formats import UNSAFE_ON_TERMINALS
 
-PIXEL_BYTES = 224 * 224 * 3
+SIDE = 224
+PIXEL_BYTES = SIDE * SIDE * 3
 
 
 def reply(data: bytes) -> str:
     """A reply's head, and what follows it as a message."""
     head, rest = data[:REPLY_HEAD_BYTES].ljust(REPLY_HEAD_BYTES, b"\0"), data[REPLY_HEAD_BYTES:]
     shown = decode_message(rest)
-    assert shown.isprintable()
+    assert not UNSAFE_ON_TERMINALS.search(shown)
     try:
-        said = ReplyHead.decode(head, pixel_bytes=PIXEL_BYTES)
+        said = ReplyHead.decode(head, max_side=SIDE)
     except ValueError as error:
         return refused(error)
-    assert ReplyHead.decode(said.encode(), pixel_bytes=PIXEL_BYTES) == said
-    assert said.num_bytes in (0, PIXEL_BYTES) or (said.code is not None and said.num_bytes <= MAX_MESSAGE_BYTES)
+    assert ReplyHead.decode(said.encode(), max_side=SIDE) == said
+    assert said.num_bytes <= (PIXEL_BYTES if said.code is None else MAX_MESSAGE_BYTES)
     assert len(said.digest) in (0, 64)
     return f"ok {said.kind.name} {said.code}"
 
@@ -41,7 +43,13 @@ def request(data: bytes) -> str:
     offset, size = struct.unpack("<QQ", data[-16:].rjust(16, b"\0"))
     sources = (name, data, FileSlice(path=name, offset=offset, num_bytes=size, header=size & 0xFFFFFFFF))
     for source in sources:
-        sent = Request(source=source, name=name or None, asks_first=bool(size & 1), folder=name if size & 2 else None)
+        sent = Request(
+            source=source,
+            name=name or None,
+            asks_first=bool(size & 1),
+            folder=name if size & 2 else None,
+            side=size & 1023 if size & 4 else None,
+        )
         head, body = sent.encode()
         assert request_sizes(head[:REQUEST_HEAD_BYTES]) == (len(head) - REQUEST_HEAD_BYTES, len(body))
         assert Request.decode(head[REQUEST_HEAD_BYTES:], body) == sent
@@ -50,10 +58,12 @@ def request(data: bytes) -> str:
 
 def _replies() -> dict[str, bytes]:
     heads = {
-        "ready": ReplyHead(kind=ReplyKind.READY, digest="", code=None, num_bytes=0),
-        "digest": ReplyHead(kind=ReplyKind.DIGEST, digest="ab" * 32, code=None, num_bytes=0),
-        "pixels": ReplyHead(kind=ReplyKind.DONE, digest="cd" * 32, code=None, num_bytes=PIXEL_BYTES),
-        **{code: ReplyHead(kind=ReplyKind.DONE, digest="", code=code, num_bytes=7) for code in PICTURE_ERROR_CODES},
+        "ready": ReplyHead(kind=ReplyKind.READY),
+        "digest": ReplyHead(kind=ReplyKind.DIGEST, digest="ab" * 32),
+        "pixels": ReplyHead(
+            kind=ReplyKind.DONE, digest="cd" * 32, num_bytes=PIXEL_BYTES, size=(640, 480), shape=(SIDE, SIDE)
+        ),
+        **{code: ReplyHead(kind=ReplyKind.DONE, code=code, num_bytes=7) for code in PICTURE_ERROR_CODES},
     }
     return {name: head.encode() + "né\x1b[1m\ud7ff".encode() for name, head in heads.items()}
 
