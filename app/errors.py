@@ -71,6 +71,7 @@ _UNEXPECTED = Rule(
 RULES: Mapping[str, Rule] = {
     "app.errors.UsageError": Rule(exit_code=Exit.USAGE, http_status=400),
     "app.records.record.RecordFileError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "app.records.loss.RecordFileLostError": Rule(exit_code=Exit.FAILED, http_status=500),
     "app.records.file.RecordFileLockedError": Rule(exit_code=Exit.FAILED, http_status=500),
     "app.scale.options.WorkersFailedError": Rule(exit_code=Exit.FAILED, http_status=500),
     "app.jobs.scribe.InputGoneError": Rule(exit_code=Exit.FAILED, http_status=500),

@@ -138,7 +138,7 @@ def _view(loaded: LoadedPicture, *, side: int) -> np.ndarray:
     """As `view_pixels`. Raises `PictureError`."""
     try:
         return view_pixels(loaded.image, side=side)
-    except (OSError, ValueError, MemoryError) as error:  # a mode that Pillow does not convert, or sides of no pixels
+    except Exception as error:  # Pillow fails with many types at a mode that it does not convert
         raise PictureError(
             "unsupported", f"Wanted to show {loaded.name}, but its pixels do not convert: {type(error).__name__}."
         ) from None
