@@ -1,6 +1,8 @@
 """A queue in which owners take turns: who waits with one item is not behind another's hundred. No threads here."""
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator
+from itertools import chain
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -15,6 +17,10 @@ class FairQueue(Generic[Item]):
 
     def __len__(self) -> int:
         return self._length
+
+    def __iter__(self) -> Iterator[Item]:
+        """The items, in no order."""
+        return chain.from_iterable(self._owners.values())
 
     def put(self, item: Item, *, owner: str) -> None:
         """Add an item behind the owner's others."""

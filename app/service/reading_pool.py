@@ -93,6 +93,12 @@ class ReadingPool:
         with self._changed:
             self._queues[task.is_slow].remove(task, owner=task.client)
 
+    @property
+    def num_slow_waiting(self) -> int:
+        """Slow pictures that wait for a place in the slow lane."""
+        with self._changed:
+            return len(self._queues[True])
+
     def status(self) -> PoolStatus:
         """What is under way now."""
         with self._changed:
@@ -179,9 +185,15 @@ class ReadingPool:
                 raise _PostponedError
 
     def _postpone(self, task: ReadingTask) -> None:
-        task.is_slow, task.began = True, None
-        if len(self._queues[True]) < self._limits.max_slow_waiting:
-            self.submit(task)
+        with self._changed:
+            waiting = self._queues[True]
+            num_bytes = len(task.picture) + sum(len(other.picture) for other in waiting)
+            has_room = len(waiting) < self._limits.max_slow_waiting and num_bytes <= self._limits.max_slow_waiting_bytes
+            if has_room:
+                task.is_slow, task.began = True, None
+                waiting.put(task, owner=task.client)
+                self._changed.notify()
+        if has_room:
             return
         message = "The picture takes long to read, and others that do wait already. Ask later, or send a smaller one."
         task.deliver(

@@ -139,7 +139,8 @@ class Service:
         prompt = captioner.encode_prompt(ask.prompt, ask.choices)
         with self._changed:
             self._check_open()
-            self._room.check(ask.client, len(ask.picture))
+            num_slow = 0 if self._pool is None else self._pool.num_slow_waiting
+            self._room.check(ask.client, len(ask.picture), num_slow=num_slow)
             self._num_submitted += 1
             ticket = Ticket(self._num_submitted, cancel=self._cancel)
             allowed_s = self.limits.timeout_s if ask.timeout_s is None else min(ask.timeout_s, self.limits.timeout_s)

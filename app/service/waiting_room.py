@@ -94,16 +94,16 @@ class WaitingRoom:
         """Whether there is a request for the engine."""
         return len(self._ready) > 0
 
-    def check(self, client: str, num_bytes: int) -> None:
-        """Raise BusyError when such a request is one too many."""
-        limits = self._limits
+    def check(self, client: str, num_bytes: int, *, num_slow: int = 0) -> None:
+        """Raise BusyError when such a request is one too many. `num_slow` of those that wait have their own bound."""
+        limits, num_waiting = self._limits, len(self) - num_slow
         if self._num_of[client] >= limits.max_waiting_per_client:
             raise BusyError(
                 f"{self._num_of[client]} requests of this client wait, which is its share of the queue",
                 hint="wait for answers before asking more",
                 retry_after_s=self._retry_after(),
             )
-        if len(self) >= limits.max_waiting or (self and self._num_bytes + num_bytes > limits.max_waiting_bytes):
+        if num_waiting >= limits.max_waiting or (self and self._num_bytes + num_bytes > limits.max_waiting_bytes):
             raise BusyError(
                 f"The queue is full: {len(self)} requests wait, with {self._num_bytes / 2**20:.0f} MiB of pictures",
                 hint="ask again later",
