@@ -37,7 +37,7 @@ class ServiceLimits:
     max_picture_bytes: int = 32 * 2**20
     picture_timeout_s: float = 20.0  # to read one picture
     reading_memory_bytes: int = 2**30  # that one picture may take in the process that reads it
-    slow_after_s: float = 1.0  # of processor time; a picture that takes more to read counts as slow
+    slow_after_s: float = 0.5  # of processor time; a picture that takes more to read counts as slow
     max_slow_pictures: int = 2  # slow pictures that are read at once, beside the others
     max_slow_waiting: int = 64  # slow pictures behind them, beside `max_waiting`; further ones are refused
     max_prompt_chars: int = 20_000  # of the prompt, and of all choices together

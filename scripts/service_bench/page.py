@@ -166,12 +166,16 @@ def _attack(attack: Figures) -> Iterator[str]:
             f"| {row['kind']} | {row['calm']['p99_ms']:,.0f} ms | {row['under_attack']['p99_ms']:,.0f} ms "
             f"| {row['calm']['requests_per_s']:.0f}, then {row['under_attack']['requests_per_s']:.0f} "
             f"| {row['under_attack']['num_failed']} | {_told(row['slow'])} "
-            f"| {row['memory_mb']:.0f}, then {row['most_memory_mb']:.0f} MB | {row['end_s']:.1f} s |"
+            f"| {row['memory_mb']:.0f}, then {row['most_memory_mb']:.0f} MB | {_ended(row)} |"
         )
     yield ""
     yield from company(attack["circumstances"])
     yield f"Circumstances: {_circumstances(attack['circumstances'])}"
     yield ""
+
+
+def _ended(row: Figures) -> str:
+    return f"not after {row['end_s']:.0f} s" if row["exit_code"] is None else f"{row['end_s']:.1f} s"
 
 
 REFUSED = """\
