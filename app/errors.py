@@ -88,6 +88,7 @@ RULES: Mapping[str, Rule] = {
         hint="choose another --port (0 takes a free one), or an address of this machine as --host",
     ),
     "app.web.uploads.ForeignFileError": Rule(exit_code=Exit.FAILED, http_status=400),
+    "app.service.reading_pool.ReadingDroppedError": Rule(exit_code=Exit.FAILED, http_status=503),
     "app.service.types.ServiceError": Rule(exit_code=Exit.FAILED, http_status=503),
     "app.service.types.BusyError": Rule(exit_code=Exit.FAILED, http_status=429),
     "app.service.types.UnavailableError": Rule(exit_code=Exit.FAILED, http_status=503),

@@ -62,6 +62,8 @@ def default_in_code(limit: Limit) -> Any:
     found = getattr(importlib.import_module(limit.module), limit.name)
     if limit.field is None:
         return found
+    if isinstance(getattr(found, limit.field, None), property):
+        return getattr(found(), limit.field)
     field = next(field for field in fields(found) if field.name == limit.field)
     return DEFAULTED_ELSEWHERE[limit.name, limit.field] if field.default is MISSING else field.default
 
@@ -78,6 +80,7 @@ def test_a_default_on_the_page_is_that_of_the_code(limit: Limit) -> None:
 @pytest.mark.parametrize("kind", [ServiceLimits, GuardSettings, PictureSettings, ArchiveLimits])
 def test_every_number_of_the_settings_is_on_the_page(kind: type) -> None:
     wanted = {field.name for field in fields(kind) if is_number(field)}
+    wanted |= {name for name, value in vars(kind).items() if isinstance(value, property)}
     assert wanted
     assert wanted == {limit.field for limit in LIMITS if limit.name == kind.__name__}
 

@@ -71,7 +71,11 @@ def _add_server(parser: Parser, *, port: int) -> None:
         ("max_pixels", int, "of a picture"),
         ("max_picture_bytes", int, "of a picture's file"),
         ("picture_timeout_s", float, "read timeout per picture, in seconds"),
-        ("reading_memory_bytes", int, "memory to read one picture; 20 for each of --max-pixels are enough"),
+        (
+            "reading_memory_bytes",
+            int,
+            "bytes of memory to read one picture; 20 per pixel of --max-pixels are enough",
+        ),
         ("slow_after_s", float, "processor seconds after which a picture is read apart from others, as a slow one"),
         ("max_slow_pictures", int, "slow pictures that are read at once"),
         ("max_slow_waiting", int, "slow pictures that wait; further ones are refused"),

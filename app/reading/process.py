@@ -52,7 +52,7 @@ REAP_LIMIT_S = 1.0
 PIPE_BYTES = 65536
 MAX_SAID_BYTES = 4096
 TICK_S = 0.05  # between two calls of `keep_waiting`
-SLOW_NICENESS = 10  # about a tenth of the processor time of what computes beside it
+SLOW_NICENESS = 5  # about a quarter of the processor time of what computes beside it
 # A process that holds more memory than this after a picture is replaced, so that one picture's memory is given back.
 MAX_KEPT_BYTES = 384 * 2**20
 _CHECK_MEMORY_AFTER_MS = 100.0  # pictures that are read sooner have not filled much

@@ -138,6 +138,8 @@ def _view(loaded: LoadedPicture, *, side: int) -> np.ndarray:
     """As `view_pixels`. Raises `PictureError`."""
     try:
         return view_pixels(loaded.image, side=side)
+    except MemoryError:
+        raise PictureError("too_large", f"There is not enough memory to show {loaded.name}; make it smaller.") from None
     except Exception as error:  # Pillow fails with many types at a mode that it does not convert
         raise PictureError(
             "unsupported", f"Wanted to show {loaded.name}, but its pixels do not convert: {type(error).__name__}."

@@ -11,7 +11,7 @@ from app.answers import AnswerError
 from app.errors import describe
 from app.reading.reader import CRASHED, TIMEOUT
 from app.server.picture_errors import PictureRefusedError
-from app.service.reading_pool import READING_BUSY
+from app.service.reading_pool import READING_BUSY, READING_FAILED
 from app.service.types import BusyError, ServiceError
 from llm.errors import PromptError, PromptTooLongError
 from vision.errors import PICTURE_ERROR_CODES
@@ -33,6 +33,7 @@ _MESSAGES: Mapping[int, str] = {
 _ANSWER_STATUS: Mapping[str, int] = {
     **dict.fromkeys((*PICTURE_ERROR_CODES, TIMEOUT, CRASHED), 400),
     READING_BUSY: 503,
+    READING_FAILED: 503,
     "deadline": 504,
     "cancelled": 503,  # of a client that is still there: the service is being closed
     "engine_failed": 500,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Protocol
 
 from app.answers import AnswerError
@@ -19,18 +20,31 @@ from app.reading.reader import PictureReading
 from app.service.fair_queue import FairQueue
 from app.service.types import ServiceLimits
 
-# Of `AnswerError`: too many slow pictures wait already.
-READING_BUSY = "reading_busy"
-_HANGS_AFTER = (
-    10  # times `slow_after_s` by the clock: a reading that computes nothing, or a machine with too much to do
-)
+# Of `AnswerError`:
+READING_BUSY = "reading_busy"  # too many slow pictures wait already
+READING_FAILED = "reading_failed"  # the server cannot read pictures
+# By the clock, a reading hangs after so many times `slow_after_s`: it computes nothing, or the machine is overloaded.
+_HANGS_AFTER = 10
+
+
+class ReadingDroppedError(Exception):
+    """A picture is not read: nobody wants it any more, or the service is closed."""
+
+    def __init__(self) -> None:
+        super().__init__("The picture is not read: the service is closing")
 
 
 class ClientReader(Protocol):
     """What a pool reads with: `IsolatedReader`."""
 
     def read(
-        self, source: bytes, *, name: str | None, side: int | None, keep_waiting: KeepWaiting
+        self,
+        source: bytes,
+        *,
+        name: str | None,
+        wants_pixels: Callable[[str], bool],
+        side: int | None,
+        keep_waiting: KeepWaiting,
     ) -> PictureReading: ...
 
     def start(self) -> None: ...
@@ -46,7 +60,7 @@ class ReadingTask:
     name: str  # in messages
     client: str
     is_wanted: Callable[[], bool]  # asked many times a second while it is read; the reading ends when it returns False
-    deliver: Callable[[PictureReading | Exception], None]  # called once, unless nobody wants it any more
+    deliver: Callable[[PictureReading | Exception], None]  # called once, unless the task is discarded
     side: int | None = None  # of a view for people; None: the encoder's square
     is_slow: bool = False  # whether it is in the slow lane
     began: float | None = None  # by `time.perf_counter()`, when a process was first seen to read it
@@ -85,8 +99,12 @@ class ReadingPool:
     def submit(self, task: ReadingTask) -> None:
         """Add a picture. Never waits."""
         with self._changed:
-            self._queues[task.is_slow].put(task, owner=task.client)
-            self._changed.notify()
+            is_closed = self._is_closed
+            if not is_closed:
+                self._queues[task.is_slow].put(task, owner=task.client)
+                self._changed.notify()
+        if is_closed:
+            task.deliver(ReadingDroppedError())
 
     def discard(self, task: ReadingTask) -> None:
         """Forget a picture that waits. One that is being read ends when `is_wanted` is asked."""
@@ -95,9 +113,16 @@ class ReadingPool:
 
     @property
     def num_slow_waiting(self) -> int:
-        """Slow pictures that wait for a place in the slow lane."""
+        """Slow pictures of requests that wait for a place in the slow lane; views are not counted."""
         with self._changed:
-            return len(self._queues[True])
+            return sum(task.side is None for task in self._queues[True])
+
+    @property
+    def num_view_bytes(self) -> int:
+        """Of the picture files of views that wait."""
+        with self._changed:
+            waiting = chain.from_iterable(self._queues.values())
+            return sum(len(task.picture) for task in waiting if task.side is not None)
 
     def status(self) -> PoolStatus:
         """What is under way now."""
@@ -109,10 +134,16 @@ class ReadingPool:
             )
 
     def close(self, *, timeout_s: float) -> None:
-        """End the processes, also those that read, and the threads. Pictures that wait are dropped."""
+        """End the processes, also those that read, and the threads. Pictures that wait get a `ReadingDroppedError`."""
+        dropped: list[ReadingTask] = []
         with self._changed:
             self._is_closed = True
+            for queue in self._queues.values():
+                while (task := queue.take()) is not None:
+                    dropped.append(task)
             self._changed.notify_all()
+        for task in dropped:
+            task.deliver(ReadingDroppedError())
         self._reader.close()
         ends_by = time.monotonic() + timeout_s
         for thread in self._threads:
@@ -125,6 +156,8 @@ class ReadingPool:
                 result = self._reader.read(
                     task.picture,
                     name=task.name,
+                    # With the digest known first, a picture that ends its process is known to be the cause.
+                    wants_pixels=lambda digest: True,
                     side=task.side,
                     keep_waiting=partial(self._keep_waiting, task),
                 )
@@ -135,8 +168,7 @@ class ReadingPool:
             except Exception as error:
                 result = error
             self._leave(task)
-            if task.is_wanted():
-                task.deliver(result)
+            task.deliver(result)
 
     def _take(self) -> ReadingTask | None:
         """The next picture for a free place; None when the pool is closed."""
@@ -145,7 +177,7 @@ class ReadingPool:
                 task = self._next(is_slow=False) or self._next(is_slow=True)
                 if task is None:
                     self._changed.wait()
-                elif task.is_wanted():
+                else:
                     self._running.add(task)
                     return task
             return None
@@ -162,7 +194,7 @@ class ReadingPool:
     def _keep_waiting(self, task: ReadingTask, process: ReadingProcess, cpu_s: float) -> None:
         """Decide what becomes of a picture that has taken so much processor time."""
         if self._is_closed or not task.is_wanted():
-            raise _UnwantedError
+            raise ReadingDroppedError
         if task.began is None:
             task.began = time.perf_counter()
         is_slow = cpu_s > self._limits.slow_after_s or self._hangs(task)
@@ -185,15 +217,21 @@ class ReadingPool:
                 raise _PostponedError
 
     def _postpone(self, task: ReadingTask) -> None:
+        """Put a picture into the queue of the slow lane, or refuse it."""
         with self._changed:
-            waiting = self._queues[True]
+            limits, waiting = self._limits, self._queues[True]
             num_bytes = len(task.picture) + sum(len(other.picture) for other in waiting)
-            has_room = len(waiting) < self._limits.max_slow_waiting and num_bytes <= self._limits.max_slow_waiting_bytes
+            fits = len(waiting) < limits.max_slow_waiting and num_bytes <= limits.max_slow_waiting_bytes
+            is_wanted = task.is_wanted() and not self._is_closed
+            has_room = is_wanted and fits
             if has_room:
                 task.is_slow, task.began = True, None
                 waiting.put(task, owner=task.client)
                 self._changed.notify()
         if has_room:
+            return
+        if not is_wanted:
+            task.deliver(ReadingDroppedError())
             return
         message = "The picture takes long to read, and others that do wait already. Ask later, or send a smaller one."
         task.deliver(
@@ -208,7 +246,3 @@ class ReadingPool:
 
 class _PostponedError(Exception):
     """The reading starts again in the slow lane."""
-
-
-class _UnwantedError(Exception):
-    """Nobody wants the picture any more."""

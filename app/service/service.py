@@ -24,7 +24,7 @@ from app.prompts import Prompt, RawPrompt, as_choices
 from app.reading.ahead import num_reading_threads
 from app.reading.isolated import IsolatedReader
 from app.reading.reader import PictureLimits, PictureReading
-from app.service.reading_pool import NO_READING, ReadingPool, ReadingTask
+from app.service.reading_pool import NO_READING, READING_FAILED, ReadingDroppedError, ReadingPool, ReadingTask
 from app.service.ticket import Ask, Ticket
 from app.service.types import (
     BusyError,
@@ -54,12 +54,13 @@ __all__ = [
 
 _WATCH_S = 0.1  # how late the deadline of a waiting request may be noticed
 _LATE_S = 5.0  # a running request past its deadline is left to the engine thread for so long
+_READERS_FAILED_S = 10.0  # so long after a failure to read, the service counts as stalled
 _CLOSE_S = 10.0  # that closing waits for the engine thread: a device that hangs shall not keep the process
 _FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 30.0  # before the engine is loaded again; doubled while it fails
 
 _log = logging.getLogger("llama_adapter.service")
 _CANCELLED = AnswerError(code="cancelled", message="The request was cancelled.")
-_UNREADABLE = AnswerError(code="unreadable", message="The picture could not be read; save it again, or as PNG.")
+_READING_FAILED = AnswerError(code=READING_FAILED, message="The server could not read the picture; ask again later.")
 
 
 class Service:
@@ -89,6 +90,7 @@ class Service:
         self._last_error: str | None = None
         self._captioner: Captioner | None = None
         self._pool: ReadingPool | None = None  # from the first loaded model on
+        self._readers_failed_at: float | None = None  # by `time.perf_counter()`; None since a picture was read
         self._running: dict[int, Admitted] = {}  # in the flow, by ticket; of the engine thread
         self._encoded = EncodedPictures(max_bytes=self.limits.encoded_bytes)
         self._stage_seconds = dict.fromkeys(STAGES, 0.0)
@@ -150,19 +152,32 @@ class Service:
             self._looking.submit(self._look, entry)
         return ticket
 
-    def view(self, picture: bytes, *, name: str, side: int, client: str) -> Future[PictureReading]:
+    def view(
+        self,
+        picture: bytes,
+        *,
+        name: str,
+        side: int,
+        client: str,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> Future[PictureReading]:
         """A picture for people, upright and at most `side` pixels wide and high, or its error; within the same limits.
 
-        Raises UnavailableError while there is no model. Cancelling the future ends the reading.
+        Raises UnavailableError while there is no model, and BusyError while too many views wait. The reading ends when
+        the future is cancelled or `is_wanted` returns False; then, and when the service is closed, the future has a
+        `ReadingDroppedError`.
         """
+        pool = self._reading_pool()
+        if (num_bytes := pool.num_view_bytes) and num_bytes + len(picture) > self.limits.max_view_bytes:
+            raise BusyError("Too many pictures wait to be shown", hint="ask again later", retry_after_s=1.0)
         future: Future[PictureReading] = Future()
-        self._reading_pool().submit(
+        pool.submit(
             ReadingTask(
                 picture=picture,
                 name=name,
                 client=client,
                 side=side,
-                is_wanted=lambda: not future.done(),
+                is_wanted=lambda: is_wanted() and not future.done(),
                 deliver=partial(_fulfil, future),
             )
         )
@@ -177,7 +192,8 @@ class Service:
             is_at_work = self._state == "ready" and bool(self._running)
             return ServiceStatus(
                 state="draining" if self._is_draining and self._state == "ready" else self._state,
-                is_stalled=is_at_work and now - self._heartbeat > self.limits.stall_s,
+                is_stalled=self._are_readers_failing(now)
+                or (is_at_work and now - self._heartbeat > self.limits.stall_s),
                 num_running=len(self._entries) - num_waiting,
                 num_waiting=num_waiting,
                 num_reading=reading.num_reading,
@@ -187,6 +203,9 @@ class Service:
                 last_error=self._last_error,
                 uptime_s=now - self._started,
             )
+
+    def _are_readers_failing(self, now: float) -> bool:
+        return self._readers_failed_at is not None and now - self._readers_failed_at < _READERS_FAILED_S
 
     def stage_seconds(self) -> dict[str, float]:
         """Busy seconds by stage since the start: of the engine thread, and for `read` of the reading processes."""
@@ -324,16 +343,23 @@ class Service:
 
     def _note_reading(self, entry: Entry, reading: PictureReading | Exception) -> None:
         if isinstance(reading, Exception):
-            _log.error("reading a picture failed: %s", describe(reading).sentence)
-            with self._changed:
-                self._last_error = _kind(reading)
-                self._room.remove(entry)
-            self._fail(entry, _UNREADABLE)
+            self._reading_failed(entry, reading)
             return
         with self._changed:
             entry.reading = reading
+            self._readers_failed_at = None
             self._room.make_ready(entry)
             self._changed.notify_all()
+
+    def _reading_failed(self, entry: Entry, error: Exception) -> None:
+        """The fault is the server's: its reading processes do not start, or a picture did what none ever did."""
+        if not isinstance(error, ReadingDroppedError):
+            _log.error("reading a picture failed: %s", describe(error).sentence)
+            with self._changed:
+                self._last_error, self._readers_failed_at = _kind(error), time.perf_counter()
+        with self._changed:
+            self._room.remove(entry)
+        self._fail(entry, _READING_FAILED)
 
     def _reading_pool(self) -> ReadingPool:
         pool = self._pool
@@ -341,7 +367,10 @@ class Service:
             raise self._unavailable()
         return pool
 
-    def _open_pool(self, captioner: Captioner) -> ReadingPool:
+    def _open_pool(self, captioner: Captioner) -> None:
+        """Start the reading processes, once; a model that cannot have any is closed again."""
+        if self._pool is not None:
+            return
         limits, num_fast = self.limits, num_reading_threads()
         reader = IsolatedReader(
             captioner.spec,
@@ -352,9 +381,14 @@ class Service:
             memory_bytes=limits.reading_memory_bytes,
             limits=PictureLimits(max_pixels=limits.max_pixels, max_bytes=limits.max_picture_bytes),
         )
-        reader.start()
-        reader.wait_until_ready()
-        return ReadingPool(reader, limits=limits, num_fast=num_fast)
+        try:
+            reader.start()
+            reader.wait_until_ready()
+        except BaseException:
+            reader.close()
+            captioner.close()
+            raise
+        self._pool = ReadingPool(reader, limits=limits, num_fast=num_fast)
 
     # The thread of deadlines
 
@@ -402,8 +436,7 @@ class Service:
                 return None
             try:
                 captioner = self._load()
-                if self._pool is None:
-                    self._pool = self._open_pool(captioner)
+                self._open_pool(captioner)
             except BaseException as error:
                 with self._changed:
                     if self._state == "loading":

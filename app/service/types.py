@@ -48,6 +48,11 @@ class ServiceLimits:
         """Of the pictures that wait as slow ones: a quarter of what may wait in all."""
         return self.max_waiting_bytes // 4
 
+    @property
+    def max_view_bytes(self) -> int:
+        """Of the pictures that wait to be shown on the page: a quarter of what requests may hold."""
+        return self.max_waiting_bytes // 4
+
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)

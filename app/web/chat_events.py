@@ -1,6 +1,5 @@
 """What happens in the Chat tab: a picture is chosen, a question asked, stopped, asked again. No layout."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -20,7 +19,6 @@ from app.web.runs import Runs
 from app.web.settings import sampling_of
 
 TAB = "chat"
-_MOST_AT_ONCE = 4  # pictures of all visitors that are decoded to be looked at
 
 
 class ChatEvents:
@@ -31,7 +29,6 @@ class ChatEvents:
 
     def __init__(self, service: Service, *, samples: Sequence[Path], runs: Runs) -> None:
         self._service, self._samples, self._runs = service, samples, runs
-        self._looking = asyncio.Semaphore(_MOST_AT_ONCE)
 
     # A picture: session, picture, line below it, log, four buttons
 
@@ -56,8 +53,7 @@ class ChatEvents:
         if file is None:
             session.drop()
         else:
-            async with self._looking:
-                looked = await look(self._service, file, client=f"page {page}")
+            looked = await look(self._service, file, client=f"page {page}", is_wanted=lambda: session.wanted == file)
             if session.wanted != file:  # another one was chosen meanwhile
                 return [gr.skip()] * 8
             session.choose(looked)

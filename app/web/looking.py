@@ -1,13 +1,16 @@
 """An uploaded picture as its user sees it: what a browser's value stands for, size, preview. No Gradio."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from app.service.service import Service, UnavailableError
+from app.reading.crew import ReadingProcessError
+from app.service.reading_pool import ReadingDroppedError
+from app.service.service import BusyError, Service, UnavailableError
 from app.web.chat_state import PickedPicture
 from app.web.uploads import read_upload, uploaded
 from vision.errors import PictureError
@@ -16,6 +19,7 @@ File = tuple[str, str]  # path of an uploaded file, and its name on the user's d
 
 _SHOWN_BY_BROWSERS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".avif")
 _PREVIEW_SIDE = 1024  # pixels
+_NOT_LOOKED_AT = "The server could not read the picture in time; choose it again later."
 
 
 def file_of(value: Any) -> File | None:
@@ -35,17 +39,21 @@ def files_of(value: Any) -> list[File]:
     return [file for each in (value if isinstance(value, list) else []) if (file := file_of(each)) is not None]
 
 
-async def look(service: Service, file: File, *, client: str) -> PickedPicture:
-    """What a picture is, or why it cannot be read."""
+async def look(
+    service: Service, file: File, *, client: str, is_wanted: Callable[[], bool] = lambda: True
+) -> PickedPicture:
+    """What a picture is, or why it cannot be read. The reading ends when `is_wanted` returns False."""
     path, name = file
     try:
         data = await asyncio.to_thread(read_upload, path, max_bytes=service.limits.max_picture_bytes)
-        reading = service.view(data, name=name, side=_PREVIEW_SIDE, client=client)
-    except (PictureError, UnavailableError) as error:
+        reading = service.view(data, name=name, side=_PREVIEW_SIDE, client=client, is_wanted=is_wanted)
+        view = await asyncio.wait_for(asyncio.wrap_future(reading), service.limits.timeout_s)
+    except (PictureError, UnavailableError, BusyError) as error:
         return PickedPicture(source=path, shown=path, name=name, problem=error.message)
-    view = await asyncio.wrap_future(reading)
+    except (TimeoutError, ReadingDroppedError, ReadingProcessError):
+        return PickedPicture(source=path, shown=path, name=name, problem=_NOT_LOOKED_AT)
     if view.pixels is None:
-        problem = "The picture could not be read." if view.error is None else view.error.message
+        problem = _NOT_LOOKED_AT if view.error is None else view.error.message
         return PickedPicture(source=path, shown=path, name=name, problem=problem)
     shown = path
     if Path(path).suffix.lower() not in _SHOWN_BY_BROWSERS:

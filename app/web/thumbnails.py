@@ -20,7 +20,10 @@ def data_address(image: Image.Image) -> str:
 
 
 async def thumbnail(service: Service, picture: bytes, *, name: str, client: str) -> str | None:
-    """The data address of a picture file with both sides at most `THUMBNAIL_SIDE`; None if it cannot be read."""
-    reading = service.view(picture, name=name, side=THUMBNAIL_SIDE, client=client)
-    view = await asyncio.wrap_future(reading)
+    """The data address of a picture file with both sides at most `THUMBNAIL_SIDE`; None whatever goes wrong."""
+    try:
+        reading = service.view(picture, name=name, side=THUMBNAIL_SIDE, client=client)
+        view = await asyncio.wait_for(asyncio.wrap_future(reading), service.limits.timeout_s)
+    except Exception:  # an answer is worth more than its thumbnail
+        return None
     return None if view.pixels is None else data_address(Image.fromarray(view.pixels))

@@ -10,7 +10,7 @@ import pytest
 from app.answers import AnswerError
 from app.reading.process import KeepWaiting
 from app.reading.reader import PictureReading
-from app.service.reading_pool import READING_BUSY, ReadingPool, ReadingTask
+from app.service.reading_pool import READING_BUSY, ReadingDroppedError, ReadingPool, ReadingTask
 from app.service.types import ServiceLimits
 
 WAIT_S = 20.0
@@ -39,7 +39,15 @@ class StubReader:
         self._is_closed = False
         self.spent: list[str] = []  # pictures whose process got a lower priority
 
-    def read(self, source: bytes, *, name: str | None, side: int | None, keep_waiting: KeepWaiting) -> PictureReading:
+    def read(
+        self,
+        source: bytes,
+        *,
+        name: str | None,
+        wants_pixels: Callable[[str], bool],
+        side: int | None,
+        keep_waiting: KeepWaiting,
+    ) -> PictureReading:
         assert name is not None
         process, started = StubProcess(), time.perf_counter()
         self.begun.append(name)
@@ -161,9 +169,10 @@ def test_a_picture_that_nobody_wants_any_more_gives_its_place_back(pool: Pool) -
     pool.submit("slow 1", is_wanted=lambda: "slow 1" in wanted)
     wait_for(lambda: pool.reader.begun)
     wanted.clear()
-    wait_for(lambda: pool.pool.status().num_reading == 0)
+    wait_for(lambda: pool.delivered)
 
-    assert not pool.delivered
+    assert isinstance(pool.delivered["slow 1"], ReadingDroppedError)
+    assert pool.pool.status().num_reading == 0
 
 
 def test_a_picture_that_is_discarded_while_it_waits_is_not_read(pool: Pool) -> None:
@@ -198,3 +207,20 @@ def test_closing_ends_what_hangs_and_drops_what_waits(pool: Pool) -> None:
 
     assert threads
     assert not any(thread.is_alive() for thread in pool.pool._threads)
+    assert sorted(pool.delivered) == [f"slow {number}" for number in range(4)]
+    pool.submit("late")
+    assert all(isinstance(pool.delivered[name], Exception) for name in ("late", "slow 2", "slow 3"))
+
+
+def test_a_slow_picture_that_nobody_wants_any_more_is_not_queued_again(pool: Pool) -> None:
+    wanted = {"slow 2"}
+    pool.submit("slow 1")
+    wait_for(lambda: pool.reader.spent == ["slow 1"])
+    pool.submit("slow 2", is_wanted=lambda: "slow 2" in wanted)
+    wait_for(lambda: "slow 2" in pool.reader.begun)
+    wanted.clear()
+    pool.submit("good")
+    wait_for(lambda: {"slow 2", "good"} <= pool.delivered.keys())
+
+    assert isinstance(pool.delivered["slow 2"], ReadingDroppedError)
+    assert pool.pool.num_slow_waiting == 0

@@ -230,8 +230,10 @@ def test_a_picture_whose_reading_fails_as_none_ever_did_is_answered(
         answer = service.submit(ask(0)).result()
 
     assert answer.error is not None
-    assert answer.error.code == "unreadable"
+    assert answer.error.code == "reading_failed"
+    assert service.status().is_stalled  # whose fault it is, shows in /health and /ready
     assert service.submit(ask(0)).result().error is None
+    assert not service.status().is_stalled
 
 
 @pytest.mark.parametrize(
@@ -685,6 +687,19 @@ def test_a_view_is_cancelled_with_its_future(start: Starter) -> None:
     seen = service.view(BYTES[0], name="good.png", side=100, client="page").result(WAIT_S)
     assert seen.pixels is not None
     assert (seen.pixels.shape, seen.width, seen.height) == ((100, 100, 3), 224, 224)
+
+
+def test_views_beyond_their_bytes_are_refused(start: Starter) -> None:
+    picture = ask_slow(0).picture
+    service = start(limits=replace(SLOW_LIMITS, max_waiting_bytes=8 * len(picture)))
+    views = []
+    with pytest.raises(BusyError):
+        for _ in range(10):
+            views.append(service.view(picture, name="slow.jpg", side=9, client="page"))
+    service.close()
+
+    assert len(views) >= 2
+    assert all(view.exception(WAIT_S) is not None for view in views)
 
 
 def test_closing_waits_for_no_reading(start: Starter) -> None:
