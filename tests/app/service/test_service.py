@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import app.service.service
 from app.captioner import Answer, Captioner, TextDelta
 from app.flow import Flow
 from app.reading.isolated import IsolatedReader
+from app.reading.reader import PictureReading
 from app.resources import sample_pictures
 from app.service.service import Ask, BusyError, Observer, Service, ServiceLimits, Ticket, UnavailableError
 from llm.engine.sampling_params import SamplingParams
@@ -692,10 +694,14 @@ def test_a_view_is_cancelled_with_its_future(start: Starter) -> None:
 def test_views_beyond_their_bytes_are_refused(start: Starter) -> None:
     picture = ask_slow(0).picture
     service = start(limits=replace(SLOW_LIMITS, max_waiting_bytes=8 * len(picture)))
-    views = []
-    with pytest.raises(BusyError):
+    views: list[Future[PictureReading]] = []
+
+    def ask_for_views() -> None:
         for _ in range(10):
             views.append(service.view(picture, name="slow.jpg", side=9, client="page"))
+
+    with pytest.raises(BusyError):
+        ask_for_views()
     service.close()
 
     assert len(views) >= 2
