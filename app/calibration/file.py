@@ -12,7 +12,9 @@ from app.calibration.measures import MAX_TEMPERATURE, MIN_TEMPERATURE, Bin, Metr
 from app.decisions import Rule
 from app.errors import UsageError
 from app.whole_files import whole_file
+from vision.formats import shown_text
 
+_SHOWN_CHARS = 200  # of what a file says, in a message
 CALIBRATION_FORMAT: Final = "llama-adapter-calibration"
 CALIBRATION_VERSION: Final = 1
 
@@ -74,10 +76,10 @@ def read_calibration(path: str) -> Calibration:
         if kind != CALIBRATION_FORMAT or version != CALIBRATION_VERSION:
             raise ValueError(f"format {kind!r}, version {version!r}")
         return _calibration(content)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise UsageError(
             f"Wanted a calibration ({CALIBRATION_FORMAT}, version {CALIBRATION_VERSION}) in `{os.fspath(path)}`, got "
-            f"something else ({type(error).__name__}: {error})",
+            f"something else ({type(error).__name__}: {shown_text(str(error)[:_SHOWN_CHARS])})",
             hint="`llama-adapter ask --calibrate` writes one",
         ) from None
 

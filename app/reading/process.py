@@ -47,6 +47,9 @@ ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": f"{64 * 2**20}",
     "MALLOC_TRIM_THRESHOLD_": f"{128 * 2**20}",
     "MALLOC_TOP_PAD_": f"{16 * 2**20}",
+    # glibc clears what it hands out. Some decoders leave parts of a damaged picture as memory was: it may hold another
+    # client's picture, and the pixels differ from time to time.
+    "MALLOC_PERTURB_": "255",
 }
 REAP_LIMIT_S = 1.0
 PIPE_BYTES = 65536

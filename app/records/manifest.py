@@ -13,7 +13,9 @@ from typing import Any, Final, Literal
 
 from app.records.record import Record, RecordFileError, is_part
 from app.whole_files import whole_file
+from vision.formats import shown_text
 
+_SHOWN_CHARS = 200  # of what a file says, in a message
 MANIFEST_FORMAT: Final = "llama-adapter-runs"
 MANIFEST_VERSION: Final = 1
 
@@ -101,10 +103,11 @@ def read_manifest(records_path: str | os.PathLike[str]) -> list[RunManifest]:
         if not all(isinstance(run.run, str) for run in runs):
             raise ValueError("a run without a name")
         return runs
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise RecordFileError(
             f"Wanted a manifest ({MANIFEST_FORMAT}, version {MANIFEST_VERSION}) at `{path}`, got something else "
-            f"({type(error).__name__}: {error}); move it away or name another file for the answers."
+            f"({type(error).__name__}: {shown_text(str(error)[:_SHOWN_CHARS])}); move it away or name another file for "
+            "the answers."
         ) from error
 
 

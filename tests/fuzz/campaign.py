@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import SystemRandom
 
+from app.reading.process import ENVIRONMENT
 from tests.fuzz.findings import Finding
 from tests.fuzz.target import Target
 from tests.fuzz.worker import CORPUS, CURRENT, FINDINGS, STATUS, Status
@@ -82,7 +83,7 @@ def _work(target: Target, tally: Tally, folder: Path, *, seconds: float, by_outc
     command = [sys.executable, "-m", "tests.fuzz.worker", target.name, str(folder), f"{seconds:.1f}"]
     command += [str(SystemRandom().randrange(1, 2**31)), "--instrument", *target.instrumented]
     command += ["--by-outcome"] if by_outcome else []
-    environment = {**os.environ, "FUZZ_SCRATCH": scratch, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    environment = {**os.environ, "FUZZ_SCRATCH": scratch, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", **ENVIRONMENT}
     started = time.monotonic()
     try:
         with open(folder / "log", "w+b") as log:

@@ -20,6 +20,7 @@ from tests.app.inputs.files import tar_bytes
 from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines, mutated_tar
 from tests.fuzz.target import Target, refused, written
 from vision.errors import PictureError
+from vision.formats import UNSAFE_ON_TERMINALS, shown_name
 
 _MOST_ITEMS = 10_000  # of one input: more than its bytes can name
 _CODES = ("manifest", "list", "archive", "unsupported", "too_large")
@@ -29,7 +30,7 @@ def _checked(items: Iterator[PictureInput], *, num_bytes: int) -> str:
     found = list(itertools.islice(items, _MOST_ITEMS))
     assert len(found) <= num_bytes + 1, "more pictures than bytes"
     for item in found:
-        assert item.label.encode(errors="surrogateescape") is not None
+        assert not UNSAFE_ON_TERMINALS.search(shown_name(item.label))
         assert item.source is not None
         if item.error is not None:
             assert item.error.code in _CODES

@@ -47,7 +47,9 @@ class _Service(StubService):
         limits=PictureLimits(max_pixels=limits.max_pixels, max_bytes=limits.max_picture_bytes),
     )
 
-    def view(self, picture: bytes, *, name: str, side: int, client: str) -> Future[PictureReading]:
+    def view(
+        self, picture: bytes, *, name: str, side: int, client: str, is_wanted: Callable[[], bool] = bool
+    ) -> Future[PictureReading]:
         """As the service's, in this thread."""
         future: Future[PictureReading] = Future()
         future.set_result(self._reader.read(picture, name=name, side=side))

@@ -62,8 +62,8 @@ def _append(path: Any, data: bytes, before: list[Record] | None) -> str:
     kept, tail = data[:end], data[end:]
     assert now.startswith(kept), "a whole line was lost"
     assert now.endswith(_NEW_LINE)
-    if parse_record(tail) is not None:
-        assert now == kept + tail + b"\n" + _NEW_LINE, "a whole last record was lost"
+    if parse_record(whole := tail.rstrip(b"\0")) is not None:  # zeros are what a power cut leaves
+        assert now == kept + whole + b"\n" + _NEW_LINE, "a whole last record was lost"
     else:
         assert not _begins_with_record(tail), "a whole record was cut off with a torn one"
     if before is not None:
