@@ -15,7 +15,15 @@ from typing import Any, BinaryIO, Final
 import torch
 from torch import Tensor
 
-from llm.weights.pickles import MAX_BYTES, Module, PickleError, StorageHeader, TensorHeader, read_pickle
+from llm.weights.pickles import (
+    MAX_BYTES,
+    ForeignObjectError,
+    Module,
+    PickleError,
+    StorageHeader,
+    TensorHeader,
+    read_pickle,
+)
 
 MAX_TENSORS: Final = 100_000
 _MAX_CLAIM: Final = 4  # bytes of all tensors, in sizes of the file: few tensors share their numbers with another
@@ -185,8 +193,8 @@ class TorchFile:
 def module_tensors(module: Module) -> dict[str, TensorHeader]:
     """The tensors of a TorchScript module and of the modules in it, under the names of its state dict.
 
-    Raises PickleError for modules that are nested too deep, have too many attributes in all, or contain one another
-    without end.
+    Raises ForeignObjectError for a module with a form of its own, and PickleError for modules that are nested too
+    deep, have too many attributes in all, or contain one another without end.
     """
     found: dict[str, TensorHeader] = {}
     waiting = [("", module)]
@@ -195,6 +203,8 @@ def module_tensors(module: Module) -> dict[str, TensorHeader]:
         prefix, inner = waiting.pop()
         for name, value in inner.attributes.items():
             num_seen += 1
+            if type(name) is not str:
+                raise ForeignObjectError(inner.name)
             if num_seen > MAX_TENSORS or len(prefix) + len(name) > _MAX_NAME:
                 raise PickleError("modules without end")
             if isinstance(value, TensorHeader):

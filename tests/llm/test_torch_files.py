@@ -173,6 +173,7 @@ def test_code_of_an_archive_is_not_run(tmp_path: Path) -> None:
     [
         b"\x80\x02c__torch__.torch.classes.quantized\nLinearPackedParamsBase\n)\x81.",
         b"\x80\x02c__torch__.a b\nc\n)\x81.",
+        b"\x80\x02c__torch__.a\nB\n)\x81}K\x01K\x02sb.",
         b"\x80\x02cos\nsystem\nX\x02\x00\x00\x00ls\x85R.",
         b"\x80\x02c__builtin__\neval\n.",
         b"\x80\x02ctorch.jit\nload\n.",
