@@ -16,6 +16,7 @@ from app.startup import explain_torch_import
 from app.talk import forget, say
 from llm.runtime.memory import tells_shortage
 from llm.runtime.npu_errors import NpuFailure, explain_npu_error, shorten_npu_error
+from vision.formats import shown_text
 
 
 class Exit(IntEnum):
@@ -61,7 +62,7 @@ _DEVICE_FAILED = Rule(exit_code=Exit.FAILED, http_status=500)
 _NO_THREAD = Rule(
     exit_code=Exit.FAILED,
     http_status=503,
-    hint="this user or this shell may have no more processes or memory: `ulimit -u` and `ulimit -v` tell",
+    hint="the limit on processes or memory is reached; `ulimit -u` and `ulimit -v` show both",
 )
 _NO_TORCH = Rule(exit_code=Exit.FAILED, http_status=500)
 _UNEXPECTED = Rule(
@@ -173,9 +174,9 @@ def describe(error: BaseException) -> Problem:
 
 
 def format_problem(problem: Problem) -> str:
-    """The lines for stderr: the sentence and, apart from it, the hint."""
-    lines = f"error: {problem.sentence}"
-    return f"{lines}\n\nhint: {problem.hint}" if problem.hint else lines
+    """The lines for stderr: the sentence and, apart from it, the hint, both as `shown_text`."""
+    line = f"error: {shown_text(problem.sentence)}"
+    return f"{line}\n\nhint: {shown_text(problem.hint)}" if problem.hint else line
 
 
 def run_guarded(action: Callable[[], int], *, debug: bool = False) -> int:
@@ -191,7 +192,7 @@ def run_guarded(action: Callable[[], int], *, debug: bool = False) -> int:
         return rule_for(error).exit_code
     except (Exception, KeyboardInterrupt) as error:
         if debug:
-            traceback.print_exc()
+            say("\n".join(shown_text(line) for line in traceback.format_exc().splitlines()))
         problem = describe(error)
         said = "interrupted" if problem.exit_code == Exit.INTERRUPTED else format_problem(problem)
         say(said)

@@ -22,7 +22,7 @@ from app.service.types import ServiceLimits
 from app.spec import CaptionerSpec
 from app.telling import EMBEDDED_NOTE
 from llm.runtime.backend import EAGER
-from vision.formats import PICTURE_SUFFIXES
+from vision.formats import PICTURE_SUFFIXES, shown_text
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -185,12 +185,19 @@ def read_api_keys(path: str | None) -> tuple[str, ...]:
 def _teller(*, quiet: bool) -> Callable[[str], None]:
     """Notes go to stderr, and so does a line for each request, unless they are not wanted."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    handler.setFormatter(_OneLine("%(asctime)s %(message)s"))
     log = logging.getLogger("llama_adapter")
     log.handlers[:] = [handler]
     log.propagate = False
     log.setLevel(logging.WARNING if quiet else logging.INFO)
     return (lambda text: None) if quiet else _say
+
+
+class _OneLine(logging.Formatter):
+    """A line of the log as `shown_text`: pictures, models and clients have a say in what errors tell."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return shown_text(super().formatMessage(record))
 
 
 def _say(text: str) -> None:

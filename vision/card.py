@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vision.config import ClipConfig, QueryConfig, VisionConfig
 from vision.errors import EncoderError
+from vision.formats import UNSAFE_ON_TERMINALS
 from vision.json_object import check_fields, read_object
 
 EncoderDtype = Literal["float32", "float16"]
@@ -42,8 +43,8 @@ class EncoderCard:
     fingerprint: Mapping[str, str]  # of the weights, by half: see `fingerprint`
 
     def __post_init__(self) -> None:
-        if type(self.name) is not str or not self.name.isprintable():
-            raise ValueError(f"name must be a text that can be printed, got {self.name!r}")
+        if type(self.name) is not str or UNSAFE_ON_TERMINALS.search(self.name):
+            raise ValueError(f"name must be a text without control characters, got {self.name!r}")
         if type(self.opset) is not int:
             raise ValueError(f"opset must be a whole number, got {self.opset!r}")
         if self.dtype not in get_args(EncoderDtype):

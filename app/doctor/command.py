@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from app.doctor.environment import Probe, fold, is_needed, look_at_environment, purposes, uses_of
 from app.doctor.model import Finding, diagnose
 from app.errors import Exit
+from vision.formats import shown_text
 
 if TYPE_CHECKING:
     from app.doctor.encoder import EncoderQuestion
@@ -61,7 +62,7 @@ def _found(probe: Probe, *, uses: frozenset[str]) -> str:
 
 def _wrapped(text: str, *, first: str, rest: str, width: int) -> list[str]:
     return textwrap.wrap(
-        text,
+        shown_text(" ".join(text.splitlines())),
         width,
         initial_indent=first,
         subsequent_indent=rest,

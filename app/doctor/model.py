@@ -9,6 +9,7 @@ import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -311,10 +312,12 @@ def _check_claimed_digest(adapter: "AdapterFile") -> Iterator[Finding]:
 
 
 def _check_listed_digests(place: "LlamaFolder") -> Iterator[Finding]:
-    """Meta ships MD5 sums beside its weights."""
+    """Meta ships MD5 sums beside its weights. Only files beside the checklist are read, each once."""
+    from app.models.bundle import is_bare
     from llm.weights.files import shown
+    from vision.formats import shown_name
 
-    listed: list[tuple[Path, str]] = []
+    listed: dict[Path, str] = {}
     checklists = [place.folder / "checklist.chk"]
     if place.tokenizer is not None:
         checklists.append(place.tokenizer.parent / "tokenizer_checklist.chk")
@@ -322,15 +325,25 @@ def _check_listed_digests(place: "LlamaFolder") -> Iterator[Finding]:
         if checklist.is_file():
             for line in checklist.read_text(encoding="utf-8", errors="replace").splitlines():
                 digest, _, name = line.strip().partition(" ")
+                name = name.strip().lstrip("*")
                 if not name:  # an empty line
                     continue
-                listed.append((checklist.parent / name.strip().lstrip("*"), digest.lower()))
-    for path, digest in listed:
+                if is_bare(name):
+                    listed[checklist.parent / name] = digest.lower()
+                else:
+                    yield Finding(
+                        level="error",
+                        what="llama",
+                        sentence=f"`{shown_name(checklist)}` lists `{shown(name)}`, which is not the name of a file "
+                        "beside it",
+                        hint="the checklist is damaged or another program's; copy it again",
+                    )
+    for path, digest in listed.items():
         if not path.is_file():
             yield Finding(
                 level="error",
                 what="llama",
-                sentence=f"`{shown(path.name)}` is listed in the checklist of `{path.parent}` and is not there",
+                sentence=f"`{path.name}` is listed in the checklist of `{shown_name(path.parent)}` and is not there",
                 hint="copy the missing file",
             )
             continue
@@ -342,7 +355,7 @@ def _check_listed_digests(place: "LlamaFolder") -> Iterator[Finding]:
             yield Finding(
                 level="error",
                 what="llama",
-                sentence=f"`{path}` has the MD5 sum {actual}, and its checklist names {shown(digest)}",
+                sentence=f"`{shown_name(path)}` has the MD5 sum {actual}, and its checklist names {shown(digest)}",
                 hint="the file is damaged or another model's; copy it again",
             )
 
@@ -436,6 +449,7 @@ def _check_states(place: Path, manifest: Mapping[str, Any], configs: tuple[Any, 
 def _check_known_answer(place: Path, precision: "Precision | None") -> Iterator[Finding]:
     from app.captioner import Captioner
     from app.models.bundle import KNOWN_ANSWER, is_bare, read_manifest, stored_precision
+    from app.reading.isolated import open_reader
     from llm.weights.files import read_json
 
     if not (place / KNOWN_ANSWER).is_file():
@@ -460,8 +474,11 @@ def _check_known_answer(place: Path, precision: "Precision | None") -> Iterator[
     prompt = known["prompt"] if known.get("input") is None else (known["prompt"], known["input"])
     options = {"max_new_tokens": known["max_new_tokens"]} if "max_new_tokens" in known else {}
     try:
-        captioner = Captioner.load(place, precision=precision)
-        [answer] = captioner.generate([place / known["picture"]], [prompt], temperature=0.0, **options)
+        with (
+            Captioner.load(place, precision=precision) as captioner,
+            closing(open_reader("process", captioner.spec, size=captioner.image_size)) as captioner.reader,
+        ):
+            [answer] = captioner.generate([place / known["picture"]], [prompt], temperature=0.0, **options)
     except Exception as error:  # whatever the model or its known answer made it stumble over is what was sought
         yield Finding(
             level="error",

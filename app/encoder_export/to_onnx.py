@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,21 +17,21 @@ from app.encoder_export.talk import give, tell, told_complaints, told_next, told
 from app.inputs import expand_inputs
 from app.models.bundle import VISION, check_sizes, read_configs, read_half, read_manifest, stored_precision
 from app.models.checkpoints import adapter_name, find_clip, resolve_channel_order
+from app.reading.isolated import open_reader
 from app.resources import embedded_model, sample_pictures
+from app.spec import CaptionerSpec
 from app.whole_files import refuse_to_replace
 from llm.errors import CheckpointError
 from llm.weights.adapter import AdapterFile, open_adapter
 from vision.card import EncoderDtype
 from vision.config import VisionConfig
 from vision.encoder import encoder_from_state
-from vision.errors import EncoderError, PictureError
+from vision.errors import EncoderError
 from vision.export.defaults import DTYPE, OPSET, OPSETS
 from vision.export.graph import Graph, read_graph
 from vision.export.lint import lint_graph
 from vision.export.onnx import export_onnx
 from vision.export.parity import compare
-from vision.image import load_picture
-from vision.preprocess import preprocess
 from vision.weights import VisionCheckpointError, build_vision
 
 CLIP_FILE = "ViT-L-14.pt"  # as OpenAI publishes it, and where its own package keeps it
@@ -199,11 +200,13 @@ def _pixels(named: Sequence[str], *, size: int) -> NDArray[np.uint8]:
     """Pictures as the encoder gets them, those that can be read; raises EncoderError where none can."""
     found = expand_inputs(named) if named else islice(expand_inputs([sample_pictures()]), _MAX_PICTURES)
     pixels = []
-    for one in found:
-        try:
-            pixels.append(preprocess(load_picture(one.path).image, size=size))
-        except PictureError as error:
-            tell(f"not compared on this picture: {error.message}")
+    with closing(open_reader("process", CaptionerSpec(), size=size)) as reader:
+        for one in found:
+            reading = reader.read(one.path)
+            if reading.pixels is not None:
+                pixels.append(reading.pixels)
+            elif reading.error is not None:
+                tell(f"not compared on this picture: {reading.error.message}")
     if not pixels:
         raise EncoderError(
             "None of the pictures can be read, and without any the graph cannot be compared with the encoder",

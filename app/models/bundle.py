@@ -44,6 +44,7 @@ from llm.tokenizer import Tokenizer
 from llm.weights.files import list_keys, read_json, shown
 from vision.card import fingerprint
 from vision.config import ChannelOrder, VisionConfig
+from vision.formats import UNSAFE_ON_TERMINALS, shown_name
 
 FORMAT = "llama-adapter-bundle"
 VERSIONS: Mapping[Precision, int] = {"float": 1, "int8": 2}  # older programs read the first
@@ -260,7 +261,7 @@ def _notes(place: Path, files: Iterable[str]) -> tuple[str, ...]:
     """Says which parts of the bundle other users may change: what they put there answers in the model's name."""
     # In a folder with the sticky bit, others may add files and not change these.
     open_to = {"the folder itself": "" if place.stat().st_mode & stat.S_ISVTX else _writers(place)}
-    open_to |= {f"`{shown(file)}`": _writers(place / file) for file in files}
+    open_to |= {f"`{shown_name(file)}`": _writers(place / file) for file in files}
     found = [what for what, who in open_to.items() if who]
     if not found:
         return ()
@@ -332,7 +333,9 @@ def check_sizes(place: Path, manifest: Mapping[str, Any]) -> None:
     for file, entry in manifest["files"].items():
         path = place / file
         if not path.is_file():
-            raise CheckpointError(f"The bundle `{place}` lacks `{shown(file)}`", hint="copy the whole folder again")
+            raise CheckpointError(
+                f"The bundle `{place}` lacks `{shown_name(file)}`", hint="copy the whole folder again"
+            )
         if path.stat().st_size != entry["bytes"]:
             raise CheckpointError(
                 f"`{path}` has {path.stat().st_size:,} bytes, where {entry['bytes']:,} are wanted",
@@ -383,13 +386,13 @@ def check_target(directory: str | os.PathLike[str], *, overwrite: bool) -> None:
 
 
 def is_bare(name: str) -> bool:
-    """Whether a name is that of a file inside the bundle, not a way out of it, and can be shown."""
-    return Path(name).name == name and _is_label(name)
+    """Whether a name is that of a file in a folder, not a way out of it, and can be shown."""
+    return Path(name).name == name != ".." and _is_label(name)
 
 
 def _is_label(text: str) -> bool:
     """Whether a text can stand in a line for people."""
-    return text.isprintable() and len(text) <= _LONGEST_LABEL
+    return UNSAFE_ON_TERMINALS.search(text) is None and len(text) <= _LONGEST_LABEL
 
 
 def _entry(path: Path) -> dict[str, int | str]:

@@ -23,12 +23,13 @@ from llm.errors import CheckpointError
 from llm.tokenizer import Tokenizer
 from llm.weights.adapter import AdapterFile, open_adapter
 from llm.weights.build import decoder_tensors, plan_decoder
-from llm.weights.files import read_tensor_file, shown
+from llm.weights.files import read_tensor_file
 from llm.weights.huggingface import open_huggingface
 from llm.weights.meta import open_meta
 from llm.weights.source import LlamaSource
 from vision.card import EncoderCard
 from vision.config import ChannelOrder, VisionConfig
+from vision.formats import shown_name
 from vision.weights import ClipSource, build_vision, clip_file, read_clip, read_query
 
 DEFAULT_CONTEXT = 512
@@ -297,7 +298,7 @@ def claimed_digest(path: str | os.PathLike[str]) -> str | None:
 
 def adapter_name(path: str | os.PathLike[str]) -> str:
     """An adapter's name for people: its file name without digest and ending."""
-    return shown(re.sub(r"^[0-9a-f]{64}_", "", Path(path).name).removesuffix(".pth") or Path(path).name)
+    return shown_name(re.sub(r"^[0-9a-f]{64}_", "", Path(path).name).removesuffix(".pth") or Path(path).name)
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:

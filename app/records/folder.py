@@ -1,12 +1,14 @@
 """A folder of record files in the place of one: each up to so many records, the last one growing. One writer."""
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self
 
 from app.records.file import FileLock, RecordWriter
+from app.records.loss import RecordFileLostError
 from app.records.manifest import read_manifest
 from app.records.record import PART_NAME, Record
 
@@ -87,6 +89,7 @@ class RecordFolder:
             self._number = max(parts, default=0)
             self._part = RecordWriter(self._path_of(self._number))
             self._num_in_part = _count_lines(self._part.path)
+            self._full = {path for number, path in parts.items() if number != self._number}
         except BaseException:
             self._lock.close()
             raise
@@ -108,15 +111,18 @@ class RecordFolder:
 
     def sync(self) -> None:
         """Make everything written durable. Raises `RecordFileLostError` where the growing part is not in its place."""
-        self._part.sync()
+        with self._telling_of_full_parts():
+            self._part.sync()
 
     def write(self, record: Record) -> None:
         """Append one record."""
-        if self._num_in_part >= self._records_in_a_part:
-            self._part.close()
-            self._number += 1
-            self._part, self._num_in_part = RecordWriter(self._path_of(self._number)), 0
-        self._part.write(record)
+        with self._telling_of_full_parts():
+            if self._num_in_part >= self._records_in_a_part:
+                self._part.close()
+                self._full.add(self._part.path)
+                self._number += 1
+                self._part, self._num_in_part = RecordWriter(self._path_of(self._number)), 0
+            self._part.write(record)
         self._num_in_part += 1
 
     def clear(self) -> None:
@@ -127,12 +133,14 @@ class RecordFolder:
                 part.clear()
             path.unlink(missing_ok=True)
         self._number, self._num_in_part = 0, 0
+        self._full.clear()
         self._part = RecordWriter(self._path_of(0))
 
     def close(self) -> None:
         """Make everything written durable; further calls do nothing."""
         try:
-            self._part.close()
+            with self._telling_of_full_parts():
+                self._part.close()
             if self._is_new and not self._parts():
                 with suppress(OSError):  # somebody has put something else there
                     (self.path / _LOCK_NAME).unlink(missing_ok=True)
@@ -148,6 +156,22 @@ class RecordFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @contextmanager
+    def _telling_of_full_parts(self) -> Iterator[None]:
+        """An error about a growing part that was removed says which full parts are gone with it, too."""
+        try:
+            yield
+        except RecordFileLostError as error:
+            num_gone = sum(not path.exists() for path in self._full)
+            if not error.is_removed or not num_gone:
+                raise
+            raise RecordFileLostError(
+                f"{error.message}. The full parts before it are gone too and are not rescued: {num_gone:,} of up to "
+                f"{self._records_in_a_part:,} records each. A further run asks again what they held",
+                hint=error.hint,
+                is_removed=True,
+            ) from None
 
     def _path_of(self, number: int) -> Path:
         return self.path / f"part-{number:05d}.jsonl"

@@ -16,12 +16,16 @@ _MOVE_BACK = f"move that file to where --out names it, or name it as --out; then
 
 
 class RecordFileLostError(RecordFileError):
-    """What a run writes is not in the file any more that its user named; `hint` says what to do."""
+    """What a run writes is not in the file any more that its user named; `hint` says what to do.
 
-    def __init__(self, message: str, *, hint: str) -> None:
+    `is_removed` where the file was removed, rather than moved or changed.
+    """
+
+    def __init__(self, message: str, *, hint: str, is_removed: bool = False) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.is_removed = is_removed
 
 
 def is_at(path: Path, file: BinaryIO) -> bool | None:
@@ -92,11 +96,14 @@ def _removed(file: BinaryIO, *, path: Path, place: Path) -> RecordFileLostError:
     except OSError as error:
         return RecordFileLostError(
             f"{what} are lost, since they could not be written again ({error.strerror})",
-            hint="see what removes it; the same command asks everything again",
+            hint="find the program that removed it; the same command asks everything again",
+            is_removed=True,
         )
     if kept == place:
-        return RecordFileLostError(f"{what} were written there again", hint=f"see what removes it; {_GO_ON}")
-    return RecordFileLostError(f"{what} were written to `{kept}`", hint=_MOVE_BACK)
+        return RecordFileLostError(
+            f"{what} were written there again", hint=f"find the program that removed it; {_GO_ON}", is_removed=True
+        )
+    return RecordFileLostError(f"{what} were written to `{kept}`", hint=_MOVE_BACK, is_removed=True)
 
 
 def _write_again(file: BinaryIO, *, place: Path) -> Path:

@@ -11,8 +11,10 @@ from app.errors import Exit, Problem, format_problem
 from app.jobs.job import Job
 from app.jobs.scribe import how_to_go_on
 
-# Says its argument when its stdin ends without a word: this process has ended then.
-_LISTENER: Final = "import sys; sys.stdin.buffer.read() or print(sys.argv[1], file=sys.stderr)"
+# Says its argument when its stdin ends without a byte: this process has ended then.
+_LISTENER: Final = "import sys; sys.stdin.buffer.read(1) or print(sys.argv[1], file=sys.stderr)"
+
+_PATIENCE_S: Final = 5.0  # until the listener ends, which has nothing left to do
 
 
 @contextmanager
@@ -27,7 +29,7 @@ def last_words(job: Job) -> Iterator[None]:
         http_status=500,
         sentence="This process was ended from outside: Ray does that when its node on this machine, or its head, is "
         f"dead. {kept}, and the pictures under way have no answer",
-        hint=f"see that the cluster runs (`ray status`) and this machine has memory; then {how_to_go_on(job)}",
+        hint=f"check that the cluster runs (`ray status`) and this machine has free memory; then {how_to_go_on(job)}",
     )
     reader, writer = os.pipe()
     try:
@@ -42,4 +44,8 @@ def last_words(job: Job) -> Iterator[None]:
         with suppress(OSError):  # it was ended itself
             os.write(writer, b".")
         os.close(writer)
-        listener.wait()
+        try:
+            listener.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            listener.kill()
+            listener.wait()

@@ -4,12 +4,13 @@ No tensor names here: what the tensors mean is decided by the modules beside thi
 """
 
 import json
+import re
 import stat
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,6 +20,8 @@ from llm.errors import CheckpointError
 from llm.weights.pickles import ForeignObjectError, Module, PickleError, TensorHeader, Unread
 from llm.weights.torch_files import CompressedError, TorchFile, module_tensors
 
+# What a terminal would act on, or what would break one line into two; `vision.formats` has the same class.
+UNSAFE_ON_TERMINALS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _SHOWN_KEYS = 12
 _MAX_JSON = 16 << 20  # bytes; the largest shard index has a hundredth of it
 _LARGEST = 1 << 63  # of a whole number in a tensor
@@ -175,11 +178,9 @@ def require_numbers(
 
 
 def shown(text: str, *, length: int = 120) -> str:
-    """Text from a file as a message may show it: without control characters, and not longer than `length`."""
+    """The first `length` characters of a file's text for a message: those of `UNSAFE_ON_TERMINALS` become escapes."""
     cut = text if len(text) <= length else text[:length] + "..."
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in cut
-    )
+    return UNSAFE_ON_TERMINALS.sub(lambda unsafe: unsafe[0].encode("unicode_escape").decode(), cut)
 
 
 def list_keys(keys: Sequence[str]) -> str:

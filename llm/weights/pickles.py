@@ -128,10 +128,13 @@ class TensorHeader:
 
 @dataclass(slots=True, eq=False)
 class Module:
-    """A module of a TorchScript archive: the attributes as they are stored. Its code is not looked at."""
+    """A module of a TorchScript archive: the attributes as they are stored. Its code is not looked at.
+
+    A key that is not a text means that the module has a form of its own.
+    """
 
     name: str
-    attributes: dict[str, Any] = field(default_factory=dict)
+    attributes: dict[Any, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +345,8 @@ def _set_state(target: Any, state: Any) -> None:
             raise TypeError("state")
         return
     # A module with a `__setstate__` stores whatever that one takes, and only running it would tell what it means.
-    if type(state) is not dict or target.attributes or not all(type(key) is str for key in state):
+    # The keys are looked at where modules are counted: many may share one dictionary.
+    if type(state) is not dict or target.attributes:
         raise ForeignObjectError(target.name)
     target.attributes = state
 

@@ -15,12 +15,20 @@ from typing import Any, BinaryIO, Final
 import torch
 from torch import Tensor
 
-from llm.weights.pickles import MAX_BYTES, Module, PickleError, StorageHeader, TensorHeader, read_pickle
+from llm.weights.pickles import (
+    MAX_BYTES,
+    ForeignObjectError,
+    Module,
+    PickleError,
+    StorageHeader,
+    TensorHeader,
+    read_pickle,
+)
 
 MAX_TENSORS: Final = 100_000
 _MAX_CLAIM: Final = 4  # bytes of all tensors, in sizes of the file: few tensors share their numbers with another
 _SMALL: Final = 64 << 20  # bytes that tensors may claim in any case
-_MAX_NAME: Final = 1000
+_MAX_NAME: Final = 1000  # characters of a tensor's name with those of its modules
 _ZIP: Final = b"PK\x03\x04"
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
 _MAGIC: Final = 0x1950A86A20F9469CFC6C
@@ -71,8 +79,12 @@ class TorchFile:
         for header in headers.values():
             self._check(header)
         claimed = sum(header.numel * header.storage.dtype.itemsize for header in headers.values())
-        if claimed > max(_MAX_CLAIM * self._size, _SMALL):
-            raise PickleError(f"tensors of {claimed:,} bytes")
+        # Each may become a copy, and members of an archive may share their bytes.
+        keys = {(header.storage.dtype, header.storage.key) for header in headers.values()}
+        stored = sum(self._spans[key].end - self._spans[key].start for _, key in keys)
+        for what, num_bytes in (("tensors", claimed), ("storages", stored)):
+            if num_bytes > max(_MAX_CLAIM * self._size, _SMALL):
+                raise PickleError(f"{what} of {num_bytes:,} bytes")
         return {name: self._tensor(header) for name, header in headers.items()}
 
     def _check(self, header: TensorHeader) -> None:
@@ -181,17 +193,20 @@ class TorchFile:
 def module_tensors(module: Module) -> dict[str, TensorHeader]:
     """The tensors of a TorchScript module and of the modules in it, under the names of its state dict.
 
-    Raises PickleError for modules that are nested too deep, or contain one another without end.
+    Raises ForeignObjectError for a module with a form of its own, and PickleError for modules that are nested too
+    deep, have too many attributes in all, or contain one another without end.
     """
     found: dict[str, TensorHeader] = {}
     waiting = [("", module)]
     num_seen = 0
     while waiting:
         prefix, inner = waiting.pop()
-        num_seen += 1
-        if num_seen > MAX_TENSORS or len(prefix) > _MAX_NAME:
-            raise PickleError("modules without end")
         for name, value in inner.attributes.items():
+            num_seen += 1
+            if type(name) is not str:
+                raise ForeignObjectError(inner.name)
+            if num_seen > MAX_TENSORS or len(prefix) + len(name) > _MAX_NAME:
+                raise PickleError("modules without end")
             if isinstance(value, TensorHeader):
                 found[prefix + name] = value
             elif isinstance(value, Module):

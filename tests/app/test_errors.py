@@ -97,6 +97,18 @@ def test_sentence_and_hint_stand_apart() -> None:
     assert format_problem(describe(UsageError("no"))) == "error: no"
 
 
+def test_control_characters_of_a_message_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "a\x1b[2J\x9b\u202eb\rc\nd"
+
+    def fail() -> int:
+        raise UsageError(hostile, hint=hostile)
+
+    shown = "a\\x1b[2J\\x9b\\u202eb\\rc\\nd"
+    assert format_problem(describe(UsageError(hostile, hint=hostile))) == f"error: {shown}\n\nhint: {shown}"
+    assert run_guarded(fail, debug=True) == Exit.USAGE
+    assert capsys.readouterr().err.replace("\n", "").isprintable()
+
+
 def test_a_full_disk_is_named_with_its_file() -> None:
     problem = describe(OSError(errno.ENOSPC, "No space left on device", "answers.jsonl"))
 

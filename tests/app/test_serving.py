@@ -1,5 +1,6 @@
 """From flags to a server's settings: what is refused before any model is loaded."""
 
+import logging
 import sys
 from pathlib import Path
 
@@ -13,6 +14,17 @@ from app.errors import Exit, UsageError
 from app.service.types import ServiceLimits
 from app.serving import API_KEY_VARIABLE, ServeJob, check_packages, read_api_keys
 from app.spec import CaptionerSpec
+
+
+def test_a_line_of_the_log_holds_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    app.serving._teller(quiet=True)
+    log = logging.getLogger("llama_adapter")
+
+    logging.getLogger("llama_adapter.service").error("it said: %s", "a\x1b[2J\nb")
+    log.handlers.clear()
+    log.propagate = True
+
+    assert capsys.readouterr().err.endswith(" it said: a\\x1b[2J\\nb\n")
 
 
 @pytest.fixture

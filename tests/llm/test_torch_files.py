@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import pickletools
 import random
 import sys
 import time
@@ -172,6 +173,7 @@ def test_code_of_an_archive_is_not_run(tmp_path: Path) -> None:
     [
         b"\x80\x02c__torch__.torch.classes.quantized\nLinearPackedParamsBase\n)\x81.",
         b"\x80\x02c__torch__.a b\nc\n)\x81.",
+        b"\x80\x02c__torch__.a\nB\n)\x81}K\x01K\x02sb.",
         b"\x80\x02cos\nsystem\nX\x02\x00\x00\x00ls\x85R.",
         b"\x80\x02c__builtin__\neval\n.",
         b"\x80\x02ctorch.jit\nload\n.",
@@ -224,6 +226,70 @@ def test_many_views_of_the_same_numbers_are_refused(tmp_path: Path) -> None:
     torch.save({str(i): one for i in range(1000)}, tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match=r"damaged, .*\(tensors of 4,194,304,000 bytes\)"):
         read_tensor_file(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("other_order", [True, False], ids=["other byte order", "odd offset"])
+def test_members_of_an_archive_that_share_their_bytes_are_not_copied_one_by_one(
+    tmp_path: Path, other_order: bool
+) -> None:
+    num_members, num_bytes = 500, 1 << 20
+    with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
+        archive.writestr("x/data.pkl", many_headers(num_members))
+        if other_order:
+            archive.writestr("x/byteorder", {"little": b"big", "big": b"little"}[sys.byteorder])
+        archive.writestr("x/data/0", bytes(num_bytes))
+        one = archive.filelist[-1]
+        for i in range(1, num_members):
+            entry = zipfile.ZipInfo(f"x/data/{i}")
+            entry.CRC, entry.compress_size, entry.file_size = one.CRC, one.compress_size, one.file_size
+            entry.header_offset = one.header_offset
+            archive.filelist.append(entry)
+        start = one.header_offset + 30 + len(one.filename)
+        assert other_order or start % 4, "the numbers would be aligned"
+    before = resident()
+
+    with pytest.raises(CheckpointError, match=rf"\(storages of {num_members * num_bytes:,} bytes\)"):
+        read_tensor_file(tmp_path / "x.pt")
+
+    assert resident() - before < 100e6
+
+
+def many_headers(number: int) -> bytes:
+    """The pickle of a dictionary of tensors with one number each, every one in a storage of its own."""
+
+    def item(key: str) -> bytes:
+        storage = pickle_parts("storage") + b"ctorch\nFloatStorage\n" + pickle_parts(key, "cpu", 1)
+        tensor = b"ctorch._utils\n_rebuild_tensor_v2\n((" + storage + b"tQ" + pickle_parts(0) + b"K\x01\x85K\x01\x85"
+        return pickle_parts(key) + tensor + b"\x89}tRs"
+
+    return b"\x80\x02}" + b"".join(item(str(i)) for i in range(number)) + b"."
+
+
+def pickle_parts(*values: object) -> bytes:
+    """The opcodes that push plain values; nothing in them is remembered, so they can stand anywhere."""
+    return b"".join(pickletools.optimize(pickle.dumps(value, protocol=2))[2:-1] for value in values)
+
+
+def modules_with_attributes(number: int, attributes: bytes) -> bytes:
+    """The pickle of a module that holds so many modules, all with the same attributes."""
+    inner = b"".join(pickle_parts(str(i)) + b"c__torch__.a\nB\n)\x81h\x01b" for i in range(number))
+    return b"\x80\x02" + attributes + b"q\x01c__torch__.a\nB\n)\x81}(" + inner + b"ub."
+
+
+@pytest.mark.parametrize("kind", ["tensors", "numbers", "a long name"])
+def test_modules_that_share_many_attributes_are_refused_before_they_are_listed(tmp_path: Path, kind: str) -> None:
+    value = b"K\x01" if kind == "numbers" else many_headers(1)[len(b"\x80\x02}") + len(pickle_parts("0")) : -2]
+    names = ["x" * 1_000_000] if kind == "a long name" else [str(i) for i in range(20_000)]
+    items = b"".join(pickle_parts(name) + (value if i == 0 else b"h\x02") for i, name in enumerate(names))
+    items = items.replace(value, value + b"q\x02", 1)
+    content = modules_with_attributes(20_000, b"}(" + items + b"u")
+    rewrite(CLIP, tmp_path / "clip.pt", lambda name, data: content if name.endswith("/data.pkl") else data)
+    before = resident()
+
+    with pytest.raises(CheckpointError, match="modules without end"):
+        read_tensor_file(tmp_path / "clip.pt", torchscript=True)
+
+    assert resident() - before < 200e6
 
 
 def test_modules_without_end_are_refused(tmp_path: Path) -> None:

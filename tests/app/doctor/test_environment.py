@@ -98,6 +98,14 @@ def test_the_lines_of_the_table_fit_their_width_and_hints_have_their_own() -> No
     ]
 
 
+def test_control_characters_in_findings_do_not_reach_the_terminal() -> None:
+    hostile = "a\x1b[2J\x9b\u202eb\rc\nd"
+    lines = finding_lines([Finding(level="error", what=hostile, sentence=hostile, hint=hostile)], width=PIPE_WIDTH)
+
+    assert all(line.isprintable() for line in lines)
+    assert "a\\x1b[2J\\x9b\\u202eb c d" in lines[0]
+
+
 def test_the_lines_about_a_model_fit_their_width() -> None:
     [first, *others] = finding_lines(
         [Finding(level="error", what="adapter", sentence="word " * 30, hint="word " * 30)], width=PIPE_WIDTH

@@ -91,6 +91,22 @@ def test_a_damaged_file_is_told_by_its_checklist(llama: Path) -> None:
     assert "and its checklist names" in finding.sentence
 
 
+@pytest.mark.parametrize("name", ["../outside.bin", "{outside}", "sub/file", "..", "*../outside.bin", "\x1b[2Jx\x9b"])
+def test_a_checklist_cannot_name_files_elsewhere(name: str, llama: Path) -> None:
+    outside = llama / "outside.bin"
+    outside.write_bytes(b"secret")
+    digest = hashlib.md5(outside.read_bytes()).hexdigest()
+    with open(llama / "TINY" / "checklist.chk", "a", encoding="utf-8") as checklist:
+        checklist.write(f"{digest} {name.format(outside=outside)}\n")
+
+    found = [finding for finding in diagnose(changed(llama_dir=llama)) if finding.level != "ok"]
+
+    assert [finding.level for finding in found] == ["error"]
+    assert "which is not the name of a file beside it" in found[0].sentence
+    assert digest not in found[0].sentence
+    assert found[0].sentence.isprintable()
+
+
 def test_a_wrong_tokenizer_is_told_with_both_sizes(llama: Path) -> None:
     tensors = torch.load(llama / "TINY" / "consolidated.00.pth", weights_only=True)
     for name in ("tok_embeddings.weight", "output.weight"):
@@ -161,11 +177,13 @@ def test_an_untrained_adapter_is_warned_of(tmp_path: Path) -> None:
     assert "pictures have no influence" in warning.sentence
 
 
-def test_the_known_answer_is_replayed(bundle: Path) -> None:
+def test_the_known_answer_is_replayed(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"prompt": "Describe the image.", "max_new_tokens": 4}
     picture = GOLDEN / "images" / "shapes_200x300.jpg"
     [answer] = Captioner.load(bundle).generate([picture], known["prompt"], max_new_tokens=4)
     add_known_answer(bundle, known_answer={**known, "text": answer.text}, picture=picture)
+    # The picture is the bundle's: no decoder opens it in this process.
+    monkeypatch.delattr("PIL.Image.open")
     finding = diagnose(bundle)[-1]
     assert (finding.level, finding.what) == ("ok", "known answer")
     assert repr(answer.text) in finding.sentence

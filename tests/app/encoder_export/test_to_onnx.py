@@ -12,6 +12,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -26,6 +27,8 @@ from vision.config import VisionConfig
 from vision.export.graph import read_graph
 from vision.export.onnx import export_onnx
 from vision.export.parity import Parity
+from vision.image import load_picture
+from vision.preprocess import preprocess
 from vision.sidecar import read_sidecar
 from vision.weights import VisionCheckpointError
 
@@ -51,6 +54,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         code = main(["export", "onnx", *MODEL, "--dtype", "float16", "--pictures", picture(), "--out", str(out)])
     assert code == Exit.OK
     return Run(out, stdout.getvalue(), stderr.getvalue())
+
+
+def test_named_pictures_are_not_decoded_in_this_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no picture")
+    expected = preprocess(load_picture(picture()).image, size=28)
+    monkeypatch.delattr("PIL.Image.open")
+
+    pixels_BHWC = to_onnx._pixels([picture(), str(broken)], size=28)
+
+    assert np.array_equal(pixels_BHWC, expected[None])
+    assert "not compared on this picture: " in capsys.readouterr().err
 
 
 @pytest.fixture

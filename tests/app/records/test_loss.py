@@ -190,12 +190,38 @@ def test_a_growing_part_that_is_gone_is_noticed_and_its_folder_not_made_again(tm
     records = RecordFolder(tmp_path / "records", records_in_a_part=2)
     write(records, "one", "two", "three", "four")
     shutil.rmtree(tmp_path / "records")
-    with pytest.raises(RecordFileLostError, match="its 2 records"):
+    with pytest.raises(RecordFileLostError, match="its 2 records") as lost:
         records.write(recorded())  # into the next part
     records.close()
 
+    assert "The full parts before it are gone too and are not rescued: 1 of up to 2 records each" in lost.value.message
+
     assert files_in(tmp_path) == ["part-00001.rescued-1.jsonl"]
     assert texts_in(tmp_path / "part-00001.rescued-1.jsonl") == ["three", "four"]
+
+
+def test_full_parts_that_are_still_there_are_not_told_as_lost(tmp_path: Path) -> None:
+    with RecordFolder(tmp_path / "records", records_in_a_part=2) as earlier:
+        write(earlier, "one", "two")
+    records = RecordFolder(tmp_path / "records", records_in_a_part=2)
+    last = tmp_path / "records" / "part-00001.jsonl"
+    assert "full parts" not in lost_after(last.unlink, records, "three")
+
+    elsewhere = tmp_path / "elsewhere"
+    records = RecordFolder(tmp_path / "records", records_in_a_part=2)
+    assert "full parts" not in lost_after(lambda: (tmp_path / "records").rename(elsewhere), records, "four", "five")
+    assert files_in(elsewhere) == [".lock", "part-00000.jsonl", "part-00001.jsonl", "part-00002.jsonl"]
+
+
+def test_full_parts_of_an_earlier_run_are_told_as_lost(tmp_path: Path) -> None:
+    with RecordFolder(tmp_path / "records", records_in_a_part=2) as earlier:
+        write(earlier, "one", "two", "three")
+    records = RecordFolder(tmp_path / "records", records_in_a_part=2)
+
+    said = lost_after(lambda: shutil.rmtree(tmp_path / "records"), records, "four")
+
+    assert "its 2 records were written to" in said
+    assert "are not rescued: 1 of up to 2 records each" in said
 
 
 def test_stdout_that_is_a_file_may_get_other_lines_and_lose_its_name(tmp_path: Path) -> None:

@@ -20,9 +20,11 @@ with last_words(job):
 """
 
 
-def said(end: str) -> tuple[int, str]:
+def said(end: str, *, timeout_s: float | None = None) -> tuple[int, str]:
     command = [sys.executable, "-c", CODE.format(end=end)]
-    done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False, timeout=timeout_s
+    )
     return done.returncode, done.stderr
 
 
@@ -34,6 +36,14 @@ def test_an_end_that_python_does_not_see_is_told_with_what_is_kept_and_how_to_go
     assert "error: This process was ended from outside" in words
     assert "The records in `answers.jsonl` are kept" in words
     assert "the same command goes on where this one ended" in words
+
+
+def test_a_child_process_that_outlives_the_job_does_not_hold_it_up() -> None:
+    """It has inherited the end of the pipe that the listener waits for."""
+    assert said("os.fork() or (os.closerange(0, 3), __import__('time').sleep(60), os._exit(0))", timeout_s=45) == (
+        0,
+        "",
+    )
 
 
 @pytest.mark.parametrize(("end", "expected"), [("pass", 0), ("sys.exit(3)", 3)])
