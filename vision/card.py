@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vision.config import ClipConfig, QueryConfig, VisionConfig
 from vision.errors import EncoderError
-from vision.formats import UNSAFE_ON_TERMINALS
+from vision.formats import UNSAFE_ON_TERMINALS, shown_excerpt
 from vision.json_object import check_fields, read_object
 
 EncoderDtype = Literal["float32", "float16"]
@@ -89,7 +89,8 @@ class EncoderCard:
         if version is None:
             raise EncoderError(f"What `{file}` says of itself cannot be read: it has no version", hint=_AGAIN)
         raise EncoderError(
-            f"`{file}` describes itself in version {version!a}, and this program reads {FORMAT_VERSION}", hint=_AGAIN
+            f"`{file}` describes itself in version {shown_excerpt(repr(version))}, and this program reads {FORMAT_VERSION}",
+            hint=_AGAIN,
         )
 
 

@@ -42,6 +42,11 @@ def shown_name(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str
     return shown_text(encoded.decode(errors="backslashreplace"))
 
 
+def shown_excerpt(text: str, *, length: int = 200) -> str:
+    """As `shown_text`, for text of a file that may have any length: at most `length` characters of it."""
+    return shown_text(text if len(text) <= length else text[:length] + "...")
+
+
 def shown_text(text: str) -> str:
     """Text for a terminal or a log, on one line: the characters of `UNSAFE_ON_TERMINALS` become escapes."""
     return UNSAFE_ON_TERMINALS.sub(lambda unsafe: unsafe[0].encode("unicode_escape").decode(), text)

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from vision.card import EncoderCard
 from vision.errors import EncoderError
+from vision.formats import shown_excerpt
 from vision.json_object import check_fields, read_object
 from vision.ports import Port
 
@@ -107,7 +108,8 @@ class OmSidecar:
         if version is None:
             raise EncoderError(f"The side-car `{file}` cannot be read: it has no version", hint=_AGAIN)
         raise EncoderError(
-            f"The side-car `{file}` is of version {version!a}, and this program reads {FORMAT_VERSION}", hint=_AGAIN
+            f"The side-car `{file}` is of version {shown_excerpt(repr(version))}, and this program reads {FORMAT_VERSION}",
+            hint=_AGAIN,
         )
 
 

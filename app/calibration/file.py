@@ -12,9 +12,8 @@ from app.calibration.measures import MAX_TEMPERATURE, MIN_TEMPERATURE, Bin, Metr
 from app.decisions import Rule
 from app.errors import UsageError
 from app.whole_files import whole_file
-from vision.formats import shown_text
+from vision.formats import shown_excerpt
 
-_SHOWN_CHARS = 200  # of what a file says, in a message
 CALIBRATION_FORMAT: Final = "llama-adapter-calibration"
 CALIBRATION_VERSION: Final = 1
 
@@ -79,7 +78,7 @@ def read_calibration(path: str) -> Calibration:
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise UsageError(
             f"Wanted a calibration ({CALIBRATION_FORMAT}, version {CALIBRATION_VERSION}) in `{os.fspath(path)}`, got "
-            f"something else ({type(error).__name__}: {shown_text(str(error)[:_SHOWN_CHARS])})",
+            f"something else ({type(error).__name__}: {shown_excerpt(str(error))})",
             hint="`llama-adapter ask --calibrate` writes one",
         ) from None
 

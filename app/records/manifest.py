@@ -13,9 +13,8 @@ from typing import Any, Final, Literal
 
 from app.records.record import Record, RecordFileError, is_part
 from app.whole_files import whole_file
-from vision.formats import shown_text
+from vision.formats import shown_excerpt
 
-_SHOWN_CHARS = 200  # of what a file says, in a message
 MANIFEST_FORMAT: Final = "llama-adapter-runs"
 MANIFEST_VERSION: Final = 1
 
@@ -106,7 +105,7 @@ def read_manifest(records_path: str | os.PathLike[str]) -> list[RunManifest]:
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise RecordFileError(
             f"Wanted a manifest ({MANIFEST_FORMAT}, version {MANIFEST_VERSION}) at `{path}`, got something else "
-            f"({type(error).__name__}: {shown_text(str(error)[:_SHOWN_CHARS])}); move it away or name another file for "
+            f"({type(error).__name__}: {shown_excerpt(str(error))}); move it away or name another file for "
             "the answers."
         ) from error
 

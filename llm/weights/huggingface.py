@@ -85,7 +85,7 @@ def _check_config(config: Mapping[str, Any], place: Path) -> float:
     kv_heads = config.get("num_key_value_heads")
     if kv_heads is not None and kv_heads != heads:
         raise CheckpointError(
-            f"The LLaMA in `{place}` shares keys among heads (num_key_value_heads {kv_heads}, "
+            f"The LLaMA in `{place}` shares keys among heads (num_key_value_heads {shown(str(kv_heads))}, "
             f"num_attention_heads {heads}); only models with as many key heads as query heads are supported",
             hint="LLaMA 7B, 13B, 30B and 65B and LLaMA-2 7B and 13B are of that kind; LLaMA-2 70B and LLaMA 3 are not",
         )

@@ -115,7 +115,7 @@ def card(data: bytes) -> str:
     except UnicodeDecodeError:
         return "no text"
     except EncoderError as error:
-        return refused(error, is_shown=False)
+        return refused(error)
     assert EncoderCard.from_json(found.to_json(), file="again") == found
     return f"ok {found.dtype}"
 
@@ -128,7 +128,7 @@ def sidecar(data: bytes) -> str:
     except UnicodeDecodeError:
         return "no text"
     except EncoderError as error:
-        return refused(error, is_shown=False)
+        return refused(error)
     assert OmSidecar.from_json(found.to_json(), file="again") == found
     return f"ok {found.has_gears} {len(found.batch_sizes)}"
 
