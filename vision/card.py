@@ -89,7 +89,8 @@ class EncoderCard:
         if version is None:
             raise EncoderError(f"What `{file}` says of itself cannot be read: it has no version", hint=_AGAIN)
         raise EncoderError(
-            f"`{file}` describes itself in version {shown_excerpt(repr(version))}, and this program reads {FORMAT_VERSION}",
+            f"`{file}` describes itself in version {shown_excerpt(repr(version))}, and this program reads "
+            f"{FORMAT_VERSION}",
             hint=_AGAIN,
         )
 

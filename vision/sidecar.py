@@ -108,7 +108,8 @@ class OmSidecar:
         if version is None:
             raise EncoderError(f"The side-car `{file}` cannot be read: it has no version", hint=_AGAIN)
         raise EncoderError(
-            f"The side-car `{file}` is of version {shown_excerpt(repr(version))}, and this program reads {FORMAT_VERSION}",
+            f"The side-car `{file}` is of version {shown_excerpt(repr(version))}, and this program reads "
+            f"{FORMAT_VERSION}",
             hint=_AGAIN,
         )
 

@@ -82,8 +82,8 @@ def _read_params(path: Path) -> dict[str, Any]:
     heads, kv_heads = params["n_heads"], params.get("n_kv_heads")
     if kv_heads is not None and kv_heads != heads:
         raise CheckpointError(
-            f"The LLaMA in `{path.parent}` shares keys among heads (n_kv_heads {shown(str(kv_heads))}, n_heads {heads}); "
-            "only models with as many key heads as query heads are supported",
+            f"The LLaMA in `{path.parent}` shares keys among heads (n_kv_heads {shown(str(kv_heads))}, "
+            f"n_heads {heads}); only models with as many key heads as query heads are supported",
             hint="LLaMA 7B, 13B, 30B and 65B and LLaMA-2 7B and 13B are of that kind; LLaMA-2 70B and LLaMA 3 are not",
         )
     known = {*_SIZES, *_FACTORS, *_HARMLESS, "n_kv_heads"}
