@@ -19,7 +19,7 @@ def file_name(record: Record) -> str:
 class OldNames:
     """Finds the records under escaped names whose pictures have later records under their own, in 16 bytes for each.
 
-    Names are told by keys, which are numbers. A name that a file has counts as its own, even if it looks escaped.
+    Names are compared by keys, which are numbers. A name that a file has counts as its own, even if it looks escaped.
     """
 
     def __init__(self) -> None:

@@ -103,7 +103,7 @@ class RecordWriter:
             self._is_name_synced = True
         self._num_unsynced, self._synced_at = 0, time.monotonic()
         if self._is_checked:
-            self._is_checked = False  # what was told of the file is told once
+            self._is_checked = False  # the fault of a file is raised once
             check_file(self._file, path=self.path, place=self._place, num_bytes=self._end)
             self._is_checked = True
 

@@ -19,11 +19,11 @@ _PATIENCE_S: Final = 5.0  # until the listener ends, which has nothing left to d
 
 @contextmanager
 def last_words(job: Job) -> Iterator[None]:
-    """Within it, an end of this process that Python does not see is told on stderr, by a process beside it.
+    """Within it, a process beside this one prints a sentence on stderr if this one ends from outside of Python.
 
-    The exit code is the one that ended it, which is 1 where that was Ray.
+    The exit code does not change: 1 where Ray ends the process.
     """
-    kept = "What was answered is told above" if job.out is None else f"The records in `{job.out}` are kept"
+    kept = "The answers so far are printed above" if job.out is None else f"The records in `{job.out}` are kept"
     problem = Problem(
         exit_code=Exit.FAILED,
         http_status=500,

@@ -153,6 +153,8 @@ class ReadingPool:
         while (task := self._take()) is not None:
             result: PictureReading | Exception
             try:
+                if not task.is_wanted():
+                    raise ReadingDroppedError
                 result = self._reader.read(
                     task.picture,
                     name=task.name,
