@@ -11,6 +11,7 @@ from onnx import numpy_helper
 
 from vision.errors import EncoderError
 from vision.export.parity import BOUNDS, compare, judge
+from vision.seal import SEAL_KEY
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +24,13 @@ def test_altered_weights_are_found(exported: Callable[..., Any], tmp_path: Path)
     norm = next(tensor for tensor in model.graph.initializer if tensor.name.endswith("pre_norm.weight"))
     norm.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(norm) * np.float16(1.5), norm.name))
     onnx.save(model, tmp_path / "altered.onnx")
+    with pytest.raises(EncoderError, match="changed after its export"):
+        compare(tmp_path / "altered.onnx", made.encoder, made.pixels)
 
+    # Without the digest that the file carries, the comparison itself finds it.
+    (seal,) = [entry for entry in model.metadata_props if entry.key == SEAL_KEY]
+    model.metadata_props.remove(seal)
+    onnx.save(model, tmp_path / "altered.onnx")
     parity = compare(tmp_path / "altered.onnx", made.encoder, made.pixels)
 
     assert not parity.ok
