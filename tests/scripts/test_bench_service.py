@@ -166,11 +166,13 @@ def test_the_page_is_what_the_figures_make() -> None:
     assert as_markdown(figures) == (DOCS / "service.md").read_text(encoding="utf-8")
 
 
-def test_a_part_is_written_and_the_other_one_stays(tmp_path: Path) -> None:
+def test_a_part_is_written_and_the_others_stay(tmp_path: Path) -> None:
     figures = json.loads((DOCS / "service.json").read_text(encoding="utf-8"))
+    assert figures.keys() == {"load", "attack", "refusals"}
 
     write("load", figures["load"], tmp_path)
     assert "Not measured yet." in (tmp_path / "service.md").read_text(encoding="utf-8")
+    write("attack", figures["attack"], tmp_path)
     write("refusals", figures["refusals"], tmp_path)
 
     assert (tmp_path / "service.md").read_text(encoding="utf-8") == as_markdown(figures)
