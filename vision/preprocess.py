@@ -51,8 +51,8 @@ def preprocess(
       may differ (by a level or so; more where noise meets the changed order of passes)
 
     Raises `PictureError`: unsupported for values outside those ranges or a mode without a way to RGB, too_large when
-    memory runs out, truncated if `image` was not decoded yet (`load_picture` decodes) and cannot be. Messages call the
-    picture by `name` as it is given: `LoadedPicture.name` for a loaded one.
+    memory runs out, truncated if `image` was not decoded yet (`load_picture` decodes) and cannot be. Messages quote
+    `name` unchanged; pass `LoadedPicture.name` for a loaded picture.
     """
     try:
         image.load()

@@ -1,7 +1,7 @@
 """The digest of an exported ONNX file, kept inside of it: tells a file whose bytes were changed after the export.
 
 It covers the file, with zeros in the digest's own place, and the file of external weights. It finds damage and
-mix-ups; whoever changes a file on purpose can compute it anew.
+mix-ups. It does not stop a deliberate change: the digest can be computed again.
 """
 
 import hashlib

@@ -25,9 +25,9 @@ class RecordWriter:
     Opening takes a lock that two writers cannot have at once (flock: gone with the process that has it, however that
     ends), and repairs a last line that a crash left torn: a whole record gets its line feed (`repair` is "completed"),
     a torn one is cut off ("dropped"), and anything else is refused. Every record reaches the operating system at once,
-    so it survives the death of this process. After every `sync_every` records, after two seconds, and at the end, the
-    disk is told to keep them (fsync), with the first of them the file's name, and the file is checked to be still
-    where it was (`check_file`). A record that cannot be written whole, as on a full disk, is taken back. Pipes and
+    so it survives the death of this process. After every `sync_every` records, after two seconds, and at the end,
+    records are synced to the disk (fsync), the file's name with the first of them, and `check_file` compares the file
+    with its path. A record that cannot be written whole, as on a full disk, is taken back. Pipes and
     devices such as /dev/stdout are written to without lock, repair, fsync or check. A file is made at once, so that a
     place that cannot be written shows; if it is still empty at the end, it is removed again.
 

@@ -2,7 +2,7 @@
 
 Python's own unpickler calls whatever a pickle names, and even a restricted one lets a few bytes reserve gigabytes. Here
 a name is only compared with what a checkpoint needs: plain values, dictionaries, tensors in storages, and the modules
-of a TorchScript archive, of which only the attributes count.
+of a TorchScript archive. Only the attributes of modules count.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Whole files of kinds that are not decoded are told from damaged ones, and each names its kind and what to do."""
+"""Whole files of unsupported kinds differ from damaged ones: each message names the kind and what to do."""
 
 import struct
 from io import BytesIO

@@ -1,4 +1,4 @@
-"""A file of answers that is removed, moved, replaced or changed during a run: it is told, and nothing is lost."""
+"""A file of answers that is removed, moved, replaced or changed during a run: the run says so and loses nothing."""
 
 import shutil
 import stat

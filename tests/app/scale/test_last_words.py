@@ -1,4 +1,4 @@
-"""What is told of a driver that ends without a chance to speak."""
+"""What a driver prints when Ray ends it from outside of Python."""
 
 import subprocess
 import sys

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
@@ -12,8 +11,8 @@ from app.reading.process import KeepWaiting
 from app.reading.reader import PictureReading
 from app.service.reading_pool import READING_BUSY, ReadingDroppedError, ReadingPool, ReadingTask
 from app.service.types import ServiceLimits
+from tests.app.service.waiting import WAIT_S, wait_for
 
-WAIT_S = 20.0
 LIMITS = ServiceLimits(slow_after_s=0.05, max_slow_pictures=1, max_slow_waiting=1)
 
 
@@ -100,15 +99,6 @@ def pool() -> Iterator[Pool]:
     pool = Pool()
     yield pool
     pool.pool.close(timeout_s=WAIT_S)
-
-
-def wait_for(condition: Callable[[], Any]) -> None:
-    waited = threading.Event()
-    for _ in range(int(WAIT_S / 0.005)):
-        if condition():
-            return
-        waited.wait(0.005)
-    raise AssertionError("it did not come")
 
 
 def test_a_slow_picture_leaves_its_place_to_others(pool: Pool) -> None:

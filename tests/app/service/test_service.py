@@ -20,11 +20,11 @@ from app.service.service import Ask, BusyError, Observer, Service, ServiceLimits
 from llm.engine.sampling_params import SamplingParams
 from llm.errors import PromptError, PromptTooLongError
 from scripts.service_bench import slow_files
+from tests.app.service.waiting import WAIT_S, wait_for
 
 PICTURES = sorted(path for path in sample_pictures().iterdir() if path.suffix != ".jsonl")
 BYTES = [path.read_bytes() for path in PICTURES]
 CAPTION = "Generate caption of this image"
-WAIT_S = 30.0
 
 
 class Gate(Observer):
@@ -103,16 +103,6 @@ def held(start: Starter, **options: Any) -> tuple[Service, Gate, Ticket]:
     ticket = service.submit(ask(0, client="first"))
     assert gate.reached.wait(WAIT_S)
     return service, gate, ticket
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Without a notice to wait for: of what other threads are about to do."""
-    waited = threading.Event()
-    for _ in range(int(WAIT_S / 0.005)):
-        if condition():
-            return
-        waited.wait(0.005)
-    raise AssertionError("it did not come")
 
 
 def test_answers_are_those_of_the_captioner(shared: Service, captioner: Captioner) -> None:
