@@ -14,18 +14,18 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.parser import Parser
-from app.cli.values import parse_choices, parse_text, settings
-from app.errors import Exit, UsageError, run_guarded
-from app.inputs.errors import InputsError
-from app.measuring.report import Tally, make_report
-from app.resources import sample_pictures
-from app.spec import CaptionerSpec
-from app.startup import decline_telemetry, defer_device_extensions
-from llm.engine.sampling_params import SamplingParams
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.cli.parser import Parser
+from llama_adapter.app.cli.values import parse_choices, parse_text, settings
+from llama_adapter.app.errors import Exit, UsageError, run_guarded
+from llama_adapter.app.inputs.errors import InputsError
+from llama_adapter.app.measuring.report import Tally, make_report
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.runtime.torch_import import decline_telemetry, defer_device_extensions
 
 if TYPE_CHECKING:
-    from app.captioner import Captioner
+    from llama_adapter.app.captioning.captioner import Captioner
 
 DEMO_NOTE = (
     "note: this is the embedded model, which knows drawings of one to three plain shapes and nothing else; "
@@ -108,7 +108,7 @@ def llama_type(llama_dir: str | None) -> str | None:
 
 def numbered_device(number: int) -> str:
     """The accelerator of this number, or the CPU where the installation is made for none."""
-    from llm.runtime.backend import accelerator_kind
+    from llama_adapter.runtime.devices.backend import accelerator_kind
 
     kind = accelerator_kind()
     if kind is not None:
@@ -130,8 +130,8 @@ def main() -> int:
         raise UsageError(f"INFER_LOOP must be at least 1, got {options.infer_loop}")
     sampling = settings(SamplingParams, {"max_new_tokens": options.max_new_tokens})
 
-    from app.captioner import Captioner
-    from app.reading.isolated import open_reader
+    from llama_adapter.app.captioning.captioner import Captioner
+    from llama_adapter.app.reading.isolated import open_reader
 
     picture_half = clip_or_encoder(options.clip_dir)
     if options.encoder is not None:
@@ -168,9 +168,9 @@ def main() -> int:
 
 def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: SamplingParams) -> int:
     """Warm up, run the trials, print results and times; returns the exit code."""
-    from app.inputs import expand_inputs
-    from app.telling import one_line, unfamiliar_note
-    from vision.formats import shown_name
+    from llama_adapter.app.inputs import expand_inputs
+    from llama_adapter.app.terminal.wording import one_line, unfamiliar_note
+    from llama_adapter.runtime.text import shown_name
 
     if options.img_size != captioner.image_size:
         raise UsageError(f"IMG_SIZE must be {captioner.image_size}, the size the model takes, got {options.img_size}")
@@ -219,7 +219,7 @@ def print_score(captioner: "Captioner", folder: Path) -> None:
 
     A file of known answers that cannot be used is told on stderr: the times stand all the same.
     """
-    from app.measuring.scoring import KNOWN_ANSWERS, ask_all, read_known_answers
+    from llama_adapter.app.measuring.scoring import KNOWN_ANSWERS, ask_all, read_known_answers
 
     if not os.path.isfile(folder / KNOWN_ANSWERS):  # `Path.is_file` raises for a name that is too long
         return

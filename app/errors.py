@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from app.startup import explain_torch_import
-from app.talk import forget, say
-from llm.runtime.memory import tells_shortage
-from llm.runtime.npu_errors import NpuFailure, explain_npu_error, shorten_npu_error
-from vision.formats import shown_text
+from llama_adapter.app.terminal.stderr_lines import forget, say
+from llama_adapter.runtime.devices.host_memory import tells_shortage
+from llama_adapter.runtime.devices.npu_errors import NpuFailure, explain_npu_error, shorten_npu_error
+from llama_adapter.runtime.text import shown_text
+from llama_adapter.runtime.torch_import import explain_torch_import
 
 
 class Exit(IntEnum):
@@ -70,45 +70,45 @@ _UNEXPECTED = Rule(
 )
 
 RULES: Mapping[str, Rule] = {
-    "app.errors.UsageError": Rule(exit_code=Exit.USAGE, http_status=400),
-    "app.records.record.RecordFileError": Rule(exit_code=Exit.FAILED, http_status=500),
-    "app.records.loss.RecordFileLostError": Rule(exit_code=Exit.FAILED, http_status=500),
-    "app.records.file.RecordFileLockedError": Rule(exit_code=Exit.FAILED, http_status=500),
-    "app.scale.options.WorkersFailedError": Rule(exit_code=Exit.FAILED, http_status=500),
-    "app.jobs.scribe.InputGoneError": Rule(exit_code=Exit.FAILED, http_status=500),
-    "app.jobs.scribe.TooManyErrorsError": Rule(exit_code=Exit.FAILED, http_status=500),
-    "app.inputs.errors.InputsError": Rule(exit_code=Exit.USAGE, http_status=400),
-    "app.reading.crew.ReadingProcessError": Rule(exit_code=Exit.FAILED, http_status=500),
-    "app.jobs.questions.TemplateError": Rule(exit_code=Exit.USAGE, http_status=400),
+    "llama_adapter.app.errors.UsageError": Rule(exit_code=Exit.USAGE, http_status=400),
+    "llama_adapter.app.records.record.RecordFileError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "llama_adapter.app.records.loss.RecordFileLostError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "llama_adapter.app.records.file.RecordFileLockedError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "llama_adapter.app.scale.options.WorkersFailedError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "llama_adapter.app.jobs.result_writer.InputGoneError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "llama_adapter.app.jobs.result_writer.TooManyErrorsError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "llama_adapter.app.inputs.errors.InputsError": Rule(exit_code=Exit.USAGE, http_status=400),
+    "llama_adapter.app.reading.process_pool.ReadingProcessError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "llama_adapter.app.jobs.questions.TemplateError": Rule(exit_code=Exit.USAGE, http_status=400),
     # The first two say their status themselves.
-    "app.server.problems.ApiError": Rule(exit_code=Exit.FAILED, http_status=400),
-    "app.server.picture_errors.PictureRefusedError": Rule(exit_code=Exit.FAILED, http_status=400),
-    "app.server.running.AddressError": Rule(
+    "llama_adapter.app.http_api.problems.ApiError": Rule(exit_code=Exit.FAILED, http_status=400),
+    "llama_adapter.app.http_api.picture_errors.PictureRefusedError": Rule(exit_code=Exit.FAILED, http_status=400),
+    "llama_adapter.app.http_api.running.AddressError": Rule(
         exit_code=Exit.FAILED,
         http_status=500,
         hint="choose another --port (0 takes a free one), or an address of this machine as --host",
     ),
-    "app.web.uploads.ForeignFileError": Rule(exit_code=Exit.FAILED, http_status=400),
-    "app.service.reading_pool.ReadingDroppedError": Rule(exit_code=Exit.FAILED, http_status=503),
-    "app.service.types.ServiceError": Rule(exit_code=Exit.FAILED, http_status=503),
-    "app.service.types.BusyError": Rule(exit_code=Exit.FAILED, http_status=429),
-    "app.service.types.UnavailableError": Rule(exit_code=Exit.FAILED, http_status=503),
-    "vision.errors.PictureError": Rule(exit_code=Exit.PICTURE_ERRORS, http_status=400),
-    "vision.weights.VisionCheckpointError": Rule(
+    "llama_adapter.app.web.uploads.ForeignFileError": Rule(exit_code=Exit.FAILED, http_status=400),
+    "llama_adapter.app.online.reading_pool.ReadingDroppedError": Rule(exit_code=Exit.FAILED, http_status=503),
+    "llama_adapter.app.online.types.ServiceError": Rule(exit_code=Exit.FAILED, http_status=503),
+    "llama_adapter.app.online.types.BusyError": Rule(exit_code=Exit.FAILED, http_status=429),
+    "llama_adapter.app.online.types.UnavailableError": Rule(exit_code=Exit.FAILED, http_status=503),
+    "llama_adapter.vision.errors.PictureError": Rule(exit_code=Exit.PICTURE_ERRORS, http_status=400),
+    "llama_adapter.vision.weights.VisionCheckpointError": Rule(
         exit_code=Exit.FAILED, http_status=500, hint="`llama-adapter doctor` with the same model flags says more"
     ),
-    "vision.errors.EncoderError": Rule(exit_code=Exit.FAILED, http_status=500),
-    "llm.errors.LlmError": Rule(exit_code=Exit.FAILED, http_status=500),
-    "llm.errors.CheckpointError": Rule(
+    "llama_adapter.vision.errors.EncoderError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "llama_adapter.llm.errors.LlmError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "llama_adapter.llm.errors.CheckpointError": Rule(
         exit_code=Exit.FAILED, http_status=500, hint="`llama-adapter doctor` with the same model flags says more"
     ),
-    # `llm.weights.files` turns these into a CheckpointError that names the file.
-    "llm.weights.pickles.PickleError": Rule(exit_code=Exit.FAILED, http_status=500),
-    "llm.weights.pickles.ForeignObjectError": Rule(exit_code=Exit.FAILED, http_status=500),
-    "llm.weights.torch_files.CompressedError": Rule(exit_code=Exit.FAILED, http_status=500),
-    "llm.errors.PromptTooLongError": Rule(exit_code=Exit.USAGE, http_status=400),
-    "llm.errors.PromptError": Rule(exit_code=Exit.USAGE, http_status=400),
-    "llm.errors.DeviceError": Rule(exit_code=Exit.USAGE, http_status=500),
+    # `runtime.tensor_files.files` turns these into a CheckpointError that names the file.
+    "llama_adapter.runtime.tensor_files.pickles.PickleError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "llama_adapter.runtime.tensor_files.pickles.ForeignObjectError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "llama_adapter.runtime.tensor_files.torch_files.CompressedError": Rule(exit_code=Exit.FAILED, http_status=500),
+    "llama_adapter.llm.errors.PromptTooLongError": Rule(exit_code=Exit.USAGE, http_status=400),
+    "llama_adapter.llm.errors.PromptError": Rule(exit_code=Exit.USAGE, http_status=400),
+    "llama_adapter.llm.errors.DeviceError": Rule(exit_code=Exit.USAGE, http_status=500),
     "torch.OutOfMemoryError": _OUT_OF_MEMORY,
     "builtins.MemoryError": _OUT_OF_MEMORY,
     # A value that our own settings refuse; the messages are written for users.

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from llm.config import DecoderConfig
-from llm.engine.engine import MAX_PREFILL_TOKENS
-from llm.model.llama import LlamaAdapterDecoder, use_operators
-from llm.model.ops import Operators
-from llm.runtime.backend import EAGER, Backend, OperatorChoice
-from llm.runtime.executor import EagerExecutor, Executor
-from llm.runtime.native.executor import NativeExecutor, can_run
-from llm.runtime.plan import MemoryPlan, check_memory, plan_memory
-from llm.runtime.quantised import SCALE
-from llm.runtime.shapes import BucketedShapes, ExactShapes
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.engine.engine import MAX_PREFILL_TOKENS
+from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, plan_memory
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder, use_operators
+from llama_adapter.llm.runners.eager import EagerExecutor, Executor
+from llama_adapter.llm.runners.native import NativeExecutor, can_run
+from llama_adapter.llm.runners.shapes import BucketedShapes, ExactShapes
+from llama_adapter.runtime.devices.backend import EAGER, Backend, OperatorChoice
+from llama_adapter.runtime.operators.base import Operators
+from llama_adapter.runtime.schemes.quantised import SCALE
 
 
 def decoder_from_state(config: DecoderConfig, state: Mapping[str, Tensor]) -> LlamaAdapterDecoder:
@@ -104,7 +104,7 @@ class PlacedDecoder:
         """One with so many rows; what it takes is theirs alone."""
         decoder, backend = self.decoder, self.backend
         if self.mode != EAGER:
-            from llm.runtime.graph import GraphExecutor
+            from llama_adapter.llm.runners.graph import GraphExecutor
 
             return GraphExecutor(
                 decoder, backend=backend, num_slots=num_slots, mode=self.mode, operators=self.operators

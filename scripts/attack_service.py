@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.captioner import Captioner
-from app.measuring.circumstances import load_average
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.measuring.circumstances import load_average
 from scripts.bench_service import DOCS, here, write
 from scripts.service_bench.attack import attack
 from scripts.service_bench.load import warm_up

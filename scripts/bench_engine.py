@@ -18,18 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from app.measuring.circumstances import circumstances, load_average
-from app.resources import sample_pictures
-from app.spec import DEFAULT_BATCH_SIZE
-from llm.runtime.backend import DTYPES
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.captioning.spec import DEFAULT_BATCH_SIZE
+from llama_adapter.app.measuring.circumstances import circumstances, load_average
+from llama_adapter.runtime.devices.backend import DTYPES
+from llama_adapter.vision.image import load_picture
+from llama_adapter.vision.preprocess import preprocess
 from scripts.engine_bench.batching import measure_batching
 from scripts.engine_bench.folder import measure_folders
 from scripts.engine_bench.models import ModelName, opened
 from scripts.engine_bench.page import as_markdown
 from scripts.engine_bench.reading import SIZES, measure_change, measure_reading
 from scripts.engine_bench.step_time import measure_step
-from vision.image import load_picture
-from vision.preprocess import preprocess
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 FOLDER_DTYPE = "float32"

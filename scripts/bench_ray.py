@@ -24,14 +24,14 @@ from typing import Any
 
 import numpy as np
 
-from app.inputs import InputSpec
-from app.jobs.job import Job
-from app.jobs.questions import Question
-from app.measuring.circumstances import circumstances, load_average
-from app.records.file import RecordWriter
-from app.records.record import Record, read_records
-from app.resources import sample_pictures
-from app.spec import CaptionerSpec
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.inputs import InputSpec
+from llama_adapter.app.jobs.job import Job
+from llama_adapter.app.jobs.questions import Question
+from llama_adapter.app.measuring.circumstances import circumstances, load_average
+from llama_adapter.app.records.file import RecordWriter
+from llama_adapter.app.records.record import Record, read_records
 from scripts.ray_bench.page import as_markdown
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -132,12 +132,12 @@ def run_one(pictures: str, out: str, *, actors: int | None) -> dict[str, float]:
 
     RecordWriter.write = timed  # type: ignore[method-assign]
     if actors is None:
-        from app.jobs.run import run_job
+        from llama_adapter.app.jobs.run import run_job
 
         run_job(job)
     else:
-        from app.scale.job import run_ray_job
-        from app.scale.options import RayOptions
+        from llama_adapter.app.scale.job import run_ray_job
+        from llama_adapter.app.scale.options import RayOptions
 
         run_ray_job(job, RayOptions(actors=actors, address="local"))
     first = int(LEAD * len(times))

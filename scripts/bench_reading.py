@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from app.measuring.circumstances import circumstances, load_average
-from app.reading.ahead import ReadAhead
-from app.reading.isolated import IsolatedReader
-from app.reading.reader import PictureReader, Reader
-from app.spec import CaptionerSpec
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.measuring.circumstances import circumstances, load_average
+from llama_adapter.app.reading.isolated import IsolatedReader
+from llama_adapter.app.reading.prefetch import Prefetcher
+from llama_adapter.app.reading.reader import PictureReader, Reader
 from scripts.reading_bench.page import as_markdown
 from scripts.reading_bench.pictures import KINDS, make_pictures
 
@@ -118,7 +118,7 @@ def _rows(
 def _sample(way: Way, paths: Sequence[str], *, number: int) -> dict[str, float]:
     """Read so many pictures as a job does, `at_once` of them at a time."""
     items = itertools.islice(itertools.cycle(paths), number)
-    with ReadAhead(items, way.read.read, ahead=2 * way.at_once, num_threads=way.at_once) as ahead:
+    with Prefetcher(items, way.read.read, ahead=2 * way.at_once, num_threads=way.at_once) as ahead:
         cpu_s, started = _cpu_s(way.process_ids), time.perf_counter()
         taken = 0
         while readings := ahead.take(1):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.measuring.bench_report import circumstance_lines, headline, number_types
+from llama_adapter.app.measuring.bench_report import circumstance_lines, headline, number_types
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 TARGETS = DOCS / "targets.md"  # kept by hand: what was aimed at and not reached, and why

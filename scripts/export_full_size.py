@@ -18,17 +18,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from app.resources import sample_pictures
-from vision.card import EncoderDtype
-from vision.config import ClipConfig, QueryConfig, VisionConfig
-from vision.encoder import PictureEncoder, encoder_from_state
-from vision.export.graph import read_graph
-from vision.export.lint import lint_graph
-from vision.export.onnx import export_onnx
-from vision.export.packages import EXPORT_PACKAGES
-from vision.export.parity import compare
-from vision.image import load_picture
-from vision.preprocess import preprocess
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.runtime.graphs.card import EncoderDtype
+from llama_adapter.runtime.graphs.graph import read_graph
+from llama_adapter.runtime.graphs.lint import lint_graph
+from llama_adapter.runtime.graphs.packages import EXPORT_PACKAGES
+from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
+from llama_adapter.vision.export.onnx import export_onnx
+from llama_adapter.vision.export.parity import compare
+from llama_adapter.vision.image import load_picture
+from llama_adapter.vision.preprocess import preprocess
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 CONFIG = VisionConfig(

@@ -14,26 +14,26 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from app.assemble import assemble_parts
-from app.captioner import Answer, Captioner
-from app.models.bundle import load_bundle
-from app.models.checkpoints import LoadedModel
-from app.models.quantising import linear_weights, quantise
-from app.models.random_model import random_model
-from app.models.tensor_files import sketch
-from app.resources import embedded_model
-from app.spec import CaptionerSpec, Precision
-from llm.errors import DeviceError
-from llm.load import decoder_from_state
-from llm.model.adapter import Prefix
-from llm.model.llama import LlamaAdapterDecoder
-from llm.prompt import format_prompt
-from llm.runtime.backend import open_backend
-from llm.runtime.native.linear import NativeLinear
+from llama_adapter.app.captioning.assemble import assemble_parts
+from llama_adapter.app.captioning.captioner import Answer, Captioner
+from llama_adapter.app.captioning.resources import embedded_model
+from llama_adapter.app.captioning.spec import CaptionerSpec, Precision
+from llama_adapter.app.models.bundle import load_bundle
+from llama_adapter.app.models.checkpoints import LoadedModel
+from llama_adapter.app.models.quantising import linear_weights, quantise
+from llama_adapter.app.models.random_model import random_model
+from llama_adapter.app.models.tensor_files import sketch
+from llama_adapter.llm.errors import DeviceError
+from llama_adapter.llm.load import decoder_from_state
+from llama_adapter.llm.model.adapter import Prefix
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.prompt import format_prompt
+from llama_adapter.runtime.devices.backend import open_backend
+from llama_adapter.runtime.kernels.linear import NativeLinear
+from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
+from llama_adapter.vision.image import PictureSource, load_picture
+from llama_adapter.vision.preprocess import preprocess
 from scripts.train_embedded.score import Exam, answer_all, draw_exam, grade
-from vision.encoder import PictureEncoder, encoder_from_state
-from vision.image import PictureSource, load_picture
-from vision.preprocess import preprocess
 
 CAPTION_TOKENS = 48
 _LOGIT_BATCH = 32  # pictures in one pass

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.measuring.circumstances import circumstances, load_average
-from app.models.quantised_model import QuantiseJob, quantise_bundle
-from app.resources import embedded_model, sample_pictures
+from llama_adapter.app.captioning.resources import embedded_model, sample_pictures
+from llama_adapter.app.measuring.circumstances import circumstances, load_average
+from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
+from llama_adapter.vision.image import PictureSource
 from scripts.int8_measures import draw_exams, measure_variants, outlier_error, require_kernels
-from vision.image import PictureSource
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 _SEED = 3  # of the exams: no other page uses these pictures

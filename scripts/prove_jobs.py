@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.captioner import Captioner
-from app.measuring.circumstances import circumstances, load_average
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.measuring.circumstances import circumstances, load_average
 from scripts.job_proofs.disks import prove_disks
 from scripts.job_proofs.drawings import write_drawings, write_variations
 from scripts.job_proofs.kills import kill_again_and_again

@@ -11,10 +11,10 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file, from anywhere
 
-from app.cli.values import settings
-from app.errors import Exit, UsageError, run_guarded
-from app.startup import decline_telemetry, defer_device_extensions
-from vision.export import defaults
+from llama_adapter.app.cli.values import settings
+from llama_adapter.app.errors import Exit, UsageError, run_guarded
+from llama_adapter.runtime.graphs import defaults
+from llama_adapter.runtime.torch_import import decline_telemetry, defer_device_extensions
 
 DEFAULT_OUT = "clip.onnx"
 
@@ -61,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
 def _export(options: argparse.Namespace) -> int:
     if any(mark in options.adapter for mark in "*?[") and not Path(options.adapter).exists():
         raise UsageError(f"Nothing matches `{options.adapter}`", hint="name the adapter's file, such as BIAS-7B.pth")
-    from app.encoder_export.to_onnx import EncoderSources, OnnxJob, run_export_onnx
+    from llama_adapter.app.encoder_export.to_onnx import EncoderSources, OnnxJob, run_export_onnx
 
     sources = settings(EncoderSources, vars(options), shown={"adapter": "ADAPTER"})
     values = {**vars(options), "pictures": tuple(options.pictures), "sources": sources}

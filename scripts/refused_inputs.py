@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from app.measuring.circumstances import load_average
-from app.service.types import ServiceLimits
+from llama_adapter.app.measuring.circumstances import load_average
+from llama_adapter.app.online.types import ServiceLimits
 from scripts.bench_service import DOCS, here, write
 from scripts.service_bench import bad_files
 from scripts.service_bench.client import ask_once

@@ -15,17 +15,51 @@ FORBIDDEN = [
     (("vision",), ("llm", "app", "scripts")),
     (("llm",), ("vision", "app", "scripts")),
     (("app",), ("scripts",)),
-    (("llm.model",), ("llm.runtime", "llm.engine", "llm.weights", "llm.load")),
-    (("llm.weights",), ("llm.runtime", "llm.engine", "llm.load")),
-    (("llm.runtime",), ("llm.engine", "llm.weights", "llm.load")),
-    (("llm.engine",), ("llm.weights", "llm.load")),
+    (
+        ("llama_adapter.llm.model",),
+        (
+            "llama_adapter.llm.runtime",
+            "llama_adapter.llm.engine",
+            "llama_adapter.llm.weights",
+            "llama_adapter.llm.load",
+        ),
+    ),
+    (
+        ("llama_adapter.llm.weights",),
+        ("llama_adapter.llm.runtime", "llama_adapter.llm.engine", "llama_adapter.llm.load"),
+    ),
+    (
+        ("llama_adapter.llm.runtime",),
+        ("llama_adapter.llm.engine", "llama_adapter.llm.weights", "llama_adapter.llm.load"),
+    ),
+    (("llama_adapter.llm.engine",), ("llama_adapter.llm.weights", "llama_adapter.llm.load")),
     (("app", "llm", "vision"), ("tests",)),
     # In app: files and memory know of no captioner, a captioner of no job or service, and nobody of the front ends.
-    (("app.models",), ("app.captioner", "app.flow", "app.measuring", "app.jobs", "app.service")),
-    (("app.captioner", "app.flow"), ("app.measuring", "app.jobs", "app.service")),
     (
-        ("app.captioner", "app.models", "app.measuring", "app.doctor", "app.jobs", "app.scale", "app.service"),
-        ("app.cli", "app.server", "app.web"),
+        ("llama_adapter.app.models",),
+        (
+            "llama_adapter.app.captioning.captioner",
+            "llama_adapter.app.captioning.caption_loop",
+            "llama_adapter.app.measuring",
+            "llama_adapter.app.jobs",
+            "llama_adapter.app.online",
+        ),
+    ),
+    (
+        ("llama_adapter.app.captioning.captioner", "llama_adapter.app.captioning.caption_loop"),
+        ("llama_adapter.app.measuring", "llama_adapter.app.jobs", "llama_adapter.app.online"),
+    ),
+    (
+        (
+            "llama_adapter.app.captioning.captioner",
+            "llama_adapter.app.models",
+            "llama_adapter.app.measuring",
+            "llama_adapter.app.doctor",
+            "llama_adapter.app.jobs",
+            "llama_adapter.app.scale",
+            "llama_adapter.app.online",
+        ),
+        ("llama_adapter.app.cli", "llama_adapter.app.http_api", "llama_adapter.app.web"),
     ),
 ]
 DEVICE_NAMES = ("cuda", "npu", "torch_npu", "onnxruntime", "acl", "ais_bench")
@@ -140,23 +174,29 @@ def test_a_module_keeps_to_its_room(path: Path) -> None:
 def test_all_packages_are_looked_at() -> None:
     files = {path.relative_to(ROOT).as_posix() for path in source_files()}
 
-    kept = {"app/captioner.py", "llm/engine/engine.py", "llm/model/llama.py", "vision/encoder.py", "demo_bsz.py"}
+    kept = {
+        "app/captioning/captioner.py",
+        "llm/engine/engine.py",
+        "llm/model/llama.py",
+        "vision/encoder.py",
+        "demo_bsz.py",
+    }
     assert kept <= files
 
 
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("vision.clip", "import llm"),
-        ("vision.clip", "from llm.errors import LlmError"),
-        ("llm.prompt", "def late():\n    from vision import image"),
-        ("llm.prompt", "import app.spec"),
-        ("vision.image", "from app import spec"),
-        ("llm.model.llama", "from llm.runtime.backend import Backend"),
-        ("llm.model.llama", "from ..runtime import backend"),
-        ("llm.model.llama", "from llm import engine"),
-        ("llm.runtime.executor", "import llm.engine.engine"),
-        ("app.cli", "from scripts import train_embedded"),
+        ("llama_adapter.vision.clip", "import llm"),
+        ("llama_adapter.vision.clip", "from llama_adapter.llm.errors import LlmError"),
+        ("llama_adapter.llm.prompt", "def late():\n    from llama_adapter.vision import image"),
+        ("llama_adapter.llm.prompt", "import llama_adapter.app.captioning.spec"),
+        ("llama_adapter.vision.image", "from llama_adapter.app import spec"),
+        ("llama_adapter.llm.model.llama", "from llama_adapter.runtime.devices.backend import Backend"),
+        ("llama_adapter.llm.model.llama", "from ..runtime import backend"),
+        ("llama_adapter.llm.model.llama", "from llama_adapter.llm import engine"),
+        ("llama_adapter.llm.runners.eager", "import llama_adapter.llm.engine.engine"),
+        ("llama_adapter.app.cli", "from scripts import train_embedded"),
     ],
 )
 def test_an_import_against_the_direction_is_found(module: str, source: str) -> None:
@@ -166,11 +206,11 @@ def test_an_import_against_the_direction_is_found(module: str, source: str) -> N
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("app.assemble", "import llm.load\nfrom vision import encoder"),
-        ("llm.engine.engine", "from llm.runtime.executor import Executor"),
-        ("llm.runtime.executor", "from llm.model.kv import KVCache"),
-        ("llm.weights.meta", "from llm.model import llama\nfrom . import names"),
-        ("vision.image", "import application"),
+        ("llama_adapter.app.captioning.assemble", "import llama_adapter.llm.load\nfrom vision import encoder"),
+        ("llama_adapter.llm.engine.engine", "from llama_adapter.llm.runners.eager import Executor"),
+        ("llama_adapter.llm.runners.eager", "from llama_adapter.llm.model.kv import KVCache"),
+        ("llama_adapter.llm.weights.meta", "from llama_adapter.llm.model import llama\nfrom . import names"),
+        ("llama_adapter.vision.image", "import application"),
     ],
 )
 def test_an_import_with_the_direction_is_fine(module: str, source: str) -> None:
@@ -192,7 +232,7 @@ def test_an_import_with_the_direction_is_fine(module: str, source: str) -> None:
 )
 def test_the_name_of_a_device_is_found(source: str) -> None:
     assert device_names(source, file="llm/engine/engine.py")
-    assert not device_names(source, file="llm/runtime/backend.py")
+    assert not device_names(source, file="runtime/devices/backend.py")
 
 
 @pytest.mark.parametrize("source", ['"""Not for cuda."""', "# cuda", "inputs = 'an input'", "barracuda = 1"])
@@ -211,8 +251,10 @@ def test_texts_for_people_may_name_devices_and_code_beside_them_may_not(file: st
     ["import torch_npu", "try:\n    import onnxruntime\nexcept ImportError: pass", "if 1:\n from acl import rt"],
 )
 def test_an_early_import_of_a_vendor_package_is_found(source: str) -> None:
-    assert len(early_vendor_imports(source, module="llm.runtime.backend")) == 1
+    assert len(early_vendor_imports(source, module="llama_adapter.runtime.devices.backend")) == 1
 
 
 def test_a_vendor_package_may_be_imported_where_it_is_used() -> None:
-    assert early_vendor_imports("def open():\n    import torch_npu", module="llm.runtime.backend") == []
+    assert (
+        early_vendor_imports("def open():\n    import torch_npu", module="llama_adapter.runtime.devices.backend") == []
+    )

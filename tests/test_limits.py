@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from app.cli import build_parser
-from app.server.api import ApiSettings
-from app.server.guards import GuardSettings
-from app.server.pictures import PictureSettings
-from app.service.types import ServiceLimits
-from app.web.archive import ArchiveLimits
+from llama_adapter.app.cli import build_parser
+from llama_adapter.app.http_api.api import ApiSettings
+from llama_adapter.app.http_api.guards import GuardSettings
+from llama_adapter.app.http_api.pictures import PictureSettings
+from llama_adapter.app.online.types import ServiceLimits
+from llama_adapter.app.web.archive import ArchiveLimits
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "limits.md").read_text()
@@ -115,13 +115,13 @@ def flags(*command: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("limit", [limit for limit in LIMITS if limit.flag], ids=lambda limit: limit.flag)
 def test_a_flag_on_the_page_exists_and_has_that_default(limit: Limit) -> None:
-    commands = ("caption", "ask") if limit.module.startswith("app.jobs") else ("serve", "web")
+    commands = ("caption", "ask") if limit.module.startswith("llama_adapter.app.jobs") else ("serve", "web")
     for command in commands:
         scale = 2**20 if str(limit.flag).endswith("-mib") else 1
         assert flags(command)[str(limit.flag)] * scale == limit.default, command
 
 
 def test_the_context_in_the_text_is_that_of_the_code() -> None:
-    from app.models.checkpoints import DEFAULT_CONTEXT
+    from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT
 
     assert f"{DEFAULT_CONTEXT} tokens (`app.models.checkpoints:DEFAULT_CONTEXT`, `--context`)" in PAGE

@@ -33,7 +33,7 @@ def checkout(tmp_path: Path) -> Path:
     programs.mkdir()
     for name, command in {
         "python": sys.executable,
-        "llama-adapter": f"{sys.executable} -m app",
+        "llama-adapter": f"{sys.executable} -m llama_adapter",
     }.items():
         (programs / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         (programs / name).chmod(0o755)

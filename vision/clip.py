@@ -4,8 +4,8 @@
 
 from torch import Tensor, nn
 
-from vision.block import LAYER_NORM_EPS, Block, prepend, quick_gelu, random_parameter
-from vision.config import ClipConfig
+from llama_adapter.vision.block import LAYER_NORM_EPS, Block, prepend, quick_gelu, random_parameter
+from llama_adapter.vision.config import ClipConfig
 
 
 class ClipVisionTower(nn.Module):

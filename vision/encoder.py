@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from vision.block import AttentionFunction, SelfAttention
-from vision.clip import ClipVisionTower
-from vision.config import VisionConfig
-from vision.query import VisualQueryBlocks
+from llama_adapter.vision.block import AttentionFunction, SelfAttention
+from llama_adapter.vision.clip import ClipVisionTower
+from llama_adapter.vision.config import VisionConfig
+from llama_adapter.vision.query import VisualQueryBlocks
 
 # CLIP's own statistics, for pixels in 0..1, in R, G, B order.
 PIXEL_MEAN = (0.48145466, 0.4578275, 0.40821073)

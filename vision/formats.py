@@ -1,8 +1,4 @@
-"""Which files are taken for pictures, and how their names are shown. No Pillow here: listing a folder stays quick."""
-
-import os
-import re
-from typing import Final
+"""Which files are taken for pictures. No Pillow here: listing a folder stays quick."""
 
 # Pillow's names (JPEG covers MPO). Left out on purpose: formats that start other programs (EPS, WMF), that have no
 # signature, so that other bytes pass for them (TGA, DIB), that hide a picture of undeclared size (ICO, ICNS), and
@@ -21,32 +17,3 @@ PICTURE_SUFFIXES = frozenset(
 
 # What phones write is not read here. Taken from a folder all the same, so that each says so and none is passed over.
 PHONE_SUFFIXES = frozenset({".heic", ".heif"})
-
-
-# What a terminal would act on, or what would break one line into two: control characters, separators of lines and
-# paragraphs, characters that turn the reading direction, and halves of surrogate pairs, which have no UTF-8 form.
-# Spaces of every width, joiners and what Unicode has not assigned yet are ordinary in names.
-UNSAFE_ON_TERMINALS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def shown_name(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
-    """A file's name as text for a terminal or a log, on one line; not its identity, which is the name itself.
-
-    A byte that is not UTF-8 is shown as an escape such as `\\xff`, and so are the characters of `UNSAFE_ON_TERMINALS`.
-    """
-    name = os.fspath(path)
-    try:
-        encoded = os.fsencode(name)
-    except UnicodeEncodeError:  # a lone surrogate that stands for no byte: the name of no file
-        encoded = str(name).encode(errors="backslashreplace")
-    return shown_text(encoded.decode(errors="backslashreplace"))
-
-
-def shown_excerpt(text: str, *, length: int = 200) -> str:
-    """As `shown_text`, for text of a file that may have any length: at most `length` characters of it."""
-    return shown_text(text if len(text) <= length else text[:length] + "...")
-
-
-def shown_text(text: str) -> str:
-    """Text for a terminal or a log, on one line: the characters of `UNSAFE_ON_TERMINALS` become escapes."""
-    return UNSAFE_ON_TERMINALS.sub(lambda unsafe: unsafe[0].encode("unicode_escape").decode(), text)

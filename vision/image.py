@@ -13,9 +13,10 @@ from typing import Final, Literal, TypeVar, get_args
 
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from vision.errors import PictureError
-from vision.formats import PICTURE_FORMATS, shown_name
-from vision.not_read import begins_like, other_file, rare_kind
+from llama_adapter.runtime.text import shown_name
+from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.formats import PICTURE_FORMATS
+from llama_adapter.vision.not_read import begins_like, other_file, rare_kind
 
 Result = TypeVar("Result")
 Orientation = Literal["upright", "ignore"]

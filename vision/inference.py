@@ -7,8 +7,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from vision.block import AttentionFunction, Mlp, SelfAttention, fused_attention, quick_gelu
-from vision.encoder import PictureEncoder
+from llama_adapter.vision.block import AttentionFunction, Mlp, SelfAttention, fused_attention, quick_gelu
+from llama_adapter.vision.encoder import PictureEncoder
 
 BYTE_RANGE = 255.0  # pixels are bytes, normalisation is meant for 0..1
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vision.errors import PictureError
+from llama_adapter.vision.errors import PictureError
 
 # Up to this ratio of long to short side the whole picture is resized and then cropped, as CLIP does. Beyond it the
 # resized picture would be mostly thrown away, and enormous: 1 x 60,000 pixels become 224 x 13,440,000.

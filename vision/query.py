@@ -4,8 +4,8 @@
 
 from torch import Tensor, nn
 
-from vision.block import LAYER_NORM_EPS, Block, exact_gelu, prepend, random_parameter
-from vision.config import QueryConfig
+from llama_adapter.vision.block import LAYER_NORM_EPS, Block, exact_gelu, prepend, random_parameter
+from llama_adapter.vision.config import QueryConfig
 
 
 class VisualQueryBlocks(nn.Module):

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vision.config import ChannelOrder, ClipConfig, QueryConfig, VisionConfig
-from vision.encoder import PictureEncoder
-from vision.formats import shown_name
+from llama_adapter.runtime.text import shown_name
+from llama_adapter.vision.config import ChannelOrder, ClipConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.encoder import PictureEncoder
 
 CLIP_HEAD_DIM = 64  # all CLIP models of OpenAI
 KNOWN_VISUAL_HEADS = {768: 16}  # width of the visual blocks -> heads; no file stores it

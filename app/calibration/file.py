@@ -8,11 +8,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from app.calibration.measures import MAX_TEMPERATURE, MIN_TEMPERATURE, Bin, Metrics, Threshold, apply_temperature
-from app.decisions import Rule
-from app.errors import UsageError
-from app.whole_files import whole_file
-from vision.formats import shown_excerpt
+from llama_adapter.app.calibration.decisions import Rule
+from llama_adapter.app.calibration.measures import (
+    MAX_TEMPERATURE,
+    MIN_TEMPERATURE,
+    Bin,
+    Metrics,
+    Threshold,
+    apply_temperature,
+)
+from llama_adapter.app.errors import UsageError
+from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.text import shown_excerpt
 
 CALIBRATION_FORMAT: Final = "llama-adapter-calibration"
 CALIBRATION_VERSION: Final = 1
@@ -61,7 +68,7 @@ def write_calibration(calibration: Calibration, path: str) -> None:
     """Replace the file as a whole. Raises OSError."""
     content = {"format": CALIBRATION_FORMAT, "version": CALIBRATION_VERSION, **asdict(calibration)}
     text = json.dumps(content, indent=1, ensure_ascii=True, allow_nan=False)
-    with whole_file(path) as file:
+    with atomic_write(path) as file:
         file.write(text.encode() + b"\n")
 
 

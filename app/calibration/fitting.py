@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from app.calibration.file import Calibration
-from app.calibration.measures import (
+from llama_adapter.app.calibration.file import Calibration
+from llama_adapter.app.calibration.measures import (
     Floats,
     Ints,
     apply_temperature,

@@ -10,24 +10,24 @@ from pathlib import Path
 
 import numpy as np
 
-from app.calibration.file import Calibration, write_calibration
-from app.calibration.fitting import Examples, calibrate
-from app.calibration.labelled import Labelled, read_labelled
-from app.calibration.plot import write_plot
-from app.calibration.report import Mistake, format_calibration
-from app.captioner import Answer, Captioner, Prompt, WorkItem, WorkQuestion
-from app.errors import Exit, UsageError
-from app.inputs import expand_inputs
-from app.jobs.questions import Question, picture_variables
-from app.measuring.plots import check_plot
-from app.reading.isolated import open_reader
-from app.reading.reader import Reader
-from app.records.record import answer_to_record
-from app.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind
-from app.talk import say
-from app.whole_files import refuse_to_replace
-from llm.engine.sampling_params import SamplingParams
-from vision.formats import shown_name
+from llama_adapter.app.calibration.file import Calibration, write_calibration
+from llama_adapter.app.calibration.fitting import Examples, calibrate
+from llama_adapter.app.calibration.labelled import Labelled, read_labelled
+from llama_adapter.app.calibration.plot import write_plot
+from llama_adapter.app.calibration.report import Mistake, format_calibration
+from llama_adapter.app.captioning.captioner import Answer, Captioner, Prompt, WorkItem, WorkQuestion
+from llama_adapter.app.captioning.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind
+from llama_adapter.app.errors import Exit, UsageError
+from llama_adapter.app.inputs import expand_inputs
+from llama_adapter.app.jobs.questions import Question, picture_variables
+from llama_adapter.app.measuring.plots import check_plot
+from llama_adapter.app.reading.isolated import open_reader
+from llama_adapter.app.reading.reader import Reader
+from llama_adapter.app.records.record import answer_to_record
+from llama_adapter.app.terminal.stderr_lines import say
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.runtime.atomic_write import refuse_to_replace
+from llama_adapter.runtime.text import shown_name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

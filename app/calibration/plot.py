@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from app.calibration.file import Calibration
-from app.calibration.measures import Bin, wilson_low
+from llama_adapter.app.calibration.file import Calibration
+from llama_adapter.app.calibration.measures import Bin, wilson_low
 
 
 def write_plot(calibration: Calibration, place: str) -> None:

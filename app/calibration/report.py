@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.calibration.file import Calibration
-from app.calibration.measures import MAX_TEMPERATURE, MIN_TEMPERATURE, Metrics, Threshold
+from llama_adapter.app.calibration.file import Calibration
+from llama_adapter.app.calibration.measures import MAX_TEMPERATURE, MIN_TEMPERATURE, Metrics, Threshold
 
 _FEW_EXAMPLES = 100
 _NUM_MISTAKES = 5  # of those that are shown

@@ -6,16 +6,16 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from app.cli.answering import add_ask, add_caption
-from app.cli.bench import add_bench
-from app.cli.doctor import add_doctor
-from app.cli.export import add_export
-from app.cli.models import add_convert, add_quantize
-from app.cli.parser import EXIT_CODES, Parser, help_hint
-from app.cli.records import add_export_records
-from app.cli.serving import add_serving
-from app.errors import UsageError, run_guarded
-from app.startup import decline_telemetry, defer_device_extensions
+from llama_adapter.app.cli.answering import add_ask, add_caption
+from llama_adapter.app.cli.bench import add_bench
+from llama_adapter.app.cli.doctor import add_doctor
+from llama_adapter.app.cli.export import add_export
+from llama_adapter.app.cli.models import add_convert, add_quantize
+from llama_adapter.app.cli.parser import EXIT_CODES, Parser, help_hint
+from llama_adapter.app.cli.records import add_export_records
+from llama_adapter.app.cli.serve import add_serving
+from llama_adapter.app.errors import UsageError, run_guarded
+from llama_adapter.runtime.torch_import import decline_telemetry, defer_device_extensions
 
 __all__ = ["build_parser", "main"]
 

@@ -4,17 +4,17 @@ import argparse
 import os
 from typing import Any
 
-from app.cli.calibrating import add_calibrating, run_calibrate
-from app.cli.model_flags import SPEC, add_computation, add_model, with_batch_size
-from app.cli.parser import Parser, command, default
-from app.cli.records import add_deciding
-from app.cli.values import parse_choices, parse_shard, parse_text, settings, spec_from
-from app.errors import UsageError
-from app.inputs import InputSpec, read_question_sheet
-from app.jobs.job import Job
-from app.jobs.questions import Question
-from app.scale.options import RayOptions
-from llm.engine.sampling_params import SamplingParams
+from llama_adapter.app.cli.calibrating import add_calibrating, run_calibrate
+from llama_adapter.app.cli.model_flags import SPEC, add_computation, add_model, with_batch_size
+from llama_adapter.app.cli.parser import Parser, command, default
+from llama_adapter.app.cli.records import add_deciding
+from llama_adapter.app.cli.values import parse_choices, parse_shard, parse_text, settings, spec_from
+from llama_adapter.app.errors import UsageError
+from llama_adapter.app.inputs import InputSpec, read_question_sheet
+from llama_adapter.app.jobs.job import Job
+from llama_adapter.app.jobs.questions import Question
+from llama_adapter.app.scale.options import RayOptions
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 SAMPLING = SamplingParams()
 
@@ -251,12 +251,12 @@ def _answer(
     job = settings(Job, {**vars(options), **values, "needs_question": needs_question})
     if options.engine == "ray":
         ray = settings(RayOptions, {**vars(options), "address": options.ray_address})
-        from app.scale.job import run_ray_job
+        from llama_adapter.app.scale.job import run_ray_job
 
         return run_ray_job(job, ray)
     if options.actors is not None or options.ray_address is not None:
         raise UsageError("--actors and --ray-address go with --engine ray, which is missing")
-    from app.jobs.run import run_job
+    from llama_adapter.app.jobs.run import run_job
 
     return run_job(job)
 

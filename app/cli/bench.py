@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from app.cli.model_flags import add_computation, add_model
-from app.cli.parser import command, default
-from app.cli.values import parse_batch_sizes, parse_text, settings, spec_from
-from app.errors import Exit, UsageError
+from llama_adapter.app.cli.model_flags import add_computation, add_model
+from llama_adapter.app.cli.parser import command, default
+from llama_adapter.app.cli.values import parse_batch_sizes, parse_text, settings, spec_from
+from llama_adapter.app.errors import Exit, UsageError
 
 _BENCH = """\
 Measure how fast a model answers here, at several batch sizes, and how near that is to what the device can do: memory
@@ -47,9 +47,9 @@ def add_bench(commands: Any) -> None:
 
 def _run_bench(options: argparse.Namespace) -> int:
     spec = spec_from(options)
-    from app.measuring.bench import BenchJob, run_bench
-    from app.measuring.bench_report import format_table, write_plot
-    from app.measuring.plots import check_plot
+    from llama_adapter.app.measuring.bench import BenchJob, run_bench
+    from llama_adapter.app.measuring.bench_report import format_table, write_plot
+    from llama_adapter.app.measuring.plots import check_plot
 
     # What was not given is left to the job.
     values = {name: value for name, value in vars(options).items() if name != "question" or value is not None}

@@ -3,9 +3,9 @@
 import argparse
 from typing import Any
 
-from app.cli.parser import default
-from app.cli.values import settings, spec_from
-from app.errors import UsageError
+from llama_adapter.app.cli.parser import default
+from llama_adapter.app.cli.values import settings, spec_from
+from llama_adapter.app.errors import UsageError
 
 
 def add_calibrating(group: Any) -> None:
@@ -38,6 +38,6 @@ def run_calibrate(options: argparse.Namespace) -> int:
         if getattr(options, name) is None:
             raise UsageError(f"--calibrate goes with --{name.replace('_', '-')}, which is missing")
     spec = spec_from(options)
-    from app.calibration.job import CalibrationJob, run_calibration
+    from llama_adapter.app.calibration.job import CalibrationJob, run_calibration
 
     return run_calibration(settings(CalibrationJob, {**vars(options), "spec": spec, "pictures": tuple(options.paths)}))

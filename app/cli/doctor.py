@@ -4,11 +4,11 @@ import argparse
 import dataclasses
 from typing import Any
 
-from app.cli.model_flags import SPEC, add_encoder, add_model, add_precision, sources_from
-from app.cli.parser import DEVICE_KINDS, DEVICES, command, default
-from app.cli.values import settings
-from app.errors import UsageError
-from app.spec import CaptionerSpec
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.cli.model_flags import SPEC, add_encoder, add_model, add_precision, sources_from
+from llama_adapter.app.cli.parser import DEVICE_KINDS, DEVICES, command, default
+from llama_adapter.app.cli.values import settings
+from llama_adapter.app.errors import UsageError
 
 _DOCTOR = """\
 Check this installation part by part and a model tensor by tensor, and say what is wrong and what to do. Without model
@@ -36,16 +36,16 @@ def _run_doctor(options: argparse.Namespace) -> int:
         raise UsageError("--encoder-device goes with --encoder, which is missing")
     # What `caption` would refuse; what --vision needs may be asked about before an encoder is exported.
     spec = settings(CaptionerSpec, vars(options) | ({"vision": None} if options.encoder is None else {}))
-    from app.doctor.command import run_checkup
-    from app.doctor.environment import is_device, om_device, uses_of
+    from llama_adapter.app.doctor.command import run_checkup
+    from llama_adapter.app.doctor.environment import is_device, om_device, uses_of
 
     if not is_device(spec.device):
         raise UsageError(f"No kind of device named `{spec.device}`", hint=f"pass {DEVICE_KINDS} as --device")
     uses = uses_of(device=spec.device, vision=options.vision or spec.vision_kind)
     if options.environment:
         return run_checkup(None, uses=uses)
-    from app.doctor.encoder import EncoderQuestion
-    from app.resources import embedded_model
+    from llama_adapter.app.captioning.resources import embedded_model
+    from llama_adapter.app.doctor.encoder import EncoderQuestion
 
     bundle = str(embedded_model()) if spec.model is None else spec.model
     encoder = None if spec.encoder is None else EncoderQuestion(spec=spec, beside=om_device(spec.device))

@@ -3,11 +3,11 @@
 import argparse
 from typing import Any
 
-from app.cli.model_flags import add_model
-from app.cli.parser import EXIT_CODES, command, default
-from app.cli.values import parse_batch_sizes, settings
-from app.errors import Exit, UsageError
-from vision.export import defaults as export_defaults
+from llama_adapter.app.cli.model_flags import add_model
+from llama_adapter.app.cli.parser import EXIT_CODES, command, default
+from llama_adapter.app.cli.values import parse_batch_sizes, settings
+from llama_adapter.app.errors import Exit, UsageError
+from llama_adapter.runtime.graphs import defaults as export_defaults
 
 _EXPORT = """\
 Write the picture encoder as a file for other runtimes: as ONNX, and an ONNX file as OM for Ascend chips.
@@ -86,7 +86,7 @@ def add_export(commands: Any) -> None:
 def _run_export_onnx(options: argparse.Namespace) -> int:
     if options.llama_dir is not None and options.adapter is None:
         raise UsageError("--llama-dir holds no encoder: it is in --adapter, which is missing")
-    from app.encoder_export.to_onnx import EncoderSources, OnnxJob, run_export_onnx
+    from llama_adapter.app.encoder_export.to_onnx import EncoderSources, OnnxJob, run_export_onnx
 
     values = {**vars(options), "pictures": tuple(options.pictures), "sources": settings(EncoderSources, vars(options))}
     run_export_onnx(settings(OnnxJob, values))
@@ -94,7 +94,7 @@ def _run_export_onnx(options: argparse.Namespace) -> int:
 
 
 def _run_export_om(options: argparse.Namespace) -> int:
-    from app.encoder_export.to_om import OmJob, run_export_om
+    from llama_adapter.app.encoder_export.to_om import OmJob, run_export_om
 
     values = {**vars(options), "atc_flags": tuple(options.atc_flags)}
     run_export_om(settings(OmJob, values, shown={"atc_flags": "--atc-flag", "onnx": "FILE.onnx"}))

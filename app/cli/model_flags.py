@@ -3,12 +3,12 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from app.cli.parser import DEVICES, Parser, default
-from app.cli.values import settings
-from app.spec import CaptionerSpec, parse_batch_size
+from llama_adapter.app.captioning.spec import CaptionerSpec, parse_batch_size
+from llama_adapter.app.cli.parser import DEVICES, Parser, default
+from llama_adapter.app.cli.values import settings
 
 if TYPE_CHECKING:
-    from app.models.checkpoints import ModelSources
+    from llama_adapter.app.models.checkpoints import ModelSources
 
 
 SPEC = CaptionerSpec()
@@ -109,6 +109,6 @@ def add_encoder(group: Any) -> None:
 
 
 def sources_from(options: argparse.Namespace) -> "ModelSources":
-    from app.models.checkpoints import ModelSources
+    from llama_adapter.app.models.checkpoints import ModelSources
 
     return settings(ModelSources, vars(options))

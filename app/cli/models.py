@@ -4,11 +4,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from app.cli.model_flags import add_model, sources_from
-from app.cli.parser import command, default
-from app.cli.values import settings
-from app.errors import Exit, UsageError
-from app.talk import say
+from llama_adapter.app.cli.model_flags import add_model, sources_from
+from llama_adapter.app.cli.parser import command, default
+from llama_adapter.app.cli.values import settings
+from llama_adapter.app.errors import Exit, UsageError
+from llama_adapter.app.terminal.stderr_lines import say
 
 CONVERT_DTYPE = "float16"
 
@@ -50,8 +50,8 @@ def _run_convert(options: argparse.Namespace) -> int:
         raise UsageError(
             "convert needs --llama-dir and --adapter", hint="and --clip, unless the adapter's file holds CLIP itself"
         )
-    from app.models.bundle import convert
-    from llm.runtime.backend import DTYPES
+    from llama_adapter.app.models.bundle import convert
+    from llama_adapter.runtime.devices.backend import DTYPES
 
     if options.dtype not in DTYPES:
         raise UsageError(f"No dtype named `{options.dtype}`", hint=f"pass one of {', '.join(DTYPES)} as --dtype")
@@ -62,7 +62,7 @@ def _run_convert(options: argparse.Namespace) -> int:
 
 
 def _run_quantize(options: argparse.Namespace) -> int:
-    from app.models.quantised_model import QuantiseJob, quantise_bundle
+    from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 
     bundle = quantise_bundle(settings(QuantiseJob, vars(options)))
     num_bytes = sum(file.stat().st_size for file in bundle.iterdir())

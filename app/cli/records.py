@@ -3,8 +3,8 @@
 import argparse
 from typing import Any
 
-from app.cli.parser import command
-from app.cli.values import parse_band, parse_text, settings
+from llama_adapter.app.cli.parser import command
+from llama_adapter.app.cli.values import parse_band, parse_text, settings
 
 _EXPORT_RECORDS = """\
 Make what others read of files of records: a text file for each picture, a table, a data set. The records are the truth
@@ -84,7 +84,7 @@ def add_export_records(commands: Any) -> None:
 
 
 def _run_export_records(options: argparse.Namespace) -> int:
-    from app.exports.job import ExportRecordsJob, run_export_records
+    from llama_adapter.app.exports.job import ExportRecordsJob, run_export_records
 
     return run_export_records(
         settings(ExportRecordsJob, {**vars(options), "records": tuple(options.records), "below": tuple(options.below)})

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from app.errors import UsageError
-from app.spec import CaptionerSpec
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.errors import UsageError
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """Whether CANN, the toolkit of Ascend devices, is set up in this shell: its variables, scripts and versions.
 
-Nothing of it is loaded or run here; where it may be installed is known to vision/export/toolkit.py. The checks of
+Nothing of it is loaded or run here; where it may be installed is known to runtime/graphs/toolkit.py. The checks of
 ASCEND_HOME_PATH and ASCEND_OPP_PATH are those that torch_npu 2.13 makes when it is imported.
 """
 
@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from vision.export.toolkit import installed_folders
+from llama_adapter.runtime.graphs.toolkit import installed_folders
 
 HOME_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")  # set by SCRIPT
 SCRIPT = "set_env.sh"

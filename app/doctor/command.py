@@ -9,15 +9,15 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from app.doctor.environment import Probe, fold, is_needed, look_at_environment, purposes, uses_of
-from app.doctor.model import Finding, diagnose
-from app.errors import Exit
-from vision.formats import shown_text
+from llama_adapter.app.doctor.environment import Probe, fold, is_needed, look_at_environment, purposes, uses_of
+from llama_adapter.app.doctor.model import Finding, diagnose
+from llama_adapter.app.errors import Exit
+from llama_adapter.runtime.text import shown_text
 
 if TYPE_CHECKING:
-    from app.doctor.encoder import EncoderQuestion
-    from app.models.checkpoints import ModelSources
-    from app.spec import Precision
+    from llama_adapter.app.captioning.spec import Precision
+    from llama_adapter.app.doctor.encoder import EncoderQuestion
+    from llama_adapter.app.models.checkpoints import ModelSources
 
 Level = Literal["ok", "absent", "warning", "error"]
 
@@ -135,7 +135,7 @@ def _diagnose(
 ) -> list[Finding]:
     if encoder is None:
         return diagnose(target, precision=precision)
-    from app.doctor.encoder import diagnose_with_encoder
+    from llama_adapter.app.doctor.encoder import diagnose_with_encoder
 
     return diagnose_with_encoder(target, encoder)
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.doctor.model import Finding, Report, check_packages, diagnose, ok
-from app.spec import CaptionerSpec
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.doctor.model import Finding, Report, diagnose, ok
 
 if TYPE_CHECKING:
-    from app.models.checkpoints import LoadedModel, ModelSources
-    from vision.backends.open import ExportedBackend
-    from vision.card import EncoderCard
+    from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources
+    from llama_adapter.runtime.graphs.card import EncoderCard
+    from llama_adapter.vision.backends.open import ExportedBackend
 
 _WHAT = "encoder"
 
@@ -45,9 +45,6 @@ class _Part:
 
 def diagnose_with_encoder(target: "ModelSources | str | os.PathLike[str]", question: EncoderQuestion) -> list[Finding]:
     """Check a model as `diagnose` does, and the exported encoder beside it; never raises for what is wrong."""
-    packages = check_packages()
-    if any(finding.level == "error" for finding in packages):
-        return packages
     with ExitStack() as stack:
         findings, parts, backend = _look_at_files(question, stack)
         card = next((part.card for part in parts if part.card is not None), None)
@@ -62,7 +59,7 @@ _Looked = tuple[list[Finding], list[_Part], "ExportedBackend | None"]
 
 def _look_at_files(question: EncoderQuestion, stack: ExitStack) -> _Looked:
     """The findings, the files that are what they say, and the encoder where it was opened."""
-    from app.models.encoders import check_encoder_exists
+    from llama_adapter.app.models.encoders import check_encoder_exists
 
     report = Report()
     report.attempt(_WHAT, lambda: check_encoder_exists(question.spec))
@@ -92,7 +89,7 @@ def _look_at_onnx(spec: CaptionerSpec, stack: ExitStack) -> _Looked:
 def _open(
     spec: CaptionerSpec, stack: ExitStack, *, device_id: int = 0
 ) -> "tuple[list[Finding], ExportedBackend | None]":
-    from vision.backends.open import EncoderSpec, open_encoder
+    from llama_adapter.vision.backends.open import EncoderSpec, open_encoder
 
     assert spec.encoder is not None
     kind, path = ("onnx", spec.encoder) if spec.vision_kind == "onnx" else ("om", spec.encoder)
@@ -125,7 +122,7 @@ def _look_at_oms(spec: CaptionerSpec) -> tuple[list[Finding], list[_Part]]:
 
 
 def _look_at_om(spec: CaptionerSpec, file: Path) -> tuple[list[Finding], _Part | None]:
-    from vision.sidecar import check_om_file, read_valid_sidecar, sidecar_path
+    from llama_adapter.runtime.graphs.sidecar import check_om_file, read_valid_sidecar, sidecar_path
 
     report = Report()
     report.attempt(_WHAT, lambda: check_om_file(file))
@@ -156,7 +153,7 @@ def _compare(
     if model is None:  # why was told as a fault of the model
         sentence = "The model cannot be read, so nobody can tell whether the encoder is its own"
         return [Finding(level="not tried", what=_WHAT, sentence=sentence)]
-    from app.models.encoders import check_sizes
+    from llama_adapter.app.models.encoders import check_sizes
 
     findings = []
     for part in parts:
@@ -167,7 +164,7 @@ def _compare(
 
 
 def _compare_part(part: _Part, model: "LoadedModel") -> list[Finding]:
-    from app.models.encoders import check_card
+    from llama_adapter.app.models.encoders import check_card
 
     card, name = part.card, part.spec.encoder
     if card is None:
@@ -186,8 +183,8 @@ def _load(target: "ModelSources | str | os.PathLike[str]", part: _Part) -> "Load
     """The model without its decoder's tensors, which may be larger than the memory."""
     import torch
 
-    from app.models.bundle import load_bundle
-    from app.models.checkpoints import stream_sources
+    from llama_adapter.app.models.bundle import load_bundle
+    from llama_adapter.app.models.checkpoints import stream_sources
 
     order = part.spec.channel_order
     if isinstance(target, str | os.PathLike):

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.child import State, ask_child
-from app.doctor import cann, probes
-from app.doctor.installation import look_at_installation
-from app.startup import AUTOLOAD, NO_TELEMETRY
-from vision.export.packages import EXPORT_PACKAGES, INSTALL_HINT
-from vision.export.toolkit import SET_ENV
+from llama_adapter.app.doctor import cann, probes
+from llama_adapter.app.doctor.installation import look_at_installation
+from llama_adapter.runtime.child_process import State, ask_child
+from llama_adapter.runtime.graphs.packages import EXPORT_PACKAGES, INSTALL_HINT
+from llama_adapter.runtime.graphs.toolkit import SET_ENV
+from llama_adapter.runtime.torch_import import AUTOLOAD, NO_TELEMETRY
 
 PROJECT_PACKAGES = ("numpy", "pillow", "safetensors", "sentencepiece")
 SERVER_PACKAGES = ("fastapi", "fastapi-offline", "httpcore", "prometheus-client", "uvicorn")

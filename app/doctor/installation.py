@@ -12,11 +12,12 @@ from typing import Literal
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from app.child import State
+import llama_adapter
+from llama_adapter.runtime.child_process import State
 
 DISTRIBUTION = "llama-adapter"
 _INSTALL = "pip install --editable ."
-_HOME = Path(__file__).resolve().parents[2]
+_HOME = Path(llama_adapter.__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +61,7 @@ def judge_installation(installed: Installed | None, *, running: Path, checkout: 
         return "ok", f"not installed, run from {running}", ""
     found = f"{installed.version}, {installed.kind}, {installed.place}"
     if installed.place != running:
-        # As `python -m app` does it in a checkout.
+        # As `python -m llama_adapter` does it in a checkout.
         return "broken", f"{found}, while {running} is what runs here", f"{_INSTALL} in {running}"
     if checkout not in (None, running):
         hint = f"changes in {checkout} have no effect; there: {_INSTALL}"

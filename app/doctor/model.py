@@ -5,8 +5,6 @@ that Python finds are this project's at all.
 """
 
 import hashlib
-import importlib.metadata
-import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -17,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from app.models.checkpoints import LlamaFolder, ModelSources
-    from app.spec import Precision
-    from llm.tokenizer import Tokenizer
-    from llm.weights.adapter import AdapterFile
-    from llm.weights.source import LlamaSource
-    from vision.card import EncoderCard
-    from vision.weights import ClipSource
+    from llama_adapter.app.captioning.spec import Precision
+    from llama_adapter.app.models.checkpoints import LlamaFolder, ModelSources
+    from llama_adapter.llm.tokenizer import Tokenizer
+    from llama_adapter.llm.weights.adapter import AdapterFile
+    from llama_adapter.llm.weights.source import LlamaSource
+    from llama_adapter.runtime.graphs.card import EncoderCard
+    from llama_adapter.vision.weights import ClipSource
 
 Level = Literal["ok", "not tried", "warning", "error"]
 T = TypeVar("T")
@@ -54,48 +52,9 @@ def diagnose(
     Every check that still makes sense is made, whatever the ones before it found. Files are read completely, their
     digests too, where they are known. Never raises for what is wrong with a model.
     """
-    findings = check_packages()
-    if any(finding.level == "error" for finding in findings):
-        return findings  # with foreign packages, nothing below could be imported
     if isinstance(target, str | os.PathLike):
-        findings += _diagnose_bundle(Path(target), precision)
-    else:
-        findings += _diagnose_sources(target, encoder=encoder)
-    return findings
-
-
-def check_packages() -> list[Finding]:
-    """Whether `llm` and `vision` are this project's; PyPI has a package that is imported as `llm` too."""
-    home = Path(__file__).resolve().parents[2]
-    installed = importlib.metadata.packages_distributions()
-    findings = []
-    for package in ("llm", "vision"):
-        spec = importlib.util.find_spec(package)
-        found = Path(spec.origin).resolve().parent if spec and spec.origin else None
-        others = sorted({name for name in installed.get(package, []) if name != _DISTRIBUTION})
-        if found != home / package:
-            findings.append(
-                Finding(
-                    level="error",
-                    what="packages",
-                    sentence=f"Python finds the package `{package}` at `{found}`, which is not this project's",
-                    hint=f"another package of that name is installed; `pip uninstall {package}`, or use a virtual "
-                    "environment of its own",
-                )
-            )
-        elif others:
-            findings.append(
-                Finding(
-                    level="warning",
-                    what="packages",
-                    sentence=f"`{', '.join(others)}` installs a package named `{package}` too, so one may have "
-                    "overwritten files of the other",
-                    hint=f"`pip uninstall {others[0]}`, then install {_DISTRIBUTION} again",
-                )
-            )
-        else:
-            findings.append(Finding(level="ok", what="packages", sentence=f"`{package}` is this project's own"))
-    return findings
+        return list(_diagnose_bundle(Path(target), precision))
+    return list(_diagnose_sources(target, encoder=encoder))
 
 
 class Report:
@@ -106,9 +65,9 @@ class Report:
 
     def attempt(self, what: str, action: Callable[[], T]) -> T | None:
         """What `action` returns; None where it raised one of the errors of files, which becomes a finding."""
-        from llm.errors import CheckpointError
-        from vision.errors import EncoderError
-        from vision.weights import VisionCheckpointError
+        from llama_adapter.llm.errors import CheckpointError
+        from llama_adapter.vision.errors import EncoderError
+        from llama_adapter.vision.weights import VisionCheckpointError
 
         try:
             return action()
@@ -128,9 +87,9 @@ def ok(what: str, sentence: str) -> Finding:
 
 
 def _diagnose_sources(sources: "ModelSources", *, encoder: "EncoderCard | None") -> Iterator[Finding]:
-    from app.models.checkpoints import find_clip, find_llama, open_clip, open_llama
-    from llm.tokenizer import Tokenizer
-    from llm.weights.adapter import open_adapter
+    from llama_adapter.app.models.checkpoints import find_clip, find_llama, open_clip, open_llama
+    from llama_adapter.llm.tokenizer import Tokenizer
+    from llama_adapter.llm.weights.adapter import open_adapter
 
     report = Report()
     place = report.attempt("llama", lambda: find_llama(sources.llama_dir, llama_type=sources.llama_type))
@@ -181,7 +140,7 @@ def _describe_llama(llama: "LlamaSource", tokenizer: "Tokenizer | None") -> Iter
 
 
 def _describe_adapter(adapter: "AdapterFile", llama: "LlamaSource | None") -> Iterator[Finding]:
-    from llm.weights.adapter import check_fits
+    from llama_adapter.llm.weights.adapter import check_fits
 
     parts = [
         f"{adapter.num_queries} queries in each of {adapter.num_adapter_layers} layers",
@@ -238,8 +197,8 @@ def _check_vision(
 ) -> Iterator[Finding]:
     import torch
 
-    from app.models.checkpoints import resolve_channel_order
-    from vision.weights import build_vision, read_query
+    from llama_adapter.app.models.checkpoints import resolve_channel_order
+    from llama_adapter.vision.weights import build_vision, read_query
 
     report = Report()
     heads = sources.visual_heads
@@ -275,8 +234,8 @@ def _check_vision(
 
 
 def _swapped(*, adapter: str | os.PathLike[str], clip: str | os.PathLike[str]) -> Iterator[Finding]:
-    from app.models.checkpoints import open_clip
-    from llm.weights.adapter import open_adapter
+    from llama_adapter.app.models.checkpoints import open_clip
+    from llama_adapter.llm.weights.adapter import open_adapter
 
     report = Report()
     as_clip = report.attempt("clip", lambda: open_clip(adapter))
@@ -292,7 +251,7 @@ def _swapped(*, adapter: str | os.PathLike[str], clip: str | os.PathLike[str]) -
 
 def _check_claimed_digest(adapter: "AdapterFile") -> Iterator[Finding]:
     """A release's file name carries its digest; here it is computed."""
-    from app.models.checkpoints import RELEASED_ADAPTERS, claimed_digest, file_digest
+    from llama_adapter.app.models.checkpoints import RELEASED_ADAPTERS, claimed_digest, file_digest
 
     claimed = claimed_digest(adapter.name)
     if claimed is None:
@@ -313,9 +272,8 @@ def _check_claimed_digest(adapter: "AdapterFile") -> Iterator[Finding]:
 
 def _check_listed_digests(place: "LlamaFolder") -> Iterator[Finding]:
     """Meta ships MD5 sums beside its weights. Only files beside the checklist are read, each once."""
-    from app.models.bundle import is_bare
-    from llm.weights.files import shown
-    from vision.formats import shown_name
+    from llama_adapter.app.models.bundle import is_bare
+    from llama_adapter.runtime.text import shown_excerpt, shown_name
 
     listed: dict[Path, str] = {}
     checklists = [place.folder / "checklist.chk"]
@@ -334,8 +292,8 @@ def _check_listed_digests(place: "LlamaFolder") -> Iterator[Finding]:
                     yield Finding(
                         level="error",
                         what="llama",
-                        sentence=f"`{shown_name(checklist)}` lists `{shown(name)}`, which is not the name of a file "
-                        "beside it",
+                        sentence=f"`{shown_name(checklist)}` lists `{shown_excerpt(name)}`, which is not the name of a "
+                        "file beside it",
                         hint="the checklist is damaged or another program's; copy it again",
                     )
     for path, digest in listed.items():
@@ -355,13 +313,14 @@ def _check_listed_digests(place: "LlamaFolder") -> Iterator[Finding]:
             yield Finding(
                 level="error",
                 what="llama",
-                sentence=f"`{shown_name(path)}` has the MD5 sum {actual}, and its checklist names {shown(digest)}",
+                sentence=f"`{shown_name(path)}` has the MD5 sum {actual}, and its checklist names "
+                f"{shown_excerpt(digest)}",
                 hint="the file is damaged or another model's; copy it again",
             )
 
 
 def _diagnose_bundle(place: Path, precision: "Precision | None") -> Iterator[Finding]:
-    from app.models.bundle import read_configs, read_manifest
+    from llama_adapter.app.models.bundle import read_configs, read_manifest
 
     report = Report()
     manifest = report.attempt("manifest", lambda: read_manifest(place))
@@ -387,7 +346,7 @@ def _diagnose_bundle(place: Path, precision: "Precision | None") -> Iterator[Fin
 
 def _told_numbers(manifest: Mapping[str, Any]) -> str:
     """Such as: float16; or: int8 and float16, made from the model 44061ead6302."""
-    from app.models.bundle import stored_precision
+    from llama_adapter.app.models.bundle import stored_precision
 
     if stored_precision(manifest) == "float":
         return str(manifest["dtype"])
@@ -395,9 +354,9 @@ def _told_numbers(manifest: Mapping[str, Any]) -> str:
 
 
 def _check_files(place: Path, manifest: Mapping[str, Any]) -> Iterator[Finding]:
-    from app.models.bundle import model_digest
-    from app.models.checkpoints import file_digest
-    from llm.weights.files import shown
+    from llama_adapter.app.models.bundle import model_digest
+    from llama_adapter.app.models.checkpoints import file_digest
+    from llama_adapter.runtime.text import shown_excerpt
 
     for name, entry in manifest["files"].items():
         path = place / name
@@ -407,7 +366,7 @@ def _check_files(place: Path, manifest: Mapping[str, Any]) -> Iterator[Finding]:
         elif path.stat().st_size != entry["bytes"]:
             sentence = f"`{name}` has {path.stat().st_size:,} bytes, where {entry['bytes']:,} are wanted"
         elif (actual := file_digest(path)) != entry["sha256"]:
-            sentence = f"`{name}` has the SHA-256 {actual}, where {shown(entry['sha256'])} is wanted"
+            sentence = f"`{name}` has the SHA-256 {actual}, where {shown_excerpt(entry['sha256'])} is wanted"
         if sentence:
             yield Finding(level="error", what=name, sentence=sentence, hint="copy the whole folder again")
     if model_digest(manifest) != manifest["digest"]:
@@ -420,8 +379,8 @@ def _check_files(place: Path, manifest: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _check_states(place: Path, manifest: Mapping[str, Any], configs: tuple[Any, Any]) -> Iterator[Finding]:
-    from app.models.bundle import LLM, TOKENIZER, VISION, read_half
-    from llm.tokenizer import Tokenizer
+    from llama_adapter.app.models.bundle import LLM, TOKENIZER, VISION, read_half
+    from llama_adapter.llm.tokenizer import Tokenizer
 
     report = Report()
     for name, config in zip((VISION, LLM), configs, strict=True):
@@ -447,10 +406,10 @@ def _check_states(place: Path, manifest: Mapping[str, Any], configs: tuple[Any, 
 
 
 def _check_known_answer(place: Path, precision: "Precision | None") -> Iterator[Finding]:
-    from app.captioner import Captioner
-    from app.models.bundle import KNOWN_ANSWER, is_bare, read_manifest, stored_precision
-    from app.reading.isolated import open_reader
-    from llm.weights.files import read_json
+    from llama_adapter.app.captioning.captioner import Captioner
+    from llama_adapter.app.models.bundle import KNOWN_ANSWER, is_bare, read_manifest, stored_precision
+    from llama_adapter.app.reading.isolated import open_reader
+    from llama_adapter.runtime.tensor_files.files import read_json
 
     if not (place / KNOWN_ANSWER).is_file():
         sentence = "The bundle carries no known answer, so its files were checked and the model was not run"
@@ -512,8 +471,8 @@ def _check_known_answer(place: Path, precision: "Precision | None") -> Iterator[
 
 def _check_int8(name: str, state: "Mapping[str, Tensor]") -> Iterator[Finding]:
     """Weights are in -127..127: kernels may take the absolute of one, and -128 has none in 8 bits."""
-    from app.models.quantising import LARGEST, SCALE
-    from llm.weights.files import list_keys
+    from llama_adapter.app.models.quantising import LARGEST, SCALE
+    from llama_adapter.runtime.tensor_files.files import list_keys
 
     broken = [key for key, tensor in state.items() if key + SCALE in state and int(tensor.min()) < -LARGEST]
     if broken:
@@ -523,7 +482,7 @@ def _check_int8(name: str, state: "Mapping[str, Tensor]") -> Iterator[Finding]:
 
 
 def _check_finite(what: str, name: str, tensors: "Iterator[tuple[str, Tensor]]") -> Iterator[Finding]:
-    from llm.weights.files import list_keys
+    from llama_adapter.runtime.tensor_files.files import list_keys
 
     broken = [key for key, tensor in tensors if not bool(tensor.isfinite().all())]
     if broken:

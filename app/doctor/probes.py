@@ -1,7 +1,7 @@
 """The questions about the environment, each about one part: what is imported, run or found there, as facts.
 
-Those of the first half are asked in a child process (app/child.py); those of the second only look at files, or run
-programs with a time limit. What the answers are worth is said in app/doctor/environment.py.
+The first half runs in a child process (runtime/child_process.py). The second half looks at files, or runs programs with
+a time limit. app/doctor/environment.py judges the answers.
 """
 
 import importlib
@@ -13,12 +13,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from app.child import absent, broken, last_line, ok, one_line, run_program
-from vision.errors import EncoderError
-from vision.export.toolkit import find_atc, read_npu_smi
+from llama_adapter.runtime.child_process import absent, broken, last_line, ok, one_line, run_program
+from llama_adapter.runtime.graphs.toolkit import find_atc, read_npu_smi
+from llama_adapter.vision.errors import EncoderError
 
 if TYPE_CHECKING:
-    from llm.runtime.npu import NpuBackend
+    from llama_adapter.runtime.devices.npu import NpuBackend
 
 IMPORT_NAMES = {
     "pillow": "PIL",
@@ -51,7 +51,7 @@ def look_at_kernels() -> dict[str, Any]:
     """The decoder's own kernels for this processor, which are compiled now if they were not before."""
     if importlib.util.find_spec("torch") is None:
         return absent()
-    from llm.runtime.native.library import find_library
+    from llama_adapter.runtime.kernels.library import find_library
 
     finding = find_library()
     if finding.library is None:
@@ -77,9 +77,9 @@ def look_at_torch_npu() -> dict[str, Any]:
     """
     if importlib.util.find_spec("torch_npu") is None:
         return absent()
-    from llm.errors import DeviceError
-    from llm.runtime.npu import open_npu
-    from llm.runtime.npu_load import load_torch_npu
+    from llama_adapter.llm.errors import DeviceError
+    from llama_adapter.runtime.devices.npu import open_npu
+    from llama_adapter.runtime.devices.npu_load import load_torch_npu
 
     try:
         torch_npu = load_torch_npu()
@@ -97,8 +97,8 @@ def look_at_torch_npu() -> dict[str, Any]:
 
 def _operators_of_7b(backend: "NpuBackend") -> str:
     """What is fused and what is not, by their reasons; the choice is made by tables, nothing is computed."""
-    from llm.config import DecoderConfig
-    from llm.runtime.backend import DTYPES, EAGER
+    from llama_adapter.llm.config import DecoderConfig
+    from llama_adapter.runtime.devices.backend import DTYPES, EAGER
 
     config = DecoderConfig(
         vocab_size=32000, dim=4096, num_layers=32, num_heads=32, ffn_dim=11008, norm_eps=1e-6, context=512
@@ -129,7 +129,7 @@ def look_at_ais_bench() -> dict[str, Any]:
 
 
 def _import_for_om(module_name: str) -> tuple[dict[str, Any], ModuleType | None]:
-    from vision.backends.om_failures import import_failed
+    from llama_adapter.runtime.graphs.om_failures import import_failed
 
     try:
         module = importlib.import_module(module_name)

@@ -4,7 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from vision.errors import EncoderError
+from llama_adapter.vision.errors import EncoderError
 
 
 def check_place(target: Path, *, shown: str) -> None:

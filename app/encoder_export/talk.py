@@ -5,10 +5,10 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from app.errors import forget_stdout
-from app.talk import say
-from vision.export.lint import Complaint
-from vision.export.parity import Parity
+from llama_adapter.app.errors import forget_stdout
+from llama_adapter.app.terminal.stderr_lines import say
+from llama_adapter.runtime.graphs.lint import Complaint
+from llama_adapter.vision.export.parity import Parity
 
 
 def tell(line: str, since: float | None = None) -> None:

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from app.encoder_export.files import check_place
-from app.encoder_export.talk import give, tell, told_complaints, told_next
-from app.whole_files import refuse_to_replace
-from vision.errors import EncoderError
-from vision.export.adopt import adopt_om
-from vision.export.atc import AtcRequest, check_settings, command, make_om, plan
-from vision.export.defaults import BATCH_SIZES, LOG_LEVEL, PRECISION_MODE
-from vision.export.graph import Graph, read_graph
-from vision.export.lint import lint_graph
-from vision.export.toolkit import detect_soc_version, find_atc
-from vision.sidecar import check_om_path, sidecar_path
+from llama_adapter.app.encoder_export.files import check_place
+from llama_adapter.app.encoder_export.talk import give, tell, told_complaints, told_next
+from llama_adapter.runtime.atomic_write import refuse_to_replace
+from llama_adapter.runtime.graphs.adopt import adopt_om
+from llama_adapter.runtime.graphs.atc import AtcRequest, check_settings, command, make_om, plan
+from llama_adapter.runtime.graphs.defaults import BATCH_SIZES, LOG_LEVEL, PRECISION_MODE
+from llama_adapter.runtime.graphs.graph import Graph, read_graph
+from llama_adapter.runtime.graphs.lint import lint_graph
+from llama_adapter.runtime.graphs.sidecar import check_om_path, sidecar_path
+from llama_adapter.runtime.graphs.toolkit import detect_soc_version, find_atc
+from llama_adapter.vision.errors import EncoderError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,27 +12,34 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from app.encoder_export.files import check_place
-from app.encoder_export.talk import give, tell, told_complaints, told_next, told_parity
-from app.inputs import expand_inputs
-from app.models.bundle import VISION, check_sizes, read_configs, read_half, read_manifest, stored_precision
-from app.models.checkpoints import adapter_name, find_clip, resolve_channel_order
-from app.reading.isolated import open_reader
-from app.resources import embedded_model, sample_pictures
-from app.spec import CaptionerSpec
-from app.whole_files import refuse_to_replace
-from llm.errors import CheckpointError
-from llm.weights.adapter import AdapterFile, open_adapter
-from vision.card import EncoderDtype
-from vision.config import VisionConfig
-from vision.encoder import encoder_from_state
-from vision.errors import EncoderError
-from vision.export.defaults import DTYPE, OPSET, OPSETS
-from vision.export.graph import Graph, read_graph
-from vision.export.lint import lint_graph
-from vision.export.onnx import export_onnx
-from vision.export.parity import compare
-from vision.weights import VisionCheckpointError, build_vision
+from llama_adapter.app.captioning.resources import embedded_model, sample_pictures
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.encoder_export.files import check_place
+from llama_adapter.app.encoder_export.talk import give, tell, told_complaints, told_next, told_parity
+from llama_adapter.app.inputs import expand_inputs
+from llama_adapter.app.models.bundle import (
+    VISION,
+    check_sizes,
+    read_configs,
+    read_half,
+    read_manifest,
+    stored_precision,
+)
+from llama_adapter.app.models.checkpoints import adapter_name, find_clip, resolve_channel_order
+from llama_adapter.app.reading.isolated import open_reader
+from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
+from llama_adapter.runtime.atomic_write import refuse_to_replace
+from llama_adapter.runtime.graphs.card import EncoderDtype
+from llama_adapter.runtime.graphs.defaults import DTYPE, OPSET, OPSETS
+from llama_adapter.runtime.graphs.graph import Graph, read_graph
+from llama_adapter.runtime.graphs.lint import lint_graph
+from llama_adapter.vision.config import VisionConfig
+from llama_adapter.vision.encoder import encoder_from_state
+from llama_adapter.vision.errors import EncoderError
+from llama_adapter.vision.export.onnx import export_onnx
+from llama_adapter.vision.export.parity import compare
+from llama_adapter.vision.weights import VisionCheckpointError, build_vision
 
 CLIP_FILE = "ViT-L-14.pt"  # as OpenAI publishes it, and where its own package keeps it
 CLIP_CACHE = Path("~/.cache/clip")

@@ -11,8 +11,8 @@ import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from app.records.record import Record, record_to_line
-from vision.formats import shown_name
+from llama_adapter.app.records.record import Record, record_to_line
+from llama_adapter.runtime.text import shown_name
 
 CSV_COLUMNS: Final = (
     *("picture", "text", "finish", "unfamiliar", "tokens", "ms"),

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
 
-from app.calibration.file import Calibration, read_calibration
-from app.deciding import Decider, Decision
-from app.decisions import Rule
-from app.errors import Exit, UsageError
-from app.exports.old_names import file_name
-from app.exports.outputs import (
+from llama_adapter.app.calibration.decider import Decider, Decision
+from llama_adapter.app.calibration.decisions import Rule
+from llama_adapter.app.calibration.file import Calibration, read_calibration
+from llama_adapter.app.errors import Exit, UsageError
+from llama_adapter.app.exports.old_names import file_name
+from llama_adapter.app.exports.outputs import (
     METADATA_NAME,
     jsonl_lines,
     metadata_lines,
@@ -22,16 +22,16 @@ from app.exports.outputs import (
     text_of,
     with_decisions,
 )
-from app.exports.parquet import check_pyarrow, write_parquet
-from app.exports.parts import check_parts, write_parts
-from app.exports.sidecars import Refusals, SidecarFiles
-from app.exports.survey import MAX_REMEMBERED, Selection, Survey, record_files, survey
-from app.records.manifest import runs_behind
-from app.records.record import Record
-from app.standard_output import flush_whole, write_whole
-from app.talk import say
-from app.whole_files import refuse_to_replace, whole_file
-from vision.formats import shown_name
+from llama_adapter.app.exports.parquet import check_pyarrow, write_parquet
+from llama_adapter.app.exports.parts import check_parts, write_parts
+from llama_adapter.app.exports.sidecars import Refusals, SidecarFiles
+from llama_adapter.app.exports.survey import MAX_REMEMBERED, Selection, Survey, record_files, survey
+from llama_adapter.app.records.manifest import runs_behind
+from llama_adapter.app.records.record import Record
+from llama_adapter.app.terminal.standard_output import flush_whole, write_whole
+from llama_adapter.app.terminal.stderr_lines import say
+from llama_adapter.runtime.atomic_write import atomic_write, refuse_to_replace
+from llama_adapter.runtime.text import shown_name
 
 RecordTarget = Literal["sidecars", "csv", "metadata", "parquet", "jsonl"]
 
@@ -172,7 +172,7 @@ def _write_all(file: BinaryIO, lines: Iterable[bytes]) -> None:
 @contextmanager
 def _opened(place: str | None) -> Iterator[BinaryIO]:
     if place is not None:
-        with whole_file(place) as file:
+        with atomic_write(place) as file:
             yield file
     else:
         sys.stdout.flush()

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from app.names import escaped_name, find_escaped
-from app.records.record import Record, may_be_escaped
+from llama_adapter.app.records.picture_names import escaped_name, find_escaped
+from llama_adapter.app.records.record import Record, may_be_escaped
 
 
 def file_name(record: Record) -> str:

@@ -6,8 +6,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
-from app.errors import UsageError
-from app.whole_files import whole_file
+from llama_adapter.app.errors import UsageError
+from llama_adapter.runtime.atomic_write import atomic_write
 
 Row = TypeVar("Row")
 
@@ -38,7 +38,7 @@ def write_parts(
     old, written, rest = _old_parts(folder), set(), iter(rows)
     for number, first in enumerate(rest):
         part = folder / f"part-{number:05d}.{suffix}"
-        with whole_file(part) as file:
+        with atomic_write(part) as file:
             write(chain([first], islice(rest, rows_in_a_part - 1)), file)
         written.add(part)
     for part in old - written:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
 
-from app.exports.formats import SidecarNames, safe_path
-from app.names import place_of
-from vision.formats import shown_name
+from llama_adapter.app.exports.formats import SidecarNames, safe_path
+from llama_adapter.app.records.picture_names import place_of
+from llama_adapter.runtime.text import shown_name
 
 MAX_TOLD: Final = 10  # of the files that could not be written, by name
 # Of one file or folder: others may be written all the same. A full disk, for one, is nobody's fault but the disk's.

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from app.answers import AnswerError
-from app.inputs.fields import as_columns
-from app.inputs.folders import has_picture_suffix
-from app.inputs.items import PictureInput
-from app.inputs.tar_members import TarMember, TarReader, opened_tar
-from vision.formats import shown_name
+from llama_adapter.app.captioning.answers import AnswerError
+from llama_adapter.app.inputs.fields import as_columns
+from llama_adapter.app.inputs.folders import has_picture_suffix
+from llama_adapter.app.inputs.items import PictureInput
+from llama_adapter.app.inputs.tar_members import TarMember, TarReader, opened_tar
+from llama_adapter.runtime.text import shown_name
 
 if TYPE_CHECKING:
-    from app.reading.sources import FileSlice
+    from llama_adapter.app.reading.sources import FileSlice
 
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst")
 MAX_TEXT_BYTES = 2**20  # of a member with columns
@@ -54,7 +54,7 @@ def archive_inputs(path: str, *, max_bytes: int | None = None) -> Iterator[Pictu
 
 
 def _pictures_in(path: str, *, max_bytes: int | None) -> Iterator[PictureInput]:
-    from vision.image import DEFAULT_MAX_BYTES  # brings Pillow with it
+    from llama_adapter.vision.image import DEFAULT_MAX_BYTES  # brings Pillow with it
 
     num_pictures, damage, problem = 0, "", ""
     sample = _Sample(archive=path, max_bytes=DEFAULT_MAX_BYTES if max_bytes is None else max_bytes)
@@ -110,7 +110,7 @@ class _Sample:
             yield PictureInput(source=source, label=label, root=self.archive, columns=self.columns, error=error)
 
     def _add_picture(self, member: TarMember, *, tar: TarReader) -> None:
-        from app.reading.sources import FileSlice  # brings Pillow with it
+        from llama_adapter.app.reading.sources import FileSlice  # brings Pillow with it
 
         label = f"{self.archive}/{member.name.removeprefix('./')}"
         shown = shown_name(label)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from app.inputs.items import QuestionFields
+from llama_adapter.app.inputs.items import QuestionFields
 
 PROMPT_COLUMNS = ("prompt", "question", "instruction")
 INPUT_COLUMN, CHOICES_COLUMN = "input", "choices"

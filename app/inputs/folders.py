@@ -3,9 +3,9 @@
 import os
 from collections.abc import Iterable, Iterator
 
-from app.inputs.items import PictureInput
-from app.inputs.natural import natural_key
-from vision.formats import PHONE_SUFFIXES, PICTURE_SUFFIXES
+from llama_adapter.app.inputs.items import PictureInput
+from llama_adapter.app.inputs.natural import natural_key
+from llama_adapter.vision.formats import PHONE_SUFFIXES, PICTURE_SUFFIXES
 
 
 def expand_inputs(paths: Iterable[str | os.PathLike[str]], *, recursive: bool = False) -> Iterator[PictureInput]:

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from app.answers import AnswerError
+from llama_adapter.app.captioning.answers import AnswerError
 
 if TYPE_CHECKING:  # its module brings Pillow with it
-    from app.reading.sources import FileSlice
+    from llama_adapter.app.reading.sources import FileSlice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
-from app.inputs.errors import InputsError
-from vision.formats import shown_name
+from llama_adapter.app.inputs.errors import InputsError
+from llama_adapter.runtime.text import shown_name
 
 MAX_LINE_BYTES = 2**20
 STDIN = "-"

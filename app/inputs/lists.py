@@ -4,9 +4,9 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from app.answers import AnswerError
-from app.inputs.items import PictureInput
-from app.inputs.lines import (
+from llama_adapter.app.captioning.answers import AnswerError
+from llama_adapter.app.inputs.items import PictureInput
+from llama_adapter.app.inputs.lines import (
     BYTE_ORDER_MARK,
     MAX_LINE_BYTES,
     STDIN,
@@ -15,7 +15,7 @@ from app.inputs.lines import (
     read_beginning,
     split_lines,
 )
-from vision.formats import shown_name
+from llama_adapter.runtime.text import shown_name
 
 
 def list_inputs(path: str, *, expand: Callable[[str], Iterator[PictureInput]]) -> Iterator[PictureInput]:

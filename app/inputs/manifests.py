@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby, islice
 
-from app.answers import AnswerError
-from app.inputs.errors import InputsError
-from app.inputs.fields import PROMPT_COLUMNS, as_columns, first_column, question_columns, question_fields
-from app.inputs.items import PictureInput
-from app.inputs.lines import can_read_again, check_lines
-from app.inputs.tables import check_suffix, read_rows
-from vision.formats import shown_name
+from llama_adapter.app.captioning.answers import AnswerError
+from llama_adapter.app.inputs.errors import InputsError
+from llama_adapter.app.inputs.fields import PROMPT_COLUMNS, as_columns, first_column, question_columns, question_fields
+from llama_adapter.app.inputs.items import PictureInput
+from llama_adapter.app.inputs.lines import can_read_again, check_lines
+from llama_adapter.app.inputs.tables import check_suffix, read_rows
+from llama_adapter.runtime.text import shown_name
 
 PICTURE_COLUMNS = ("picture", "image", "file_name", "filename", "path")
 _MAX_QUESTIONS = 1024  # of one item; a picture with more of them is read again

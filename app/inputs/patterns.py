@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from app.inputs.archives import is_archive_name
-from app.inputs.folders import has_picture_suffix, is_folder
-from app.inputs.natural import natural_key
+from llama_adapter.app.inputs.archives import is_archive_name
+from llama_adapter.app.inputs.folders import has_picture_suffix, is_folder
+from llama_adapter.app.inputs.natural import natural_key
 
 _ANY_DEPTH = "**"
 _WILDCARDS = frozenset("*?[")

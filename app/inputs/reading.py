@@ -7,18 +7,18 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 
-from app.answers import AnswerError
-from app.inputs.archives import archive_inputs, is_archive_name
-from app.inputs.errors import InputsError
-from app.inputs.folders import file_input, folder_inputs, is_folder
-from app.inputs.items import PictureInput
-from app.inputs.lines import STDIN, can_read_again, check_lines
-from app.inputs.lists import list_inputs
-from app.inputs.manifests import check_manifest, manifest_inputs
-from app.inputs.patterns import expand_pattern, fixed_folder, is_pattern
-from app.inputs.spec import InputSpec
-from app.names import escaped_name
-from vision.formats import shown_name
+from llama_adapter.app.captioning.answers import AnswerError
+from llama_adapter.app.inputs.archives import archive_inputs, is_archive_name
+from llama_adapter.app.inputs.errors import InputsError
+from llama_adapter.app.inputs.folders import file_input, folder_inputs, is_folder
+from llama_adapter.app.inputs.items import PictureInput
+from llama_adapter.app.inputs.lines import STDIN, can_read_again, check_lines
+from llama_adapter.app.inputs.lists import list_inputs
+from llama_adapter.app.inputs.manifests import check_manifest, manifest_inputs
+from llama_adapter.app.inputs.patterns import expand_pattern, fixed_folder, is_pattern
+from llama_adapter.app.inputs.spec import InputSpec
+from llama_adapter.app.records.picture_names import escaped_name
+from llama_adapter.runtime.text import shown_name
 
 
 def check_inputs(spec: InputSpec, *, need_questions: bool = False) -> None:

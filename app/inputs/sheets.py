@@ -3,12 +3,19 @@
 import os
 from collections.abc import Iterator
 
-from app.inputs.errors import InputsError
-from app.inputs.fields import PROMPT_COLUMNS, first_column, question_fields
-from app.inputs.items import QuestionFields
-from app.inputs.lines import BYTE_ORDER_MARK, MAX_LINE_BYTES, check_encoding, opened_lines, read_beginning, split_lines
-from app.inputs.tables import TABLE_SUFFIXES, read_rows
-from vision.formats import shown_name
+from llama_adapter.app.inputs.errors import InputsError
+from llama_adapter.app.inputs.fields import PROMPT_COLUMNS, first_column, question_fields
+from llama_adapter.app.inputs.items import QuestionFields
+from llama_adapter.app.inputs.lines import (
+    BYTE_ORDER_MARK,
+    MAX_LINE_BYTES,
+    check_encoding,
+    opened_lines,
+    read_beginning,
+    split_lines,
+)
+from llama_adapter.app.inputs.tables import TABLE_SUFFIXES, read_rows
+from llama_adapter.runtime.text import shown_name
 
 
 def read_question_sheet(path: str) -> tuple[QuestionFields, ...]:

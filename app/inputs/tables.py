@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from app.inputs.errors import InputsError
-from app.inputs.lines import (
+from llama_adapter.app.inputs.errors import InputsError
+from llama_adapter.app.inputs.lines import (
     BYTE_ORDER_MARK,
     MAX_LINE_BYTES,
     ByteFile,
@@ -17,7 +17,7 @@ from app.inputs.lines import (
     read_beginning,
     split_lines,
 )
-from vision.formats import shown_name
+from llama_adapter.runtime.text import shown_name
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _JSON_SUFFIXES = (".jsonl", ".ndjson")

@@ -1,27 +1,27 @@
-"""What a job opens before its first picture, on one machine or many: reader, desk, decider, manifest."""
+"""What a job opens before its first picture, on one machine or many: reader, planner, decider, manifest."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from app.calibration.file import read_calibration
-from app.captioner import Captioner, ModelInfo
-from app.deciding import Decider
-from app.errors import UsageError
-from app.inputs import PictureInput, count_inputs
-from app.inputs.archives import is_archive_name
-from app.inputs.patterns import is_pattern
-from app.jobs.desk import Desk
-from app.jobs.job import Job
-from app.jobs.questions import TemplateError, picture_variables, questions_about
-from app.jobs.scribe import Scribe
-from app.measuring.report import versions
-from app.records.folder import RecordStore
-from app.records.index import RecordIndex
-from app.records.manifest import RunManifest
-from app.spec import CaptionerSpec
-from app.telling import EMBEDDED_NOTE, is_sample
-from app.work import WorkItem
+from llama_adapter.app.calibration.decider import Decider
+from llama_adapter.app.calibration.file import read_calibration
+from llama_adapter.app.captioning.captioner import Captioner, ModelInfo
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.captioning.work_items import WorkItem
+from llama_adapter.app.errors import UsageError
+from llama_adapter.app.inputs import PictureInput, count_inputs
+from llama_adapter.app.inputs.archives import is_archive_name
+from llama_adapter.app.inputs.patterns import is_pattern
+from llama_adapter.app.jobs.job import Job
+from llama_adapter.app.jobs.job_planner import JobPlanner
+from llama_adapter.app.jobs.questions import TemplateError, picture_variables, questions_about
+from llama_adapter.app.jobs.result_writer import ResultWriter
+from llama_adapter.app.measuring.report import versions
+from llama_adapter.app.records.folder import RecordStore
+from llama_adapter.app.records.index import RecordIndex
+from llama_adapter.app.records.manifest import RunManifest
+from llama_adapter.app.terminal.wording import EMBEDDED_NOTE, is_sample
 
 
 def open_decider(job: Job) -> Decider:
@@ -47,8 +47,8 @@ def check_questions(job: Job, captioner: Captioner) -> None:
             captioner.check_prompt(question.prompt(captioner.info.default_prompt), question.choices)
 
 
-def open_desk(job: Job, info: ModelInfo, *, spec: CaptionerSpec, run: str, file: RecordStore | None) -> Desk:
-    """The desk of a job, which knows what the file of records holds; with `overwrite` the file is emptied.
+def open_planner(job: Job, info: ModelInfo, *, spec: CaptionerSpec, run: str, file: RecordStore | None) -> JobPlanner:
+    """The planner of a job, which knows what the file of records holds; with `overwrite` the file is emptied.
 
     `info` and `spec` are those of the loaded model. Raises `RecordFileError`.
     """
@@ -58,7 +58,7 @@ def open_desk(job: Job, info: ModelInfo, *, spec: CaptionerSpec, run: str, file:
             file.clear()
         else:
             earlier = RecordIndex(file.files)
-    return Desk(
+    return JobPlanner(
         job.questions,
         spec=spec,
         info=info,
@@ -100,38 +100,38 @@ def check_variables(job: Job) -> None:
 
 
 def tell_notes(
-    job: Job, info: ModelInfo, scribe: Scribe, decider: Decider, *, spec: CaptionerSpec, file: RecordStore | None
+    job: Job, info: ModelInfo, writer: ResultWriter, decider: Decider, *, spec: CaptionerSpec, file: RecordStore | None
 ) -> None:
     """Say what is otherwise than a user may think: of the model, of a calibration, and of the place of the records."""
     if file is not None and file.is_durable and not file.is_locked:
-        scribe.say(f"note: the file system of `{file.path}` has no locks: no other run may write there meanwhile")
+        writer.say(f"note: the file system of `{file.path}` has no locks: no other run may write there meanwhile")
     if file is not None and file.repair == "dropped":
-        scribe.say(f"note: the last record in `{file.path}` was torn, as a crash leaves it, and was removed")
+        writer.say(f"note: the last record in `{file.path}` was torn, as a crash leaves it, and was removed")
     for note in info.notes:
-        scribe.say(f"note: {note}")
+        writer.say(f"note: {note}")
     if job.spec.batch_size == "auto":
-        scribe.say(f"note: batch size {spec.batch_size}")
+        writer.say(f"note: batch size {spec.batch_size}")
     asked = [question for question in job.questions if question.choices is not None and not question.is_template]
     prompts = [question.shown(info.default_prompt) for question in asked]
     for note in decider.doubts(prompts=prompts, model_digests=[info.digest]):
-        scribe.say(note)
+        writer.say(note)
 
 
 def work_of(
-    job: Job, inputs: Iterable[PictureInput], desk: Desk, scribe: Scribe, *, stop: Callable[[], bool]
+    job: Job, inputs: Iterable[PictureInput], planner: JobPlanner, writer: ResultWriter, *, stop: Callable[[], bool]
 ) -> Iterator[WorkItem]:
     """The work that the inputs mean, until `stop`; questions that cannot be put are answered here, with an error."""
     is_noted = not job.spec.is_embedded
     for picture in inputs:
         if stop():  # also where no input has a question that can be put, so that nobody else gets to look
             return
-        scribe.show_progress()
+        writer.show_progress()
         if not is_noted and not is_sample(picture.source):
-            scribe.say(EMBEDDED_NOTE)
+            writer.say(EMBEDDED_NOTE)
             is_noted = True
-        item, failures = desk.item(picture)
+        item, failures = planner.item(picture)
         for failure in failures:
-            scribe.write(failure)
+            writer.write(failure)
         if item.questions:
             yield item
 

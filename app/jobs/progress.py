@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from app.talk import say
+from llama_adapter.app.terminal.stderr_lines import say
 
 _TERMINAL_S, _ELSEWHERE_S = 0.2, 60.0
 _WINDOW_S = 30.0  # the rate is of so much time, as the time left should be that of now

@@ -13,20 +13,26 @@ from dataclasses import dataclass
 
 import torch
 
-from app.assemble import ModelLoader, Parts, assemble_parts
-from app.captioner import Answer
-from app.clock import StageClock
-from app.measuring.bench_result import BenchResult, Ceilings, Round, Workload, summarise
-from app.measuring.ceilings import measure_bandwidth, measure_matmul
-from app.measuring.circumstances import circumstances, load_average
-from app.measuring.meters import Meter, MeteredExecutor, MeteredVision
-from app.measuring.roofline import NumberSizes, decoder_shapes, decoder_weights, encoder_shapes, encoder_weights
-from app.models.checkpoints import LoadedModel
-from app.models.random_model import parse_size, random_model
-from app.resources import sample_pictures
-from app.spec import CaptionerSpec
-from llm.prompt import format_prompt
-from llm.runtime.backend import EAGER, resolve_dtype
+from llama_adapter.app.captioning.assemble import ModelLoader, Parts, assemble_parts
+from llama_adapter.app.captioning.captioner import Answer
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.captioning.stage_clock import StageClock
+from llama_adapter.app.measuring.bench_result import BenchResult, Ceilings, Round, Workload, summarise
+from llama_adapter.app.measuring.ceilings import measure_bandwidth, measure_matmul
+from llama_adapter.app.measuring.circumstances import circumstances, load_average
+from llama_adapter.app.measuring.meters import Meter, MeteredExecutor, MeteredVision
+from llama_adapter.app.measuring.roofline import (
+    NumberSizes,
+    decoder_shapes,
+    decoder_weights,
+    encoder_shapes,
+    encoder_weights,
+)
+from llama_adapter.app.models.checkpoints import LoadedModel
+from llama_adapter.app.models.random_model import parse_size, random_model
+from llama_adapter.llm.prompt import format_prompt
+from llama_adapter.runtime.devices.backend import EAGER, resolve_dtype
 
 QUESTION = "Is there a person in the picture? Answer Yes or No."
 CHOICES = ("Yes", "No")

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from app.measuring.bench_result import BenchResult
-from app.measuring.report import numbers
+from llama_adapter.app.measuring.bench_result import BenchResult
+from llama_adapter.app.measuring.report import numbers
 
 _STAGE_NAMES = {"step": "steps"}
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from app.measuring.meters import PROGRAMS, Call, Program
-from app.measuring.report import percentile
-from app.measuring.roofline import Cause, Ceiling, Work, explain
+from llama_adapter.app.measuring.meters import PROGRAMS, Call, Program
+from llama_adapter.app.measuring.report import percentile
+from llama_adapter.app.measuring.roofline import Cause, Ceiling, Work, explain
 
 Workload = Literal["yesno", "caption"]
 

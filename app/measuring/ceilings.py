@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from app.models.quantising import quantise_weight
-from app.spec import Precision
-from llm.runtime.backend import Backend
+from llama_adapter.app.captioning.spec import Precision
+from llama_adapter.app.models.quantising import quantise_weight
+from llama_adapter.runtime.devices.backend import Backend
 
 _HOST_BUFFER, _DEVICE_BUFFER = 512 << 20, 4 << 30  # bytes; far above any cache
 _NUM_ROWS = (257, 1024)  # of matrix products: one picture's tokens, and a large prefill

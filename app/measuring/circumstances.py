@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from app.measuring.report import commit, versions
+from llama_adapter.app.measuring.report import commit, versions
 
 
 def circumstances(*, load_before: list[float] | None) -> dict[str, Any]:

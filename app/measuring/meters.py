@@ -9,15 +9,15 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from app.measuring.roofline import NumberSizes, Work, encoder_work, prefill_work, prefix_work, step_work
-from llm.config import DecoderConfig
-from llm.model.adapter import Prefix
-from llm.model.ops import Operators
-from llm.runtime.executor import Executor, ScoreRow, WarmUp
-from llm.runtime.prediction import Prediction
-from llm.runtime.transfer import Transfer
-from vision.backends.base import VisionBackend
-from vision.config import VisionConfig
+from llama_adapter.app.measuring.roofline import NumberSizes, Work, encoder_work, prefill_work, prefix_work, step_work
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.model.adapter import Prefix
+from llama_adapter.llm.runners.eager import Executor, ScoreRow, WarmUp
+from llama_adapter.llm.runners.prediction import Prediction
+from llama_adapter.runtime.devices.transfer import Transfer
+from llama_adapter.runtime.operators.base import Operators
+from llama_adapter.vision.backends.base import VisionBackend
+from llama_adapter.vision.config import VisionConfig
 
 Program = Literal["encoder", "prefix", "prefill", "step"]
 PROGRAMS: tuple[Program, ...] = ("encoder", "prefix", "prefill", "step")

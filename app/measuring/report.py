@@ -9,7 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
-from app.measuring.latencies import Latencies
+import llama_adapter
+from llama_adapter.app.measuring.latencies import Latencies
 
 
 class AnswerLike(Protocol):
@@ -215,7 +216,7 @@ def versions() -> dict[str, str]:
 
 def commit() -> str | None:
     """Short hash of the checkout this runs from, None outside of one or without git."""
-    home = Path(__file__).resolve().parents[2]
+    home = Path(llama_adapter.__file__).resolve().parents[1]
     if not (home / ".git").exists():
         return None
     try:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llm.config import DecoderConfig
-from vision.config import VisionConfig
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.vision.config import VisionConfig
 
 Cause = Literal["memory", "arithmetic", "overhead", "reading"]
 

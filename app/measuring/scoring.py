@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from app.answers import Answer
-from app.inputs.errors import InputsError
-from app.inputs.tables import read_rows
-from app.telling import one_line
-from app.work import WorkItem, WorkQuestion
-from llm.engine.sampling_params import SamplingParams
-from vision.formats import shown_name
+from llama_adapter.app.captioning.answers import Answer
+from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
+from llama_adapter.app.inputs.errors import InputsError
+from llama_adapter.app.inputs.tables import read_rows
+from llama_adapter.app.terminal.wording import one_line
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.runtime.text import shown_name
 
 if TYPE_CHECKING:
-    from app.captioner import Captioner
+    from llama_adapter.app.captioning.captioner import Captioner
 
 KNOWN_ANSWERS = "questions.jsonl"  # beside the pictures that it is about
 MAX_SHOWN = 20  # wrong answers that are shown

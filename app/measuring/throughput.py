@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 from weakref import WeakKeyDictionary
 
-from app.clock import STAGES
+from llama_adapter.app.captioning.stage_clock import STAGES
 
 MAX_RUNS: Final = 30
 _BESIDE_THE_ENGINE: Final = ("read",)  # stages in threads of their own

@@ -5,7 +5,7 @@ vision.safetensors   state dict of `PictureEncoder`
 llm.safetensors      state dict of `LlamaAdapterDecoder`
 tokenizer.model      LLaMA's tokenizer
 known_answer.json    optional: a picture of the folder, a prompt and the answer the model must give
-familiar.safetensors optional: statistics that tell pictures the model knows from others, see `app.models.familiarity`
+familiar.safetensors optional: statistics for out-of-distribution detection, see `app.models.out_of_distribution`
 """
 
 import dataclasses
@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from app.models.checkpoints import (
+from llama_adapter.app.captioning.spec import Precision
+from llama_adapter.app.models.checkpoints import (
     DEFAULT_PROMPT,
     LoadedModel,
     ModelSources,
@@ -33,18 +34,24 @@ from app.models.checkpoints import (
     file_digest,
     stream_sources,
 )
-from app.models.familiarity import Familiarity, read_familiarity
-from app.models.quantising import convert_precision
-from app.models.tensor_files import DAMAGED, dtype_name, expected_forms, read_tensors, sketch, write_tensors
-from app.spec import Precision
-from llm.config import DecoderConfig
-from llm.errors import CheckpointError
-from llm.runtime.backend import DTYPES
-from llm.tokenizer import Tokenizer
-from llm.weights.files import list_keys, read_json, shown
-from vision.card import fingerprint
-from vision.config import ChannelOrder, VisionConfig
-from vision.formats import UNSAFE_ON_TERMINALS, shown_name
+from llama_adapter.app.models.out_of_distribution import OodDetector, read_familiarity
+from llama_adapter.app.models.quantising import convert_precision
+from llama_adapter.app.models.tensor_files import (
+    DAMAGED,
+    dtype_name,
+    expected_forms,
+    read_tensors,
+    sketch,
+    write_tensors,
+)
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.llm.tokenizer import Tokenizer
+from llama_adapter.runtime.devices.backend import DTYPES
+from llama_adapter.runtime.graphs.card import fingerprint
+from llama_adapter.runtime.tensor_files.files import list_keys, read_json
+from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt, shown_name
+from llama_adapter.vision.config import ChannelOrder, VisionConfig
 
 FORMAT = "llama-adapter-bundle"
 VERSIONS: Mapping[Precision, int] = {"float": 1, "int8": 2}  # older programs read the first
@@ -128,7 +135,7 @@ def save_bundle(
         manifest: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSIONS[model.precision],
-            "name": shown(model.name),
+            "name": shown_excerpt(model.name, length=120),
             "vision": vision.to_dict(),
             "llm": decoder.to_dict(),
             "dtype": dtype_name(model.dtype),
@@ -144,8 +151,8 @@ def save_bundle(
         _write_json(partial / MANIFEST, manifest)
         if known_answer is not None:
             add_known_answer(partial, known_answer=known_answer, picture=known_picture)
-        if model.familiarity is not None:
-            add_familiarity(partial, model.familiarity)
+        if model.ood_detector is not None:
+            add_familiarity(partial, model.ood_detector)
         for file in MODEL_FILES:  # on the disk before the name points there
             with (partial / file).open("rb") as written:
                 os.fsync(written.fileno())
@@ -177,14 +184,14 @@ def add_known_answer(
     _write_json(place / MANIFEST, manifest)
 
 
-def add_familiarity(directory: str | os.PathLike[str], familiarity: Familiarity) -> None:
+def add_familiarity(directory: str | os.PathLike[str], ood_detector: OodDetector) -> None:
     """Put into a bundle what tells pictures that its model knows from others, in place of what was there.
 
     No answer depends on it, so the model's digest stays as it is. Raises CheckpointError where there is no bundle.
     """
     place = Path(directory)
     manifest = read_manifest(place)
-    familiarity.save(place / FAMILIAR)
+    ood_detector.save(place / FAMILIAR)
     manifest["files"] |= {FAMILIAR: _entry(place / FAMILIAR)}
     _write_json(place / MANIFEST, manifest)
 
@@ -227,9 +234,9 @@ def load_bundle(
         )
     if context is not None:
         decoder = dataclasses.replace(decoder, context=context)
-    familiarity = None
+    ood_detector = None
     if FAMILIAR in manifest["files"]:
-        familiarity = read_familiarity(place / FAMILIAR, num_queries=decoder.num_queries, width=decoder.dim)
+        ood_detector = read_familiarity(place / FAMILIAR, num_queries=decoder.num_queries, width=decoder.dim)
     digest = str(manifest["digest"])
     if channel_order not in (None, vision.channel_order):
         vision = dataclasses.replace(vision, channel_order=channel_order)
@@ -252,7 +259,7 @@ def load_bundle(
         card=str(manifest["card"]),
         precision=precision,
         origin=origin,
-        familiarity=familiarity,
+        ood_detector=ood_detector,
         notes=_notes(place, [MANIFEST, *manifest["files"]]),
     )
 
@@ -295,7 +302,7 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
     version = manifest.get("version")
     if type(version) is not int or version not in VERSIONS.values():
         raise CheckpointError(
-            f"The bundle `{place}` has the version {shown(repr(version))}, and this program reads "
+            f"The bundle `{place}` has the version {shown_excerpt(repr(version))}, and this program reads "
             f"{_either(VERSIONS.values())}",
             hint="install a newer release, or write the bundle again with `llama-adapter convert`",
         )
@@ -322,7 +329,7 @@ def read_configs(place: Path, manifest: Mapping[str, Any]) -> tuple[VisionConfig
         vision, decoder = VisionConfig.from_dict(manifest["vision"]), DecoderConfig.from_dict(manifest["llm"])
     except (TypeError, KeyError, ValueError) as error:
         raise CheckpointError(
-            f"`{place / MANIFEST}` has a configuration that is of no use here: {shown(str(error), length=300)}"
+            f"`{place / MANIFEST}` has a configuration that is of no use here: {shown_excerpt(str(error), length=300)}"
         ) from None
     check_halves(vision, decoder, adapter=str(place))
     return vision, decoder

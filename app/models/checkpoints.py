@@ -16,21 +16,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from app.models.familiarity import Familiarity
-from app.spec import Precision
-from llm.config import DecoderConfig
-from llm.errors import CheckpointError
-from llm.tokenizer import Tokenizer
-from llm.weights.adapter import AdapterFile, open_adapter
-from llm.weights.build import decoder_tensors, plan_decoder
-from llm.weights.files import read_tensor_file
-from llm.weights.huggingface import open_huggingface
-from llm.weights.meta import open_meta
-from llm.weights.source import LlamaSource
-from vision.card import EncoderCard
-from vision.config import ChannelOrder, VisionConfig
-from vision.formats import shown_name
-from vision.weights import ClipSource, build_vision, clip_file, read_clip, read_query
+from llama_adapter.app.captioning.spec import Precision
+from llama_adapter.app.models.out_of_distribution import OodDetector
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.llm.tokenizer import Tokenizer
+from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
+from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
+from llama_adapter.llm.weights.huggingface import open_huggingface
+from llama_adapter.llm.weights.meta import open_meta
+from llama_adapter.llm.weights.source import LlamaSource
+from llama_adapter.runtime.graphs.card import EncoderCard
+from llama_adapter.runtime.tensor_files.files import read_tensor_file
+from llama_adapter.runtime.text import shown_name
+from llama_adapter.vision.config import ChannelOrder, VisionConfig
+from llama_adapter.vision.weights import ClipSource, build_vision, clip_file, read_clip, read_query
 
 DEFAULT_CONTEXT = 512
 DEFAULT_PROMPT = "Generate caption of this image"  # the instruction of the adapters' caption pre-training
@@ -71,7 +71,7 @@ class SourceFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """The model that 8-bit weights were made from: its digest, and its encoder's fingerprint (see `vision.card`)."""
+    """Source model of 8-bit weights: its digest, and the fingerprint of its encoder (see `runtime.graphs.card`)."""
 
     digest: str
     fingerprint: Mapping[str, str]
@@ -99,7 +99,7 @@ class LoadedModel:
     card: str = ""
     precision: Precision = "float"  # of the linear layers' weights
     origin: Origin | None = None  # where they are, or were, 8-bit ones
-    familiarity: Familiarity | None = None  # what tells pictures that the model knows from others
+    ood_detector: OodDetector | None = None  # what tells pictures that the model knows from others
     notes: tuple[str, ...] = ()  # sentences for people about the files it came from
 
     @property

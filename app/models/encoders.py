@@ -3,15 +3,15 @@
 import hashlib
 from pathlib import Path
 
-from app.models.checkpoints import LoadedModel
-from app.spec import CaptionerSpec
-from llm.runtime.backend import EAGER, Backend
-from vision.backends.base import VisionBackend
-from vision.backends.open import EncoderKind, EncoderSpec
-from vision.card import EncoderCard, fingerprint, is_same
-from vision.config import VisionConfig
-from vision.errors import EncoderError
-from vision.sidecar import read_sidecar
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.models.checkpoints import LoadedModel
+from llama_adapter.runtime.devices.backend import EAGER, Backend
+from llama_adapter.runtime.graphs.card import EncoderCard, fingerprint, is_same
+from llama_adapter.runtime.graphs.sidecar import read_sidecar
+from llama_adapter.vision.backends.base import VisionBackend
+from llama_adapter.vision.backends.open import EncoderKind, EncoderSpec
+from llama_adapter.vision.config import VisionConfig
+from llama_adapter.vision.errors import EncoderError
 
 _EXPORT_AGAIN = "export this model's encoder with `llama-adapter export onnx`, and for an OM go on with `export om`"
 _HALVES = {"clip": "CLIP", "query": "visual blocks"}

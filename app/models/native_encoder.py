@@ -2,12 +2,12 @@
 
 from torch import Tensor, nn
 
-from llm.runtime.native.blocks import Activation, BlockParts, NativeBlocks
-from llm.runtime.native.library import Library
-from llm.runtime.native.linear import NativeLinear
-from llm.runtime.native.threads import torch_stands_aside
-from vision.block import Block
-from vision.inference import HostEncoder
+from llama_adapter.runtime.kernels.blocks import Activation, BlockParts, NativeBlocks
+from llama_adapter.runtime.kernels.library import Library
+from llama_adapter.runtime.kernels.linear import NativeLinear
+from llama_adapter.runtime.kernels.threads import torch_stands_aside
+from llama_adapter.vision.block import Block
+from llama_adapter.vision.inference import HostEncoder
 
 
 def install_block_kernels(encoder: HostEncoder, *, library: Library) -> int:

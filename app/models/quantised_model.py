@@ -10,14 +10,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from app.models.bundle import KNOWN_ANSWER, check_target, load_bundle, save_bundle
-from app.models.checkpoints import LoadedModel, Origin
-from app.models.quantising import linear_weights, quantise
-from app.models.tensor_files import sketch
-from app.resources import embedded_model
-from llm.errors import CheckpointError
-from llm.weights.files import read_json
-from vision.card import fingerprint
+from llama_adapter.app.captioning.resources import embedded_model
+from llama_adapter.app.models.bundle import KNOWN_ANSWER, check_target, load_bundle, save_bundle
+from llama_adapter.app.models.checkpoints import LoadedModel, Origin
+from llama_adapter.app.models.quantising import linear_weights, quantise
+from llama_adapter.app.models.tensor_files import sketch
+from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.runtime.graphs.card import fingerprint
+from llama_adapter.runtime.tensor_files.files import read_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from app.spec import Precision
-from llm.errors import CheckpointError
+from llama_adapter.app.captioning.spec import Precision
+from llama_adapter.llm.errors import CheckpointError
 
 SCALE = "_scale"  # `head.weight` has its scales in `head.weight_scale`
 LARGEST = 127

@@ -10,16 +10,16 @@ import sentencepiece
 import torch
 from torch import Tensor
 
-from app.models.checkpoints import DEFAULT_CONTEXT, LoadedModel
-from app.models.quantising import linear_weights, quantise
-from app.models.tensor_files import expected_forms, sketch
-from app.resources import embedded_model
-from app.spec import Precision
-from llm.config import DecoderConfig
-from llm.errors import DeviceError
-from llm.runtime.backend import open_backend
-from llm.tokenizer import Tokenizer
-from vision.config import ChannelOrder, ClipConfig, QueryConfig, VisionConfig
+from llama_adapter.app.captioning.resources import embedded_model
+from llama_adapter.app.captioning.spec import Precision
+from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, LoadedModel
+from llama_adapter.app.models.quantising import linear_weights, quantise
+from llama_adapter.app.models.tensor_files import expected_forms, sketch
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.errors import DeviceError
+from llama_adapter.llm.tokenizer import Tokenizer
+from llama_adapter.runtime.devices.backend import open_backend
+from llama_adapter.vision.config import ChannelOrder, ClipConfig, QueryConfig, VisionConfig
 
 VOCABULARY = 32000
 NUM_QUERIES = 10

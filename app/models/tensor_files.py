@@ -12,14 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from app.models.quantising import SCALE, is_scale, linear_weights
-from app.spec import Precision
-from llm.config import DecoderConfig
-from llm.errors import CheckpointError
-from llm.model.llama import LlamaAdapterDecoder
-from llm.weights.files import list_keys, read_safetensors, shown
-from vision.config import VisionConfig
-from vision.encoder import PictureEncoder
+from llama_adapter.app.captioning.spec import Precision
+from llama_adapter.app.models.quantising import SCALE, is_scale, linear_weights
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.runtime.tensor_files.files import list_keys, read_safetensors
+from llama_adapter.runtime.text import shown_excerpt
+from llama_adapter.vision.config import VisionConfig
+from llama_adapter.vision.encoder import PictureEncoder
 
 DAMAGED = "the bundle is damaged or was changed by hand; write it again with `llama-adapter convert`"
 _SAFETENSORS_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8"}
@@ -136,7 +137,9 @@ def read_tensors(
     for key, form in forms.items():
         found = TensorForm(tuple(state[key].shape), state[key].dtype)
         if found != form:
-            raise CheckpointError(f"`{path}` holds `{shown(key)}` as {found}, where {form} is wanted", hint=DAMAGED)
+            raise CheckpointError(
+                f"`{path}` holds `{shown_excerpt(key)}` as {found}, where {form} is wanted", hint=DAMAGED
+            )
     wrong = [key for key in forms if is_scale(key) and not _are_scales(state[key])]
     if wrong:
         raise CheckpointError(

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.answers import AnswerError
-from app.reading.reader import PictureLimits, PictureReader, PictureReading
-from app.reading.wire import (
+from llama_adapter.app.captioning.answers import AnswerError
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.reading.reader import PictureLimits, PictureReader, PictureReading
+from llama_adapter.app.reading.wire import (
     REQUEST_HEAD_BYTES,
     WANTED,
     ReplyHead,
@@ -25,8 +26,7 @@ from app.reading.wire import (
     encode_message,
     request_sizes,
 )
-from app.spec import CaptionerSpec
-from vision.errors import PICTURE_ERROR_CODES
+from llama_adapter.vision.errors import PICTURE_ERROR_CODES
 
 SEND_BUFFER_BYTES = 2**20  # a square of pixels fits, so that one write sends it
 

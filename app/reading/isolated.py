@@ -6,14 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Self
 
-from app.answers import AnswerError
-from app.reading.ahead import num_reading_threads
-from app.reading.crew import ReadingCrew
-from app.reading.process import KeepWaiting, ReadingProcess
-from app.reading.reader import CRASHED, TIMEOUT, PictureLimits, PictureReader, PictureReading, Reader
-from app.reading.sources import FileSlice, Source
-from app.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind
-from vision.formats import shown_name
+from llama_adapter.app.captioning.answers import AnswerError
+from llama_adapter.app.captioning.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind
+from llama_adapter.app.reading.prefetch import num_reading_threads
+from llama_adapter.app.reading.process import KeepWaiting, ReadingProcess
+from llama_adapter.app.reading.process_pool import ReadingCrew
+from llama_adapter.app.reading.reader import CRASHED, TIMEOUT, PictureLimits, PictureReader, PictureReading, Reader
+from llama_adapter.app.reading.sources import FileSlice, Source
+from llama_adapter.runtime.text import shown_name
 
 # Of addresses, for one picture beyond what the process itself takes. The largest that is read, 128 million floats,
 # takes 2 GiB.

@@ -15,11 +15,11 @@ from contextlib import suppress
 
 import numpy as np
 
-from app.answers import AnswerError
-from app.child import last_line
-from app.reading.reader import PictureLimits, PictureReading
-from app.reading.sources import FileSlice
-from app.reading.wire import (
+from llama_adapter.app.captioning.answers import AnswerError
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.reading.reader import PictureLimits, PictureReading
+from llama_adapter.app.reading.sources import FileSlice
+from llama_adapter.app.reading.wire import (
     NOT_WANTED,
     REPLY_HEAD_BYTES,
     WANTED,
@@ -28,14 +28,14 @@ from app.reading.wire import (
     Request,
     decode_message,
 )
-from app.spec import CaptionerSpec
+from llama_adapter.runtime.child_process import last_line
 
 # Packages are found where this process finds them, whatever the child's own start would add or leave out; -P for what
 # it imports before it knows, which a `json.py` in the current folder must not be.
 PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from app.reading.lifeline import die_with; die_with(int(sys.argv[2])); "
-    "from app.reading.child import run; run(sys.argv[3:])"
+    "from llama_adapter.runtime.parent_watch import die_with; die_with(int(sys.argv[2])); "
+    "from llama_adapter.app.reading.child import run; run(sys.argv[3:])"
 )
 # One thread each: there are as many processes as there shall be threads. And glibc keeps up to 128 MiB between
 # pictures: by itself it gives pages back after each and has them cleared again for the next, which was a tenth of the

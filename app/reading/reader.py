@@ -9,14 +9,20 @@ from typing import Final, Literal, Protocol
 
 import numpy as np
 
-from app.answers import AnswerError
-from app.reading.sources import FileSlice, Source
-from app.reading.view import view_pixels
-from app.spec import CaptionerSpec
-from vision.errors import PictureError
-from vision.formats import shown_name
-from vision.image import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS, LoadedPicture, load_picture, read_picture_file
-from vision.preprocess import preprocess
+from llama_adapter.app.captioning.answers import AnswerError
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.reading.sources import FileSlice, Source
+from llama_adapter.app.reading.view import view_pixels
+from llama_adapter.runtime.text import shown_name
+from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.image import (
+    DEFAULT_MAX_BYTES,
+    DEFAULT_MAX_PIXELS,
+    LoadedPicture,
+    load_picture,
+    read_picture_file,
+)
+from llama_adapter.vision.preprocess import preprocess
 
 # Of `AnswerError` for one picture, beside `vision.errors.PICTURE_ERROR_CODES`.
 TIMEOUT: Final = "timeout"  # it was not read in time

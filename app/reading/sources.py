@@ -5,9 +5,9 @@ import zlib
 from dataclasses import dataclass
 from tarfile import BLOCKSIZE
 
-from vision.errors import PictureError
-from vision.formats import shown_name
-from vision.image import PictureSource
+from llama_adapter.runtime.text import shown_name
+from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.image import PictureSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from app.reading.sources import FileSlice
-from vision.errors import PICTURE_ERROR_CODES, PictureErrorCode
-from vision.formats import shown_text
+from llama_adapter.app.reading.sources import FileSlice
+from llama_adapter.runtime.text import shown_text
+from llama_adapter.vision.errors import PICTURE_ERROR_CODES, PictureErrorCode
 
 MAX_MESSAGE_BYTES = 65536
 WANTED, NOT_WANTED = b"\x01", b"\x00"  # the answer to a reply of kind DIGEST

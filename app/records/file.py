@@ -8,9 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
-from app.records.loss import check_file, has_name, is_at, is_standard_output, sync_folder
-from app.records.record import Record, RecordFileError, no_records, parse_record, record_to_line
-from app.records.tail import MAX_RECORD_BYTES, is_begun, is_torn, without_zeros
+from llama_adapter.app.records.loss import check_file, has_name, is_at, is_standard_output, sync_folder
+from llama_adapter.app.records.record import Record, RecordFileError, no_records, parse_record, record_to_line
+from llama_adapter.app.records.tail import MAX_RECORD_BYTES, is_begun, is_torn, without_zeros
 
 _SYNC_S = 2.0
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-from app.records.file import FileLock, RecordWriter
-from app.records.loss import RecordFileLostError
-from app.records.manifest import read_manifest
-from app.records.record import PART_NAME, Record
+from llama_adapter.app.records.file import FileLock, RecordWriter
+from llama_adapter.app.records.loss import RecordFileLostError
+from llama_adapter.app.records.manifest import read_manifest
+from llama_adapter.app.records.record import PART_NAME, Record
 
 RECORDS_IN_A_PART: Final = 100_000
 _LOCK_NAME: Final = ".lock"

@@ -12,8 +12,8 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from app.names import place_of
-from app.records.record import Record, may_be_escaped, read_record_lines, superseded_names
+from llama_adapter.app.records.picture_names import place_of
+from llama_adapter.app.records.record import Record, may_be_escaped, read_record_lines, superseded_names
 
 State = Literal["answered", "failed"]
 
@@ -105,7 +105,7 @@ class RecordIndex:
             return self._take(self._candidates(_key(record_id, picture), path))
 
     def claim_escaped(self, record_id: str, escaped: str) -> State | None:
-        """As `claim`, of a picture that records of earlier versions have under this `app.names.escaped_name`."""
+        """As `claim`, for a picture whose name earlier versions wrote as this `picture_names.escaped_name`."""
         with self._lock:
             own, _, _ = self._rows(_key(record_id, escaped))
             return self._take(row for row in self._free(own) if may_be_escaped(self._record_of(row)))

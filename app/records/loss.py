@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from app.records.record import RecordFileError
+from llama_adapter.app.records.record import RecordFileError
 
 _GO_ON = "the same command, without --overwrite, goes on where this one ended"
 _MOVE_BACK = f"move that file to where --out names it, or name it as --out; then {_GO_ON}"

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from app.records.record import Record, RecordFileError, is_part
-from app.whole_files import whole_file
-from vision.formats import shown_excerpt
+from llama_adapter.app.records.record import Record, RecordFileError, is_part
+from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.text import shown_excerpt
 
 MANIFEST_FORMAT: Final = "llama-adapter-runs"
 MANIFEST_VERSION: Final = 1
@@ -85,7 +85,7 @@ def write_manifest(records_path: str | os.PathLike[str], *, manifest: RunManifes
     }
     # Names that are not UTF-8 have characters in them that cannot be written; as escapes they read back as they were.
     text = json.dumps(content, indent=2, ensure_ascii=False)
-    with whole_file(place) as file:
+    with atomic_write(place) as file:
         file.write(text.encode(errors="backslashreplace") + b"\n")
 
 

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NotRequired, Protocol, TypedDict, cast
 
-from app.records.tail import fault_in, is_torn, without_zeros
-from vision.formats import UNSAFE_ON_TERMINALS
+from llama_adapter.app.records.tail import fault_in, is_torn, without_zeros
+from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS
 
 PART_NAME: Final = re.compile(r"part-(\d{5,})\.jsonl")
 
@@ -143,7 +143,7 @@ def json_line(value: Mapping[str, object]) -> str:
 
 
 def may_be_escaped(record: Record) -> bool:
-    """Whether the picture's name may be an `app.names.escaped_name`, as records of earlier versions have it."""
+    """Whether the picture's name may be a `picture_names.escaped_name`, as earlier versions wrote it."""
     return "\\" in record["picture"] and not record.get("exact_name", False)
 
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from app.captioner import ModelInfo
-from app.spec import CaptionerSpec
-from llm.engine.sampling_params import SamplingParams
+from llama_adapter.app.captioning.captioner import ModelInfo
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 
 def record_settings(

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.answers import Answer
-from app.errors import Problem
-from app.prompts import RawPrompt, shown_prompt
-from app.records.index import RecordIndex
-from app.records.record import picture_key, record_id
-from app.work import WorkItem, WorkQuestion
+from llama_adapter.app.captioning.answers import Answer
+from llama_adapter.app.captioning.prompts import RawPrompt, shown_prompt
+from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
+from llama_adapter.app.errors import Problem
+from llama_adapter.app.records.index import RecordIndex
+from llama_adapter.app.records.record import picture_key, record_id
 
 MAX_PICTURES = 64  # of 150 kB each as pixels: large enough to keep a batch full, small enough to be done anew
 MAX_BYTES = 32 * 2**20  # of pictures that come as bytes

@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
-from app.child import last_line
-from app.errors import Exit, Problem, UsageError
-from app.jobs.desk import Desk
-from app.jobs.scribe import Scribe
-from app.scale.chunks import AnsweredChunk, Chunk, answered
-from app.scale.crew import Crew
-from app.scale.ledger import Ledger
-from app.scale.options import WorkersFailedError
-from app.scale.pipeline import ReadingPipeline
-from app.scale.worker import LoadedModel, NotLoaded
-from app.work import WorkItem
+from llama_adapter.app.captioning.work_items import WorkItem
+from llama_adapter.app.errors import Exit, Problem, UsageError
+from llama_adapter.app.jobs.job_planner import JobPlanner
+from llama_adapter.app.jobs.result_writer import ResultWriter
+from llama_adapter.app.scale.actors import Crew
+from llama_adapter.app.scale.chunks import AnsweredChunk, Chunk, answered
+from llama_adapter.app.scale.ledger import Ledger
+from llama_adapter.app.scale.options import WorkersFailedError
+from llama_adapter.app.scale.pipeline import ReadingPipeline
+from llama_adapter.app.scale.worker import LoadedModel, NotLoaded
+from llama_adapter.runtime.child_process import last_line
 
 WINDOW = 32  # chunks of one Ray dataset: 300 MB of pixels, where all of them wait
 MAX_FAILED_WINDOWS = 3
@@ -27,21 +27,21 @@ _log = logging.getLogger("llama_adapter.scale")
 
 
 class Drive:
-    """Keeps readers and captioners busy, and hands what comes to the scribe. Of one thread."""
+    """Keeps readers and captioners busy, and hands what comes to the writer. Of one thread."""
 
     def __init__(
         self,
         crew: Crew,
         pipeline: ReadingPipeline,
-        desk: Desk,
-        scribe: Scribe,
+        planner: JobPlanner,
+        writer: ResultWriter,
         *,
         first: LoadedModel,
         has_earlier: bool,
     ) -> None:
         """`first`: the captioner that the others have to be like. `has_earlier`: there are records of earlier runs."""
         self.busy_s, self.ready_s = 0.0, 0.0  # of all captioners together: that they answered, and that they could have
-        self._crew, self._pipeline, self._desk, self._scribe = crew, pipeline, desk, scribe
+        self._crew, self._pipeline, self._planner, self._writer = crew, pipeline, planner, writer
         self._first, self._has_earlier = first, has_earlier
         self._ledger = Ledger()
         self._again: list[Chunk] = []
@@ -59,7 +59,7 @@ class Drive:
             if self._is_idle and not has_fed:
                 self._again, failures = self._ledger.enter_lost()
                 for failure in failures:
-                    self._scribe.write(failure)
+                    self._writer.write(failure)
                 if not self._again:
                     return
             self._take()
@@ -104,7 +104,7 @@ class Drive:
         self.ready_s += self._crew.num_ready * (now - self._taken_at)
         self._taken_at = now
         for news in self._crew.take_news():
-            self._scribe.say(news)
+            self._writer.say(news)
         for came in self._crew.wait(_WAIT_S):
             if isinstance(came, AnsweredChunk):
                 self._settle(came)
@@ -124,7 +124,7 @@ class Drive:
         for position, item in enumerate(chunk.items):
             questions = item.questions
             if self._has_earlier and not chunk.is_sure:
-                questions = self._desk.wants(item, came.digests[position])
+                questions = self._planner.wants(item, came.digests[position])
             if position in came.left_out:
                 doubtful += [dataclasses.replace(item, questions=questions)] if questions else []
                 continue
@@ -132,7 +132,7 @@ class Drive:
             for answer in by_position.get(position, ()):
                 if answer.index in wanted:
                     wanted.remove(answer.index)
-                    self._scribe.write(answer)
+                    self._writer.write(answer)
             num_asked += len(questions)
             num_missing += len(wanted)
         if doubtful:

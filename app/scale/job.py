@@ -4,29 +4,37 @@ import os
 import time
 from contextlib import ExitStack, closing
 
-from app.deciding import Decider
-from app.errors import UsageError
-from app.jobs.interruption import Interruption
-from app.jobs.job import Job
-from app.jobs.opening import check_variables, count_answers, open_decider, open_desk, open_manifest, tell_notes, work_of
-from app.jobs.scribe import Scribe
-from app.records.folder import RecordStore, open_records
-from app.records.index import RecordIndex
-from app.records.manifest import new_run_id
-from app.records.settings import record_settings
-from app.scale.chunks import AnsweredChunk, Known, in_chunks, sizes
-from app.scale.cluster import joined_cluster, machines
-from app.scale.crew import IN_HAND, Crew
-from app.scale.drive import Drive, loaded
-from app.scale.inputs import check_all_inputs, count_all_inputs, read_all_inputs
-from app.scale.last_words import last_words
-from app.scale.options import RayOptions
-from app.scale.pipeline import ReadingPipeline, prepare_context
-from app.scale.places import num_reading_tasks, plan_places
-from app.scale.reading import Reading
-from app.scale.worker import LoadedModel
-from app.spec import CaptionerSpec
-from app.talk import say
+from llama_adapter.app.calibration.decider import Decider
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.errors import UsageError
+from llama_adapter.app.jobs.interruption import Interruption
+from llama_adapter.app.jobs.job import Job
+from llama_adapter.app.jobs.opening import (
+    check_variables,
+    count_answers,
+    open_decider,
+    open_manifest,
+    open_planner,
+    tell_notes,
+    work_of,
+)
+from llama_adapter.app.jobs.result_writer import ResultWriter
+from llama_adapter.app.records.folder import RecordStore, open_records
+from llama_adapter.app.records.index import RecordIndex
+from llama_adapter.app.records.manifest import new_run_id
+from llama_adapter.app.records.settings import record_settings
+from llama_adapter.app.scale.actors import IN_HAND, Crew
+from llama_adapter.app.scale.chunks import AnsweredChunk, Known, in_chunks, sizes
+from llama_adapter.app.scale.cluster import joined_cluster, machines
+from llama_adapter.app.scale.drive import Drive, loaded
+from llama_adapter.app.scale.inputs import check_all_inputs, count_all_inputs, read_all_inputs
+from llama_adapter.app.scale.last_words import last_words
+from llama_adapter.app.scale.options import RayOptions
+from llama_adapter.app.scale.pipeline import ReadingPipeline, prepare_context
+from llama_adapter.app.scale.places import num_reading_tasks, plan_places
+from llama_adapter.app.scale.reading import Reading
+from llama_adapter.app.scale.worker import LoadedModel
+from llama_adapter.app.terminal.stderr_lines import say
 
 
 def run_ray_job(job: Job, options: RayOptions) -> int:
@@ -58,38 +66,38 @@ def run_ray_job(job: Job, options: RayOptions) -> int:
 def _answer(job: Job, crew: Crew, *, first: LoadedModel, file: RecordStore | None, decider: Decider) -> int:
     """The job, once a captioner has said what the model is."""
     run, num_captioners = new_run_id(), len(crew.places)
-    desk = open_desk(job, first.info, spec=first.spec, run=run, file=file)
+    planner = open_planner(job, first.info, spec=first.spec, run=run, file=file)
     engine = {"name": "ray", "captioners": num_captioners}
     manifest = open_manifest(job, first.info, spec=first.spec, run=run, file=file, engine=engine)
     known = _known(job, first, file)
     with ExitStack() as stack:
-        scribe = stack.enter_context(
-            Scribe(
+        writer = stack.enter_context(
+            ResultWriter(
                 job,
-                desk,
+                planner,
                 file=file,
                 manifest=manifest,
                 decider=decider,
                 count=lambda: count_answers(job, count=count_all_inputs),
             )
         )
-        tell_notes(job, first.info, scribe, decider, spec=first.spec, file=file)
+        tell_notes(job, first.info, writer, decider, spec=first.spec, file=file)
         interruption = stack.enter_context(Interruption())
         num_tasks = num_reading_tasks(machines(), num_captioners=num_captioners)
         pipeline = ReadingPipeline(
             _reading(job, first), known=known, num_tasks=num_tasks, ahead=IN_HAND * num_captioners
         )
         stack.enter_context(closing(pipeline))
-        drive = Drive(crew, pipeline, desk, scribe, first=first, has_earlier=known is not None)
+        drive = Drive(crew, pipeline, planner, writer, first=first, has_earlier=known is not None)
         chunk_sizes = sizes(_batch_size(first.spec), num_alike=IN_HAND * num_captioners)
-        stop = lambda: interruption.requested or scribe.has_to_stop  # noqa: E731 - an argument, twice
+        stop = lambda: interruption.requested or writer.has_to_stop  # noqa: E731 - an argument, twice
         started = time.perf_counter()
-        work = work_of(job, read_all_inputs(job.inputs), desk, scribe, stop=stop)
+        work = work_of(job, read_all_inputs(job.inputs), planner, writer, stop=stop)
         drive.run(in_chunks(work, chunk_sizes), stop=stop)
         wall_s = time.perf_counter() - started
         waited_s = wall_s * max(0.0, 1 - drive.busy_s / drive.ready_s) if drive.ready_s else 0.0
-        scribe.finish(wall_s, waited_s=waited_s, is_interrupted=interruption.requested)
-    return scribe.exit_code()
+        writer.finish(wall_s, waited_s=waited_s, is_interrupted=interruption.requested)
+    return writer.exit_code()
 
 
 def _first_ready(crew: Crew) -> LoadedModel:
@@ -101,7 +109,7 @@ def _first_ready(crew: Crew) -> LoadedModel:
 
 
 def _known(job: Job, first: LoadedModel, file: RecordStore | None) -> Known | None:
-    """What workers may leave out. Read once more: the desk's own index notes which records it has given away."""
+    """What workers may leave out. Read once more: the planner's own index notes which records it has given away."""
     if file is None or not file.is_durable:
         return None
     index = RecordIndex(file.files)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from app.errors import Exit, Problem, format_problem
-from app.jobs.job import Job
-from app.jobs.scribe import how_to_go_on
+from llama_adapter.app.errors import Exit, Problem, format_problem
+from llama_adapter.app.jobs.job import Job
+from llama_adapter.app.jobs.result_writer import how_to_go_on
 
 # Says its argument when its stdin ends without a byte: this process has ended then.
 _LISTENER: Final = "import sys; sys.stdin.buffer.read(1) or print(sys.argv[1], file=sys.stderr)"

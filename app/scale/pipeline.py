@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from app.scale.chunks import Chunk, Known
-from app.scale.places import READING_CPUS
-from app.scale.reading import Reading, read_chunk
+from llama_adapter.app.scale.chunks import Chunk, Known
+from llama_adapter.app.scale.places import READING_CPUS
+from llama_adapter.app.scale.reading import Reading, read_chunk
 
 if TYPE_CHECKING:
     from ray import ObjectRef

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 
-from app.answers import AnswerError
-from app.errors import describe
-from app.reading.isolated import IsolatedReader
-from app.reading.reader import PictureReader, PictureReading, Reader
-from app.scale.chunks import Chunk, Known, ReadChunk
-from app.scale.folder import enter_folder
-from app.scale.remote import is_remote, read_remote
-from app.spec import CaptionerSpec
-from app.work import WorkItem
-from vision.errors import PictureError
+from llama_adapter.app.captioning.answers import AnswerError
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.captioning.work_items import WorkItem
+from llama_adapter.app.errors import describe
+from llama_adapter.app.reading.isolated import IsolatedReader
+from llama_adapter.app.reading.reader import PictureReader, PictureReading, Reader
+from llama_adapter.app.scale.chunks import Chunk, Known, ReadChunk
+from llama_adapter.app.scale.folder import enter_folder
+from llama_adapter.app.scale.remote import is_remote, read_remote
+from llama_adapter.vision.errors import PictureError
 
 # Of addresses: their storage takes its time for each, and many at once. Files are read one after another, as there
 # is a task for each processor that reads.

@@ -7,11 +7,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from app.answers import AnswerError
-from app.inputs import InputsError, PictureInput, natural_key
-from vision.errors import PictureError
-from vision.formats import PHONE_SUFFIXES, PICTURE_SUFFIXES, shown_name
-from vision.image import DEFAULT_MAX_BYTES
+from llama_adapter.app.captioning.answers import AnswerError
+from llama_adapter.app.inputs import InputsError, PictureInput, natural_key
+from llama_adapter.runtime.text import shown_name
+from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.formats import PHONE_SUFFIXES, PICTURE_SUFFIXES
+from llama_adapter.vision.image import DEFAULT_MAX_BYTES
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import gradio as gr
 
-from app.service.service import Service
-from app.web.about_view import about, page_head, state_card
-from app.web.picture_input import AT_ONCE, OnOpening, plain
+from llama_adapter.app.online.service import Service
+from llama_adapter.app.web.about_view import about, page_head, state_card
+from llama_adapter.app.web.picture_input import AT_ONCE, OnOpening, plain
 
 REFRESH_SECONDS = 5.0
 

@@ -2,10 +2,10 @@
 
 from importlib import metadata
 
-from app.captioner import ModelInfo
-from app.measuring.report import versions
-from app.service.service import Service, ServiceLimits, ServiceStatus, UnavailableError
-from app.web.escaping import escaped, size
+from llama_adapter.app.captioning.captioner import ModelInfo
+from llama_adapter.app.measuring.report import versions
+from llama_adapter.app.online.service import Service, ServiceLimits, ServiceStatus, UnavailableError
+from llama_adapter.app.web.escaping import escaped, size
 
 _STATES = {
     "loading": "The model is being loaded.",

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import BinaryIO, Final, Self
 
-from vision.errors import PictureError
-from vision.formats import PICTURE_SUFFIXES, shown_name
+from llama_adapter.runtime.text import shown_name
+from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.formats import PICTURE_SUFFIXES
 
 ARCHIVE_SUFFIXES: Final = frozenset({".zip", ".7z", ".rar", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst"})
 

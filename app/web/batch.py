@@ -11,20 +11,20 @@ from typing import Any, Final
 import gradio as gr
 from gradio import processing_utils, utils
 
-from app.decisions import parse_choices
-from app.exports.formats import to_csv, to_jsonl, to_sidecars
-from app.measuring.throughput import history_of
-from app.records.record import Record
-from app.service.service import Service
-from app.web import batch_view
-from app.web.batch_files import MAX_PICTURES, BatchFiles, Upload, uploads_of
-from app.web.batch_run import BatchRun
-from app.web.batch_types import Question, Result
-from app.web.picture_input import plain
-from app.web.runs import Run, Runs
-from app.web.settings import SettingsControls, build_settings, sampling_of
-from app.web.troubles import told
-from app.web.uploads import uploaded
+from llama_adapter.app.calibration.decisions import parse_choices
+from llama_adapter.app.exports.formats import to_csv, to_jsonl, to_sidecars
+from llama_adapter.app.measuring.throughput import history_of
+from llama_adapter.app.online.service import Service
+from llama_adapter.app.records.record import Record
+from llama_adapter.app.web import batch_view
+from llama_adapter.app.web.batch_files import MAX_PICTURES, BatchFiles, Upload, uploads_of
+from llama_adapter.app.web.batch_run import BatchRun
+from llama_adapter.app.web.batch_types import Question, Result
+from llama_adapter.app.web.picture_input import plain
+from llama_adapter.app.web.runs import Run, Runs
+from llama_adapter.app.web.settings import SettingsControls, build_settings, sampling_of
+from llama_adapter.app.web.troubles import told
+from llama_adapter.app.web.uploads import uploaded
 
 TAB: Final = "batch"
 MAX_RUNS_AT_ONCE: Final = 8  # of all pages

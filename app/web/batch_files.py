@@ -9,11 +9,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from app.service.service import ServiceLimits
-from app.web.archive import Archive, ArchiveLimits, counted, safe_name, unique_name
-from app.web.batch_types import PictureFile
-from vision.errors import PictureError
-from vision.formats import PICTURE_SUFFIXES
+from llama_adapter.app.online.service import ServiceLimits
+from llama_adapter.app.web.archive import Archive, ArchiveLimits, counted, safe_name, unique_name
+from llama_adapter.app.web.batch_types import PictureFile
+from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.formats import PICTURE_SUFFIXES
 
 MAX_PICTURES: Final = 2_000
 

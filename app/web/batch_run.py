@@ -12,18 +12,18 @@ from typing import Final, Literal
 
 import torch
 
-from app.answers import Answer, AnswerError
-from app.measuring.report import Tally
-from app.measuring.throughput import Circumstances, RunFigures, stage_differences
-from app.records.manifest import new_run_id
-from app.records.record import answer_to_record
-from app.records.settings import record_settings
-from app.service.service import Ask, Service, ServiceError, Ticket
-from app.web.batch_types import PictureFile, Progress, Question, Result
-from app.web.byte_budget import ByteBudget
-from app.web.runs import Run
-from app.web.thumbnails import thumbnail
-from vision.errors import PictureError
+from llama_adapter.app.captioning.answers import Answer, AnswerError
+from llama_adapter.app.measuring.report import Tally
+from llama_adapter.app.measuring.throughput import Circumstances, RunFigures, stage_differences
+from llama_adapter.app.online.service import Ask, RequestHandle, Service, ServiceError
+from llama_adapter.app.records.manifest import new_run_id
+from llama_adapter.app.records.record import answer_to_record
+from llama_adapter.app.records.settings import record_settings
+from llama_adapter.app.web.batch_types import PictureFile, Progress, Question, Result
+from llama_adapter.app.web.byte_budget import ByteBudget
+from llama_adapter.app.web.runs import Run
+from llama_adapter.app.web.thumbnails import thumbnail
+from llama_adapter.vision.errors import PictureError
 
 TICK_S: Final = 0.4  # how often whoever shows the run hears of it
 _RATE_WINDOW_S: Final = 10.0
@@ -172,13 +172,13 @@ class BatchRun:
         except PictureError as error:
             return self._result(index, _unread(index, file.name, self._question.prompt, error))
         try:
-            ticket = await self._submit(file.name, data)
-            return None if ticket is None else await self._follow(index, ticket, file.name, data)
+            handle = await self._submit(file.name, data)
+            return None if handle is None else await self._follow(index, handle, file.name, data)
         finally:
             await self._budget.release(len(data))
 
-    async def _submit(self, name: str, data: bytes) -> Ticket | None:
-        """A ticket, if need be after waiting for room; None when the run was stopped meanwhile."""
+    async def _submit(self, name: str, data: bytes) -> RequestHandle | None:
+        """A handle, if need be after waiting for room; None when the run was stopped meanwhile."""
         question = self._question
         ask = Ask(
             picture=data,
@@ -190,7 +190,7 @@ class BatchRun:
         )
         while not self._is_stopped:
             try:
-                ticket = self._service.submit(ask)
+                handle = self._service.submit(ask)
             except ServiceError as error:
                 if error.retry_after_s is None:
                     raise
@@ -198,7 +198,7 @@ class BatchRun:
                 await self._pause(min(error.retry_after_s, _MAX_WAIT_S))
                 continue
             self._waits_for = ""
-            return ticket
+            return handle
         return None
 
     async def _pause(self, seconds: float) -> None:
@@ -207,16 +207,16 @@ class BatchRun:
         while not self._is_stopped and (rest_s := until - self._now()) > 0:
             await asyncio.sleep(min(rest_s, _NOTICE_S))
 
-    async def _follow(self, index: int, ticket: Ticket, name: str, data: bytes) -> Result | None:
+    async def _follow(self, index: int, handle: RequestHandle, name: str, data: bytes) -> Result | None:
         self._num_tickets += 1
-        self._run.add(ticket)
-        self._own.add(ticket)
+        self._run.add(handle)
+        self._own.add(handle)
         try:
-            answer = await ticket.answer()
+            answer = await handle.answer()
         finally:
-            ticket.cancel()  # harmless when it is answered
-            self._run.discard(ticket)
-            self._own.discard(ticket)
+            handle.cancel()  # harmless when it is answered
+            self._run.discard(handle)
+            self._own.discard(handle)
             self._num_tickets -= 1
         self._look_around()
         if answer.error is not None and answer.error.code == "cancelled":

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from app.records.record import Record
-from llm.engine.sampling_params import SamplingParams
+from llama_adapter.app.records.record import Record
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from app.records.record import Record
-from app.web.archive import counted
-from app.web.batch_types import Progress, Result
-from app.web.escaping import escaped, milliseconds, named, problem_card, size
+from llama_adapter.app.records.record import Record
+from llama_adapter.app.web.archive import counted
+from llama_adapter.app.web.batch_types import Progress, Result
+from llama_adapter.app.web.escaping import escaped, milliseconds, named, problem_card, size
 
 MAX_CARDS: Final = 60
 MAX_ROWS: Final = 100  # of the newest, and as many more that failed

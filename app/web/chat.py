@@ -7,14 +7,14 @@ from typing import Any
 
 import gradio as gr
 
-from app.service.service import Service
-from app.web.chat_events import ChatEvents
-from app.web.chat_state import ChatSession
-from app.web.chat_view import conversation, picture_line
-from app.web.offers import offered
-from app.web.picture_input import AT_ONCE, CLOSED, OnOpening, chips, picker, plain, sample_strip
-from app.web.runs import Runs
-from app.web.settings import SettingsControls, build_settings
+from llama_adapter.app.online.service import Service
+from llama_adapter.app.web.chat_events import ChatEvents
+from llama_adapter.app.web.chat_state import ChatSession
+from llama_adapter.app.web.chat_view import conversation, picture_line
+from llama_adapter.app.web.offers import offered
+from llama_adapter.app.web.picture_input import AT_ONCE, CLOSED, OnOpening, chips, picker, plain, sample_strip
+from llama_adapter.app.web.runs import Runs
+from llama_adapter.app.web.settings import SettingsControls, build_settings
 
 SESSION_SECONDS = 6 * 3600  # an open page that nobody touches forgets its chat after that
 _NOTE = (

@@ -7,16 +7,16 @@ from typing import Any
 
 import gradio as gr
 
-from app.service.service import Service
-from app.web import chat_run
-from app.web.chat_state import ChatSession, PickedPicture, Turn
-from app.web.chat_view import conversation, picture_line
-from app.web.escaping import alert
-from app.web.looking import File, file_of, look
-from app.web.offers import offered
-from app.web.picture_input import picked, sample_upload
-from app.web.runs import Runs
-from app.web.settings import sampling_of
+from llama_adapter.app.online.service import Service
+from llama_adapter.app.web import chat_run
+from llama_adapter.app.web.chat_state import ChatSession, PickedPicture, Turn
+from llama_adapter.app.web.chat_view import conversation, picture_line
+from llama_adapter.app.web.escaping import alert
+from llama_adapter.app.web.looking import File, file_of, look
+from llama_adapter.app.web.offers import offered
+from llama_adapter.app.web.picture_input import picked, sample_upload
+from llama_adapter.app.web.runs import Runs
+from llama_adapter.app.web.settings import sampling_of
 
 TAB = "chat"
 

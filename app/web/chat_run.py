@@ -5,15 +5,15 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-from app.answers import Answer, Event
-from app.errors import describe
-from app.service.service import Ask, Service
-from app.service.ticket import Ticket
-from app.web.chat_state import PickedPicture, Turn
-from app.web.runs import Run
-from app.web.troubles import told
-from app.web.uploads import read_upload
-from llm.engine.sampling_params import SamplingParams
+from llama_adapter.app.captioning.answers import Answer, Event
+from llama_adapter.app.errors import describe
+from llama_adapter.app.online.request_handle import RequestHandle
+from llama_adapter.app.online.service import Ask, Service
+from llama_adapter.app.web.chat_state import PickedPicture, Turn
+from llama_adapter.app.web.runs import Run
+from llama_adapter.app.web.troubles import told
+from llama_adapter.app.web.uploads import read_upload
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 
 async def ask(
@@ -24,28 +24,28 @@ async def ask(
     yield turn
     try:
         data = await asyncio.to_thread(read_upload, picture.source, max_bytes=service.limits.max_picture_bytes)
-        ticket = service.submit(
+        handle = service.submit(
             Ask(picture=data, prompt=question, label=picture.name, sampling=sampling, client=client)
         )
-        run.add(ticket)
-        async with aclosing(in_bundles(ticket)) as bundles:
+        run.add(handle)
+        async with aclosing(in_bundles(handle)) as bundles:
             async for events in bundles:
                 text = "".join(event.text for event in events if not isinstance(event, Answer))
                 answer = next((event for event in events if isinstance(event, Answer)), None)
                 turn = replace(turn, text=turn.text + text, answer=answer)
                 yield turn
-        run.discard(ticket)
+        run.discard(handle)
     except Exception as error:
         sentence, hint = told(error)
         yield replace(turn, problem=replace(describe(error), sentence=sentence, hint=hint))
 
 
-async def in_bundles(ticket: Ticket) -> AsyncGenerator[list[Event]]:
+async def in_bundles(handle: RequestHandle) -> AsyncGenerator[list[Event]]:
     """What is ready, together: who is slower than the engine gets more at a time. Closing it early cancels."""
     news: asyncio.Queue[Event] = asyncio.Queue()
 
     async def pump() -> None:
-        async for event in ticket:
+        async for event in handle:
             news.put_nowait(event)
 
     pumping = asyncio.create_task(pump())
@@ -59,5 +59,5 @@ async def in_bundles(ticket: Ticket) -> AsyncGenerator[list[Event]]:
             yield bundle
     finally:
         if not is_whole:
-            ticket.cancel()
+            handle.cancel()
         pumping.cancel()

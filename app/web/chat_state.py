@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from app.answers import Answer
-from app.errors import Exit, Problem
+from llama_adapter.app.captioning.answers import Answer
+from llama_adapter.app.errors import Exit, Problem
 
 MAX_TURNS = 50  # the page and the session's memory stay bounded
 

@@ -1,8 +1,8 @@
 """A chat as HTML: questions, answers as they grow, and the figures under each. Everything is escaped. No Gradio."""
 
-from app.answers import Answer
-from app.web.chat_state import Chat, Turn
-from app.web.escaping import alert, escaped, milliseconds, named, problem_card, size, unfamiliar_note
+from llama_adapter.app.captioning.answers import Answer
+from llama_adapter.app.web.chat_state import Chat, Turn
+from llama_adapter.app.web.escaping import alert, escaped, milliseconds, named, problem_card, size, unfamiliar_note
 
 _STAGES = (  # of `Answer.ms`, in the order in which they happen
     ("queue", "queue", "waiting for its turn"),
@@ -28,7 +28,7 @@ def conversation(chat: Chat) -> str:
     turns = "".join(_turn(turn) for turn in chat.turns)
     # Reversed by the style, so that the newest line stays in sight without a script.
     return (
-        '<div class="la-scroll" tabindex="0" role="region" aria-label="Conversation">'
+        '<div class="la-scroll" tabindex="0" role="region" aria-label="ActiveRequest">'
         '<div class="la-log" role="log" aria-live="polite" aria-relevant="additions text">'
         f"{turns or _EMPTY}</div></div>"
     )

@@ -6,8 +6,8 @@ from typing import Any
 
 import gradio as gr
 
-from app.server.access import kind_and_place
-from app.web.uploads import ForeignFileError, refuse_foreign_files
+from llama_adapter.app.http_api.access import kind_and_place
+from llama_adapter.app.web.uploads import ForeignFileError, refuse_foreign_files
 
 _log = logging.getLogger("llama_adapter")
 

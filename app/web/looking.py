@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from app.reading.crew import ReadingProcessError
-from app.service.reading_pool import ReadingDroppedError
-from app.service.service import BusyError, Service, UnavailableError
-from app.web.chat_state import PickedPicture
-from app.web.uploads import read_upload, uploaded
-from vision.errors import PictureError
+from llama_adapter.app.online.reading_pool import ReadingDroppedError
+from llama_adapter.app.online.service import BusyError, Service, UnavailableError
+from llama_adapter.app.reading.process_pool import ReadingProcessError
+from llama_adapter.app.web.chat_state import PickedPicture
+from llama_adapter.app.web.uploads import read_upload, uploaded
+from llama_adapter.vision.errors import PictureError
 
 File = tuple[str, str]  # path of an uploaded file, and its name on the user's disk
 

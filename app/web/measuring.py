@@ -10,15 +10,15 @@ from itertools import cycle
 from pathlib import Path
 from typing import Final
 
-from app.inputs import expand_inputs
-from app.measuring.throughput import RunHistory
-from app.resources import sample_pictures
-from app.service.service import Service
-from app.web.batch_run import BatchRun
-from app.web.batch_types import PictureFile, Question
-from app.web.batch_view import rate
-from app.web.runs import Run
-from llm.engine.sampling_params import SamplingParams
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.inputs import expand_inputs
+from llama_adapter.app.measuring.throughput import RunHistory
+from llama_adapter.app.online.service import Service
+from llama_adapter.app.web.batch_run import BatchRun
+from llama_adapter.app.web.batch_types import PictureFile, Question
+from llama_adapter.app.web.batch_view import rate
+from llama_adapter.app.web.runs import Run
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 IN_FLIGHT: Final = (1, 5, 16)
 SECONDS_EACH: Final = 3.0

@@ -1,7 +1,7 @@
 """Questions to start from that fit the model of a service."""
 
-from app.service.service import Service, UnavailableError
-from app.web.templates import Templates, templates
+from llama_adapter.app.online.service import Service, UnavailableError
+from llama_adapter.app.web.templates import Templates, templates
 
 
 def offered(service: Service) -> Templates:

@@ -6,18 +6,18 @@ from typing import Any
 
 import gradio as gr
 
-from app.server.bodies import BodyLimit
-from app.service.service import Service
-from app.web.about import build_about, build_head
-from app.web.batch import build_batch
-from app.web.chat import build_chat
-from app.web.closed_routes import EVENT_PATHS, ClosedRoutes
-from app.web.guarded_blocks import GuardedBlocks
-from app.web.picture_input import AT_ONCE
-from app.web.runs import Runs
-from app.web.theme import STYLES, build_theme
-from app.web.throughput import build_throughput
-from app.web.yes_no import build_yes_no
+from llama_adapter.app.http_api.bodies import BodyLimit
+from llama_adapter.app.online.service import Service
+from llama_adapter.app.web.about import build_about, build_head
+from llama_adapter.app.web.batch import build_batch
+from llama_adapter.app.web.chat import build_chat
+from llama_adapter.app.web.closed_routes import EVENT_PATHS, ClosedRoutes
+from llama_adapter.app.web.guarded_blocks import GuardedBlocks
+from llama_adapter.app.web.picture_input import AT_ONCE
+from llama_adapter.app.web.runs import Runs
+from llama_adapter.app.web.theme import STYLES, build_theme
+from llama_adapter.app.web.throughput import build_throughput
+from llama_adapter.app.web.yes_no import build_yes_no
 
 MAX_SESSIONS = 256  # pages whose state is remembered; the oldest is forgotten
 MAX_STREAMING = 256  # events under way, of all pages; the service has its own order

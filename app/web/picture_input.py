@@ -8,9 +8,9 @@ import gradio as gr
 from gradio.components import Component
 from PIL import Image
 
-from app.web.escaping import escaped
-from app.web.thumbnails import data_address
-from app.web.uploads import place_in_uploads
+from llama_adapter.app.web.escaping import escaped
+from llama_adapter.app.web.thumbnails import data_address
+from llama_adapter.app.web.uploads import place_in_uploads
 
 # For every event: not offered to programs, and no veil over what it changes.
 CLOSED: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}

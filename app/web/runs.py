@@ -4,15 +4,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from app.service.ticket import Ticket
+from llama_adapter.app.online.request_handle import RequestHandle
 
 
 class Run:
-    """One press of a button: its tickets under way. Stopping it cancels them, and those that come after."""
+    """One press of a button: its handles under way. Stopping it cancels them, and those that come after."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._tickets: dict[int, Ticket] = {}
+        self._handles: dict[int, RequestHandle] = {}
         self._is_stopped = False
 
     @property
@@ -20,26 +20,26 @@ class Run:
         """Whether Stop was pressed or the page closed."""
         return self._is_stopped
 
-    def add(self, ticket: Ticket) -> None:
+    def add(self, handle: RequestHandle) -> None:
         """Cancel this one too when the run stops; at once, if it has been stopped."""
         with self._lock:
-            self._tickets[ticket.id] = ticket
+            self._handles[handle.id] = handle
             is_late = self._is_stopped
         if is_late:
-            ticket.cancel()
+            handle.cancel()
 
-    def discard(self, ticket: Ticket) -> None:
+    def discard(self, handle: RequestHandle) -> None:
         """It is answered."""
         with self._lock:
-            self._tickets.pop(ticket.id, None)
+            self._handles.pop(handle.id, None)
 
     def stop(self) -> None:
         """Cancel what is under way. Harmless when repeated."""
         with self._lock:
             self._is_stopped = True
-            tickets = list(self._tickets.values())
-        for ticket in tickets:
-            ticket.cancel()
+            handles = list(self._handles.values())
+        for handle in handles:
+            handle.cancel()
 
 
 class Runs:

@@ -5,7 +5,7 @@ from typing import Any
 
 import gradio as gr
 
-from llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 MOST_TOKENS = 512
 _DEFAULTS = SamplingParams()

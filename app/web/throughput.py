@@ -11,15 +11,15 @@ from typing import Any, Final
 import gradio as gr
 from gradio import processing_utils, utils
 
-from app.measuring.throughput import RunHistory, history_of
-from app.service.service import Service
-from app.web import throughput_view
-from app.web.batch_view import problem
-from app.web.escaping import escaped
-from app.web.measuring import IN_FLIGHT, SECONDS_EACH, measure
-from app.web.picture_input import plain
-from app.web.runs import Runs
-from app.web.troubles import told
+from llama_adapter.app.measuring.throughput import RunHistory, history_of
+from llama_adapter.app.online.service import Service
+from llama_adapter.app.web import throughput_view
+from llama_adapter.app.web.batch_view import problem
+from llama_adapter.app.web.escaping import escaped
+from llama_adapter.app.web.measuring import IN_FLIGHT, SECONDS_EACH, measure
+from llama_adapter.app.web.picture_input import plain
+from llama_adapter.app.web.runs import Runs
+from llama_adapter.app.web.troubles import told
 
 TAB: Final = "throughput"
 _CLOSED: Final[dict[str, Any]] = {"api_visibility": "private", "show_progress": "hidden"}

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from app.clock import STAGES
-from app.measuring.report import numbers
-from app.measuring.throughput import RunFigures, to_compare
-from app.web.archive import counted
-from app.web.batch_view import rate
-from app.web.escaping import escaped
+from llama_adapter.app.captioning.stage_clock import STAGES
+from llama_adapter.app.measuring.report import numbers
+from llama_adapter.app.measuring.throughput import RunFigures, to_compare
+from llama_adapter.app.web.archive import counted
+from llama_adapter.app.web.batch_view import rate
+from llama_adapter.app.web.escaping import escaped
 
 # Told apart by people with any colour vision, on light and on dark.
 _COLOURS: Final = {

@@ -7,7 +7,7 @@ from typing import Final
 
 from PIL import Image
 
-from app.service.service import Service
+from llama_adapter.app.online.service import Service
 
 THUMBNAIL_SIDE: Final = 160  # pixels
 

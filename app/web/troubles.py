@@ -2,8 +2,8 @@
 
 import logging
 
-from app.errors import describe
-from app.service.service import ServiceError
+from llama_adapter.app.errors import describe
+from llama_adapter.app.online.service import ServiceError
 
 _log = logging.getLogger("llama_adapter")
 

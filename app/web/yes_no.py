@@ -7,15 +7,15 @@ from typing import Any
 
 import gradio as gr
 
-from app.decisions import Rule
-from app.service.service import Service
-from app.web.chat import SESSION_SECONDS
-from app.web.offers import offered
-from app.web.picture_input import AT_ONCE, CLOSED, OnOpening, chips, picker, plain, sample_strip
-from app.web.runs import Runs
-from app.web.yes_no_events import YesNoEvents
-from app.web.yes_no_state import YesNoSession
-from app.web.yes_no_view import results
+from llama_adapter.app.calibration.decisions import Rule
+from llama_adapter.app.online.service import Service
+from llama_adapter.app.web.chat import SESSION_SECONDS
+from llama_adapter.app.web.offers import offered
+from llama_adapter.app.web.picture_input import AT_ONCE, CLOSED, OnOpening, chips, picker, plain, sample_strip
+from llama_adapter.app.web.runs import Runs
+from llama_adapter.app.web.yes_no_events import YesNoEvents
+from llama_adapter.app.web.yes_no_state import YesNoSession
+from llama_adapter.app.web.yes_no_view import results
 
 _RULE = Rule()
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import gradio as gr
 
-from app.decisions import Rule, parse_choices
-from app.service.service import Service
-from app.web.escaping import alert
-from app.web.looking import File, files_of
-from app.web.offers import offered
-from app.web.picture_input import picked, sample_upload
-from app.web.runs import Runs
-from app.web.yes_no_run import MAX_PICTURES, judge
-from app.web.yes_no_state import YesNoSession
-from app.web.yes_no_view import results
+from llama_adapter.app.calibration.decisions import Rule, parse_choices
+from llama_adapter.app.online.service import Service
+from llama_adapter.app.web.escaping import alert
+from llama_adapter.app.web.looking import File, files_of
+from llama_adapter.app.web.offers import offered
+from llama_adapter.app.web.picture_input import picked, sample_upload
+from llama_adapter.app.web.runs import Runs
+from llama_adapter.app.web.yes_no_run import MAX_PICTURES, judge
+from llama_adapter.app.web.yes_no_state import YesNoSession
+from llama_adapter.app.web.yes_no_view import results
 
 TAB = "yes-no"
 

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
-from app.service.service import Ask, BusyError, Service
-from app.web.runs import Run
-from app.web.thumbnails import thumbnail
-from app.web.troubles import told
-from app.web.uploads import read_upload
-from app.web.yes_no_state import Judged
+from llama_adapter.app.online.service import Ask, BusyError, Service
+from llama_adapter.app.web.runs import Run
+from llama_adapter.app.web.thumbnails import thumbnail
+from llama_adapter.app.web.troubles import told
+from llama_adapter.app.web.uploads import read_upload
+from llama_adapter.app.web.yes_no_state import Judged
 
 MAX_PICTURES = 100  # of one press; Batch takes more
 _NEWS_SECONDS = 0.2  # between two states of the page
@@ -61,17 +61,17 @@ async def _judge_one(
     request = Ask(picture=data, prompt=question, label=result.name, choices=choices, client=client)
     while True:
         try:
-            ticket = service.submit(request)
+            handle = service.submit(request)
             break
         except BusyError as error:
             await asyncio.sleep(min(error.retry_after_s or 1.0, 5.0))
             if run.is_stopped:
                 return replace(result, problem=_NOT_ASKED)
-    run.add(ticket)
+    run.add(handle)
     try:
-        answer = await ticket.answer()
+        answer = await handle.answer()
     finally:
-        run.discard(ticket)
+        run.discard(handle)
     if answer.error is not None:
         stopped = answer.error.code == "cancelled"
         return replace(result, problem="Stopped." if stopped else answer.error.message)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from app.decisions import Rule
+from llama_adapter.app.calibration.decisions import Rule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

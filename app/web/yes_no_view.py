@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from app.decisions import Rule, decide, explain
-from app.web.escaping import escaped, named, problem_card, unfamiliar_note
-from app.web.yes_no_state import Judged
+from llama_adapter.app.calibration.decisions import Rule, decide, explain
+from llama_adapter.app.web.escaping import escaped, named, problem_card, unfamiliar_note
+from llama_adapter.app.web.yes_no_state import Judged
 
 _NO_PICTURE = '<span class="la-thumb" aria-hidden="true"></span>'
 _EMPTY = (

@@ -6,13 +6,13 @@ from typing import Protocol
 
 from torch import Tensor
 
-from llm.engine.pipeline import Chosen, Pipeline
-from llm.engine.scheduler import Scheduler
-from llm.engine.sequence import Finish, Output, Request, Sequence
-from llm.errors import PromptError, PromptTooLongError
-from llm.model.adapter import Prefix
-from llm.runtime.executor import Executor, ScoreRow, WarmUp
-from llm.runtime.prediction import NO_TOKEN
+from llama_adapter.llm.engine.async_readback import AsyncReadback, Chosen
+from llama_adapter.llm.engine.scheduler import Scheduler
+from llama_adapter.llm.engine.sequence import Finish, Output, Request, Sequence
+from llama_adapter.llm.errors import PromptError, PromptTooLongError
+from llama_adapter.llm.model.adapter import Prefix
+from llama_adapter.llm.runners.eager import Executor, ScoreRow, WarmUp
+from llama_adapter.llm.runners.prediction import NO_TOKEN
 
 MAX_PREFILL_TOKENS = 8192
 
@@ -36,7 +36,7 @@ class Engine:
     def __init__(self, executor: Executor, *, eos_id: int, max_prefill_tokens: int = MAX_PREFILL_TOKENS) -> None:
         self.timer: StageTimer = NoTimer()
         self._executor = executor
-        self._pipeline = Pipeline(executor)
+        self._pipeline = AsyncReadback(executor)
         self._eos_id = eos_id
         self._scheduler = Scheduler(num_slots=executor.num_slots, max_prefill_tokens=max_prefill_tokens)
         self._ended: list[Output] = []  # requests that ended without a step

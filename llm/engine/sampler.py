@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from llm.engine.sampling_params import SamplingParams
-from llm.runtime.prediction import NO_TOKEN, Prediction
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.runners.prediction import NO_TOKEN, Prediction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ Running sequences hold slots 0..n-1: the list index is the slot. When one leaves
 from collections import deque
 from typing import NamedTuple
 
-from llm.engine.sequence import Sequence
+from llama_adapter.llm.engine.sequence import Sequence
 
 
 class Move(NamedTuple):

@@ -4,9 +4,9 @@ import random
 from dataclasses import dataclass, field
 from typing import Literal
 
-from llm.engine.sampler import Draw
-from llm.engine.sampling_params import SamplingParams
-from llm.model.adapter import Prefix
+from llama_adapter.llm.engine.sampler import Draw
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.model.adapter import Prefix
 
 Finish = Literal["stop", "length", "choice", "not_finite"]
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from llm.config import DecoderConfig
-from llm.model.ops import random_parameter
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.runtime.operators.base import random_parameter
 
 
 class Prefix(NamedTuple):

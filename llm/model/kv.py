@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from llm.config import DecoderConfig
+from llama_adapter.llm.config import DecoderConfig
 
 StoreFunction = Callable[[Tensor, Tensor, Tensor], None]
 

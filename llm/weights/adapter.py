@@ -12,9 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from llm.errors import CheckpointError
-from llm.weights.files import check_dense, list_keys, read_tensor_file
-from llm.weights.names import (
+from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.llm.weights.names import (
     ADAPTER,
     BIASED,
     LAYER_NORMS,
@@ -26,6 +25,7 @@ from llm.weights.names import (
     num_layers_of,
     what_is,
 )
+from llama_adapter.runtime.tensor_files.files import check_dense, list_keys, read_tensor_file
 
 _VISUAL = (
     "visual_blocks.",

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from llm.config import DecoderConfig
-from llm.errors import CheckpointError
-from llm.weights.adapter import AdapterFile, check_fits, lora_names
-from llm.weights.lora import low_rank_update
-from llm.weights.names import half_split
-from llm.weights.source import LlamaSource
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.llm.weights.adapter import AdapterFile, check_fits, lora_names
+from llama_adapter.llm.weights.lora import low_rank_update
+from llama_adapter.llm.weights.names import half_split
+from llama_adapter.llm.weights.source import LlamaSource
 
 _ROTATED = ("attention.wq", "attention.wk")
 

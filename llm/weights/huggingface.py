@@ -7,17 +7,17 @@ from typing import Any
 
 from torch import Tensor
 
-from llm.errors import CheckpointError
-from llm.weights.files import (
+from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.llm.weights.names import check_layers, check_names, check_shapes, from_huggingface, llama_shapes
+from llama_adapter.llm.weights.source import LlamaSource, SplitTensor
+from llama_adapter.runtime.tensor_files.files import (
     check_dense,
     list_keys,
     read_json,
     read_tensor_file,
     require_numbers,
-    shown,
 )
-from llm.weights.names import check_layers, check_names, check_shapes, from_huggingface, llama_shapes
-from llm.weights.source import LlamaSource, SplitTensor
+from llama_adapter.runtime.text import shown_excerpt
 
 _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _SINGLE = ("model.safetensors", "pytorch_model.bin")
@@ -71,7 +71,7 @@ def _check_config(config: Mapping[str, Any], place: Path) -> float:
     kind = config.get("model_type")
     if kind != "llama":
         raise CheckpointError(
-            f"`{place}` holds a model of type {shown(str(kind))!r}, where 'llama' is wanted",
+            f"`{place}` holds a model of type {shown_excerpt(str(kind))!r}, where 'llama' is wanted",
             hint="the adapters extend LLaMA; pass a LLaMA folder as --llama-dir",
         )
     # transformers 5 puts both into rope_parameters; before, they were rope_theta and rope_scaling.
@@ -85,7 +85,7 @@ def _check_config(config: Mapping[str, Any], place: Path) -> float:
     kv_heads = config.get("num_key_value_heads")
     if kv_heads is not None and kv_heads != heads:
         raise CheckpointError(
-            f"The LLaMA in `{place}` shares keys among heads (num_key_value_heads {shown(str(kv_heads))}, "
+            f"The LLaMA in `{place}` shares keys among heads (num_key_value_heads {shown_excerpt(str(kv_heads))}, "
             f"num_attention_heads {heads}); only models with as many key heads as query heads are supported",
             hint="LLaMA 7B, 13B, 30B and 65B and LLaMA-2 7B and 13B are of that kind; LLaMA-2 70B and LLaMA 3 are not",
         )

@@ -10,10 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llm.errors import CheckpointError
-from llm.weights.files import check_dense, list_keys, read_json, read_tensor_file, require_numbers, shown
-from llm.weights.names import check_layers, check_names, check_shapes, llama_shapes, what_is
-from llm.weights.source import LlamaSource, SplitTensor
+from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.llm.weights.names import check_layers, check_names, check_shapes, llama_shapes, what_is
+from llama_adapter.llm.weights.source import LlamaSource, SplitTensor
+from llama_adapter.runtime.tensor_files.files import (
+    check_dense,
+    list_keys,
+    read_json,
+    read_tensor_file,
+    require_numbers,
+)
+from llama_adapter.runtime.text import shown_excerpt
 
 # Along which axis the tensors of several shards are joined; None: a copy in each.
 _AXES = {
@@ -82,7 +89,7 @@ def _read_params(path: Path) -> dict[str, Any]:
     heads, kv_heads = params["n_heads"], params.get("n_kv_heads")
     if kv_heads is not None and kv_heads != heads:
         raise CheckpointError(
-            f"The LLaMA in `{path.parent}` shares keys among heads (n_kv_heads {shown(str(kv_heads))}, "
+            f"The LLaMA in `{path.parent}` shares keys among heads (n_kv_heads {shown_excerpt(str(kv_heads))}, "
             f"n_heads {heads}); only models with as many key heads as query heads are supported",
             hint="LLaMA 7B, 13B, 30B and 65B and LLaMA-2 7B and 13B are of that kind; LLaMA-2 70B and LLaMA 3 are not",
         )
@@ -171,7 +178,7 @@ def _join(name: str, parts: list[Tensor], *, place: Path) -> SplitTensor:
             return SplitTensor(tuple(parts), axis)
     elif all(part.shape == parts[0].shape and torch.equal(part, parts[0]) for part in parts[1:]):
         return SplitTensor((parts[0],))
-    raise CheckpointError(f"The shards in `{place}` disagree about `{shown(name)}`", hint=_MEANING)
+    raise CheckpointError(f"The shards in `{place}` disagree about `{shown_excerpt(name)}`", hint=_MEANING)
 
 
 def _size(tensors: Mapping[str, SplitTensor], name: str, place: Path) -> int:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from llm.errors import CheckpointError
-from llm.weights.files import list_keys, shown
+from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.runtime.tensor_files.files import list_keys
+from llama_adapter.runtime.text import shown_excerpt
 
 Shape = tuple[int, ...]
 ADAPTER = "a LLaMA-Adapter file"
@@ -140,6 +141,6 @@ def check_shapes(found: Mapping[str, Shape], wanted: Mapping[str, Shape], *, wha
     for name, shape in wanted.items():
         if found[name] != shape:
             raise CheckpointError(
-                f"{what}: `{shown(name)}` has the shape {list(found[name])}, where {list(shape)} is wanted",
+                f"{what}: `{shown_excerpt(name)}` has the shape {list(found[name])}, where {list(shape)} is wanted",
                 hint=meaning,
             )

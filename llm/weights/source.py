@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from llm.weights.names import Shape
+from llama_adapter.llm.weights.names import Shape
 
 
 @dataclass(frozen=True, slots=True)

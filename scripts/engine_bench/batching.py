@@ -10,14 +10,14 @@ from typing import Literal
 
 import numpy as np
 
-from app.assemble import Parts
-from app.measuring.meters import Meter, MeteredExecutor, Program
-from app.measuring.roofline import NumberSizes
-from llm.engine.engine import Engine
-from llm.engine.sampling_params import SamplingParams
-from llm.engine.sequence import Request
-from llm.model.adapter import Prefix
-from llm.prompt import format_prompt
+from llama_adapter.app.captioning.assemble import Parts
+from llama_adapter.app.measuring.meters import Meter, MeteredExecutor, Program
+from llama_adapter.app.measuring.roofline import NumberSizes
+from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.engine.sequence import Request
+from llama_adapter.llm.model.adapter import Prefix
+from llama_adapter.llm.prompt import format_prompt
 
 LEAST_TOKENS, MOST_TOKENS = 4, 64
 _NEVER = -1  # no token's id: captions end at their planned lengths

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.assemble import Parts
-from app.captioner import Answer, Captioner, work_items
-from app.resources import sample_pictures
-from llm.engine.sampling_params import SamplingParams
+from llama_adapter.app.captioning.assemble import Parts
+from llama_adapter.app.captioning.captioner import Answer, Captioner, work_items
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 _LEAST_PICTURES = 100  # small jobs are repeated until they have answered as many in a round
 _MEGABYTE = 1e6

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from app.assemble import Parts
-from app.captioner import Captioner
-from app.resources import sample_pictures
-from app.spec import CaptionerSpec
-from vision.image import load_picture
-from vision.preprocess import Reading, preprocess
+from llama_adapter.app.captioning.assemble import Parts
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.vision.image import load_picture
+from llama_adapter.vision.preprocess import Reading, preprocess
 
 SIZES: Mapping[int, tuple[int, int]] = {1: (1152, 864), 12: (4000, 3000)}  # by megapixels
 READINGS: tuple[Reading, ...] = ("exact", "fast")

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from app.assemble import Parts
-from llm.engine.engine import Engine
-from llm.engine.sampling_params import SamplingParams
-from llm.engine.sequence import Request
-from llm.model.adapter import Prefix
+from llama_adapter.app.captioning.assemble import Parts
+from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.engine.sequence import Request
+from llama_adapter.llm.model.adapter import Prefix
 
 NUM_PLACES = 88  # attended to: a prompt of 56 tokens and half of a caption
 _NUM_STEPS = 32

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.records.record import read_records
+from llama_adapter.app.records.record import read_records
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,7 +44,7 @@ def mounted(place: Path, options: str) -> Iterator[None]:
 def prove_disks(pictures: list[Path], place: Path) -> DiskReport:
     """Fill a disk with a job, make room, go on; then try one that is read-only."""
     out = place / "answers.jsonl"
-    command = [sys.executable, "-m", "app", "caption", str(pictures[0].parent), "--out", str(out)]
+    command = [sys.executable, "-m", "llama_adapter", "caption", str(pictures[0].parent), "--out", str(out)]
     with mounted(place, "size=64k"):
         full = _run(command)
         left = out.read_bytes()

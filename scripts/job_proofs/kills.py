@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.records.record import parse_record, read_records
+from llama_adapter.app.records.record import parse_record, read_records
 
 ROOT = Path(__file__).resolve().parents[2]
 _START_S = 3.0  # about what a run takes to start and to answer some

@@ -22,7 +22,7 @@ class MemorySample:
 
 def watch_memory(folder: Path, out: Path, *, every: int, flags: Sequence[str] = ()) -> list[MemorySample]:
     """Run a job over a folder and look after each `every` records. Raises RuntimeError if it fails."""
-    command = [sys.executable, "-m", "app", "caption", str(folder), "--out", str(out), "--quiet", *flags]
+    command = [sys.executable, "-m", "llama_adapter", "caption", str(folder), "--out", str(out), "--quiet", *flags]
     samples: list[MemorySample] = []
     num_records, offset, due = 0, 0, every
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:

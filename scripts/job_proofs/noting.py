@@ -3,22 +3,22 @@
 import os
 import sys
 
-from app.cli import main
-from app.conversation import Conversation
-from app.encoded_pictures import EncodedPicture
-from app.flow import Flow
+from llama_adapter.app.captioning.active_request import ActiveRequest
+from llama_adapter.app.captioning.caption_loop import CaptionLoop
+from llama_adapter.app.captioning.encoded_pictures import EncodedPicture
+from llama_adapter.app.cli import main
 
 
 def note_submissions(log: str) -> None:
     """From now on every conversation that is handed to an engine is a line of a file, at once."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    submit = Flow.submit
+    submit = CaptionLoop.submit
 
-    def noted(self: Flow, conversation: Conversation, picture: EncodedPicture) -> int:
+    def noted(self: CaptionLoop, conversation: ActiveRequest, picture: EncodedPicture) -> int:
         os.write(descriptor, conversation.picture.encode() + b"\n")
         return submit(self, conversation, picture)
 
-    Flow.submit = noted  # type: ignore[method-assign]
+    CaptionLoop.submit = noted  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from app.records.index import RecordIndex
-from app.records.record import Record, record_to_line
+from llama_adapter.app.records.index import RecordIndex
+from llama_adapter.app.records.record import Record, record_to_line
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -64,6 +64,6 @@ def time_scan(path: Path, count: int, *, rounds: int) -> ScanFigures:
 def time_known(folder: Path, out: Path) -> float:
     """Seconds of a whole run of a job that is done already, start and loading included."""
     started = time.perf_counter()
-    command = [sys.executable, "-m", "app", "caption", str(folder), "--out", str(out), "--quiet"]
+    command = [sys.executable, "-m", "llama_adapter", "caption", str(folder), "--out", str(out), "--quiet"]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - started

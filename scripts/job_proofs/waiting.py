@@ -11,13 +11,13 @@ from statistics import median
 import numpy as np
 from PIL import Image
 
-from app.answers import Answer
-from app.captioner import Captioner
-from app.clock import StageClock
-from app.reading.isolated import IsolatedReader
-from app.reading.reader import PictureReader, Reader
-from app.work import WorkItem, WorkQuestion
-from llm.engine.sampling_params import SamplingParams
+from llama_adapter.app.captioning.answers import Answer
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.stage_clock import StageClock
+from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
+from llama_adapter.app.reading.isolated import IsolatedReader
+from llama_adapter.app.reading.reader import PictureReader, Reader
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

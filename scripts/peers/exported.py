@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from app.resources import sample_pictures
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.vision.config import VisionConfig
+from llama_adapter.vision.export.onnx import export_onnx
+from llama_adapter.vision.image import load_picture
+from llama_adapter.vision.preprocess import preprocess
 from scripts.peers.packages import require
-from vision.config import VisionConfig
-from vision.export.onnx import export_onnx
-from vision.image import load_picture
-from vision.preprocess import preprocess
 
 ONNXRUNTIME_PACKAGES = ("onnxruntime", "onnx")
 OPENVINO_PACKAGES = ("openvino", "nncf")

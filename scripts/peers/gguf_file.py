@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from llm.config import DecoderConfig
+from llama_adapter.llm.config import DecoderConfig
 from scripts.peers.packages import require
 
 GgufType = Literal["f32", "bf16"]

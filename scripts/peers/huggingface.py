@@ -8,11 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llm.config import DecoderConfig
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.vision.config import ClipConfig
+from llama_adapter.vision.encoder import PIXEL_MEAN, PIXEL_STD
 from scripts.peers.packages import require
 from scripts.peers.weights import huggingface_decoder, huggingface_tower
-from vision.config import ClipConfig
-from vision.encoder import PIXEL_MEAN, PIXEL_STD
 
 PACKAGES = ("transformers",)
 CacheKind = Literal["dynamic", "static"]

@@ -9,20 +9,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.assemble import Parts, assemble_parts
-from app.captioner import Captioner
-from app.resources import sample_pictures
-from app.spec import CaptionerSpec, Precision
-from llm.config import DecoderConfig
-from llm.engine.engine import Engine
-from llm.engine.sequence import Request
-from llm.runtime.backend import DTYPES, open_backend
-from llm.runtime.executor import Executor
+from llama_adapter.app.captioning.assemble import Parts, assemble_parts
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.captioning.spec import CaptionerSpec, Precision
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.sequence import Request
+from llama_adapter.llm.runners.eager import Executor
+from llama_adapter.runtime.devices.backend import DTYPES, open_backend
+from llama_adapter.vision.backends.base import VisionBackend
+from llama_adapter.vision.config import VisionConfig
 from scripts.peers.packages import MissingPackage
 from scripts.peers.sizes import JOB_ENDS, prompt_ids
 from scripts.peers.weights import random_weights
-from vision.backends.base import VisionBackend
-from vision.config import VisionConfig
 
 
 def open_parts(

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from llm.config import DecoderConfig
-from llm.model.ops import rotary_table
-from llm.tokenizer import Tokenizer
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.tokenizer import Tokenizer
+from llama_adapter.runtime.operators.base import rotary_table
+from llama_adapter.vision.config import VisionConfig
+from llama_adapter.vision.encoder import encoder_from_state
+from llama_adapter.vision.image import load_picture
+from llama_adapter.vision.preprocess import preprocess
 from scripts.peers.ours import JobResult, job_pictures
 from scripts.peers.sizes import JOB_ENDS, prompt_ids
-from vision.config import VisionConfig
-from vision.encoder import encoder_from_state
-from vision.image import load_picture
-from vision.preprocess import preprocess
 
 
 class ReferenceLoop:

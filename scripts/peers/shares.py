@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from app.measuring.roofline import NumberSizes, Work, encoder_work, prefill_work, step_work
+from llama_adapter.app.measuring.roofline import NumberSizes, Work, encoder_work, prefill_work, step_work
 from scripts.peers.results import Results, Row
 from scripts.peers.sizes import NUM_PROMPT_TOKENS, NUM_STEPS
 from scripts.peers.weights import bare_tower, decoder_sizes

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from app.models.bundle import read_manifest
-from app.models.checkpoints import LoadedModel
-from app.models.quantising import convert_precision
-from app.models.random_model import (
+from llama_adapter.app.captioning.resources import embedded_model
+from llama_adapter.app.captioning.spec import Precision
+from llama_adapter.app.models.bundle import read_manifest
+from llama_adapter.app.models.checkpoints import LoadedModel
+from llama_adapter.app.models.quantising import convert_precision
+from llama_adapter.app.models.random_model import (
     LLAMA_SIZES,
     NUM_QUERIES,
     WiderTokenizer,
@@ -18,13 +20,11 @@ from app.models.random_model import (
     random_state,
     vision_config,
 )
-from app.resources import embedded_model
-from app.spec import Precision
-from llm.config import DecoderConfig
-from llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.vision.config import QueryConfig, VisionConfig
+from llama_adapter.vision.encoder import PictureEncoder
 from scripts.peers.sizes import CONTEXT
-from vision.config import QueryConfig, VisionConfig
-from vision.encoder import PictureEncoder
 
 
 def decoder_sizes(size: str) -> DecoderConfig:

@@ -21,7 +21,7 @@ class ServerProcess:
     def __init__(
         self,
         *flags: str,
-        command: Sequence[str] = ("-m", "app", "serve"),
+        command: Sequence[str] = ("-m", "llama_adapter", "serve"),
         tree: Path | None = None,
         timeout_s: float = 120.0,
     ) -> None:

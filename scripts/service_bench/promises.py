@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from app.captioner import Captioner
+from llama_adapter.app.captioning.captioner import Captioner
 from scripts.service_bench.client import Connection, Reply
 from scripts.service_bench.load import TIMEOUT_S, percentiles_ms, shown_outcome
 from scripts.service_bench.process import ServerProcess

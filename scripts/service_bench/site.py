@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Self
 
-from app.server import fetching
-from app.server.addresses import is_public
-from app.server.fetching import Network
+from llama_adapter.app.http_api import fetching
+from llama_adapter.app.http_api.addresses import is_public
+from llama_adapter.app.http_api.fetching import Network
 
 PUBLIC = "127.0.0.1"  # of this server, it counts as public
 NAMES = {
@@ -93,7 +93,7 @@ def network() -> Network:
 
 def main() -> int:
     """Serve with that network."""
-    from app.__main__ import main as serve
+    from llama_adapter.__main__ import main as serve
 
     fetching.Network = network  # type: ignore[assignment, misc]
     sys.argv[1:1] = ["serve"]

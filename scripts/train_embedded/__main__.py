@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from llm.tokenizer import Tokenizer
+from llama_adapter.llm.tokenizer import Tokenizer
 from scripts.train_embedded import (
     ablation,
     code_stage,

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from llm.model.llama import LlamaAdapterDecoder
-from llm.tokenizer import Tokenizer
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.tokenizer import Tokenizer
+from llama_adapter.vision.encoder import PictureEncoder
 from scripts.train_embedded.answering import answer_hits, answer_loss
 from scripts.train_embedded.code_stage import open_gates
 from scripts.train_embedded.features import Features
@@ -24,7 +25,6 @@ from scripts.train_embedded.packing import Packed, Packer, ask_many
 from scripts.train_embedded.pictures import labels_to_scene
 from scripts.train_embedded.sizes import build_decoder, build_encoder, is_hidden_matrix
 from scripts.train_embedded.vision_stage import load_tower
-from vision.encoder import PictureEncoder
 
 BATCH = 12
 QUESTIONS = 8

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from scripts.train_embedded.packing import Packed
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.whole_files import whole_file
+from llama_adapter.runtime.atomic_write import atomic_write
 from scripts.train_embedded.curves import ARM, PAIRS, STAGES, VARIANT
 from scripts.train_embedded.results import DOCS, PLACE, put, read, take
 
@@ -209,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.familiar is not None:
             put(options.figures, "familiar", value=read(options.familiar))
         page = fill(options.page.read_text(encoding="utf-8"), read(options.figures))
-        with whole_file(options.page) as stream:
+        with atomic_write(options.page) as stream:
             stream.write(page.encode())
     except (OSError, ValueError) as error:
         parser.error(str(error))

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
-from llm.model.llama import LlamaAdapterDecoder
-from llm.tokenizer import Tokenizer
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.tokenizer import Tokenizer
 from scripts.train_embedded.answering import answer_hits, answer_loss
 from scripts.train_embedded.focus import CLASSES, NOT_ASKED
 from scripts.train_embedded.loop import Optimizers, train

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from app.whole_files import whole_file
+from llama_adapter.runtime.atomic_write import atomic_write
 from scripts.train_embedded.results import PLACE, put, read, take
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _save(figure: "Figure", place: Path) -> None:
     """As a PNG of few colours, which is a third of the size."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
-    with whole_file(place) as file:
+    with atomic_write(place) as file:
         Image.open(buffer).convert("RGB").quantize(COLORS).save(file, format="png", optimize=True)
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from app.captioner import Captioner
-from app.models.bundle import save_bundle
-from app.models.checkpoints import LoadedModel
-from llm.model.llama import LlamaAdapterDecoder
-from llm.tokenizer import Tokenizer
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.models.bundle import save_bundle
+from llama_adapter.app.models.checkpoints import LoadedModel
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.tokenizer import Tokenizer
 from scripts.train_embedded import ablation
 from scripts.train_embedded.code_stage import close_gates
 from scripts.train_embedded.questions import CAPTION_QUESTIONS

@@ -14,11 +14,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.assemble import assemble_parts
-from app.errors import run_guarded
-from app.models.bundle import add_familiarity
-from app.models.familiarity import Familiarity
-from app.spec import CaptionerSpec, Precision
+from llama_adapter.app.captioning.assemble import assemble_parts
+from llama_adapter.app.captioning.spec import CaptionerSpec, Precision
+from llama_adapter.app.errors import run_guarded
+from llama_adapter.app.models.bundle import add_familiarity
+from llama_adapter.app.models.out_of_distribution import OodDetector
 from scripts.train_embedded.pictures import FAMILIAR_SEED
 from scripts.train_embedded.render import Pixels, draw_scene
 from scripts.train_embedded.world import sample_scene
@@ -50,7 +50,7 @@ def encoder_of(bundle: Path, *, precision: Precision) -> Encode:
     return encode
 
 
-def fit(encoders: Sequence[Encode], *, num_pictures: int) -> Familiarity:
+def fit(encoders: Sequence[Encode], *, num_pictures: int) -> OodDetector:
     """Fit to `num_pictures` pictures of the world as each encoder sees them, and set the threshold by half as many.
 
     Half of the latter hold a never-drawn pair: these belong to the world as well, and only the threshold knows them.
@@ -64,15 +64,15 @@ def fit(encoders: Sequence[Encode], *, num_pictures: int) -> Familiarity:
         for never_drawn in ("without", "with")
         for picture in draw_own(use=THRESHOLD, count=num_pictures // 4, never_drawn=never_drawn)
     ]
-    fitted = Familiarity.fit(np.concatenate([encode(own) for encode in encoders]))
+    fitted = OodDetector.fit(np.concatenate([encode(own) for encode in encoders]))
     return fitted.with_threshold(np.concatenate([encode(others) for encode in encoders]), quantile=QUANTILE)
 
 
-def run(*, bundle: Path, num_pictures: int = 2000) -> Familiarity:
+def run(*, bundle: Path, num_pictures: int = 2000) -> OodDetector:
     """Fit to a bundle's encoder, in floats and in 8 bits, and put the result into the bundle; returns it."""
-    familiarity = fit([encoder_of(bundle, precision=each) for each in PRECISIONS], num_pictures=num_pictures)
-    add_familiarity(bundle, familiarity)
-    return familiarity
+    ood_detector = fit([encoder_of(bundle, precision=each) for each in PRECISIONS], num_pictures=num_pictures)
+    add_familiarity(bundle, ood_detector)
+    return ood_detector
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,9 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--bundle", type=Path, default=Path("assets/embedded"), help="default: %(default)s")
     parser.add_argument("--pictures", type=int, default=2000, help="that it is fitted to (default: %(default)s)")
     options = parser.parse_args(arguments)
-    familiarity = run(bundle=options.bundle, num_pictures=options.pictures)
-    num_kept = familiarity.variances_QK.shape[1]
-    print(f"{options.bundle}: up to {num_kept} directions of a visual query, threshold {familiarity.threshold:.1f}")
+    ood_detector = run(bundle=options.bundle, num_pictures=options.pictures)
+    num_kept = ood_detector.variances_QK.shape[1]
+    print(f"{options.bundle}: up to {num_kept} directions of a visual query, threshold {ood_detector.threshold:.1f}")
     return 0
 
 

@@ -11,19 +11,19 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import run_guarded
-from app.models.bundle import load_bundle
-from app.models.familiarity import Familiarity
-from app.spec import Precision
-from llm.errors import CheckpointError
+from llama_adapter.app.captioning.spec import Precision
+from llama_adapter.app.errors import run_guarded
+from llama_adapter.app.models.bundle import load_bundle
+from llama_adapter.app.models.out_of_distribution import OodDetector
+from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.formats import PICTURE_SUFFIXES
+from llama_adapter.vision.image import load_picture
+from llama_adapter.vision.preprocess import preprocess
 from scripts.train_embedded.familiar import FRESH, OTHERS, PRECISIONS, Encode, draw_own, encoder_of
 from scripts.train_embedded.other_worlds import KINDS, draw_others
 from scripts.train_embedded.pictures import FAMILIAR_SEED
 from scripts.train_embedded.render import Pixels
-from vision.errors import PictureError
-from vision.formats import PICTURE_SUFFIXES
-from vision.image import load_picture
-from vision.preprocess import preprocess
 
 HEADS: Final = ("pictures", "number", "called unfamiliar, float (%)", "AUROC, float", "called unfamiliar, int8 (%)")
 _OWN: Final = "of the world"
@@ -78,8 +78,8 @@ def score(bundle: Path, kinds: Iterator[Kind]) -> dict[str, Any]:
 
     Raises CheckpointError for a bundle that cannot tell.
     """
-    familiarity = load_bundle(bundle).familiarity
-    if familiarity is None:
+    ood_detector = load_bundle(bundle).ood_detector
+    if ood_detector is None:
         raise CheckpointError(
             f"The bundle `{bundle}` cannot tell unfamiliar pictures",
             hint="fit it first: `python -m scripts.train_embedded.familiar --bundle BUNDLE`",
@@ -88,23 +88,23 @@ def score(bundle: Path, kinds: Iterator[Kind]) -> dict[str, Any]:
     rows: list[list[object]] = []
     own: Distances | None = None
     for kind in kinds:
-        found = {each: familiarity.distances(encode(kind.pictures)) for each, encode in encoders.items()}
+        found = {each: ood_detector.distances(encode(kind.pictures)) for each, encode in encoders.items()}
         own = found["float"] if own is None else own
         rows.append(
             [
                 kind.name,
                 len(kind.pictures),
-                share_above(found["float"], familiarity),
+                share_above(found["float"], ood_detector),
                 round(area_under_curve(found["float"], own), 3),
-                share_above(found["int8"], familiarity),
+                share_above(found["int8"], ood_detector),
             ]
         )
     return {"heads": list(HEADS), "rows": rows}
 
 
-def share_above(distances_B: Distances, familiarity: Familiarity) -> float:
+def share_above(distances_B: Distances, ood_detector: OodDetector) -> float:
     """Percent of pictures beyond the threshold, as the product tells: numbers that are not finite are."""
-    return round(100 * float((~(distances_B <= familiarity.threshold)).mean()), 1)
+    return round(100 * float((~(distances_B <= ood_detector.threshold)).mean()), 1)
 
 
 def area_under_curve(others_B: Distances, own_B: Distances) -> float:

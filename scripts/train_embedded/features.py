@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from llama_adapter.vision.encoder import PictureEncoder
 from scripts.train_embedded.loop import shuffled_at
 from scripts.train_embedded.pictures import (
     CHECK_SEED,
@@ -20,7 +21,6 @@ from scripts.train_embedded.pictures import (
 )
 from scripts.train_embedded.render import Pixels, draw_scene
 from scripts.train_embedded.world import sample_scene
-from vision.encoder import PictureEncoder
 
 Drawn = tuple[Pixels, NDArray[np.int16]]
 _COUNTS = (0.2, 0.35, 0.45)  # one, two, three objects: there is more to learn in the fuller ones

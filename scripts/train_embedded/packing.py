@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llm.prompt import format_prompt
-from llm.tokenizer import Tokenizer
+from llama_adapter.llm.prompt import format_prompt
+from llama_adapter.llm.tokenizer import Tokenizer
 from scripts.train_embedded.focus import focus_words
 from scripts.train_embedded.questions import TASKS, Question, ask, in_sentence
 from scripts.train_embedded.world import Scene

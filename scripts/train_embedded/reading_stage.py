@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from llama_adapter.vision.encoder import PictureEncoder
 from scripts.train_embedded.code_stage import SceneCode
 from scripts.train_embedded.features import KINDS
 from scripts.train_embedded.loop import Optimizers, train
@@ -14,7 +15,6 @@ from scripts.train_embedded.pictures import FRESH_SEED
 from scripts.train_embedded.sizes import build_encoder, is_hidden_matrix
 from scripts.train_embedded.slot_stage import readings_right, slot_loss
 from scripts.train_embedded.vision_stage import load_tower
-from vision.encoder import PictureEncoder
 
 NAMED, ODD = 12, 4
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from app.whole_files import whole_file
+from llama_adapter.runtime.atomic_write import atomic_write
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PLACE = DOCS / "embedded-model.json"
@@ -36,7 +36,7 @@ def put(path: Path, key: str, *keys: str, value: object) -> None:
         if not isinstance(inner, dict):
             raise ValueError(f"Wanted an object at {' / '.join(passed)}, got {json.dumps(inner)[:60]}. Take it out")
     inner[place] = value
-    with whole_file(path) as file:
+    with atomic_write(path) as file:
         file.write((as_text(content) + "\n").encode())
 
 

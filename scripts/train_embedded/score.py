@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from app.answers import Answer
-from app.captioner import Captioner
-from app.measuring import scoring
-from app.work import WorkItem, WorkQuestion
-from llm.engine.sampling_params import SamplingParams
+from llama_adapter.app.captioning.answers import Answer
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
+from llama_adapter.app.measuring import scoring
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 from scripts.train_embedded.pictures import SCORE_SEED
 from scripts.train_embedded.questions import TASKS, Question, ask
 from scripts.train_embedded.render import draw_scene

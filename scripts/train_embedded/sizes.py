@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import torch
 
-from llm.config import DecoderConfig
-from llm.model.llama import LlamaAdapterDecoder
-from vision.block import plain_attention
-from vision.config import ClipConfig, QueryConfig, VisionConfig
-from vision.encoder import PictureEncoder, use_attention
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.vision.block import plain_attention
+from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.encoder import PictureEncoder, use_attention
 
 VOCABULARY = 512
 VISION = VisionConfig(

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from llama_adapter.vision.encoder import PictureEncoder
 from scripts.train_embedded import features
 from scripts.train_embedded.code_stage import SceneCode
 from scripts.train_embedded.loop import Optimizers, train
 from scripts.train_embedded.pictures import MAX_THINGS, NOTHING, UNKNOWN
 from scripts.train_embedded.sizes import build_encoder, is_hidden_matrix
 from scripts.train_embedded.vision_stage import load_tower
-from vision.encoder import PictureEncoder
 
 BATCH = 24
 

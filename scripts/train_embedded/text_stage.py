@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llm.model.llama import LlamaAdapterDecoder
-from llm.tokenizer import Tokenizer
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.tokenizer import Tokenizer
 from scripts.train_embedded.answering import answer_hits, answer_loss
 from scripts.train_embedded.code_stage import FOCUS_WEIGHT, FocusHead, sample_questions_scene
 from scripts.train_embedded.loop import Optimizers, train

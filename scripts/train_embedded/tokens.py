@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import sentencepiece
 
-from llm.prompt import format_prompt
+from llama_adapter.llm.prompt import format_prompt
 from scripts.train_embedded.questions import TASKS, ask, plural
 from scripts.train_embedded.sizes import VOCABULARY
 from scripts.train_embedded.world import COLOR_NAMES, POSITIONS, SHAPES, sample_scene

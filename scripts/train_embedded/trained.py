@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.vision.encoder import PictureEncoder
 from scripts.train_embedded import features
 from scripts.train_embedded.answering import answer_hits
 from scripts.train_embedded.code_stage import open_gates
@@ -14,7 +15,6 @@ from scripts.train_embedded.packing import Packer, ask_many
 from scripts.train_embedded.pictures import labels_to_scene
 from scripts.train_embedded.sizes import build_decoder, build_encoder
 from scripts.train_embedded.vision_stage import load_tower
-from vision.encoder import PictureEncoder
 
 
 def load_trained(folder: Path) -> tuple[PictureEncoder, LlamaAdapterDecoder]:

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from llama_adapter.vision.encoder import PictureEncoder
 from scripts.train_embedded.loop import Optimizers, train
 from scripts.train_embedded.pictures import NOTHING, UNKNOWN, Crowd
 from scripts.train_embedded.sizes import VISION, build_encoder, is_hidden_matrix
 from scripts.train_embedded.world import COLOR_NAMES, POSITIONS, SHAPES, SIZES
-from vision.encoder import PictureEncoder
 
 NUM_CLASSES = (len(SHAPES) + 1, len(COLOR_NAMES), len(SIZES), len(POSITIONS))  # shape has the extra class "nothing"
 LABEL_NAMES = ("shape", "color", "size", "cell")

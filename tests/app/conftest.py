@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.cli import main
+from llama_adapter.app.cli import main
 from tests.app.command import Ran, Run
 
 

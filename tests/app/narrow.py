@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.assemble import Parts
-from app.captioner import Captioner
+from llama_adapter.app.captioning.assemble import Parts
+from llama_adapter.app.captioning.captioner import Captioner
 
 SHORTAGES: dict[str, Callable[[], Exception]] = {
     "torch": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),

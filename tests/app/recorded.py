@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from app.records.record import ErrorLike, Record, answer_to_record
+from llama_adapter.app.records.record import ErrorLike, Record, answer_to_record
 
 SAMPLING = {"max_new_tokens": 16, "temperature": 0.0, "choices": ["Yes", "No"]}
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.errors import RULES, Exit, UsageError, describe, format_problem, rule_for, run_guarded
-from llm.errors import CheckpointError, DeviceError, LlmError, PromptTooLongError
-from llm.runtime.npu_errors import CODES, CONTEXT, MEMORY, NpuFailure
+from llama_adapter.app.errors import RULES, Exit, UsageError, describe, format_problem, rule_for, run_guarded
+from llama_adapter.llm.errors import CheckpointError, DeviceError, LlmError, PromptTooLongError
+from llama_adapter.runtime.devices.npu_errors import CODES, CONTEXT, MEMORY, NpuFailure
+from llama_adapter.runtime.graphs import acl_codes
+from llama_adapter.vision.errors import PictureError
 from tests.app.golden import ROOT
-from vision.backends import acl_codes
-from vision.errors import PictureError
 
 
 def error_classes() -> list[str]:
@@ -84,12 +84,12 @@ def test_a_class_that_is_not_listed_counts_as_its_nearest_base() -> None:
     class Late(CheckpointError):
         pass
 
-    assert rule_for(Late("x")) == RULES["llm.errors.CheckpointError"]
+    assert rule_for(Late("x")) == RULES["llama_adapter.llm.errors.CheckpointError"]
 
 
 def test_the_hint_of_an_error_comes_before_that_of_the_table() -> None:
     assert describe(CheckpointError("x", hint="copy it")).hint == "copy it"
-    assert describe(CheckpointError("x")).hint == RULES["llm.errors.CheckpointError"].hint
+    assert describe(CheckpointError("x")).hint == RULES["llama_adapter.llm.errors.CheckpointError"].hint
 
 
 def test_sentence_and_hint_stand_apart() -> None:
@@ -240,7 +240,7 @@ def run_with(redirection: str, program: str, *arguments: str, **environment: str
 def test_no_file_takes_the_place_of_a_closed_stream(closed: str, tmp_path: Path) -> None:
     program = (
         "import os, sys\n"
-        "from app.errors import run_guarded\n"
+        "from llama_adapter.app.errors import run_guarded\n"
         "def action():\n"
         "    with open(sys.argv[1], 'wb') as file:\n"
         "        os.write(1, b'prose')\n"
@@ -260,7 +260,7 @@ def test_no_file_takes_the_place_of_a_closed_stream(closed: str, tmp_path: Path)
 
 @pytest.mark.parametrize("closed", CLOSED)
 def test_what_is_said_on_a_closed_stderr_is_not_said_on_stdout(closed: str) -> None:
-    ran = run_with(closed, "import sys; from app.cli import main; sys.exit(main(['paint']))")
+    ran = run_with(closed, "import sys; from llama_adapter.app.cli import main; sys.exit(main(['paint']))")
 
     assert ran.returncode == 2
     assert ran.stdout == b""
@@ -271,7 +271,7 @@ def test_what_is_said_on_a_closed_stderr_is_not_said_on_stdout(closed: str) -> N
 def test_a_name_that_the_terminal_cannot_show_is_written_as_an_escape(encoding: str) -> None:
     program = (
         "import sys\n"
-        "from app.errors import UsageError, run_guarded\n"
+        "from llama_adapter.app.errors import UsageError, run_guarded\n"
         "def action():\n"
         "    print('a\\udcff')\n"
         "    raise UsageError('no b\\udcff')\n"

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from app.captioner import Captioner
-from app.resources import sample_pictures
-from app.service.service import Ask, Observer, Service, ServiceLimits
-from app.service.ticket import Ticket
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.online.request_handle import RequestHandle
+from llama_adapter.app.online.service import Ask, Observer, Service, ServiceLimits
 
 CHROMIUM = Path("/usr/bin/chromium")
 _ARGUMENTS = (
@@ -86,17 +86,17 @@ class WatchedService(Service):
         self.cancelled = threading.Event()
         self.num_asked = 0
 
-    def submit(self, ask: Ask) -> Ticket:
-        ticket = super().submit(ask)
+    def submit(self, ask: Ask) -> RequestHandle:
+        handle = super().submit(ask)
         self.num_asked += 1
-        cancel = ticket.cancel
+        cancel = handle.cancel
 
         def cancel_and_tell() -> None:
             cancel()
             self.cancelled.set()
 
-        ticket.cancel = cancel_and_tell  # type: ignore[method-assign]
-        return ticket
+        handle.cancel = cancel_and_tell  # type: ignore[method-assign]
+        return handle
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +113,7 @@ def serve_page(
     *, limits: ServiceLimits | None = None, load: Callable[[], Captioner] = Captioner.load, wait: bool = True
 ) -> Iterator[ServedPage]:
     """Serve the page of a fresh service of the embedded model, as the product mounts it."""
-    from app.web.uploads import private_uploads
+    from llama_adapter.app.web.uploads import private_uploads
 
     gate = Gate()
     service = WatchedService(load, limits=limits, observer=gate)
@@ -155,7 +155,7 @@ class _Serving:
         import gradio
         import uvicorn
 
-        from app.web.page import build_page, page_settings
+        from llama_adapter.app.web.page import build_page, page_settings
 
         samples = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
         page = build_page(self._service, samples=samples)

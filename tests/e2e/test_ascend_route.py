@@ -41,7 +41,7 @@ def text(ran: subprocess.CompletedProcess[str]) -> list[str]:
 # Command lines one after another in one process, for those that are not about how a process starts.
 SEVERAL = """
 import json, sys
-from app.cli import main
+from llama_adapter.app.cli import main
 for arguments in json.loads(sys.argv[1]):
     if code := main(arguments):
         sys.exit(f"{arguments} ended with {code}")
@@ -92,7 +92,7 @@ ROUTES: dict[tuple[str, str], tuple[str, ...]] = {
 @pytest.fixture(scope="module")
 def expected() -> list[str]:
     """The captions of all sample pictures, by torch."""
-    lines = text(run("-m", "app", *CAPTION))
+    lines = text(run("-m", "llama_adapter", *CAPTION))
     assert len(lines) == 32
     return lines
 
@@ -138,7 +138,7 @@ def test_an_adapter_file_becomes_an_om_that_answers_as_its_weights(tmp_path: Pat
         "scripts/pth2onnx.py", options["adapter"], "--clip", options["clip"], "--visual-heads", "4", "--out", onnx
     )
     text(made)
-    text(run("-m", "app", "export", "om", onnx, "--soc-version", SOC, "--batch-sizes", "2"))
+    text(run("-m", "llama_adapter", "export", "om", onnx, "--soc-version", SOC, "--batch-sizes", "2"))
     llama = ("--llama-dir", options["llama_dir"], "--llama-type", "TINY", "--adapter", options["adapter"])
     common = (
         "-m",
@@ -185,7 +185,7 @@ def test_what_the_user_reads_of_an_om_that_cannot_be_used(
         om.chmod(0o664)
     else:
         variables["FAKE_SOC"] = "Ascend910B3"
-    ran = run("-m", "app", "caption", PICTURES, "--encoder", om, **variables)
+    ran = run("-m", "llama_adapter", "caption", PICTURES, "--encoder", om, **variables)
 
     assert ran.returncode == 1
     assert ran.stdout == ""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.resources import sample_pictures
+from llama_adapter.app.captioning.resources import sample_pictures
 from tests.app.web.held_engine import HeldEngine
 from tests.e2e.browser import Browser, ServedPage, Visit, serve_page
 
@@ -230,7 +230,7 @@ def test_cancelling_keeps_what_is_done(open_page: Callable[..., Visit]) -> None:
 def test_whoever_closes_the_page_leaves_nothing_under_way_and_makes_room(
     browser: Browser, open_page: Callable[..., Visit], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.web.batch.MAX_RUNS_AT_ONCE", 1)
+    monkeypatch.setattr("llama_adapter.app.web.batch.MAX_RUNS_AT_ONCE", 1)
     engine = HeldEngine(hold_after=0)
     with serve_page(load=engine.load) as served:
         visit = Visit(browser, served)
@@ -256,7 +256,7 @@ def test_whoever_closes_the_page_leaves_nothing_under_way_and_makes_room(
 def test_runs_and_measurements_are_plotted_and_taken_away(
     served: ServedPage, open_page: Callable[..., Visit], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.web.measuring.SECONDS_EACH", 0.2)
+    monkeypatch.setattr("llama_adapter.app.web.measuring.SECONDS_EACH", 0.2)
     visit = open_page(served)
     add(visit, *SAMPLES[:4])
     start(visit)

@@ -19,7 +19,7 @@ from tests.app.golden import ROOT, case, case_runs, model_flags, picture
 
 pytestmark = pytest.mark.slow
 
-COMMAND = [sys.executable, "-m", "app"]
+COMMAND = [sys.executable, "-m", "llama_adapter"]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -103,7 +103,7 @@ def test_a_reader_that_goes_away_ends_the_run_quietly(many_pictures: Path) -> No
 
 
 def test_help_into_a_closed_pipe_is_quiet() -> None:
-    script = f"{sys.executable} -m app caption --help | true"
+    script = f"{sys.executable} -m llama_adapter caption --help | true"
     ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=ROOT)
 
     assert ran.stderr == ""

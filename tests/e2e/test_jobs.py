@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from app.records.manifest import read_manifest
-from app.records.record import Record, read_records
-from app.resources import sample_pictures
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.records.manifest import read_manifest
+from llama_adapter.app.records.record import Record, read_records
 from scripts.job_proofs.drawings import write_drawings
 from scripts.job_proofs.kills import kill_again_and_again
 from tests.app.golden import ROOT, model_flags, picture
@@ -22,7 +22,7 @@ from tests.odd_pictures import write_odd_pictures
 
 pytestmark = pytest.mark.slow
 
-COMMAND = [sys.executable, "-m", "app"]
+COMMAND = [sys.executable, "-m", "llama_adapter"]
 
 
 def run(*arguments: str, before: Callable[[], None] | None = None) -> "subprocess.CompletedProcess[str]":

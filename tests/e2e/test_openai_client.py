@@ -12,17 +12,17 @@ import openai
 import pytest
 from PIL import Image
 
-from app import Captioner
-from app.answers import AnswerError, TextDelta
-from app.resources import sample_pictures
-from app.server.api import ApiSettings, create_api
-from app.server.guards import GuardSettings
-from app.server.metrics import Metrics
-from app.service.service import Service
-from app.service.ticket import Ticket
-from app.service.types import BusyError, ServiceLimits, UnavailableError
-from tests.app.server.live import StubService, answer, served
-from tests.app.server.requests import RED_STAR, data_uri, image, user
+from llama_adapter import Captioner
+from llama_adapter.app.captioning.answers import AnswerError, TextDelta
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.http_api.api import ApiSettings, create_api
+from llama_adapter.app.http_api.guards import GuardSettings
+from llama_adapter.app.http_api.metrics import Metrics
+from llama_adapter.app.online.request_handle import RequestHandle
+from llama_adapter.app.online.service import Service
+from llama_adapter.app.online.types import BusyError, ServiceLimits, UnavailableError
+from tests.app.http_api.live import StubService, answer, served
+from tests.app.http_api.requests import RED_STAR, data_uri, image, user
 
 pytestmark = pytest.mark.slow
 
@@ -251,9 +251,9 @@ def test_many_asynchronous_clients_are_all_answered(url: str) -> None:
 
 
 def test_an_engine_that_breaks_in_a_stream_raises_in_the_client() -> None:
-    def break_down(ticket: Ticket) -> None:
-        ticket.deliver(TextDelta(index=0, text="a "))
-        ticket.deliver(answer("a ", error=AnswerError(code="engine_failed", message="The engine failed.")))
+    def break_down(handle: RequestHandle) -> None:
+        handle.deliver(TextDelta(index=0, text="a "))
+        handle.deliver(answer("a ", error=AnswerError(code="engine_failed", message="The engine failed.")))
 
     with stub_client(StubService(break_down)) as client:
         stream = client.chat.completions.create(model="default", messages=star("What?"), stream=True)
@@ -275,7 +275,7 @@ def test_an_engine_that_breaks_in_a_stream_raises_in_the_client() -> None:
 def test_a_full_or_draining_service_says_when_to_come_back(
     refusal: Exception, kind: type[openai.APIStatusError]
 ) -> None:
-    def refuse(ticket: Ticket) -> None:
+    def refuse(handle: RequestHandle) -> None:
         raise refusal
 
     with stub_client(StubService(refuse)) as client, pytest.raises(kind) as caught:

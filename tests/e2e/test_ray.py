@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-from app.errors import Exit
-from app.inputs import InputSpec
-from app.jobs.job import Job
-from app.jobs.questions import Question
-from app.jobs.run import run_job
-from app.records.file import RecordWriter
-from app.records.manifest import read_manifest
-from app.records.record import Record, read_records
-from app.scale.job import run_ray_job
-from app.scale.options import RayOptions
-from app.spec import CaptionerSpec
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.errors import Exit
+from llama_adapter.app.inputs import InputSpec
+from llama_adapter.app.jobs.job import Job
+from llama_adapter.app.jobs.questions import Question
+from llama_adapter.app.jobs.run import run_job
+from llama_adapter.app.records.file import RecordWriter
+from llama_adapter.app.records.manifest import read_manifest
+from llama_adapter.app.records.record import Record, read_records
+from llama_adapter.app.scale.job import run_ray_job
+from llama_adapter.app.scale.options import RayOptions
 
 pytestmark = [
     pytest.mark.slow,
@@ -214,7 +214,7 @@ def test_the_death_of_the_driver_s_own_node_is_told_and_the_same_command_goes_on
     out = tmp_path / "answers.jsonl"
     command = ["caption", str(pictures), "--out", str(out), "--reader", "thread", "--batch-size", "4"]
     driver = subprocess.Popen(
-        [sys.executable, "-m", "app", *command, "--engine", "ray", "--actors", "1"],
+        [sys.executable, "-m", "llama_adapter", *command, "--engine", "ray", "--actors", "1"],
         cwd=SAMPLES.parents[1],
         env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
         stderr=subprocess.PIPE,

@@ -15,12 +15,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app import Captioner
-from app.server.api import ApiSettings, create_api
-from app.server.metrics import Metrics
-from app.service.service import Service
+from llama_adapter import Captioner
+from llama_adapter.app.http_api.api import ApiSettings, create_api
+from llama_adapter.app.http_api.metrics import Metrics
+from llama_adapter.app.online.service import Service
 from tests.app.golden import ROOT
-from tests.app.server.live import served
+from tests.app.http_api.live import served
 
 pytestmark = pytest.mark.slow
 

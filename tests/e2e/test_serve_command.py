@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from app.resources import sample_pictures
+from llama_adapter.app.captioning.resources import sample_pictures
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = sorted(path for path in sample_pictures().iterdir() if path.suffix == ".png")
@@ -33,7 +33,7 @@ class Server:
         if folder is not None:
             environment["TMPDIR"] = str(folder)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "app", command, "--port", "0", *flags],
+            [sys.executable, "-m", "llama_adapter", command, "--port", "0", *flags],
             cwd=ROOT,
             env=environment,
             stderr=subprocess.PIPE,
@@ -201,7 +201,10 @@ def test_an_address_that_is_taken_is_told_in_words() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         ran = subprocess.run(
-            [sys.executable, "-m", "app", "serve", "--port", str(port)], cwd=ROOT, capture_output=True, text=True
+            [sys.executable, "-m", "llama_adapter", "serve", "--port", str(port)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
         )
 
     assert ran.returncode == 1
@@ -212,7 +215,7 @@ def test_an_address_that_is_taken_is_told_in_words() -> None:
 
 def test_a_model_that_cannot_be_loaded_ends_it_with_the_models_own_error() -> None:
     ran = subprocess.run(
-        [sys.executable, "-m", "app", "serve", "--port", "0", "--model", "no-such-bundle"],
+        [sys.executable, "-m", "llama_adapter", "serve", "--port", "0", "--model", "no-such-bundle"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from app.models.bundle import load_bundle
+from llama_adapter.app.models.bundle import load_bundle
+from llama_adapter.runtime.graphs.card import EncoderCard, EncoderDtype
+from llama_adapter.runtime.graphs.sidecar import OmInput, OmSidecar, file_sha256, write_sidecar
+from llama_adapter.vision.backends.onnx import OnnxVisionBackend
+from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
+from llama_adapter.vision.export.onnx import export_onnx
+from llama_adapter.vision.image import load_picture
+from llama_adapter.vision.preprocess import preprocess
 from tests.fakes.om_format import write_fake_om
-from vision.backends.onnx import OnnxVisionBackend
-from vision.card import EncoderCard, EncoderDtype
-from vision.encoder import PictureEncoder, encoder_from_state
-from vision.export.onnx import export_onnx
-from vision.image import load_picture
-from vision.preprocess import preprocess
-from vision.sidecar import OmInput, OmSidecar, file_sha256, write_sidecar
 
 ROOT = Path(__file__).resolve().parents[2]
 SOC = "Ascend310P3"

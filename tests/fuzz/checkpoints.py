@@ -14,26 +14,26 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from app.models.bundle import LLM, MANIFEST, VISION, check_sizes, read_configs, read_half
-from app.models.bundle import read_manifest as read_bundle
-from app.models.checkpoints import open_clip
-from app.models.familiarity import read_familiarity
-from app.resources import embedded_model
-from llm.config import DecoderConfig
-from llm.errors import CheckpointError
-from llm.tokenizer import Tokenizer
-from llm.weights.adapter import open_adapter
-from llm.weights.huggingface import open_huggingface
-from llm.weights.meta import open_meta
-from llm.weights.names import llama_shapes
+from llama_adapter.app.captioning.resources import embedded_model
+from llama_adapter.app.models.bundle import LLM, MANIFEST, VISION, check_sizes, read_configs, read_half
+from llama_adapter.app.models.bundle import read_manifest as read_bundle
+from llama_adapter.app.models.checkpoints import open_clip
+from llama_adapter.app.models.out_of_distribution import read_familiarity
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.llm.tokenizer import Tokenizer
+from llama_adapter.llm.weights.adapter import open_adapter
+from llama_adapter.llm.weights.huggingface import open_huggingface
+from llama_adapter.llm.weights.meta import open_meta
+from llama_adapter.llm.weights.names import llama_shapes
+from llama_adapter.runtime.graphs.card import EncoderCard
+from llama_adapter.runtime.graphs.sidecar import OmInput, OmSidecar
+from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.encoder import PictureEncoder
+from llama_adapter.vision.errors import EncoderError
+from llama_adapter.vision.weights import VisionCheckpointError
 from tests.fuzz.mutators import either, flipped, mutated_bytes, mutated_json, mutated_safetensors, mutated_zip
 from tests.fuzz.target import Target, refused, scratch
-from vision.card import EncoderCard
-from vision.config import ClipConfig, QueryConfig, VisionConfig
-from vision.encoder import PictureEncoder
-from vision.errors import EncoderError
-from vision.sidecar import OmInput, OmSidecar
-from vision.weights import VisionCheckpointError
 
 _GOLDEN = Path(__file__).parents[1] / "golden"
 _REFUSALS = (CheckpointError, VisionCheckpointError, EncoderError)
@@ -133,7 +133,7 @@ def sidecar(data: bytes) -> str:
     return f"ok {found.has_gears} {len(found.batch_sizes)}"
 
 
-def familiarity(data: bytes) -> str:
+def ood_detector(data: bytes) -> str:
     """What tells unfamiliar pictures."""
     return _opened(
         "familiar",
@@ -440,7 +440,7 @@ TARGETS = (
         **_TARGET,
     ),
     Target(
-        name="familiarity", about="familiar.safetensors", run=familiarity, seeds=_familiar, mutate=_tensors, **_TARGET
+        name="ood_detector", about="familiar.safetensors", run=ood_detector, seeds=_familiar, mutate=_tensors, **_TARGET
     ),
     Target(
         name="tokenizer",

@@ -8,19 +8,19 @@ import json
 import tarfile
 from collections.abc import Iterator
 
-from app.inputs.archives import archive_inputs
-from app.inputs.errors import InputsError
-from app.inputs.folders import file_input
-from app.inputs.items import PictureInput
-from app.inputs.lists import list_inputs
-from app.inputs.manifests import check_manifest, manifest_inputs
-from app.inputs.sheets import read_question_sheet
-from app.reading.sources import FileSlice
+from llama_adapter.app.inputs.archives import archive_inputs
+from llama_adapter.app.inputs.errors import InputsError
+from llama_adapter.app.inputs.folders import file_input
+from llama_adapter.app.inputs.items import PictureInput
+from llama_adapter.app.inputs.lists import list_inputs
+from llama_adapter.app.inputs.manifests import check_manifest, manifest_inputs
+from llama_adapter.app.inputs.sheets import read_question_sheet
+from llama_adapter.app.reading.sources import FileSlice
+from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_name
+from llama_adapter.vision.errors import PictureError
 from tests.app.inputs.files import tar_bytes
 from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines, mutated_tar
 from tests.fuzz.target import Target, refused, written
-from vision.errors import PictureError
-from vision.formats import UNSAFE_ON_TERMINALS, shown_name
 
 _MOST_ITEMS = 10_000  # of one input: more than its bytes can name
 _CODES = ("manifest", "list", "archive", "unsupported", "too_large")

@@ -13,22 +13,22 @@ from typing import Any
 
 import gradio as gr
 
-from app.reading.reader import PictureLimits, PictureReader, PictureReading
-from app.resources import sample_pictures
-from app.service.types import ServiceLimits
-from app.spec import CaptionerSpec
-from app.web.batch_files import BatchFiles, uploads_of
-from app.web.batch_view import folder_line
-from app.web.chat_events import ChatEvents
-from app.web.chat_state import ChatSession
-from app.web.runs import Runs
-from app.web.uploads import ForeignFileError, place_in_uploads, refuse_foreign_files, uploaded
-from app.web.yes_no_events import YesNoEvents
-from app.web.yes_no_state import YesNoSession
-from tests.app.server.live import StubService, answer
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.online.types import ServiceLimits
+from llama_adapter.app.reading.reader import PictureLimits, PictureReader, PictureReading
+from llama_adapter.app.web.batch_files import BatchFiles, uploads_of
+from llama_adapter.app.web.batch_view import folder_line
+from llama_adapter.app.web.chat_events import ChatEvents
+from llama_adapter.app.web.chat_state import ChatSession
+from llama_adapter.app.web.runs import Runs
+from llama_adapter.app.web.uploads import ForeignFileError, place_in_uploads, refuse_foreign_files, uploaded
+from llama_adapter.app.web.yes_no_events import YesNoEvents
+from llama_adapter.app.web.yes_no_state import YesNoSession
+from llama_adapter.vision.errors import PictureError
+from tests.app.http_api.live import StubService, answer
 from tests.fuzz.mutators import mutated_json
 from tests.fuzz.target import Target, event_loop, refused, scratch
-from vision.errors import PictureError
 
 _UPLOAD = "@upload"  # stands for the path of an uploaded picture
 _REQUEST = SimpleNamespace(session_hash="page")
@@ -68,7 +68,7 @@ class _Page:
 def _page() -> _Page:
     samples = sorted(sample_pictures().glob("*.jpg"))[:3]
     upload = place_in_uploads(samples[0])
-    service, runs = _Service(lambda ticket: ticket.deliver(answer("red"))), Runs()
+    service, runs = _Service(lambda handle: handle.deliver(answer("red"))), Runs()
     return _Page(
         service=service,
         chat=ChatEvents(service, samples=samples, runs=runs),  # type: ignore[arg-type]

@@ -6,13 +6,13 @@ from random import Random
 
 import numpy as np
 
-from app.reading.reader import PictureLimits, PictureReader
-from app.spec import CaptionerSpec
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.reading.reader import PictureLimits, PictureReader
+from llama_adapter.vision.errors import PICTURE_ERROR_CODES, PictureError
 from tests.fuzz.mutators import mutated_bytes, mutated_jpeg, mutated_png
 from tests.fuzz.target import Target, refused
 from tests.odd_pictures.kinds import kinds
 from tests.odd_pictures.samples import saved, scene, sound_files
-from vision.errors import PICTURE_ERROR_CODES, PictureError
 
 SIDE = 32
 VIEW_SIDE = 48

@@ -11,18 +11,18 @@ from typing import Any
 
 from starlette.types import Message
 
-from app.server.addresses import PictureUrl, shown_url
-from app.server.api import ApiSettings, create_api
-from app.server.guards import GuardSettings
-from app.server.metrics import Metrics
-from app.server.picture_errors import PictureRefusedError
-from app.server.pictures import PictureSettings, read_picture
-from app.web.archive import Archive, ArchiveLimits
-from tests.app.server.live import StubService, answer
-from tests.app.server.requests import chat, image, user
+from llama_adapter.app.http_api.addresses import PictureUrl, shown_url
+from llama_adapter.app.http_api.api import ApiSettings, create_api
+from llama_adapter.app.http_api.guards import GuardSettings
+from llama_adapter.app.http_api.metrics import Metrics
+from llama_adapter.app.http_api.picture_errors import PictureRefusedError
+from llama_adapter.app.http_api.pictures import PictureSettings, read_picture
+from llama_adapter.app.web.archive import Archive, ArchiveLimits
+from llama_adapter.vision.errors import PictureError
+from tests.app.http_api.live import StubService, answer
+from tests.app.http_api.requests import chat, image, user
 from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines, mutated_zip
 from tests.fuzz.target import Target, event_loop, refused, written
-from vision.errors import PictureError
 
 _CHAT = "/v1/chat/completions"
 _KEY = "secret-key"
@@ -30,7 +30,7 @@ _KEY = "secret-key"
 
 @cache
 def _service() -> StubService:
-    return StubService(lambda ticket: ticket.deliver(answer("red", choice=None)))
+    return StubService(lambda handle: handle.deliver(answer("red", choice=None)))
 
 
 @cache

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
-from vision.formats import UNSAFE_ON_TERMINALS
+from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS
 
 Mutator = Callable[[bytes, Random], bytes]
 

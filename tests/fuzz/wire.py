@@ -2,8 +2,8 @@
 
 import struct
 
-from app.reading.sources import FileSlice
-from app.reading.wire import (
+from llama_adapter.app.reading.sources import FileSlice
+from llama_adapter.app.reading.wire import (
     MAX_MESSAGE_BYTES,
     REPLY_HEAD_BYTES,
     REQUEST_HEAD_BYTES,
@@ -13,10 +13,10 @@ from app.reading.wire import (
     decode_message,
     request_sizes,
 )
+from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS
+from llama_adapter.vision.errors import PICTURE_ERROR_CODES
 from tests.fuzz.mutators import mutated_bytes
 from tests.fuzz.target import Target, refused
-from vision.errors import PICTURE_ERROR_CODES
-from vision.formats import UNSAFE_ON_TERMINALS
 
 SIDE = 224
 PIXEL_BYTES = SIDE * SIDE * 3

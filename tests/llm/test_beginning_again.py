@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from llm.engine.engine import Engine
-from llm.engine.sampling_params import SamplingParams
-from llm.engine.sequence import Output, Request
-from llm.model.llama import LlamaAdapterDecoder
-from llm.runtime.backend import CpuBackend
-from llm.runtime.executor import EagerExecutor
-from llm.runtime.shapes import BucketedShapes, ExactShapes
-from tests.llm.test_pipeline import SMALL, QueuedBackend, WholeContext
+from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.engine.sequence import Output, Request
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.runners.eager import EagerExecutor
+from llama_adapter.llm.runners.shapes import BucketedShapes, ExactShapes
+from llama_adapter.runtime.devices.backend import CpuBackend
+from tests.llm.test_async_readback import SMALL, QueuedBackend, WholeContext
 from tests.llm.toys import EOS_ID, answers, drain, toy_decoder, toy_prompts, toy_requests, toy_visual_queries
 
 PROMPTS = [prompt[:9] for prompt in toy_prompts(9, longest=12)]

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from llm.engine.engine import Engine
-from llm.engine.sampling_params import SamplingParams
-from llm.errors import DeviceError
-from llm.load import open_executor
-from llm.model.llama import LlamaAdapterDecoder, use_operators
-from llm.model.ops import ATEN
-from llm.runtime.backend import CpuBackend, CudaBackend, resolve_mode
-from llm.runtime.cuda_graphs import CudaGraphs
-from llm.runtime.cuda_operators import FUSED
-from llm.runtime.executor import EagerExecutor
-from llm.runtime.graph import GraphExecutor
+from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.errors import DeviceError
+from llama_adapter.llm.load import open_executor
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder, use_operators
+from llama_adapter.llm.runners.eager import EagerExecutor
+from llama_adapter.llm.runners.graph import GraphExecutor
+from llama_adapter.runtime.devices.backend import CpuBackend, CudaBackend, resolve_mode
+from llama_adapter.runtime.devices.cuda_graphs import CudaGraphs
+from llama_adapter.runtime.operators.base import ATEN
+from llama_adapter.runtime.operators.cuda import FUSED
 from tests.fakes.cuda_graphs import FakeCuda
 from tests.llm.toys import CONFIG, EOS_ID, answers, drain, toy_decoder, toy_prompts, toy_requests, toy_visual_queries
 

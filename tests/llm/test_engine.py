@@ -5,11 +5,11 @@ import random
 import pytest
 import torch
 
-from llm.engine.engine import Engine
-from llm.engine.sampling_params import SamplingParams
-from llm.engine.sequence import Request
-from llm.errors import PromptError, PromptTooLongError
-from llm.model.adapter import Prefix
+from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.engine.sequence import Request
+from llama_adapter.llm.errors import PromptError, PromptTooLongError
+from llama_adapter.llm.model.adapter import Prefix
 from tests.llm.toys import (
     CONFIG,
     EOS_ID,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llm.prompt import format_prompt
+from llama_adapter.llm.prompt import format_prompt
 
 CASES = json.loads((Path(__file__).parents[1] / "golden" / "cases.json").read_text())["generate"]
 PROMPTS = [prompt for case in CASES for prompt in case["prompts"] if prompt.get("instruction") is not None]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from llm.engine.sampler import Draw, choose, kept_distribution
-from llm.engine.sampling_params import SamplingParams
-from llm.runtime.prediction import predict
+from llama_adapter.llm.engine.sampler import Draw, choose, kept_distribution
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.runners.prediction import predict
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = json.loads((GOLDEN / "cases.json").read_text())["sampling"]

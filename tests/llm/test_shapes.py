@@ -9,27 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from llm.engine.engine import Engine
-from llm.engine.sampling_params import SamplingParams
-from llm.engine.sequence import Request
-from llm.errors import DeviceError
-from llm.load import open_executor
-from llm.model.adapter import Prefix
-from llm.model.ops import ATEN, Operators
-from llm.runtime.backend import Capabilities, CpuBackend, OperatorChoice, resolve_mode
-from llm.runtime.executor import EagerExecutor
-from llm.runtime.graph import GraphExecutor
-from llm.runtime.shapes import BucketedShapes, ExactShapes
-from tests.llm.toys import (
-    CONFIG,
-    EOS_ID,
-    answers,
-    drain,
-    toy_decoder,
-    toy_prompts,
-    toy_requests,
-    toy_visual_queries,
-)
+from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.engine.sequence import Request
+from llama_adapter.llm.errors import DeviceError
+from llama_adapter.llm.load import open_executor
+from llama_adapter.llm.model.adapter import Prefix
+from llama_adapter.llm.runners.eager import EagerExecutor
+from llama_adapter.llm.runners.graph import GraphExecutor
+from llama_adapter.llm.runners.shapes import BucketedShapes, ExactShapes
+from llama_adapter.runtime.devices.backend import Capabilities, CpuBackend, OperatorChoice, resolve_mode
+from llama_adapter.runtime.operators.base import ATEN, Operators
+from tests.llm.toys import CONFIG, EOS_ID, answers, drain, toy_decoder, toy_prompts, toy_requests, toy_visual_queries
 
 WIDE = replace(CONFIG, context=256)  # so that decoding crosses the borders of buckets
 PROMPTS = toy_prompts(9, longest=80)

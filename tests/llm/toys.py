@@ -6,13 +6,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from llm.config import DecoderConfig
-from llm.engine.engine import Engine
-from llm.engine.sampling_params import SamplingParams
-from llm.engine.sequence import Output, Request
-from llm.model.llama import LlamaAdapterDecoder
-from llm.runtime.backend import CpuBackend
-from llm.runtime.executor import EagerExecutor
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.engine.sequence import Output, Request
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.runners.eager import EagerExecutor
+from llama_adapter.runtime.devices.backend import CpuBackend
 
 EOS_ID = 2
 CONFIG = DecoderConfig(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llm.runtime.npu_operators import FUSED
+from llama_adapter.runtime.operators.npu import FUSED
 from tests.npu.wheel import CHIPS, FakeNpu, fake_npu
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +65,7 @@ SETTINGS = (
     "torch_npu.npu.conv.allow_hf32",
     "torch_npu.npu.matmul.allow_hf32",
 )
-# Called on an event, here and in llm/runtime/backend.py.
+# Called on an event, here and in runtime/devices/backend.py.
 METHODS = ("torch_npu.npu.Event.record", "torch_npu.npu.Event.synchronize", "torch_npu.npu.Event.elapsed_time")
 BACKENDS = ("npugraph_ex",)
 BACKEND_OPTIONS = ("frozen_parameter",)

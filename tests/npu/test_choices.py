@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from llm.config import DecoderConfig
-from llm.model.ops import ATEN, Operators
-from llm.runtime.chips import FAMILIES, UNKNOWN, ChipFamily, family_of
-from llm.runtime.npu_operators import FUSED, LAYOUT, PLAIN, TILED, choose
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.runtime.devices.npu_chips import FAMILIES, UNKNOWN, ChipFamily, family_of
+from llama_adapter.runtime.operators.base import ATEN, Operators
+from llama_adapter.runtime.operators.npu import FUSED, LAYOUT, PLAIN, TILED, choose
 
 LLAMA_7B = DecoderConfig(
     vocab_size=32000, dim=4096, num_layers=32, num_heads=32, ffn_dim=11008, norm_eps=1e-6, context=512

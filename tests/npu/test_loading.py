@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from llm.errors import DeviceError
-from llm.runtime.backend import open_backend
-from llm.runtime.npu_load import load_torch_npu
+from llama_adapter.llm.errors import DeviceError
+from llama_adapter.runtime.devices.backend import open_backend
+from llama_adapter.runtime.devices.npu_load import load_torch_npu
 from tests.npu import wheel
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from app import Captioner
+from llama_adapter import Captioner
 from tests.app.golden import model_options
 from tests.parity.golden import CASES, GENERATE, GOLDEN
 

@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from llm.engine.engine import Engine
-from llm.engine.sampling_params import SamplingParams
-from llm.engine.sequence import Request
-from llm.load import decoder_from_state
-from llm.model.llama import LlamaAdapterDecoder
-from llm.model.loss import next_token_loss
-from llm.runtime.backend import CpuBackend
-from llm.runtime.executor import EagerExecutor
-from llm.tokenizer import Tokenizer
-from llm.weights.lora import low_rank_update
-from llm.weights.names import half_split
+from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.engine.sequence import Request
+from llama_adapter.llm.load import decoder_from_state
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.model.loss import next_token_loss
+from llama_adapter.llm.runners.eager import EagerExecutor
+from llama_adapter.llm.tokenizer import Tokenizer
+from llama_adapter.llm.weights.lora import low_rank_update
+from llama_adapter.llm.weights.names import half_split
+from llama_adapter.runtime.devices.backend import CpuBackend
 from tests.parity.golden import CASES, GENERATE, GOLDEN, causal, decoder_state, max_difference, model, pixels, tensors
 
 LOGITS_ATOL = 1e-4
@@ -200,7 +200,7 @@ def test_loss_and_gradients_equal_the_reference(adapter: str) -> None:
 
 def reference_gradients(adapter: str, encoder: Any, decoder: Any) -> dict[str, Tensor]:
     """Our gradients under the reference's names: rows back in Meta's order, folded and merged things unfolded."""
-    from llm.weights.adapter import open_adapter
+    from llama_adapter.llm.weights.adapter import open_adapter
 
     source = open_adapter(GOLDEN / "adapters" / f"{adapter}.pth").llama
     to_meta = half_split(torch.arange(64)[:, None], 4)[:, 0].argsort()

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from llama_adapter.vision.image import load_picture
+from llama_adapter.vision.preprocess import preprocess
 from tests.parity.golden import ADAPTERS, GOLDEN, PICTURES, max_difference, model, pixels, tensors
-from vision.image import load_picture
-from vision.preprocess import preprocess
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)

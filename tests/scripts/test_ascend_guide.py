@@ -17,17 +17,17 @@ import pytest
 import torch
 
 import demo_bsz
-from app.cli import build_parser
-from app.errors import RULES, describe
-from llm.errors import DeviceError
-from llm.runtime.backend import Capabilities, resolve_dtype, resolve_mode
-from llm.runtime.chips import FAMILIES
-from llm.runtime.npu import open_npu
-from llm.runtime.npu_errors import CODES
-from llm.runtime.npu_load import explain_loading
-from vision.backends.om_failures import opening_failed, running_failed
-from vision.errors import EncoderError
-from vision.export.atc_failures import explain as explain_atc
+from llama_adapter.app.cli import build_parser
+from llama_adapter.app.errors import RULES, describe
+from llama_adapter.llm.errors import DeviceError
+from llama_adapter.runtime.devices.backend import Capabilities, resolve_dtype, resolve_mode
+from llama_adapter.runtime.devices.npu import open_npu
+from llama_adapter.runtime.devices.npu_chips import FAMILIES
+from llama_adapter.runtime.devices.npu_errors import CODES
+from llama_adapter.runtime.devices.npu_load import explain_loading
+from llama_adapter.runtime.graphs.atc_failures import explain as explain_atc
+from llama_adapter.runtime.graphs.om_failures import opening_failed, running_failed
+from llama_adapter.vision.errors import EncoderError
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "ascend.md").read_text(encoding="utf-8")
@@ -98,7 +98,7 @@ def test_the_rehearsal_without_a_card_works(tmp_path: Path) -> None:
             (tmp_path / entry.name).symlink_to(entry)
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name, command in {"python3": sys.executable, "llama-adapter": f"{sys.executable} -m app"}.items():
+    for name, command in {"python3": sys.executable, "llama-adapter": f"{sys.executable} -m llama_adapter"}.items():
         (programs / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         (programs / name).chmod(0o755)
     environ = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
@@ -128,7 +128,7 @@ def loading_failed(error: Exception) -> Told:
 
 def no_such_device(monkeypatch: pytest.MonkeyPatch) -> Told:
     two = SimpleNamespace(npu=SimpleNamespace(device_count=lambda: 2, is_available=lambda: True))
-    monkeypatch.setattr("llm.runtime.npu.load_torch_npu", lambda: two)
+    monkeypatch.setattr("llama_adapter.runtime.devices.npu.load_torch_npu", lambda: two)
     with pytest.raises(DeviceError) as caught:
         open_npu(3)
     return told_of(caught.value)

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.assemble import Parts
-from llm.engine.engine import Engine
+from llama_adapter.app.captioning.assemble import Parts
+from llama_adapter.llm.engine.engine import Engine
 from scripts.bench_engine import DOCS, QUICK, main, measure, write
 from scripts.engine_bench.batching import POLICIES, Job, Policy, measure_batching, planned_lengths, run_job
 from scripts.engine_bench.models import opened

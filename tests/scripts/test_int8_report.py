@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.captioner import Answer
+from llama_adapter.app.captioning.captioner import Answer
 from scripts.int8_measures import VARIANTS, Halves, agreement, compare_logits, mixed_model
 from scripts.int8_report import as_markdown
 
@@ -46,8 +46,8 @@ def test_a_variant_has_the_halves_that_it_names() -> None:
 
 
 def test_forced_logits_are_those_that_lead_to_the_greedy_answer() -> None:
-    from app.captioner import Captioner
-    from app.resources import sample_pictures
+    from llama_adapter.app.captioning.captioner import Captioner
+    from llama_adapter.app.captioning.resources import sample_pictures
 
     pictures = sorted(str(path) for path in sample_pictures().glob("*.png"))[:3]
     answers = Captioner.load().generate(pictures)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from app.records.index import RecordIndex
-from app.records.record import read_records
+from llama_adapter.app.records.index import RecordIndex
+from llama_adapter.app.records.record import read_records
 from scripts.job_proofs.drawings import write_drawings, write_variations
 from scripts.job_proofs.page import NOT_MEASURED, PARTS, as_markdown
 from scripts.job_proofs.resuming import time_scan

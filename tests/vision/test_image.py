@@ -16,10 +16,11 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
-from vision.errors import PICTURE_ERROR_CODES, PictureError
-from vision.formats import PICTURE_FORMATS, PICTURE_SUFFIXES, shown_name
-from vision.image import DEFAULT_MAX_PIXELS, load_picture
-from vision.preprocess import preprocess
+from llama_adapter.runtime.text import shown_name
+from llama_adapter.vision.errors import PICTURE_ERROR_CODES, PictureError
+from llama_adapter.vision.formats import PICTURE_FORMATS, PICTURE_SUFFIXES
+from llama_adapter.vision.image import DEFAULT_MAX_PIXELS, load_picture
+from llama_adapter.vision.preprocess import preprocess
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 import torch
 
+from llama_adapter.vision.block import fused_attention, plain_attention, quick_gelu
+from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.encoder import PictureEncoder
+from llama_adapter.vision.inference import FoldedPatches, HostEncoder, attention_for, bfloat16_attention, quick_gelu_
 from tests.fakes.exported import sample_pixels
-from vision.block import fused_attention, plain_attention, quick_gelu
-from vision.config import ClipConfig, QueryConfig, VisionConfig
-from vision.encoder import PictureEncoder
-from vision.inference import FoldedPatches, HostEncoder, attention_for, bfloat16_attention, quick_gelu_
 
 CONFIG = VisionConfig(
     clip=ClipConfig(image_size=224, patch_size=56, width=32, num_layers=2, num_heads=2, output_dim=16),

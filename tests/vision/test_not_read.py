@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.image import load_picture
+from llama_adapter.vision.not_read import rare_kind
+from llama_adapter.vision.preprocess import preprocess
 from tests.odd_pictures.rare import RareFile, bmp, jpeg_of_kind, rare_files, tiff
 from tests.odd_pictures.samples import sound_files
-from vision.errors import PictureError
-from vision.image import load_picture
-from vision.not_read import rare_kind
-from vision.preprocess import preprocess
 
 RARE = list(rare_files())
 CUT = [file for file in RARE if file.name.endswith((".jpg", ".tif", ".bmp", "apple.png")) and "array" not in file.name]

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from safetensors.numpy import load_file
 
-from vision.errors import PictureError
-from vision.image import load_picture
-from vision.preprocess import MAX_ASPECT_RESIZED_WHOLE, preprocess
+from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.image import load_picture
+from llama_adapter.vision.preprocess import MAX_ASPECT_RESIZED_WHOLE, preprocess
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PICTURES = sorted(path.name for path in (GOLDEN / "images").iterdir())

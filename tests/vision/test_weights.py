@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from app.models.checkpoints import open_clip
-from llm.errors import CheckpointError
-from vision.encoder import PictureEncoder
-from vision.weights import ClipSource, VisionCheckpointError, build_vision, read_clip
+from llama_adapter.app.models.checkpoints import open_clip
+from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.vision.encoder import PictureEncoder
+from llama_adapter.vision.weights import ClipSource, VisionCheckpointError, build_vision, read_clip
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ARCHIVE = GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"

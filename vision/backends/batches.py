@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Final
 
-from vision.config import VisionConfig
+from llama_adapter.vision.config import VisionConfig
 
 CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
 USUAL_CACHE_BYTES: Final = 16 << 20  # of processors whose system does not tell

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vision.backends.base import VisionBackend
-from vision.card import EncoderCard
-from vision.errors import EncoderError
-from vision.ports import Port
+from llama_adapter.runtime.graphs.card import EncoderCard
+from llama_adapter.runtime.graphs.ports import Port
+from llama_adapter.vision.backends.base import VisionBackend
+from llama_adapter.vision.errors import EncoderError
 
 FLOATS: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
 

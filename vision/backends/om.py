@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from vision.backends.exported import check_owner, to_tensor
-from vision.backends.ladder import run_ladder
-from vision.backends.om_session import OmSession
-from vision.backends.worker import Worker
-from vision.card import EncoderCard, is_same
-from vision.errors import EncoderError
+from llama_adapter.runtime.graphs.card import EncoderCard, is_same
+from llama_adapter.runtime.graphs.ladder import run_ladder
+from llama_adapter.runtime.graphs.worker import Worker
+from llama_adapter.vision.backends.exported import check_owner, to_tensor
+from llama_adapter.vision.backends.om_session import OmSession
+from llama_adapter.vision.errors import EncoderError
 
 
 class OmVisionBackend:

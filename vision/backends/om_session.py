@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from vision.backends.exported import Signature, read_signature
-from vision.backends.om_failures import import_failed, opening_failed, running_failed
-from vision.backends.stdout import root_logger_kept, stdout_caught
-from vision.card import EncoderCard
-from vision.errors import EncoderError
-from vision.ports import Port
-from vision.sidecar import check_om_file, read_valid_sidecar, sidecar_path
+from llama_adapter.runtime.graphs.card import EncoderCard
+from llama_adapter.runtime.graphs.om_failures import import_failed, opening_failed, running_failed
+from llama_adapter.runtime.graphs.ports import Port
+from llama_adapter.runtime.graphs.sidecar import check_om_file, read_valid_sidecar, sidecar_path
+from llama_adapter.runtime.graphs.stdout import root_logger_kept, stdout_caught
+from llama_adapter.vision.backends.exported import Signature, read_signature
+from llama_adapter.vision.errors import EncoderError
 
 _LOG = logging.getLogger(__name__)
 _HINT = "make the OM with `llama-adapter export om` from an ONNX of `llama-adapter export onnx`"

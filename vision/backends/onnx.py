@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vision.backends.exported import read_signature, to_tensor
-from vision.backends.ladder import run_ladder
-from vision.card import METADATA_KEY, EncoderCard, check_dtypes
-from vision.errors import EncoderError
-from vision.export.packages import INSTALL_HINT
-from vision.ports import Port
-from vision.seal import SEAL_KEY, check_seal
+from llama_adapter.runtime.graphs.card import METADATA_KEY, EncoderCard, check_dtypes
+from llama_adapter.runtime.graphs.ladder import run_ladder
+from llama_adapter.runtime.graphs.packages import INSTALL_HINT
+from llama_adapter.runtime.graphs.ports import Port
+from llama_adapter.runtime.graphs.seal import SEAL_KEY, check_seal
+from llama_adapter.vision.backends.exported import read_signature, to_tensor
+from llama_adapter.vision.errors import EncoderError
 
 _HINT = "export the encoder with `llama-adapter export onnx`"
 _NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # since 1.31 it keeps a diary of its use in the home folder

@@ -8,10 +8,10 @@ from typing import Literal, get_args
 
 import torch
 
-from vision.backends.exported import ExportedBackend
-from vision.backends.om import OmVisionBackend
-from vision.backends.onnx import OnnxVisionBackend
-from vision.backends.process import ProcessVisionBackend
+from llama_adapter.vision.backends.exported import ExportedBackend
+from llama_adapter.vision.backends.om import OmVisionBackend
+from llama_adapter.vision.backends.onnx import OnnxVisionBackend
+from llama_adapter.vision.backends.process import ProcessVisionBackend
 
 EncoderKind = Literal["onnx", "om"]
 

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vision.backends.exported import ExportedBackend, check_owner
-from vision.card import EncoderCard
-from vision.errors import EncoderError
+from llama_adapter.runtime.graphs.card import EncoderCard
+from llama_adapter.vision.backends.exported import ExportedBackend, check_owner
+from llama_adapter.vision.errors import EncoderError
 
 CLOSE_LIMIT_S = 10.0
 # A fresh interpreter: a device's runtime does not survive a fork, and multiprocessing's own way would run the caller's

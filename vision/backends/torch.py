@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vision.backends.batches import best_batch_size, even_batches, last_cache_bytes
-from vision.encoder import PictureEncoder
-from vision.inference import HostEncoder
+from llama_adapter.vision.backends.batches import best_batch_size, even_batches, last_cache_bytes
+from llama_adapter.vision.encoder import PictureEncoder
+from llama_adapter.vision.inference import HostEncoder
 
 
 class TorchVisionBackend:

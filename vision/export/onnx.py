@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Final, get_args
 import torch
 from torch import Tensor, nn
 
-from vision.block import plain_attention
-from vision.card import INPUT, METADATA_KEY, OUTPUT, EncoderCard, EncoderDtype, fingerprint
-from vision.config import VisionConfig
-from vision.encoder import PictureEncoder, encoder_from_state, use_attention
-from vision.errors import EncoderError
-from vision.export.defaults import DTYPE, OPSET, OPSETS
-from vision.export.packages import require
-from vision.seal import SEAL_KEY, blank_seal, seal
+from llama_adapter.runtime.graphs.card import INPUT, METADATA_KEY, OUTPUT, EncoderCard, EncoderDtype, fingerprint
+from llama_adapter.runtime.graphs.defaults import DTYPE, OPSET, OPSETS
+from llama_adapter.runtime.graphs.packages import require
+from llama_adapter.runtime.graphs.seal import SEAL_KEY, blank_seal, seal
+from llama_adapter.vision.block import plain_attention
+from llama_adapter.vision.config import VisionConfig
+from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state, use_attention
+from llama_adapter.vision.errors import EncoderError
 
 if TYPE_CHECKING:
     import onnx_ir

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vision.backends.onnx import OnnxVisionBackend
-from vision.encoder import PictureEncoder
-from vision.errors import EncoderError
+from llama_adapter.vision.backends.onnx import OnnxVisionBackend
+from llama_adapter.vision.encoder import PictureEncoder
+from llama_adapter.vision.errors import EncoderError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

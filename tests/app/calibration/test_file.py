@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.calibration.file import Calibration, read_calibration, write_calibration
-from app.calibration.fitting import Examples, calibrate
-from app.calibration.measures import apply_temperature
-from app.calibration.report import Mistake, format_calibration
-from app.deciding import UNDECIDED, Decider, Decision
-from app.errors import UsageError
+from llama_adapter.app.calibration.decider import UNDECIDED, Decider, Decision
+from llama_adapter.app.calibration.file import Calibration, read_calibration, write_calibration
+from llama_adapter.app.calibration.fitting import Examples, calibrate
+from llama_adapter.app.calibration.measures import apply_temperature
+from llama_adapter.app.calibration.report import Mistake, format_calibration
+from llama_adapter.app.errors import UsageError
 
 
 def examples(count: int = 200) -> Examples:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from app.calibration.file import read_calibration
-from app.calibration.job import CalibrationJob, run_calibration
-from app.errors import Exit, UsageError
-from app.resources import sample_pictures
-from app.spec import CaptionerSpec
+from llama_adapter.app.calibration.file import read_calibration
+from llama_adapter.app.calibration.job import CalibrationJob, run_calibration
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.errors import Exit, UsageError
 
 
 class Labels:
@@ -117,7 +117,9 @@ def test_only_the_named_pictures_count_and_one_question_may_stand_for_all(labels
 def test_what_cannot_be_meant_is_refused_before_a_model_is_loaded(
     labels: Labels, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], problem: str
 ) -> None:
-    monkeypatch.setattr("app.calibration.job.Captioner.load", lambda **_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(
+        "llama_adapter.app.calibration.job.Captioner.load", lambda **_: pytest.fail("the model was loaded")
+    )
 
     with pytest.raises(UsageError, match=problem):
         labels.calibrate(**settings)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.calibration.labelled import read_labelled
-from app.errors import UsageError
+from llama_adapter.app.calibration.labelled import read_labelled
+from llama_adapter.app.errors import UsageError
 
 CHOICES = ("Yes", "No")
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.calibration.measures import (
+from llama_adapter.app.calibration.measures import (
     LEAST_PROBABILITY,
     MAX_TEMPERATURE,
     MIN_TEMPERATURE,

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from app.doctor.encoder import EncoderQuestion, diagnose_with_encoder
-from app.doctor.model import Finding
-from app.models.checkpoints import ModelSources, assemble_sources
-from app.spec import CaptionerSpec
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.doctor.encoder import EncoderQuestion, diagnose_with_encoder
+from llama_adapter.app.doctor.model import Finding
+from llama_adapter.app.models.checkpoints import ModelSources, assemble_sources
+from llama_adapter.runtime.graphs.card import EncoderCard
+from llama_adapter.runtime.graphs.sidecar import OmInput, OmSidecar, file_sha256, write_sidecar
+from llama_adapter.vision.export.onnx import export_onnx
 from tests.app.golden import ROOT, model_flags, model_options
-from vision.card import EncoderCard
-from vision.export.onnx import export_onnx
-from vision.sidecar import OmInput, OmSidecar, file_sha256, write_sidecar
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ def onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def card(onnx: Path) -> EncoderCard:
-    from vision.backends.onnx import OnnxVisionBackend
+    from llama_adapter.vision.backends.onnx import OnnxVisionBackend
 
     found = OnnxVisionBackend(onnx).card
     assert found is not None
@@ -179,7 +179,7 @@ def test_an_om_without_its_side_car_is_warned_of(card: EncoderCard, tmp_path: Pa
 
 def test_all_files_of_a_folder_are_looked_at(card: EncoderCard, tmp_path: Path) -> None:
     other = assemble_sources(ModelSources(**model_options("CAPTION-TINY")))
-    from vision.card import fingerprint
+    from llama_adapter.runtime.graphs.card import fingerprint
 
     foreign = EncoderCard(
         name="CAPTION-TINY",
@@ -245,9 +245,9 @@ def doctor(*arguments: str | Path, **variables: str) -> subprocess.CompletedProc
 
 ONE_ROW = """
 import sys
-from app.cli import main
-from app.doctor import command
-from app.doctor.environment import Probe
+from llama_adapter.app.cli import main
+from llama_adapter.app.doctor import command
+from llama_adapter.app.doctor.environment import Probe
 command.look_at_environment = lambda: [Probe(name="CANN", state="absent")]
 sys.exit(main(sys.argv[1:]))
 """
@@ -257,7 +257,7 @@ sys.exit(main(sys.argv[1:]))
 def om(onnx: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("om") / "c"
     flags = ("--batch-sizes", "2", "--soc-version", "Ascend310P3", "--out", out)
-    made = run("-m", "app", "export", "om", onnx, *flags)
+    made = run("-m", "llama_adapter", "export", "om", onnx, *flags)
     assert made.returncode == 0, made.stderr
     return Path(made.stdout.strip())
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from app.child import ask_child, broken, ok
-from app.cli import main
-from app.doctor import cann
-from app.doctor.command import (
+from llama_adapter.app.cli import main
+from llama_adapter.app.doctor import cann
+from llama_adapter.app.doctor.command import (
     MIN_WIDTH,
     NAME_WIDTH,
     PIPE_WIDTH,
@@ -22,10 +21,21 @@ from app.doctor.command import (
     summary,
     weigh,
 )
-from app.doctor.environment import ADVICE, ASCEND, NEEDED, Probe, fold, is_device, is_needed, om_device, uses_of
-from app.doctor.model import Finding
-from app.doctor.probes import list_devices, look_at_atc, look_at_package, look_at_torch_npu
-from app.startup import AUTOLOAD, defer_device_extensions, explain_torch_import
+from llama_adapter.app.doctor.environment import (
+    ADVICE,
+    ASCEND,
+    NEEDED,
+    Probe,
+    fold,
+    is_device,
+    is_needed,
+    om_device,
+    uses_of,
+)
+from llama_adapter.app.doctor.model import Finding
+from llama_adapter.app.doctor.probes import list_devices, look_at_atc, look_at_package, look_at_torch_npu
+from llama_adapter.runtime.child_process import ask_child, broken, ok
+from llama_adapter.runtime.torch_import import AUTOLOAD, defer_device_extensions, explain_torch_import
 from tests.app.golden import ROOT
 from tests.npu import wheel
 
@@ -123,7 +133,7 @@ def test_the_lines_about_a_model_fit_their_width() -> None:
 def test_the_table_is_as_wide_as_the_terminal_within_limits(
     columns: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from app.doctor.command import terminal_width
+    from llama_adapter.app.doctor.command import terminal_width
 
     monkeypatch.setenv("COLUMNS", columns)
     assert terminal_width() == width
@@ -223,7 +233,7 @@ def test_an_unusable_torch_keeps_the_model_from_being_looked_at(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        "app.doctor.command.look_at_environment", lambda: [Probe(name="torch", state="broken", found="x")]
+        "llama_adapter.app.doctor.command.look_at_environment", lambda: [Probe(name="torch", state="broken", found="x")]
     )
 
     assert run_checkup("nowhere", uses=ALWAYS) == 1
@@ -234,10 +244,10 @@ def test_warnings_and_what_was_not_tried_are_no_failures(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        "app.doctor.command.look_at_environment", lambda: [Probe(name="CANN", state="broken", found="x")]
+        "llama_adapter.app.doctor.command.look_at_environment", lambda: [Probe(name="CANN", state="broken", found="x")]
     )
     findings = [Finding(level="not tried", what="known answer", sentence="There is none")]
-    monkeypatch.setattr("app.doctor.command.diagnose", lambda target, *, precision: findings)
+    monkeypatch.setattr("llama_adapter.app.doctor.command.diagnose", lambda target, *, precision: findings)
 
     assert run_checkup("bundle", uses=ALWAYS) == 0
     assert capsys.readouterr().out.endswith("\nno errors, 1 warning in 2 checks\n")
@@ -257,7 +267,7 @@ def test_warnings_and_what_was_not_tried_are_no_failures(
 )
 def test_whatever_becomes_of_a_child_is_an_answer(question: str, arguments: tuple[str, ...], wanted: Any) -> None:
     seconds = 1 if question == "hangs" else 60
-    said = ask_child(f"tests.app.child_questions:{question}", *arguments, environ=os.environ, seconds=seconds)
+    said = ask_child(f"tests.runtime.child_questions:{question}", *arguments, environ=os.environ, seconds=seconds)
 
     assert said == wanted
 
@@ -279,7 +289,9 @@ def test_a_users_own_choice_about_extensions_stands(monkeypatch: pytest.MonkeyPa
 
 def test_nothing_of_this_project_leaves_a_diary_in_the_home_folder(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    program = "from app.startup import decline_telemetry; decline_telemetry(); import onnxruntime"
+    program = (
+        "from llama_adapter.runtime.torch_import import decline_telemetry; decline_telemetry(); import onnxruntime"
+    )
     environ = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
     environ |= {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     subprocess.run([sys.executable, "-c", program], check=True, env=environ, cwd=ROOT)
@@ -343,7 +355,7 @@ def test_a_program_that_uses_this_project_reads_the_hint_in_its_traceback() -> N
     assert f"{AUTOLOAD}=0" in ran.stderr.splitlines()[-1]
 
 
-MAIN = "import sys; from app.cli import main; sys.exit(main(sys.argv[1:] or {!r}))"
+MAIN = "import sys; from llama_adapter.app.cli import main; sys.exit(main(sys.argv[1:] or {!r}))"
 
 
 @pytest.mark.slow
@@ -402,8 +414,8 @@ def test_the_device_that_cannot_be_had_is_an_error_in_a_sentence(failure: str, t
 # The whole table: what it says is looked at once, and weighed for each of the arguments.
 TABLES = """
 import contextlib, functools, io, json, sys
-from app.cli import main
-from app.doctor import command
+from llama_adapter.app.cli import main
+from llama_adapter.app.doctor import command
 command.look_at_environment = functools.cache(command.look_at_environment)
 told = []
 for arguments in json.loads(sys.argv[1]):
@@ -450,9 +462,9 @@ def test_doctor_prints_the_failure_and_fails_only_where_the_device_is_wanted(
 # Of the table, the rows that speak of NPUs: by what torch_npu says in this process.
 ROWS_OF_NPUS = """
 import sys
-from app.cli import main
-from app.doctor import command, probes
-from app.doctor.environment import _accelerators, _operators, _probe, _toolkit
+from llama_adapter.app.cli import main
+from llama_adapter.app.doctor import command, probes
+from llama_adapter.app.doctor.environment import _accelerators, _operators, _probe, _toolkit
 said = probes.look_at_torch_npu()
 rows = [_accelerators(probes.list_devices(), said), _toolkit(works=said["state"] == "ok"), _probe("torch_npu", said)]
 command.look_at_environment = lambda: [*rows, *_operators(said)]
@@ -488,7 +500,7 @@ def npu() -> wheel.FakeNpu:
 @pytest.mark.slow
 @pytest.mark.npu_contract
 def test_the_real_torch_npu_is_seen_with_its_device_and_what_would_compute(npu: wheel.FakeNpu) -> None:
-    ran = npu.run("-m", "app", "doctor", "--environment", "--device", "npu:0", soc="Ascend310P3")
+    ran = npu.run("-m", "llama_adapter", "doctor", "--environment", "--device", "npu:0", soc="Ascend310P3")
     told = in_words(ran.stdout)
 
     assert (ran.code, ran.stderr) == (0, ""), ran.stdout
@@ -518,7 +530,7 @@ def test_other_machines_with_the_real_torch_npu_are_seen_as_they_are(
 
 
 def test_without_a_device_there_is_no_row_of_operators(bare: Path) -> None:
-    from app.doctor.environment import _operators
+    from llama_adapter.app.doctor.environment import _operators
 
     assert _operators({"state": "absent"}) == []
 
@@ -584,13 +596,13 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr("vision.export.toolkit.INSTALL_FOLDERS", ("~/Ascend",))
-    monkeypatch.setattr("app.doctor.probes.DEVICE_FILES", (tmp_path, "davinci[0-9]*"))
+    monkeypatch.setattr("llama_adapter.runtime.graphs.toolkit.INSTALL_FOLDERS", ("~/Ascend",))
+    monkeypatch.setattr("llama_adapter.app.doctor.probes.DEVICE_FILES", (tmp_path, "davinci[0-9]*"))
     return tmp_path / "bin"
 
 
 def test_a_forgotten_set_env_is_told_with_the_line_to_run(bare: Path, tmp_path: Path) -> None:
-    from app.doctor.environment import _toolkit
+    from llama_adapter.app.doctor.environment import _toolkit
 
     install_toolkit(tmp_path / "Ascend" / "cann", toolkit="8.5.0")
     (tmp_path / "Ascend" / "cann" / "set_env.sh").touch()
@@ -601,7 +613,7 @@ def test_a_forgotten_set_env_is_told_with_the_line_to_run(bare: Path, tmp_path: 
 
 
 def test_a_machine_without_a_toolkit_lacks_it(bare: Path) -> None:
-    from app.doctor.environment import _toolkit
+    from llama_adapter.app.doctor.environment import _toolkit
 
     assert _toolkit(works=False).state == "absent"
 
@@ -629,7 +641,7 @@ NPU_SMI = """\
 
 
 def devices(torch_npu: dict[str, Any]) -> Probe:
-    from app.doctor.environment import _accelerators
+    from llama_adapter.app.doctor.environment import _accelerators
 
     return _accelerators(list_devices(), torch_npu)
 
@@ -681,7 +693,7 @@ def test_a_machine_without_devices_lacks_them(bare: Path) -> None:
 
 
 def test_an_atc_without_its_libraries_is_told(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vision.export.toolkit.INSTALL_FOLDERS", ())
+    monkeypatch.setattr("llama_adapter.runtime.graphs.toolkit.INSTALL_FOLDERS", ())
     assert look_at_atc()["state"] == "absent"
     text = "atc: error while loading shared libraries: libge_compiler.so: cannot open shared object file"
     program(bare, "atc", f"echo '{text}' >&2; exit 127")
@@ -707,7 +719,7 @@ def packages(folder: Path, **modules: str) -> None:
 
 def look_at(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.syspath_prepend(folder)
-    return ask_child(f"app.doctor.probes:look_at_{name}", environ=os.environ, seconds=60)
+    return ask_child(f"llama_adapter.app.doctor.probes:look_at_{name}", environ=os.environ, seconds=60)
 
 
 @pytest.mark.parametrize(

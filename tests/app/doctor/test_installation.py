@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.doctor.installation import Installed, find_checkout, find_installed, judge_installation
+from llama_adapter.app.doctor.installation import Installed, find_checkout, find_installed, judge_installation
 from tests.app.golden import ROOT
 
 CHECKOUT, OTHER, SITE = Path("/checkout"), Path("/other"), Path("/site-packages")
@@ -73,7 +73,9 @@ def test_pips_own_notes_tell_editable_installs_from_copies(
 ) -> None:
     install(tmp_path, direct_url)
     distribution = PathDistribution(tmp_path / "llama_adapter-0.1.0.dist-info")
-    monkeypatch.setattr("app.doctor.installation.importlib.metadata.distribution", lambda name: distribution)
+    monkeypatch.setattr(
+        "llama_adapter.app.doctor.installation.importlib.metadata.distribution", lambda name: distribution
+    )
     place = Path("/a checkout") if kind == "editable" else tmp_path.resolve()
 
     assert find_installed() == Installed(version="0.1.0", kind=kind, place=place)  # type: ignore[arg-type]
@@ -103,8 +105,8 @@ def test_a_copy_that_runs_inside_the_checkout_is_a_warning_of_the_doctor(tmp_pat
     # As the program that pip writes: the current folder is not where packages are looked for. One row is looked at.
     program = """
 import sys
-from app.cli import main
-from app.doctor import command, environment
+from llama_adapter.app.cli import main
+from llama_adapter.app.doctor import command, environment
 command.look_at_environment = lambda: [environment._installation()]
 sys.exit(main(["doctor", "--environment"]))
 """

@@ -2,22 +2,20 @@
 
 import dataclasses
 import hashlib
-import importlib.util
 import json
 import os
 import shutil
 from argparse import Namespace
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from app.captioner import Captioner
-from app.doctor.model import Finding, check_packages, diagnose
-from app.models.bundle import add_known_answer, save_bundle
-from app.models.checkpoints import RELEASED_ADAPTERS, ModelSources, assemble_sources
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.doctor.model import Finding, diagnose
+from llama_adapter.app.models.bundle import add_known_answer, save_bundle
+from llama_adapter.app.models.checkpoints import RELEASED_ADAPTERS, ModelSources, assemble_sources
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 ADAPTER = GOLDEN / "adapters" / "BIAS-TINY.pth"
@@ -241,25 +239,6 @@ def test_a_manifest_changed_by_hand_is_told(bundle: Path) -> None:
     (bundle / "manifest.json").write_text(text.replace('"rgb"', '"bgr"'))
     [finding] = errors(bundle)
     assert "digest of the model is not that of its files and configuration" in finding.sentence
-
-
-def test_a_foreign_package_named_llm_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    real = importlib.util.find_spec
-
-    def find_spec(name: str) -> ModuleSpec | None:
-        return ModuleSpec(name, None, origin=str(tmp_path / "llm" / "__init__.py")) if name == "llm" else real(name)
-
-    monkeypatch.setattr("app.doctor.model.importlib.util.find_spec", find_spec)
-    [finding] = [finding for finding in check_packages() if finding.level == "error"]
-    assert f"Python finds the package `llm` at `{tmp_path / 'llm'}`" in finding.sentence
-    assert diagnose(SOURCES)[-1].what == "packages"  # and nothing else is tried
-
-
-def test_a_second_package_named_llm_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = {"llm": ["llama-adapter", "llm"], "vision": ["llama-adapter"]}
-    monkeypatch.setattr("app.doctor.model.importlib.metadata.packages_distributions", lambda: installed)
-    [finding] = [finding for finding in check_packages() if finding.level == "warning"]
-    assert finding.sentence.startswith("`llm` installs a package named `llm` too")
 
 
 def test_a_place_without_a_model_is_told(tmp_path: Path) -> None:

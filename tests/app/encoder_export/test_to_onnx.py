@@ -17,20 +17,20 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from app.cli import build_parser, main
-from app.encoder_export import to_om, to_onnx
-from app.encoder_export.talk import told_parity
-from app.encoder_export.to_onnx import EncoderSources, OnnxJob, load_encoder
-from app.errors import Exit
+from llama_adapter.app.cli import build_parser, main
+from llama_adapter.app.encoder_export import to_om, to_onnx
+from llama_adapter.app.encoder_export.talk import told_parity
+from llama_adapter.app.encoder_export.to_onnx import EncoderSources, OnnxJob, load_encoder
+from llama_adapter.app.errors import Exit
+from llama_adapter.runtime.graphs.graph import read_graph
+from llama_adapter.runtime.graphs.sidecar import read_sidecar
+from llama_adapter.vision.config import VisionConfig
+from llama_adapter.vision.export.onnx import export_onnx
+from llama_adapter.vision.export.parity import Parity
+from llama_adapter.vision.image import load_picture
+from llama_adapter.vision.preprocess import preprocess
+from llama_adapter.vision.weights import VisionCheckpointError
 from tests.app.golden import GOLDEN, ROOT, picture
-from vision.config import VisionConfig
-from vision.export.graph import read_graph
-from vision.export.onnx import export_onnx
-from vision.export.parity import Parity
-from vision.image import load_picture
-from vision.preprocess import preprocess
-from vision.sidecar import read_sidecar
-from vision.weights import VisionCheckpointError
 
 pytestmark = pytest.mark.slow
 
@@ -297,7 +297,7 @@ def test_the_defaults_of_the_script_are_those_of_the_command() -> None:
         assert getattr(script, name) == getattr(command, name)
 
 
-@pytest.mark.parametrize("command", [["-m", "app", "export", "om"], ["scripts/pth2onnx.py"]])
+@pytest.mark.parametrize("command", [["-m", "llama_adapter", "export", "om"], ["scripts/pth2onnx.py"]])
 def test_help_is_there_without_torch_and_tells_the_defaults(command: list[str], tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise AssertionError('torch is imported')")
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
@@ -361,7 +361,7 @@ def test_all_files_are_made_also_when_nobody_reads_their_names(exported: Path, t
     asked = ["export", "om", str(exported), "--out", str(tmp_path / "clip"), "--batch-sizes", "1,2,4"]
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "app", *asked, "--soc-version", "Ascend310P3"]
+    command = [sys.executable, "-m", "llama_adapter", *asked, "--soc-version", "Ascend310P3"]
     done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True)
     os.close(writing)
 

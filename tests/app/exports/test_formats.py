@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.exports.formats import FAILED_NAME, defused, safe_path, to_csv, to_jsonl, to_sidecars
-from app.records.record import ErrorRecord, Record
+from llama_adapter.app.exports.formats import FAILED_NAME, defused, safe_path, to_csv, to_jsonl, to_sidecars
+from llama_adapter.app.records.record import ErrorRecord, Record
 
 
 def record(picture: str = "a.png", text: str = "a red star", **changes: object) -> Record:

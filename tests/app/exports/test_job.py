@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.calibration.file import Calibration, write_calibration
-from app.calibration.fitting import Examples, calibrate
-from app.errors import Exit, UsageError
-from app.exports.job import ExportRecordsJob, run_export_records
-from app.records.manifest import RunManifest, runs_behind, write_manifest
-from app.records.record import ErrorRecord, Record, read_records, record_to_line
+from llama_adapter.app.calibration.file import Calibration, write_calibration
+from llama_adapter.app.calibration.fitting import Examples, calibrate
+from llama_adapter.app.errors import Exit, UsageError
+from llama_adapter.app.exports.job import ExportRecordsJob, run_export_records
+from llama_adapter.app.records.manifest import RunManifest, runs_behind, write_manifest
+from llama_adapter.app.records.record import ErrorRecord, Record, read_records, record_to_line
 
 
 def record(picture: str = "a.png", *, text: str = "a star", prompt: str = "What?", **changes: Any) -> Record:
@@ -417,7 +417,7 @@ def test_parquet_is_written_in_row_groups_and_shards_have_one_schema(
 ) -> None:
     import pyarrow.parquet as pq
 
-    monkeypatch.setattr("app.exports.parquet.ROWS_IN_A_GROUP", 10)
+    monkeypatch.setattr("llama_adapter.app.exports.parquet.ROWS_IN_A_GROUP", 10)
     answers.write([record(f"{number}.png") for number in range(25)])
     answers.export("parquet", "a.parquet")
     answers.write([])

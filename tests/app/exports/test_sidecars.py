@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.exports.sidecars import MAX_TOLD, SidecarFiles
+from llama_adapter.app.exports.sidecars import MAX_TOLD, SidecarFiles
 
 
 def texts(folder: Path) -> dict[str, str]:

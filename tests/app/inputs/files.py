@@ -4,7 +4,7 @@ import io
 import tarfile
 from pathlib import Path
 
-from app.inputs import InputSpec, PictureInput, read_inputs
+from llama_adapter.app.inputs import InputSpec, PictureInput, read_inputs
 
 
 def fill(folder: Path, *names: str) -> Path:

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.inputs import InputSpec, PictureInput, read_inputs
-from app.inputs.archives import MAX_TEXT_BYTES, archive_inputs
-from app.inputs.tar_members import opened_tar
-from app.reading.sources import FileSlice
+from llama_adapter.app.inputs import InputSpec, PictureInput, read_inputs
+from llama_adapter.app.inputs.archives import MAX_TEXT_BYTES, archive_inputs
+from llama_adapter.app.inputs.tar_members import opened_tar
+from llama_adapter.app.reading.sources import FileSlice
+from llama_adapter.vision.errors import PictureError
 from tests.app.inputs.files import error_codes, tar_bytes
-from vision.errors import PictureError
 
 SAMPLES = {
     "0001.jpg": b"one",

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from app.inputs import PictureInput, expand_inputs
+from llama_adapter.app.inputs import PictureInput, expand_inputs
+from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.image import load_picture
 from tests.app.inputs.files import fill
-from vision.errors import PictureError
-from vision.image import load_picture
 
 
 def names_below(folder: Path, *, recursive: bool = False) -> list[str]:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.inputs import InputsError, InputSpec, PictureInput, check_inputs, count_inputs, read_inputs
-from app.inputs.lines import MAX_LINE_BYTES, split_lines
+from llama_adapter.app.inputs import InputsError, InputSpec, PictureInput, check_inputs, count_inputs, read_inputs
+from llama_adapter.app.inputs.lines import MAX_LINE_BYTES, split_lines
 from tests.app.inputs.files import error_codes, fill, tar_bytes
 
 
@@ -112,14 +112,18 @@ def test_stdin_is_read_as_it_comes_and_not_counted(monkeypatch: pytest.MonkeyPat
 def test_a_list_means_the_same_however_its_bytes_come(
     monkeypatch: pytest.MonkeyPatch, content: bytes, names: list[str]
 ) -> None:
-    monkeypatch.setattr("app.inputs.lists.opened_lines", lambda path, what: nullcontext(Dripping(content)))
+    monkeypatch.setattr(
+        "llama_adapter.app.inputs.lists.opened_lines", lambda path, what: nullcontext(Dripping(content))
+    )
 
     assert paths(list(read_inputs(InputSpec(lists=("-",))))) == names
 
 
 def test_a_list_that_is_utf16_is_refused_however_its_bytes_come(monkeypatch: pytest.MonkeyPatch) -> None:
     content = "a.jpg\n".encode("utf-16")
-    monkeypatch.setattr("app.inputs.lists.opened_lines", lambda path, what: nullcontext(Dripping(content)))
+    monkeypatch.setattr(
+        "llama_adapter.app.inputs.lists.opened_lines", lambda path, what: nullcontext(Dripping(content))
+    )
 
     with pytest.raises(InputsError, match="UTF-16"):
         list(read_inputs(InputSpec(lists=("-",))))
@@ -131,7 +135,9 @@ def test_a_list_that_is_a_picture_is_refused(monkeypatch: pytest.MonkeyPatch, tm
     with pytest.raises(InputsError, match=r"photo\.jpg` is a picture itself"):
         check_inputs(InputSpec(lists=(str(tmp_path / "photo.jpg"),)))
 
-    monkeypatch.setattr("app.inputs.lists.opened_lines", lambda path, what: nullcontext(Dripping(content)))
+    monkeypatch.setattr(
+        "llama_adapter.app.inputs.lists.opened_lines", lambda path, what: nullcontext(Dripping(content))
+    )
     with pytest.raises(InputsError, match="on stdin is a picture itself"):
         list(read_inputs(InputSpec(lists=("-",))))
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.inputs import InputsError, InputSpec, PictureInput, QuestionFields, check_inputs, read_inputs
-from app.inputs.lines import MAX_LINE_BYTES
+from llama_adapter.app.inputs import InputsError, InputSpec, PictureInput, QuestionFields, check_inputs, read_inputs
+from llama_adapter.app.inputs.lines import MAX_LINE_BYTES
 from tests.app.inputs.files import error_codes
 
 

@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.inputs import natural_key
+from llama_adapter.app.inputs import natural_key
 
 # Names of files: any characters but the null character, with many digits.
 NAMES = st.text(st.one_of(st.sampled_from("0123456789aAß_. \x01"), st.characters(exclude_characters="\0")), max_size=12)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.inputs.patterns import expand_pattern, is_pattern
+from llama_adapter.app.inputs.patterns import expand_pattern, is_pattern
 from tests.app.inputs.files import error_codes, fill, named
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.inputs import InputsError, InputSpec, check_inputs, count_inputs, read_inputs
+from llama_adapter.app.inputs import InputsError, InputSpec, check_inputs, count_inputs, read_inputs
 from tests.app.inputs.files import error_codes, fill, tar_bytes
 
 

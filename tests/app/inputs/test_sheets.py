@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.inputs import InputsError, QuestionFields, read_question_sheet
+from llama_adapter.app.inputs import InputsError, QuestionFields, read_question_sheet
 
 
 def sheet(folder: Path, content: str, *, name: str) -> tuple[QuestionFields, ...]:

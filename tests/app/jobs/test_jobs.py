@@ -13,19 +13,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.captioner import Captioner
-from app.inputs import InputSpec
-from app.jobs.job import Job
-from app.jobs.opening import count_answers
-from app.jobs.questions import Question
-from app.jobs.scribe import Scribe, how_to_go_on
-from app.models.bundle import add_familiarity, convert, load_bundle
-from app.models.checkpoints import ModelSources
-from app.models.familiarity import Familiarity
-from app.records.file import RecordWriter
-from app.records.manifest import manifest_path, read_manifest
-from app.records.record import Record, read_records
-from app.spec import CaptionerSpec
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.inputs import InputSpec
+from llama_adapter.app.jobs.job import Job
+from llama_adapter.app.jobs.opening import count_answers
+from llama_adapter.app.jobs.questions import Question
+from llama_adapter.app.jobs.result_writer import ResultWriter, how_to_go_on
+from llama_adapter.app.models.bundle import add_familiarity, convert, load_bundle
+from llama_adapter.app.models.checkpoints import ModelSources
+from llama_adapter.app.models.out_of_distribution import OodDetector
+from llama_adapter.app.records.file import RecordWriter
+from llama_adapter.app.records.manifest import manifest_path, read_manifest
+from llama_adapter.app.records.record import Record, read_records
 from tests.app.command import Run
 from tests.app.golden import model_flags, model_options, picture
 
@@ -412,7 +412,7 @@ def test_a_run_that_only_passes_over_known_pictures_tells_how_far_it_is(
 ) -> None:
     command = ["caption", str(folder), *COMMON, "--out", str(tmp_path / "answers.jsonl")]
     run(*command)
-    monkeypatch.setattr("app.jobs.progress._ELSEWHERE_S", 0.0)
+    monkeypatch.setattr("llama_adapter.app.jobs.progress._ELSEWHERE_S", 0.0)
 
     ran = run(*command, "--batch-size", "1", "--reader", "thread")
 
@@ -453,10 +453,10 @@ def test_a_run_that_is_stopped_at_once_says_so_and_leaves_the_engine_before_the_
 ) -> None:
     out, was_in_use = tmp_path / "answers.jsonl", []
 
-    def stop(self: Scribe, answer: object) -> None:
+    def stop(self: ResultWriter, answer: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Scribe, "write", stop)
+    monkeypatch.setattr(ResultWriter, "write", stop)
     monkeypatch.setattr(Captioner, "close", lambda self: was_in_use.append(self._is_running))
     ran = run("caption", str(folder), *COMMON, "--out", str(out))
 
@@ -536,20 +536,20 @@ def test_nothing_is_written_by_a_run_that_an_exception_has_ended(
     run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, written = tmp_path / "answers.jsonl", list[object]()
-    close, scribes = Scribe.close, list[Scribe]()
+    close, scribes = ResultWriter.close, list[ResultWriter]()
 
-    def fail(self: Scribe, answer: object) -> None:
+    def fail(self: ResultWriter, answer: object) -> None:
         if not scribes:
             scribes.append(self)
             raise RuntimeError("no more")
         written.append(answer)
 
-    def close_and_write(self: Scribe) -> None:
+    def close_and_write(self: ResultWriter) -> None:
         close(self)
         self.write(None)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Scribe, "_write", fail)
-    monkeypatch.setattr(Scribe, "close", close_and_write)
+    monkeypatch.setattr(ResultWriter, "_write", fail)
+    monkeypatch.setattr(ResultWriter, "close", close_and_write)
     ran = run("caption", str(folder), *COMMON, "--out", str(out))
 
     assert (ran.code, written) == (1, [])
@@ -560,16 +560,16 @@ def test_a_folder_that_goes_away_stops_the_job_and_blames_no_picture(
 ) -> None:
     out = tmp_path / "answers.jsonl"
     command = ["caption", str(folder), *COMMON, "--out", str(out), "--batch-size", "1"]
-    write, away = Scribe.write, tmp_path / "away"
+    write, away = ResultWriter.write, tmp_path / "away"
 
-    def write_and_lose_the_folder(self: Scribe, answer: object) -> None:
+    def write_and_lose_the_folder(self: ResultWriter, answer: object) -> None:
         write(self, answer)  # type: ignore[arg-type]
         if folder.exists():
             folder.rename(away)
 
     for number in range(30):  # more than are read ahead
         shutil.copy(picture("noise_128x96.png"), folder / f"{number}.png")
-    monkeypatch.setattr(Scribe, "write", write_and_lose_the_folder)
+    monkeypatch.setattr(ResultWriter, "write", write_and_lose_the_folder)
     lost = run(*command)
     monkeypatch.undo()
     after = records_in(out)
@@ -590,14 +590,14 @@ def test_records_that_are_removed_during_a_job_are_kept_and_end_it_with_an_error
 ) -> None:
     out = tmp_path / "out" / "answers.jsonl"
     command = ["caption", str(folder), *COMMON, "--out", str(out)]
-    write = Scribe.write
+    write = ResultWriter.write
 
-    def write_and_remove(self: Scribe, answer: object) -> None:
+    def write_and_remove(self: ResultWriter, answer: object) -> None:
         write(self, answer)  # type: ignore[arg-type]
         if out.exists():
             shutil.rmtree(out.parent) if what == "folder" else out.unlink()
 
-    monkeypatch.setattr(Scribe, "write", write_and_remove)
+    monkeypatch.setattr(ResultWriter, "write", write_and_remove)
     lost = run(*command)
     monkeypatch.undo()
 
@@ -812,7 +812,7 @@ def test_unfamiliar_pictures_are_recorded_and_told_once_at_the_end(run: Run, fol
     bundle = convert(ModelSources(**model_options()), tmp_path / "bundle")
     config = load_bundle(bundle).decoder_config
     queries = np.random.default_rng(1).standard_normal((20, config.num_queries, config.dim)).astype(np.float32)
-    add_familiarity(bundle, dataclasses.replace(Familiarity.fit(queries), threshold=0.0))
+    add_familiarity(bundle, dataclasses.replace(OodDetector.fit(queries), threshold=0.0))
     out = tmp_path / "out.jsonl"
     ran = run("caption", str(folder), "--model", str(bundle), "--out", str(out))
 

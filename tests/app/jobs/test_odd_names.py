@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from app.records.record import Record, read_records
+from llama_adapter.app.records.record import Record, read_records
 from tests.app.command import Ran, Run
 from tests.app.golden import model_flags, picture
 
@@ -143,7 +143,7 @@ def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with the pictures of the old records and those in `old.jsonl`."""
     monkeypatch.chdir(tmp_path)
     # Of checkpoints the digest is made of the times of their files too.
-    monkeypatch.setattr("app.models.checkpoints._digest_of", lambda *_: OLD_MODEL)
+    monkeypatch.setattr("llama_adapter.app.models.checkpoints._digest_of", lambda *_: OLD_MODEL)
     (tmp_path / "pictures").mkdir()
     for source, name in (
         ("shapes_200x300.jpg", "Shot 9.41\u202fAM.jpg"),

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from app.jobs.progress import Progress, duration
+from llama_adapter.app.jobs.progress import Progress, duration
 
 
 @pytest.mark.parametrize(

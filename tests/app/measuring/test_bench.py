@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from app.cli import main
-from app.errors import UsageError
-from app.measuring.bench import BenchJob, run_bench
-from app.measuring.bench_report import format_table, write_plot
-from app.measuring.bench_result import BenchResult, Ceilings, Round, summarise
-from app.measuring.meters import Call
-from app.measuring.plots import check_plot
-from app.measuring.roofline import Work
-from app.spec import CaptionerSpec
-from llm.runtime.backend import open_backend
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.cli import main
+from llama_adapter.app.errors import UsageError
+from llama_adapter.app.measuring.bench import BenchJob, run_bench
+from llama_adapter.app.measuring.bench_report import format_table, write_plot
+from llama_adapter.app.measuring.bench_result import BenchResult, Ceilings, Round, summarise
+from llama_adapter.app.measuring.meters import Call
+from llama_adapter.app.measuring.plots import check_plot
+from llama_adapter.app.measuring.roofline import Work
+from llama_adapter.runtime.devices.backend import open_backend
 from scripts.bench_report import as_markdown
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,7 @@ CEILINGS = Ceilings(bytes_per_s=1e9, decoder_flops_per_s=1e9, encoder_flops_per_
 
 @pytest.fixture(autouse=True)
 def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.measuring.ceilings._HOST_BUFFER", 1 << 20)
+    monkeypatch.setattr("llama_adapter.app.measuring.ceilings._HOST_BUFFER", 1 << 20)
 
 
 def tiny_run(**changes: Any) -> BenchResult:

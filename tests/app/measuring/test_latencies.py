@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from app.measuring.latencies import Latencies
-from app.measuring.report import percentile
+from llama_adapter.app.measuring.latencies import Latencies
+from llama_adapter.app.measuring.report import percentile
 
 
 def latencies(times: list[float]) -> Latencies:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from app.captioner import Captioner
-from app.clock import STAGES, StageClock
-from app.measuring import report as report_module
-from app.measuring.report import Report, Tally, commit, make_report, numbers, versions
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.stage_clock import STAGES, StageClock
+from llama_adapter.app.measuring import report as report_module
+from llama_adapter.app.measuring.report import Report, Tally, commit, make_report, numbers, versions
 from tests.app.golden import PICTURES, model_options
 
 

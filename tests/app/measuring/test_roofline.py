@@ -3,7 +3,7 @@
 import pytest
 from torch import device, nn
 
-from app.measuring.roofline import (
+from llama_adapter.app.measuring.roofline import (
     Ceiling,
     NumberSizes,
     Work,
@@ -16,11 +16,11 @@ from app.measuring.roofline import (
     prefix_work,
     step_work,
 )
-from app.models.random_model import LLAMA_SIZES, vision_config
-from llm.config import DecoderConfig
-from llm.model.llama import LlamaAdapterDecoder
-from vision.config import ClipConfig, QueryConfig, VisionConfig
-from vision.encoder import PictureEncoder
+from llama_adapter.app.models.random_model import LLAMA_SIZES, vision_config
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.encoder import PictureEncoder
 
 DECODER = DecoderConfig(
     vocab_size=10,

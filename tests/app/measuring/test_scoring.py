@@ -7,12 +7,21 @@ from typing import Any, cast
 
 import pytest
 
-from app.answers import Answer, AnswerError, Event, TextDelta
-from app.captioner import Captioner
-from app.inputs.errors import InputsError
-from app.measuring.scoring import MAX_SHOWN, KnownAnswer, Mark, Score, ask_all, grade, is_right, read_known_answers
-from app.work import WorkItem
-from llm.engine.sampling_params import SamplingParams
+from llama_adapter.app.captioning.answers import Answer, AnswerError, Event, TextDelta
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.work_items import WorkItem
+from llama_adapter.app.inputs.errors import InputsError
+from llama_adapter.app.measuring.scoring import (
+    MAX_SHOWN,
+    KnownAnswer,
+    Mark,
+    Score,
+    ask_all,
+    grade,
+    is_right,
+    read_known_answers,
+)
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 LINE = {"picture": "a.png", "task": "color", "question": "What color is it?", "answer": "red"}
 

@@ -13,11 +13,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import app.models.bundle
-from app.models.bundle import add_known_answer, convert, load_bundle, model_digest, read_manifest, save_bundle
-from app.models.checkpoints import LoadedModel, ModelSources, assemble_sources
-from app.models.tensor_files import TensorForm, expected_forms
-from llm.errors import CheckpointError
+import llama_adapter.app.models.bundle
+from llama_adapter.app.models.bundle import (
+    add_known_answer,
+    convert,
+    load_bundle,
+    model_digest,
+    read_manifest,
+    save_bundle,
+)
+from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, assemble_sources
+from llama_adapter.app.models.tensor_files import TensorForm, expected_forms
+from llama_adapter.llm.errors import CheckpointError
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 PICTURE = GOLDEN / "images" / "tiny_10x10.png"
@@ -152,7 +159,9 @@ def test_a_folder_that_is_no_bundle_is_never_replaced(tmp_path: Path, model: Loa
 
 def test_what_a_user_laid_beside_a_bundle_is_never_deleted(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (bundle / "NOTES.txt").write_text("mine")
-    monkeypatch.setattr(app.models.bundle, "stream_sources", lambda *_, **__: pytest.fail("converted before it looked"))
+    monkeypatch.setattr(
+        llama_adapter.app.models.bundle, "stream_sources", lambda *_, **__: pytest.fail("converted before it looked")
+    )
     with pytest.raises(CheckpointError, match=r"holds `NOTES\.txt` beside its bundle, so it is not replaced"):
         convert(SOURCES, bundle, overwrite=True)
     assert (bundle / "NOTES.txt").read_text() == "mine"
@@ -186,7 +195,7 @@ def test_a_bundle_that_cannot_be_replaced_stays(
         real(source, target)
 
     real = os.replace
-    monkeypatch.setattr("app.models.bundle.os.replace", replace)
+    monkeypatch.setattr("llama_adapter.app.models.bundle.os.replace", replace)
     with pytest.raises(OSError, match="busy"):
         save_bundle(bundle, model=dataclasses.replace(model, name="second"), overwrite=True)
     assert load_bundle(bundle).name == model.name
@@ -202,7 +211,7 @@ def test_shapes_are_known_without_making_room_for_the_context(
         made.append(num_positions)
         return torch.zeros(1, head_dim), torch.zeros(1, head_dim)
 
-    monkeypatch.setattr("llm.model.llama.rotary_table", rotary_table)
+    monkeypatch.setattr("llama_adapter.llm.model.llama.rotary_table", rotary_table)
     endless = dataclasses.replace(model.decoder_config, context=10**9)
     forms = expected_forms(endless, dtype=torch.float32)
     assert forms == {key: TensorForm(tuple(tensor.shape), tensor.dtype) for key, tensor in model.decoder_state.items()}

@@ -11,15 +11,21 @@ import pytest
 import torch
 from torch import Tensor
 
-import app.models.checkpoints
-from app.models.checkpoints import ModelSources, adapter_name, assemble_sources, claimed_digest, find_llama
-from llm.errors import CheckpointError
-from vision.weights import VisionCheckpointError
+import llama_adapter.app.models.checkpoints
+from llama_adapter.app.models.checkpoints import (
+    ModelSources,
+    adapter_name,
+    assemble_sources,
+    claimed_digest,
+    find_llama,
+)
+from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.vision.weights import VisionCheckpointError
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 LLAMA = GOLDEN / "LLaMA"
 HUGGINGFACE = GOLDEN / "LLaMA-HF" / "TINY"
-RELEASED = next(iter(app.models.checkpoints.RELEASED_ADAPTERS))
+RELEASED = next(iter(llama_adapter.app.models.checkpoints.RELEASED_ADAPTERS))
 
 
 def sources(**changes: Any) -> ModelSources:
@@ -97,8 +103,8 @@ def test_public_releases_are_bgr_by_the_digest_in_their_name(tmp_path: Path) -> 
 
 def test_a_renamed_release_is_recognised_by_its_content(monkeypatch: pytest.MonkeyPatch) -> None:
     digest = hashlib.sha256((GOLDEN / "adapters" / "BIAS-TINY.pth").read_bytes()).hexdigest()
-    monkeypatch.setattr(app.models.checkpoints, "RELEASED_ADAPTERS", {digest: "BIAS-TINY"})
-    monkeypatch.setattr(app.models.checkpoints, "_RELEASED_WIDTH", 64)
+    monkeypatch.setattr(llama_adapter.app.models.checkpoints, "RELEASED_ADAPTERS", {digest: "BIAS-TINY"})
+    monkeypatch.setattr(llama_adapter.app.models.checkpoints, "_RELEASED_WIDTH", 64)
     model = assemble_sources(sources())
     assert model.channel_order == "bgr"
     assert [file.sha256 for file in model.sources if file.role == "adapter"] == [digest]

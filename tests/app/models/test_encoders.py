@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from app.captioner import Captioner
-from app.cli import main
-from app.errors import Exit
-from app.models.bundle import convert
-from app.models.checkpoints import ModelSources, assemble_sources
-from app.models.encoders import encoder_spec
-from app.models.quantised_model import QuantiseJob, quantise_bundle
-from app.spec import CaptionerSpec
-from llm.runtime.backend import Capabilities, CpuBackend
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.cli import main
+from llama_adapter.app.errors import Exit
+from llama_adapter.app.models.bundle import convert
+from llama_adapter.app.models.checkpoints import ModelSources, assemble_sources
+from llama_adapter.app.models.encoders import encoder_spec
+from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
+from llama_adapter.runtime.devices.backend import Capabilities, CpuBackend
+from llama_adapter.runtime.graphs.card import fingerprint, is_same
+from llama_adapter.vision.config import VisionConfig
+from llama_adapter.vision.errors import EncoderError
+from llama_adapter.vision.export.onnx import export_onnx
 from tests.app.golden import model_flags, model_options, picture
-from vision.card import fingerprint, is_same
-from vision.config import VisionConfig
-from vision.errors import EncoderError
-from vision.export.onnx import export_onnx
 
 pytestmark = pytest.mark.slow
 
@@ -206,7 +206,7 @@ def test_the_command_line_takes_an_encoder(encoder: Path, capsys: pytest.Capture
 
 
 def test_a_card_of_another_sort_is_told(encoder: Path, tmp_path: Path) -> None:
-    from vision.card import EncoderCard
+    from llama_adapter.runtime.graphs.card import EncoderCard
 
     config: VisionConfig = assemble_sources(ModelSources(**model_options())).vision_config
     card = EncoderCard(name="m", vision=config, dtype="float16", opset=18, fingerprint={"clip": "0"})
@@ -225,8 +225,8 @@ def test_the_demo_takes_an_encoder_where_the_guide_has_its_om(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import demo_bsz
-    from app.models.bundle import load_bundle
-    from app.resources import embedded_model
+    from llama_adapter.app.captioning.resources import embedded_model
+    from llama_adapter.app.models.bundle import load_bundle
 
     model = load_bundle(embedded_model())
     export_onnx(model.vision_config, model.vision_state, tmp_path / "clip.onnx", name=model.name)

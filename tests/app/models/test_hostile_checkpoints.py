@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from app.doctor.model import diagnose
-from app.errors import Exit, describe
-from app.models.bundle import load_bundle, read_manifest, save_bundle
-from app.models.checkpoints import LoadedModel, ModelSources, assemble_sources, open_clip
-from llm.errors import CheckpointError
-from llm.weights.files import read_tensor_file
+from llama_adapter.app.doctor.model import diagnose
+from llama_adapter.app.errors import Exit, describe
+from llama_adapter.app.models.bundle import load_bundle, read_manifest, save_bundle
+from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, assemble_sources, open_clip
+from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.runtime.tensor_files.files import read_tensor_file
+from llama_adapter.vision.weights import VisionCheckpointError
 from tests.fakes.hostile_archive import write_hostile_archive
-from vision.weights import VisionCheckpointError
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CLIP = GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from app.models.native_encoder import install_block_kernels
-from llm.runtime.backend import CpuBackend
-from llm.runtime.native.blocks import NativeBlocks
-from llm.runtime.native.library import find_library
-from vision.config import ClipConfig, QueryConfig, VisionConfig
-from vision.encoder import PictureEncoder
-from vision.inference import HostEncoder
+from llama_adapter.app.models.native_encoder import install_block_kernels
+from llama_adapter.runtime.devices.backend import CpuBackend
+from llama_adapter.runtime.kernels.blocks import NativeBlocks
+from llama_adapter.runtime.kernels.library import find_library
+from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.encoder import PictureEncoder
+from llama_adapter.vision.inference import HostEncoder
 
 pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
 

@@ -10,17 +10,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from app.captioner import Captioner
-from app.doctor.model import diagnose
-from app.encoder_export.to_onnx import EncoderSources, load_encoder
-from app.models.bundle import convert, load_bundle, read_manifest, save_bundle
-from app.models.checkpoints import ModelSources, file_digest
-from app.models.quantised_model import QuantiseJob, quantise_bundle
-from app.resources import embedded_model, sample_pictures
-from llm.errors import CheckpointError
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.resources import embedded_model, sample_pictures
+from llama_adapter.app.doctor.model import diagnose
+from llama_adapter.app.encoder_export.to_onnx import EncoderSources, load_encoder
+from llama_adapter.app.models.bundle import convert, load_bundle, read_manifest, save_bundle
+from llama_adapter.app.models.checkpoints import ModelSources, file_digest
+from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
+from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.runtime.graphs.card import fingerprint
 from tests.app.golden import model_options, picture
 from tests.app.models.test_bundle import is_mapped
-from vision.card import fingerprint
 
 SAMPLES = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
 

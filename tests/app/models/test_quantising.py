@@ -6,14 +6,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from app.models.quantising import cast, convert_precision, dequantise, linear_weights, quantise, quantise_weight
-from app.models.random_model import random_model
-from app.models.tensor_files import sketch
-from llm.errors import CheckpointError
-from llm.load import decoder_from_state
-from llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.app.models.quantising import (
+    cast,
+    convert_precision,
+    dequantise,
+    linear_weights,
+    quantise,
+    quantise_weight,
+)
+from llama_adapter.app.models.random_model import random_model
+from llama_adapter.app.models.tensor_files import sketch
+from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.llm.load import decoder_from_state
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.vision.encoder import encoder_from_state
 from tests.llm.toys import CONFIG, toy_decoder
-from vision.encoder import encoder_from_state
 
 
 def weights(rows: int, columns: int = 40, *, seed: int = 0) -> Tensor:

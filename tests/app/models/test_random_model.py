@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from app.measuring.roofline import decoder_weights, encoder_weights
-from app.models.random_model import (
+from llama_adapter.app.captioning.resources import embedded_model
+from llama_adapter.app.measuring.roofline import decoder_weights, encoder_weights
+from llama_adapter.app.models.random_model import (
     LLAMA_SIZES,
     LlamaSize,
     WiderTokenizer,
@@ -14,11 +15,10 @@ from app.models.random_model import (
     random_state,
     vision_config,
 )
-from app.resources import embedded_model
-from llm.errors import DeviceError
-from llm.load import decoder_from_state
-from llm.tokenizer import IncrementalDetokenizer, Tokenizer
-from vision.encoder import encoder_from_state
+from llama_adapter.llm.errors import DeviceError
+from llama_adapter.llm.load import decoder_from_state
+from llama_adapter.llm.tokenizer import IncrementalDetokenizer, Tokenizer
+from llama_adapter.vision.encoder import encoder_from_state
 
 
 @pytest.mark.parametrize(("name", "millions"), [("160M", 162), ("1B", 1261), ("7B", 6738)])

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from app.reading import child
-from app.reading.reader import PictureReader, PictureReading
-from app.reading.wire import REPLY_HEAD_BYTES, ReplyHead, ReplyKind
+from llama_adapter.app.reading import child
+from llama_adapter.app.reading.reader import PictureReader, PictureReading
+from llama_adapter.app.reading.wire import REPLY_HEAD_BYTES, ReplyHead, ReplyKind
 
 
 def program(behaviour: str) -> str:

@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app.reading.crew import ReadingProcessError
-from app.reading.isolated import IsolatedReader
-from app.reading.process import ReadingProcess
-from app.reading.reader import PictureReader, PictureReading
-from app.reading.sources import FileSlice
-from app.resources import sample_pictures
-from app.spec import CaptionerSpec
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.reading.isolated import IsolatedReader
+from llama_adapter.app.reading.process import ReadingProcess
+from llama_adapter.app.reading.process_pool import ReadingProcessError
+from llama_adapter.app.reading.reader import PictureReader, PictureReading
+from llama_adapter.app.reading.sources import FileSlice
 from tests.app.golden import ROOT
 from tests.app.reading.strange_reading import program
 
@@ -238,7 +238,7 @@ def test_a_picture_for_which_memory_is_short_has_an_error_and_the_next_one_is_fi
 def test_a_process_that_was_taken_over_or_has_a_fault_costs_its_picture(
     monkeypatch: pytest.MonkeyPatch, behaviour: str, said: str
 ) -> None:
-    monkeypatch.setattr("app.reading.process.PROGRAM", program(behaviour))
+    monkeypatch.setattr("llama_adapter.app.reading.process.PROGRAM", program(behaviour))
     with IsolatedReader(CaptionerSpec(), size=SIZE, timeout_s=30, num_processes=1) as reader:
         reading = reader.read(PICTURES[0])
 
@@ -250,15 +250,15 @@ def test_a_process_that_was_taken_over_or_has_a_fault_costs_its_picture(
 def test_a_decoder_that_writes_much_is_not_held_up_by_it_and_not_shown(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("app.reading.process.PROGRAM", program("writes_a_lot"))
+    monkeypatch.setattr("llama_adapter.app.reading.process.PROGRAM", program("writes_a_lot"))
     with IsolatedReader(CaptionerSpec(), size=SIZE, timeout_s=30, num_processes=1) as reader:
         assert all(reader.read(PICTURES[0]).error is None for _ in range(3))
     assert capfd.readouterr() == ("", "")
 
 
 def test_processes_that_cannot_start_are_an_error_that_says_what_they_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.reading.process.PROGRAM", program("ends_at_once"))
-    monkeypatch.setattr("app.reading.crew.START_PAUSE_S", 0.0)
+    monkeypatch.setattr("llama_adapter.app.reading.process.PROGRAM", program("ends_at_once"))
+    monkeypatch.setattr("llama_adapter.app.reading.process_pool.START_PAUSE_S", 0.0)
     with (
         IsolatedReader(CaptionerSpec(), size=SIZE, timeout_s=30, num_processes=1) as reader,
         pytest.raises(ReadingProcessError, match="no luck today"),
@@ -269,12 +269,12 @@ def test_processes_that_cannot_start_are_an_error_that_says_what_they_said(monke
 def test_where_too_many_processes_cannot_be_ended_nothing_more_is_read(
     alone: IsolatedReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.reading.crew.MAX_UNENDING", 1)
+    monkeypatch.setattr("llama_adapter.app.reading.process_pool.MAX_UNENDING", 1)
     alone.read(PICTURES[0])
     with monkeypatch.context() as patch:
         end = ReadingProcess.end
-        patch.setattr("app.reading.process.ReadingProcess.end", lambda process: end(process) and False)
-        patch.setattr("app.reading.process.ReadingProcess.has_gone", lambda process: False)
+        patch.setattr("llama_adapter.app.reading.process.ReadingProcess.end", lambda process: end(process) and False)
+        patch.setattr("llama_adapter.app.reading.process.ReadingProcess.has_gone", lambda process: False)
         assert alone.read(PICTURES[0], wants_pixels=to_all(alone, signal.SIGSEGV)).error is not None
         with pytest.raises(ReadingProcessError, match="hang in the operating system"):
             alone.read(PICTURES[0])
@@ -335,8 +335,8 @@ def test_a_process_that_is_forked_off_reads_by_processes_of_its_own(shared: Isol
 
 PARENT = """
 import os, signal, sys, threading
-from app.reading.isolated import IsolatedReader
-from app.spec import CaptionerSpec
+from llama_adapter.app.reading.isolated import IsolatedReader
+from llama_adapter.app.captioning.spec import CaptionerSpec
 
 reader = IsolatedReader(CaptionerSpec(), size=64, timeout_s=600, num_processes=2)
 both_read = threading.Barrier(2)

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.reading.isolated import IsolatedReader
-from app.reading.reader import PictureReader, PictureReading
-from app.resources import sample_pictures
-from app.spec import CaptionerSpec
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.reading.isolated import IsolatedReader
+from llama_adapter.app.reading.reader import PictureReader, PictureReading
+from llama_adapter.runtime.text import shown_name
 from tests.odd_pictures import OddPicture, write_odd_pictures
-from vision.formats import shown_name
 
 pytestmark = pytest.mark.slow
 

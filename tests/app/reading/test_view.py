@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app.reading.reader import PictureLimits, PictureReader
-from app.reading.view import BACKGROUND, view_pixels
-from app.spec import CaptionerSpec
-from vision.image import load_picture
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.reading.reader import PictureLimits, PictureReader
+from llama_adapter.app.reading.view import BACKGROUND, view_pixels
+from llama_adapter.vision.image import load_picture
 
 SIDE = 160
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.reading.sources import FileSlice
-from app.reading.wire import (
+from llama_adapter.app.reading.sources import FileSlice
+from llama_adapter.app.reading.wire import (
     MAX_MESSAGE_BYTES,
     REPLY_HEAD_BYTES,
     REQUEST_HEAD_BYTES,
@@ -18,8 +18,8 @@ from app.reading.wire import (
     encode_message,
     request_sizes,
 )
-from vision.errors import PICTURE_ERROR_CODES
-from vision.formats import UNSAFE_ON_TERMINALS
+from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS
+from llama_adapter.vision.errors import PICTURE_ERROR_CODES
 
 SIDE = 224
 PIXEL_BYTES = SIDE * SIDE * 3

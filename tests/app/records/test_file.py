@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from app.records.file import RecordFileLockedError, RecordWriter
-from app.records.record import RecordFileError, read_records, record_to_line
+from llama_adapter.app.records.file import RecordFileLockedError, RecordWriter
+from llama_adapter.app.records.record import RecordFileError, read_records, record_to_line
 from tests.app.recorded import FakeAnswer, recorded
 
 
@@ -130,8 +130,8 @@ def test_an_end_that_is_longer_than_a_record_is_refused_and_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "answers.jsonl"
-    monkeypatch.setattr("app.records.tail.MAX_RECORD_BYTES", 200_000)
-    monkeypatch.setattr("app.records.file.MAX_RECORD_BYTES", 200_000)
+    monkeypatch.setattr("llama_adapter.app.records.tail.MAX_RECORD_BYTES", 200_000)
+    monkeypatch.setattr("llama_adapter.app.records.file.MAX_RECORD_BYTES", 200_000)
     for end in (HALF + b"x" * 300_000, bytes(300_000) + HALF):
         path.write_bytes(WHOLE + end)
         with pytest.raises(RecordFileError, match="its end has more than 200,000 bytes"):
@@ -217,7 +217,7 @@ def test_records_reach_the_system_one_by_one_and_the_disk_in_groups(
 def test_records_survive_a_process_that_dies_without_closing(tmp_path: Path) -> None:
     code = (
         "import json, os, sys\n"
-        "from app.records.file import RecordWriter\n"
+        "from llama_adapter.app.records.file import RecordWriter\n"
         "writer = RecordWriter(sys.argv[1])\n"
         "for _ in range(5): writer.write(json.loads(sys.argv[2]))\n"
         "os.kill(os.getpid(), 9)\n"
@@ -260,7 +260,7 @@ def test_a_writer_in_another_process_is_refused_too_and_a_dead_one_holds_nothing
     path = tmp_path / "answers.jsonl"
     code = (
         "import sys\n"
-        "from app.records.file import RecordWriter\n"
+        "from llama_adapter.app.records.file import RecordWriter\n"
         "writer = RecordWriter(sys.argv[1])\n"
         "print('locked', flush=True)\n"
         "sys.stdin.read()\n"

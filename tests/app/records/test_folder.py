@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from app.records.file import RecordFileLockedError, RecordWriter
-from app.records.folder import RecordFolder, open_records
-from app.records.index import RecordIndex
-from app.records.manifest import manifest_path
-from app.records.record import RecordFileError, read_records
+from llama_adapter.app.records.file import RecordFileLockedError, RecordWriter
+from llama_adapter.app.records.folder import RecordFolder, open_records
+from llama_adapter.app.records.index import RecordIndex
+from llama_adapter.app.records.manifest import manifest_path
+from llama_adapter.app.records.record import RecordFileError, read_records
 from tests.app.recorded import FakeAnswer, recorded
 
 

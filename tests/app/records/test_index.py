@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from app.names import escaped_name
-from app.records.file import RecordWriter
-from app.records.index import RecordIndex
-from app.records.record import Record
+from llama_adapter.app.records.file import RecordWriter
+from llama_adapter.app.records.index import RecordIndex
+from llama_adapter.app.records.picture_names import escaped_name
+from llama_adapter.app.records.record import Record
 from tests.app.recorded import FakeAnswer, FakeError, recorded
 
 

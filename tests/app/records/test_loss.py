@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from app.records.file import RecordWriter
-from app.records.folder import RecordFolder
-from app.records.loss import RecordFileLostError
-from app.records.record import read_records
+from llama_adapter.app.records.file import RecordWriter
+from llama_adapter.app.records.folder import RecordFolder
+from llama_adapter.app.records.loss import RecordFileLostError
+from llama_adapter.app.records.record import read_records
 from tests.app.recorded import FakeAnswer, recorded
 
 
@@ -227,7 +227,7 @@ def test_full_parts_of_an_earlier_run_are_told_as_lost(tmp_path: Path) -> None:
 def test_stdout_that_is_a_file_may_get_other_lines_and_lose_its_name(tmp_path: Path) -> None:
     code = (
         "import json, os, sys\n"
-        "from app.records.file import RecordWriter\n"
+        "from llama_adapter.app.records.file import RecordWriter\n"
         "from tests.app.recorded import recorded\n"
         "with RecordWriter('/dev/stdout') as writer:\n"
         "    writer.write(recorded())\n"

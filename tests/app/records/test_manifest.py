@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.records.manifest import RunManifest, manifest_path, new_run_id, read_manifest, write_manifest
-from app.records.record import RecordFileError
+from llama_adapter.app.records.manifest import RunManifest, manifest_path, new_run_id, read_manifest, write_manifest
+from llama_adapter.app.records.record import RecordFileError
 from tests.app.recorded import FakeAnswer, recorded
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from app.records.record import parse_record, record_id, record_to_line
+from llama_adapter.app.records.record import parse_record, record_id, record_to_line
+from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS
 from tests.app.recorded import SAMPLING, FakeAnswer, FakeError, recorded
-from vision.formats import UNSAFE_ON_TERMINALS
 
 
 def test_a_record_has_every_key_in_its_order() -> None:

@@ -2,19 +2,19 @@
 
 from pathlib import Path
 
-from app.answers import Answer
-from app.captioner import ModelInfo
-from app.inputs import PictureInput
-from app.jobs.desk import Desk
-from app.jobs.questions import Question
-from app.records.file import RecordWriter
-from app.records.index import RecordIndex
-from app.records.settings import record_settings
-from app.scale.chunks import Known
-from app.scale.worker import LoadedModel
-from app.spec import CaptionerSpec
-from app.work import WorkItem, WorkQuestion
-from llm.engine.sampling_params import SamplingParams
+from llama_adapter.app.captioning.answers import Answer
+from llama_adapter.app.captioning.captioner import ModelInfo
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
+from llama_adapter.app.inputs import PictureInput
+from llama_adapter.app.jobs.job_planner import JobPlanner
+from llama_adapter.app.jobs.questions import Question
+from llama_adapter.app.records.file import RecordWriter
+from llama_adapter.app.records.index import RecordIndex
+from llama_adapter.app.records.settings import record_settings
+from llama_adapter.app.scale.chunks import Known
+from llama_adapter.app.scale.worker import LoadedModel
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 INFO = ModelInfo(
     name="tiny",
@@ -47,8 +47,8 @@ QUESTIONS = (
 )
 
 
-def desk_of(earlier: RecordIndex | None = None, *, retry_errors: bool = False) -> Desk:
-    return Desk(
+def desk_of(earlier: RecordIndex | None = None, *, retry_errors: bool = False) -> JobPlanner:
+    return JobPlanner(
         QUESTIONS, spec=SPEC, info=INFO, sampling=SAMPLING, run="run", earlier=earlier, retry_errors=retry_errors
     )
 
@@ -66,10 +66,10 @@ def known_of(index: RecordIndex) -> Known:
 
 def known_after(folder: Path, *, digest: str, num_questions: int) -> Known:
     """What workers know after a run that answered some questions about a.png."""
-    desk = desk_of()
-    work, _ = desk.item(PictureInput(source="a.png", label="a.png"))
+    planner = desk_of()
+    work, _ = planner.item(PictureInput(source="a.png", label="a.png"))
     with RecordWriter(folder / "answers.jsonl") as file:
         for question in work.questions[:num_questions]:
             answer = answer_to(question, "a.png", digest)
-            file.write(desk.record(answer, desk.asked(answer)))
+            file.write(planner.record(answer, planner.asked(answer)))
     return known_of(RecordIndex([folder / "answers.jsonl"]))

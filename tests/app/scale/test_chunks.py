@@ -3,11 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-from app.inputs import PictureInput, QuestionFields
-from app.records.file import RecordWriter
-from app.records.index import RecordIndex
-from app.scale.chunks import MAX_PICTURES, in_chunks, sizes
-from app.scale.ledger import MAX_LOSSES, Ledger
+from llama_adapter.app.inputs import PictureInput, QuestionFields
+from llama_adapter.app.records.file import RecordWriter
+from llama_adapter.app.records.index import RecordIndex
+from llama_adapter.app.scale.chunks import MAX_PICTURES, in_chunks, sizes
+from llama_adapter.app.scale.ledger import MAX_LOSSES, Ledger
 from tests.app.scale.made import QUESTIONS, answer_to, desk_of, item, known_after, known_of
 
 
@@ -72,11 +72,11 @@ def test_workers_know_records_by_the_ids_that_the_driver_gives_them(tmp_path: Pa
 
 def test_a_manifests_own_question_is_known_by_its_id(tmp_path: Path) -> None:
     own = PictureInput(source="a.png", label="a.png", questions=(QuestionFields(instruction="Is it red?"),))
-    desk = desk_of()
-    work, _ = desk.item(own)
+    planner = desk_of()
+    work, _ = planner.item(own)
     answer = answer_to(work.questions[0], "a.png", "cd" * 32)
     with RecordWriter(tmp_path / "answers.jsonl") as file:
-        file.write(desk.record(answer, desk.asked(answer)))
+        file.write(planner.record(answer, planner.asked(answer)))
 
     known = known_of(RecordIndex([tmp_path / "answers.jsonl"]))
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from app.answers import Answer
-from app.errors import Exit, Problem, UsageError
-from app.inputs import PictureInput
-from app.jobs.desk import Desk
-from app.records.file import RecordWriter
-from app.records.index import RecordIndex
-from app.scale.chunks import AnsweredChunk, Chunk, Known, in_chunks, sizes
-from app.scale.drive import Drive, check_alike, loaded
-from app.scale.options import WorkersFailedError
-from app.scale.worker import NotLoaded
+from llama_adapter.app.captioning.answers import Answer
+from llama_adapter.app.errors import Exit, Problem, UsageError
+from llama_adapter.app.inputs import PictureInput
+from llama_adapter.app.jobs.job_planner import JobPlanner
+from llama_adapter.app.records.file import RecordWriter
+from llama_adapter.app.records.index import RecordIndex
+from llama_adapter.app.scale.chunks import AnsweredChunk, Chunk, Known, in_chunks, sizes
+from llama_adapter.app.scale.drive import Drive, check_alike, loaded
+from llama_adapter.app.scale.options import WorkersFailedError
+from llama_adapter.app.scale.worker import NotLoaded
 from tests.app.scale.made import FIRST, INFO, QUESTIONS, answer_to, desk_of, known_of
 
 
@@ -99,13 +99,13 @@ class FakeCrew:
 
 
 class FakeScribe:
-    def __init__(self, desk: Desk, file: RecordWriter) -> None:
-        self._desk, self._file = desk, file
+    def __init__(self, planner: JobPlanner, file: RecordWriter) -> None:
+        self._planner, self._file = planner, file
         self.answers: list[Answer] = []
 
     def write(self, answer: Answer) -> None:
         self.answers.append(answer)
-        self._file.write(self._desk.record(answer, self._desk.asked(answer)))
+        self._file.write(self._planner.record(answer, self._planner.asked(answer)))
 
     def say(self, text: str) -> None:
         pass
@@ -113,20 +113,20 @@ class FakeScribe:
 
 def run_job(
     folder: Path, names: Sequence[str], *, seed: int, loss: float = 0.0, poison: frozenset[int] = frozenset()
-) -> tuple[list[Answer], Desk, FakeCrew]:
+) -> tuple[list[Answer], JobPlanner, FakeCrew]:
     """A job over pictures of these names that resumes what is in the folder's records."""
     chance = random.Random(seed)
     with RecordWriter(folder / "answers.jsonl") as file:
         index = RecordIndex([file.path]) or None
         known = None if index is None else known_of(RecordIndex([file.path]))
-        desk = desk_of(index)
-        scribe, crew = FakeScribe(desk, file), FakeCrew(chance, loss=loss, poison=poison, known=known)
+        planner = desk_of(index)
+        writer, crew = FakeScribe(planner, file), FakeCrew(chance, loss=loss, poison=poison, known=known)
         readers: Any = FakeReaders(chance, loss=loss)
-        fakes: Any = crew, readers, desk, scribe
+        fakes: Any = crew, readers, planner, writer
         drive = Drive(*fakes, first=FIRST, has_earlier=known is not None)
-        items = (desk.item(PictureInput(source=name, label=name))[0] for name in names)
+        items = (planner.item(PictureInput(source=name, label=name))[0] for name in names)
         drive.run(in_chunks(items, sizes(4, num_alike=2)), stop=lambda: False)
-    return scribe.answers, desk, crew
+    return writer.answers, planner, crew
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -158,10 +158,10 @@ def test_a_further_run_answers_what_is_new_and_nothing_else(tmp_path: Path, seed
     new = [f"{number}.png" for number in range(30, 100)]
     run_job(tmp_path, old, seed=seed)
 
-    answers, desk, crew = run_job(tmp_path, new, seed=seed)
+    answers, planner, crew = run_job(tmp_path, new, seed=seed)
 
     assert Counter(answer.picture for answer in answers) == Counter(new[30:] * len(QUESTIONS))
-    assert desk.num_known == 30 * len(QUESTIONS)
+    assert planner.num_known == 30 * len(QUESTIONS)
     assert set(crew.num_answered) == set(new[30:])
 
 
@@ -169,10 +169,10 @@ def test_a_picture_that_is_named_twice_is_answered_twice_and_known_twice(tmp_pat
     run_job(tmp_path, ["a.png"], seed=0)
 
     # The worker believes that both are answered; the driver knows of one record only.
-    answers, desk, _ = run_job(tmp_path, ["a.png", "a.png"], seed=0)
+    answers, planner, _ = run_job(tmp_path, ["a.png", "a.png"], seed=0)
     again, desk_after, _ = run_job(tmp_path, ["a.png", "a.png"], seed=0)
 
-    assert (len(answers), desk.num_known) == (len(QUESTIONS), len(QUESTIONS))
+    assert (len(answers), planner.num_known) == (len(QUESTIONS), len(QUESTIONS))
     assert (len(again), desk_after.num_known) == (0, 2 * len(QUESTIONS))
 
 
@@ -197,16 +197,16 @@ def test_a_worker_that_leaves_something_out_ends_the_job_and_what_it_answered_is
 def test_once_stopped_nothing_more_is_begun(tmp_path: Path) -> None:
     chance = random.Random(0)
     with RecordWriter(tmp_path / "answers.jsonl") as file:
-        desk = desk_of()
-        scribe = FakeScribe(desk, file)
-        fakes: Any = FakeCrew(chance, loss=0.0), FakeReaders(chance, loss=0.0), desk, scribe
-        items = (desk.item(PictureInput(source=f"{number}", label=f"{number}"))[0] for number in range(1000))
+        planner = desk_of()
+        writer = FakeScribe(planner, file)
+        fakes: Any = FakeCrew(chance, loss=0.0), FakeReaders(chance, loss=0.0), planner, writer
+        items = (planner.item(PictureInput(source=f"{number}", label=f"{number}"))[0] for number in range(1000))
         Drive(*fakes, first=FIRST, has_earlier=False).run(
-            in_chunks(items, sizes(8, num_alike=1000)), stop=lambda: len(scribe.answers) > 100
+            in_chunks(items, sizes(8, num_alike=1000)), stop=lambda: len(writer.answers) > 100
         )
 
-    assert 100 < len(scribe.answers) <= (100 // (8 * len(QUESTIONS)) + 1 + 4) * 8 * len(QUESTIONS)
-    assert len(scribe.answers) == len({answer.index for answer in scribe.answers})
+    assert 100 < len(writer.answers) <= (100 // (8 * len(QUESTIONS)) + 1 + 4) * 8 * len(QUESTIONS)
+    assert len(writer.answers) == len({answer.index for answer in writer.answers})
 
 
 @pytest.mark.parametrize(

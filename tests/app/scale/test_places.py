@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 
-from app.errors import UsageError
-from app.scale.cluster import joined_cluster
-from app.scale.options import RayOptions
-from app.scale.places import Machine, num_reading_tasks, plan_places
+from llama_adapter.app.errors import UsageError
+from llama_adapter.app.scale.cluster import joined_cluster
+from llama_adapter.app.scale.options import RayOptions
+from llama_adapter.app.scale.places import Machine, num_reading_tasks, plan_places
 
 
 def machine(name: str, **resources: float) -> Machine:

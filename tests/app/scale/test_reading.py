@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.inputs import PictureInput
-from app.reading.reader import PictureReading
-from app.scale.chunks import Chunk, Known, ReadChunk
-from app.scale.reading import Reading, read_chunk
+from llama_adapter.app.inputs import PictureInput
+from llama_adapter.app.reading.reader import PictureReading
+from llama_adapter.app.scale.chunks import Chunk, Known, ReadChunk
+from llama_adapter.app.scale.reading import Reading, read_chunk
 from tests.app.golden import picture
 from tests.app.scale.made import QUESTIONS, SPEC, desk_of, item, known_after
 
@@ -53,8 +53,8 @@ def test_slow_pictures_come_all_and_in_their_order(monkeypatch: pytest.MonkeyPat
         time.sleep(0.3 - 0.05 * number if number < 5 else 0)
         return PictureReading(digest=str(number), pixels=None, error=None, elapsed_ms=0.0)
 
-    monkeypatch.setattr("app.scale.reading.read_remote", lambda address: address)
-    monkeypatch.setattr("app.scale.reading._reader", lambda reading: SimpleNamespace(read=wait))
+    monkeypatch.setattr("llama_adapter.app.scale.reading.read_remote", lambda address: address)
+    monkeypatch.setattr("llama_adapter.app.scale.reading._reader", lambda reading: SimpleNamespace(read=wait))
     items = tuple(replace(item(number), picture=f"{scheme}{number}.png") for number in range(9))
 
     done = read(Chunk(number=0, items=items))

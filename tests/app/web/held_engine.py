@@ -5,10 +5,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from app.answers import Answer, Event
-from app.captioner import Captioner
-from app.clock import StageClock
-from app.flow import Flow
+from llama_adapter.app.captioning.answers import Answer, Event
+from llama_adapter.app.captioning.caption_loop import CaptionLoop
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.stage_clock import StageClock
 
 
 class HeldEngine:
@@ -23,16 +23,16 @@ class HeldEngine:
     def load(self) -> Captioner:
         """A captioner whose steps wait at the gate."""
         captioner = Captioner.load()
-        open_flow = captioner.open_flow
+        open_loop = captioner.open_loop
 
         @contextmanager
-        def open_held_flow(clock: StageClock) -> Iterator[Flow]:
-            with open_flow(clock) as flow:
-                step = flow.step
-                flow.step = lambda: self._pass(step)  # type: ignore[method-assign]
-                yield flow
+        def open_held_flow(clock: StageClock) -> Iterator[CaptionLoop]:
+            with open_loop(clock) as loop:
+                step = loop.step
+                loop.step = lambda: self._pass(step)  # type: ignore[method-assign]
+                yield loop
 
-        captioner.open_flow = open_held_flow  # type: ignore[method-assign, assignment]
+        captioner.open_loop = open_held_flow  # type: ignore[method-assign, assignment]
         return captioner
 
     def let(self, answers: float) -> None:

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.captioner import Captioner
-from app.service.service import Service, ServiceStatus
-from app.web.about_view import about, page_head, state_card
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.online.service import Service, ServiceStatus
+from llama_adapter.app.web.about_view import about, page_head, state_card
 
 pytestmark = pytest.mark.slow
 

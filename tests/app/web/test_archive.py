@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.web.archive import Archive, ArchiveLimits, safe_name, unique_name
-from vision.errors import PictureError
+from llama_adapter.app.web.archive import Archive, ArchiveLimits, safe_name, unique_name
+from llama_adapter.vision.errors import PictureError
 
 LIMITS = ArchiveLimits(max_entry_bytes=1_000, max_entries=5, max_total_bytes=3_000, max_directory_bytes=4_096)
 

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from app.captioner import Captioner
-from app.resources import sample_pictures
-from app.service.service import Service, ServiceLimits
-from app.web.chat_run import ask
-from app.web.chat_state import PickedPicture, Turn
-from app.web.looking import file_of, files_of, look
-from app.web.runs import Runs
-from app.web.uploads import place_in_uploads, private_uploads, uploaded
-from app.web.yes_no_run import judge
-from app.web.yes_no_state import Judged
-from llm.engine.sampling_params import SamplingParams
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.online.service import Service, ServiceLimits
+from llama_adapter.app.web.chat_run import ask
+from llama_adapter.app.web.chat_state import PickedPicture, Turn
+from llama_adapter.app.web.looking import file_of, files_of, look
+from llama_adapter.app.web.runs import Runs
+from llama_adapter.app.web.uploads import place_in_uploads, private_uploads, uploaded
+from llama_adapter.app.web.yes_no_run import judge
+from llama_adapter.app.web.yes_no_state import Judged
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from app.service.service import ServiceLimits
-from app.web.batch_files import MAX_PICTURES, BatchFiles, Upload, uploads_of
-from vision.errors import PictureError
+from llama_adapter.app.online.service import ServiceLimits
+from llama_adapter.app.web.batch_files import MAX_PICTURES, BatchFiles, Upload, uploads_of
+from llama_adapter.vision.errors import PictureError
 
 LIMITS = ServiceLimits(max_picture_bytes=1_000)
 

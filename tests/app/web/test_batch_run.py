@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from app import cli
-from app.captioner import Captioner
-from app.measuring.throughput import RunHistory
-from app.resources import sample_pictures
-from app.service.service import Ask, Service, ServiceLimits, Ticket, UnavailableError
-from app.web.batch_run import BatchRun, default_window
-from app.web.batch_types import PictureFile, Question, Result
-from app.web.byte_budget import ByteBudget
-from app.web.measuring import IN_FLIGHT, measure
-from app.web.runs import Run
-from llm.engine.sampling_params import SamplingParams
-from llm.errors import PromptError
+from llama_adapter.app import cli
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.measuring.throughput import RunHistory
+from llama_adapter.app.online.service import Ask, RequestHandle, Service, ServiceLimits, UnavailableError
+from llama_adapter.app.web.batch_run import BatchRun, default_window
+from llama_adapter.app.web.batch_types import PictureFile, Question, Result
+from llama_adapter.app.web.byte_budget import ByteBudget
+from llama_adapter.app.web.measuring import IN_FLIGHT, measure
+from llama_adapter.app.web.runs import Run
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.errors import PromptError
+from llama_adapter.vision.errors import PictureError
 from tests.app.web.held_engine import HeldEngine
-from vision.errors import PictureError
 
 pytestmark = pytest.mark.slow
 
@@ -36,11 +36,11 @@ class CountingService(Service):
 
     most_at_once = 0
 
-    def submit(self, ask: Ask) -> Ticket:
-        ticket = super().submit(ask)
+    def submit(self, ask: Ask) -> RequestHandle:
+        handle = super().submit(ask)
         status = self.status()
         self.most_at_once = max(self.most_at_once, status.num_running + status.num_waiting)
-        return ticket
+        return handle
 
 
 def started(*, limits: ServiceLimits | None = None, gate: HeldEngine | None = None) -> CountingService:

@@ -6,11 +6,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from app.records.record import ErrorRecord, Record
-from app.service.service import UnavailableError
-from app.web import batch_view
-from app.web.batch_types import Progress, Result
-from app.web.troubles import told
+from llama_adapter.app.online.service import UnavailableError
+from llama_adapter.app.records.record import ErrorRecord, Record
+from llama_adapter.app.web import batch_view
+from llama_adapter.app.web.batch_types import Progress, Result
+from llama_adapter.app.web.troubles import told
 
 HOSTILE = '<img src=x onerror=alert(1)> ${alert(2)} {{3}} `4` " onclick="5'
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.web.closed_routes import ClosedRoutes, is_open
+from llama_adapter.app.web.closed_routes import ClosedRoutes, is_open
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any
 import gradio as gr
 import pytest
 
-from app.web import guarded_blocks
-from app.web.guarded_blocks import MAX_FAULT_LINES_A_MINUTE, FaultLog, GuardedBlocks
+from llama_adapter.app.web import guarded_blocks
+from llama_adapter.app.web.guarded_blocks import MAX_FAULT_LINES_A_MINUTE, FaultLog, GuardedBlocks
 
 SENT = "what was sent \x1b[31m\n"
 

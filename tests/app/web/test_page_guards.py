@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.resources import sample_pictures
-from app.service.service import ServiceLimits
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.online.service import ServiceLimits
 from tests.e2e.browser import ServedPage, serve_page
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ SECRETS = ("/etc/passwd", "/proc/self/environ", str(Path("README.md").resolve())
 @pytest.fixture(scope="module")
 def served() -> Iterator[ServedPage]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("app.web.page.MAX_UPLOAD_BYTES", MAX_BYTES)
+        patch.setattr("llama_adapter.app.web.page.MAX_UPLOAD_BYTES", MAX_BYTES)
         with serve_page(limits=ServiceLimits(max_picture_bytes=MAX_BYTES)) as page:
             yield page
 

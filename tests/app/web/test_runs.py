@@ -1,7 +1,7 @@
 """Stop, and closing the page, cancel what that page waits for, and nothing of others."""
 
-from app.service.ticket import Ticket
-from app.web.runs import Runs
+from llama_adapter.app.online.request_handle import RequestHandle
+from llama_adapter.app.web.runs import Runs
 
 
 class Cancelled:
@@ -10,15 +10,15 @@ class Cancelled:
     def __init__(self) -> None:
         self.ids: list[int] = []
 
-    def ticket(self, number: int) -> Ticket:
-        return Ticket(number, cancel=lambda ticket: self.ids.append(ticket.id))
+    def handle(self, number: int) -> RequestHandle:
+        return RequestHandle(number, cancel=lambda handle: self.ids.append(handle.id))
 
 
 def test_stopping_cancels_what_is_under_way_in_that_tab_alone() -> None:
     runs, cancelled = Runs(), Cancelled()
     with runs.open("page", "chat") as chat, runs.open("page", "yes-no") as yes_no, runs.open("other", "chat") as other:
         for number, run in enumerate((chat, yes_no, other)):
-            run.add(cancelled.ticket(number))
+            run.add(cancelled.handle(number))
 
         runs.stop("page", "chat")
 
@@ -31,7 +31,7 @@ def test_closing_a_page_cancels_all_its_tabs() -> None:
     runs, cancelled = Runs(), Cancelled()
     with runs.open("page", "chat") as chat, runs.open("page", "yes-no") as yes_no, runs.open("other", "chat") as other:
         for number, run in enumerate((chat, yes_no, other)):
-            run.add(cancelled.ticket(number))
+            run.add(cancelled.handle(number))
 
         runs.stop("page")
 
@@ -42,7 +42,7 @@ def test_a_ticket_that_comes_after_the_stop_is_cancelled_at_once() -> None:
     runs, cancelled = Runs(), Cancelled()
     with runs.open("page", "chat") as run:
         runs.stop("page", "chat")
-        run.add(cancelled.ticket(7))
+        run.add(cancelled.handle(7))
 
         assert cancelled.ids == [7]
 
@@ -50,9 +50,9 @@ def test_a_ticket_that_comes_after_the_stop_is_cancelled_at_once() -> None:
 def test_an_answered_ticket_is_not_cancelled() -> None:
     runs, cancelled = Runs(), Cancelled()
     with runs.open("page", "chat") as run:
-        ticket = cancelled.ticket(1)
-        run.add(ticket)
-        run.discard(ticket)
+        handle = cancelled.handle(1)
+        run.add(handle)
+        run.discard(handle)
 
     assert cancelled.ids == []
 
@@ -60,7 +60,7 @@ def test_an_answered_ticket_is_not_cancelled() -> None:
 def test_a_new_run_stops_the_one_before_it_and_outlives_its_end() -> None:
     runs, cancelled = Runs(), Cancelled()
     with runs.open("page", "chat") as first:
-        first.add(cancelled.ticket(1))
+        first.add(cancelled.handle(1))
         with runs.open("page", "chat") as second:
             assert cancelled.ids == [1]
             assert first.is_stopped
@@ -70,7 +70,7 @@ def test_a_new_run_stops_the_one_before_it_and_outlives_its_end() -> None:
 def test_nothing_is_remembered_of_runs_that_ended() -> None:
     runs, cancelled = Runs(), Cancelled()
     with runs.open("page", "chat") as run:
-        run.add(cancelled.ticket(3))
+        run.add(cancelled.handle(3))
         assert len(runs) == 1
 
     assert len(runs) == 0

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from app.web.templates import templates
+from llama_adapter.app.web.templates import templates
 
 # The sentences of docs/embedded-model.md, with a place for the words of its world.
 _THING = "(?:circle|square|triangle|star|cross|ring|heart|moon)"

@@ -6,12 +6,19 @@ from itertools import count
 
 import pytest
 
-from app.clock import STAGES
-from app.measuring.throughput import Circumstances, RunFigures, RunHistory, history_of, stage_differences, to_compare
-from app.resources import sample_pictures
-from app.web import throughput_view
-from app.web.measuring import fresh_files
-from vision.image import load_picture
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.captioning.stage_clock import STAGES
+from llama_adapter.app.measuring.throughput import (
+    Circumstances,
+    RunFigures,
+    RunHistory,
+    history_of,
+    stage_differences,
+    to_compare,
+)
+from llama_adapter.app.web import throughput_view
+from llama_adapter.app.web.measuring import fresh_files
+from llama_adapter.vision.image import load_picture
 
 CIRCUMSTANCES = Circumstances(
     model="embedded",

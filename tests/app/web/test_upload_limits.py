@@ -16,9 +16,9 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from app.service.types import ServiceLimits
-from app.web.page import MAX_EVENT_BYTES, page_settings
-from app.web.upload_parser import LEFT_FREE_BYTES, FilesOnly, files_only
+from llama_adapter.app.online.types import ServiceLimits
+from llama_adapter.app.web.page import MAX_EVENT_BYTES, page_settings
+from llama_adapter.app.web.upload_parser import LEFT_FREE_BYTES, FilesOnly, files_only
 
 FILE = b'Content-Disposition: form-data; name="files"; filename="star.png"'
 

@@ -4,14 +4,14 @@ import re
 
 import pytest
 
-from app.answers import Answer, AnswerError
-from app.decisions import Rule
-from app.errors import Exit, Problem
-from app.web.chat_state import MAX_TURNS, Chat, ChatSession, PickedPicture, Turn
-from app.web.chat_view import conversation, picture_line, tokens_per_second
-from app.web.escaping import escaped, milliseconds, named, size
-from app.web.yes_no_state import Judged
-from app.web.yes_no_view import percent, results
+from llama_adapter.app.calibration.decisions import Rule
+from llama_adapter.app.captioning.answers import Answer, AnswerError
+from llama_adapter.app.errors import Exit, Problem
+from llama_adapter.app.web.chat_state import MAX_TURNS, Chat, ChatSession, PickedPicture, Turn
+from llama_adapter.app.web.chat_view import conversation, picture_line, tokens_per_second
+from llama_adapter.app.web.escaping import escaped, milliseconds, named, size
+from llama_adapter.app.web.yes_no_state import Judged
+from llama_adapter.app.web.yes_no_view import percent, results
 
 EVIL = "<img src=x onerror=alert(1)>\"'&\u202egnp.exe"
 PICTURE = PickedPicture(source="/a.png", shown="/a.png", name="a.png", width=4, height=3, num_bytes=2000)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from app.captioner import Captioner
-from app.resources import sample_pictures
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.resources import sample_pictures
 from tests.npu.inside.host_ops import HostOps
 
 NUM_PICTURES = 5  # on 3 slots: admitted late, freed early

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from llm.config import DecoderConfig
-from llm.engine.engine import Engine
-from llm.engine.sampling_params import SamplingParams
-from llm.engine.sequence import Request
-from llm.load import open_executor
-from llm.runtime.backend import Backend, CpuBackend
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.engine.sequence import Request
+from llama_adapter.llm.load import open_executor
+from llama_adapter.runtime.devices.backend import Backend, CpuBackend
 from tests.llm.toys import answers, drain, toy_decoder, toy_prompts, toy_visual_queries
 from tests.npu.inside.host_ops import HostOps, MixedDevicesError
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from llm.errors import DeviceError
-from llm.runtime.backend import Backend, open_backend
+from llama_adapter.llm.errors import DeviceError
+from llama_adapter.runtime.devices.backend import Backend, open_backend
 
 
 def facts(backend: Backend) -> dict[str, Any]:

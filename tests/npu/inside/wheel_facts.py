@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llm.runtime.npu import open_npu
-from llm.runtime.npu_load import load_torch_npu
+from llama_adapter.runtime.devices.npu import open_npu
+from llama_adapter.runtime.devices.npu_load import load_torch_npu
 from tests.npu import symbols
 from tests.npu.inside.references import REFERENCES
 

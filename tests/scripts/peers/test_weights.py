@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from llm.config import DecoderConfig
-from llm.load import open_executor
-from llm.runtime.backend import open_backend
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.load import open_executor
+from llama_adapter.runtime.devices.backend import open_backend
+from llama_adapter.vision.encoder import encoder_from_state
 from scripts.peers.gguf_file import gguf_tensors, interleaved
 from scripts.peers.huggingface import HuggingFaceDecoder, HuggingFaceVision
 from scripts.peers.measuring import DecoderEngine
 from scripts.peers.ours import OurDecoder
 from scripts.peers.sizes import prompt_ids
 from scripts.peers.weights import bare_tower, decoder_sizes, decoder_state, encoder_state
-from vision.encoder import encoder_from_state
 
 EOS_ID = 2
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from scripts.train_embedded import ablation
 from scripts.train_embedded.code_stage import close_gates
 from scripts.train_embedded.sizes import build_decoder, build_encoder

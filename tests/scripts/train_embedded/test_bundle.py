@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from safetensors import safe_open
 
-from app.captioner import Captioner
+from llama_adapter.app.captioning.captioner import Captioner
 from scripts.train_embedded.other_worlds import draw_others
 from scripts.train_embedded.score import answer_all, draw_exam, grade
 

@@ -38,14 +38,14 @@ def test_own_pictures_of_each_use_are_different_ones() -> None:
 
 
 def test_what_is_fitted_to_the_world_finds_noise_and_passes_the_world() -> None:
-    familiarity = fit([quarters, quarters], num_pictures=24)
+    ood_detector = fit([quarters, quarters], num_pictures=24)
     own, noise = (
         quarters(pictures) for pictures in (draw_own(use=FRESH, count=10), draw_others("noise", count=10, seed=(1,)))
     )
 
-    assert share_above(familiarity.distances(own), familiarity) <= 20
-    assert share_above(familiarity.distances(noise), familiarity) == 100.0
-    assert share_above(np.array([0.0, np.nan]), familiarity) == 50.0
+    assert share_above(ood_detector.distances(own), ood_detector) <= 20
+    assert share_above(ood_detector.distances(noise), ood_detector) == 100.0
+    assert share_above(np.array([0.0, np.nan]), ood_detector) == 50.0
 
 
 def test_too_few_pictures_to_fit_to_are_refused() -> None:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from llm.prompt import format_prompt
-from llm.tokenizer import Tokenizer
+from llama_adapter.llm.prompt import format_prompt
+from llama_adapter.llm.tokenizer import Tokenizer
 from scripts.train_embedded.answering import answer_hits
 from scripts.train_embedded.packing import Packed, Packer, ask_many
 from scripts.train_embedded.questions import Question, in_sentence

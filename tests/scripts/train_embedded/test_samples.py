@@ -12,6 +12,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.image import load_picture
 from scripts.train_embedded.questions import CAPTION_QUESTIONS, COUNT_QUESTIONS, NUMBERS, RELATIONS, TASKS, at, caption
 from scripts.train_embedded.samples import WHOLE, Sample, draw_samples, samples
 from scripts.train_embedded.world import (
@@ -25,8 +27,6 @@ from scripts.train_embedded.world import (
     Thing,
     scene_from_words,
 )
-from vision.errors import PictureError
-from vision.image import load_picture
 
 ASSETS = Path(__file__).parents[3] / "assets"
 PICTURES, BROKEN = ASSETS / "pictures", ASSETS / "broken"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from llm.tokenizer import Tokenizer
+from llama_adapter.llm.tokenizer import Tokenizer
 from scripts.train_embedded import code_stage, text_stage
 from scripts.train_embedded.code_stage import SceneCode, close_gates, open_gates
 from scripts.train_embedded.focus import CLASSES

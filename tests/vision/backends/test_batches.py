@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llama_adapter.vision.backends.batches import USUAL_CACHE_BYTES, best_batch_size, even_batches, last_cache_bytes
 from tests.fakes.exported import embedded_encoder
-from vision.backends.batches import USUAL_CACHE_BYTES, best_batch_size, even_batches, last_cache_bytes
 
 
 @given(st.integers(1, 300), st.integers(1, 40))

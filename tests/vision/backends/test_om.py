@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 import torch
 
+from llama_adapter.runtime.graphs.card import EncoderCard
+from llama_adapter.runtime.graphs.sidecar import read_sidecar, write_sidecar
+from llama_adapter.vision.backends.om import OmVisionBackend
+from llama_adapter.vision.errors import EncoderError
 from tests.fakes.exported import make_om, sample_pixels, sample_queries
-from vision.backends.om import OmVisionBackend
-from vision.card import EncoderCard
-from vision.errors import EncoderError
-from vision.sidecar import read_sidecar, write_sidecar
 
 pytestmark = pytest.mark.slow
 
@@ -275,8 +275,8 @@ import atexit, json, sys, weakref
 weakref.finalize(sys, bool)  # weakref now has its own place among what is done at the end
 sys.path[:0] = [{str(fakes / "2024")!r}, {str(fakes / "aclruntime")!r}]
 import numpy as np
-from vision.backends.om import OmVisionBackend
-from vision.sidecar import read_sidecar, write_sidecar
+from llama_adapter.vision.backends.om import OmVisionBackend
+from llama_adapter.runtime.graphs.sidecar import read_sidecar, write_sidecar
 atexit.register(print, "after others that were there before", file=sys.stderr)
 backend = OmVisionBackend({str(tmp_path / "clip.om")!r})
 print(json.dumps(list(backend.encode(np.zeros((5, 224, 224, 3), dtype=np.uint8)).shape)))

@@ -12,13 +12,13 @@ import onnx
 import pytest
 import torch
 
+from llama_adapter.runtime.graphs.card import METADATA_KEY
+from llama_adapter.runtime.graphs.graph import read_graph
+from llama_adapter.runtime.graphs.seal import SEAL_KEY, blank_seal, check_seal, seal
+from llama_adapter.vision.backends.onnx import OnnxVisionBackend
+from llama_adapter.vision.errors import EncoderError
 from tests.fakes.exported import embedded_encoder, embedded_onnx, sample_pixels, sample_queries
 from tests.fakes.foreign_onnx import foreign_onnx
-from vision.backends.onnx import OnnxVisionBackend
-from vision.card import METADATA_KEY
-from vision.errors import EncoderError
-from vision.export.graph import read_graph
-from vision.seal import SEAL_KEY, blank_seal, check_seal, seal
 
 ROOT = Path(__file__).resolve().parents[3]
 # Of a visual query of size 1: its last layer is a layer norm. Half precision has 11 bits, in every layer between.
@@ -197,7 +197,7 @@ def test_a_program_that_uses_it_as_a_library_keeps_no_diary(tmp_path: Path) -> N
     code = f"""
 import os, sys
 os.environ.pop("ORT_DISABLE_TELEMETRY", None)
-from vision.backends.onnx import OnnxVisionBackend
+from llama_adapter.vision.backends.onnx import OnnxVisionBackend
 assert "onnxruntime" not in sys.modules
 OnnxVisionBackend({str(file)!r})
 print(os.environ["ORT_DISABLE_TELEMETRY"], "onnxruntime" in sys.modules)

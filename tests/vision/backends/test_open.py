@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from llama_adapter.vision.backends.om import OmVisionBackend
+from llama_adapter.vision.backends.onnx import OnnxVisionBackend
+from llama_adapter.vision.backends.open import EncoderSpec, open_encoder
 from tests.fakes.exported import make_om
 from tests.fakes.foreign_onnx import foreign_onnx
-from vision.backends.om import OmVisionBackend
-from vision.backends.onnx import OnnxVisionBackend
-from vision.backends.open import EncoderSpec, open_encoder
 
 pytestmark = pytest.mark.slow
 

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 import torch
 
+from llama_adapter.vision.backends.exported import ExportedBackend
+from llama_adapter.vision.backends.onnx import OnnxVisionBackend
+from llama_adapter.vision.backends.open import EncoderSpec, open_encoder
+from llama_adapter.vision.backends.process import ProcessVisionBackend
+from llama_adapter.vision.errors import EncoderError
 from tests.fakes.exported import embedded_onnx, make_om, sample_pixels
 from tests.fakes.foreign_onnx import foreign_onnx
-from vision.backends.exported import ExportedBackend
-from vision.backends.onnx import OnnxVisionBackend
-from vision.backends.open import EncoderSpec, open_encoder
-from vision.backends.process import ProcessVisionBackend
-from vision.errors import EncoderError
 
 pytestmark = pytest.mark.slow
 
@@ -221,7 +221,7 @@ def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     file = foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3))
     code = f"""
 import os, signal
-from vision.backends.open import EncoderSpec, open_encoder
+from llama_adapter.vision.backends.open import EncoderSpec, open_encoder
 backend = open_encoder(EncoderSpec(kind="onnx", path={str(file)!r}, own_process=True))
 print(backend._process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -252,7 +252,7 @@ def test_a_script_without_a_main_guard_may_use_it(tmp_path: Path) -> None:
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 import numpy as np
-from vision.backends.open import EncoderSpec, open_encoder
+from llama_adapter.vision.backends.open import EncoderSpec, open_encoder
 
 backend = open_encoder(EncoderSpec(kind="onnx", path={str(file)!r}, own_process=True))
 print(backend.encode(np.full((1, 2, 2, 3), 7, dtype=np.uint8))[0, 0, 0].item())

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from llama_adapter.vision.backends.torch import TorchVisionBackend
 from tests.fakes.exported import embedded_encoder, sample_pixels
-from vision.backends.torch import TorchVisionBackend
 
 CPU = torch.device("cpu")
 

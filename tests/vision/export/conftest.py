@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from llama_adapter.runtime.graphs.card import EncoderCard
+from llama_adapter.vision.encoder import PictureEncoder
+from llama_adapter.vision.export.onnx import export_onnx
 from tests.parity.golden import PICTURES, model, pixels
-from vision.card import EncoderCard
-from vision.encoder import PictureEncoder
-from vision.export.onnx import export_onnx
 
 
 class Exported(NamedTuple):

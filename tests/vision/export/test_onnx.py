@@ -12,15 +12,15 @@ import onnxruntime
 import pytest
 import torch
 
-from vision.card import METADATA_KEY, EncoderCard
-from vision.errors import EncoderError
-from vision.export import packages
-from vision.export.graph import read_graph
-from vision.export.lint import lint_graph
-from vision.export.onnx import export_onnx
-from vision.export.parity import compare
-from vision.ports import Port
-from vision.seal import SEAL_KEY
+from llama_adapter.runtime.graphs import packages
+from llama_adapter.runtime.graphs.card import METADATA_KEY, EncoderCard
+from llama_adapter.runtime.graphs.graph import read_graph
+from llama_adapter.runtime.graphs.lint import lint_graph
+from llama_adapter.runtime.graphs.ports import Port
+from llama_adapter.runtime.graphs.seal import SEAL_KEY
+from llama_adapter.vision.errors import EncoderError
+from llama_adapter.vision.export.onnx import export_onnx
+from llama_adapter.vision.export.parity import compare
 
 pytestmark = pytest.mark.slow
 
@@ -160,7 +160,7 @@ def test_weights_that_one_file_cannot_hold_go_beside_it(
     exported: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = exported("rgb", "float16", 18)
-    monkeypatch.setattr("vision.export.onnx._MAX_PROTOBUF_BYTES", 1_000_000)
+    monkeypatch.setattr("llama_adapter.vision.export.onnx._MAX_PROTOBUF_BYTES", 1_000_000)
     path = tmp_path / "clip.onnx"
 
     export_onnx(made.encoder.config, made.encoder.state_dict(), path, name="tiny", dtype="float16")

@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from vision.errors import EncoderError
-from vision.export.parity import BOUNDS, compare, judge
-from vision.seal import SEAL_KEY
+from llama_adapter.runtime.graphs.seal import SEAL_KEY
+from llama_adapter.vision.errors import EncoderError
+from llama_adapter.vision.export.parity import BOUNDS, compare, judge
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,84 @@
+"""A record's probabilities -> what is decided on them, by a calibration, a rule, or just the likeliest. No files."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from llama_adapter.app.calibration.decisions import Rule, decide
+from llama_adapter.app.calibration.file import Calibration
+
+UNDECIDED: Final = "undecided"
+
+_DIGITS: Final = 6  # of the numbers that are shown
+
+Choice = Mapping[str, float | None]  # as records hold it: null stands for what was no number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """What was decided on one record's probabilities."""
+
+    text: str  # one of the choices, or `UNDECIDED`
+    probability: float | None  # of that choice; undecided, of the likeliest
+    choice: dict[str, float | None]  # probabilities as they were decided on
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decider:
+    """How to decide. A calibration brings a rule of its own; `rule` goes before it."""
+
+    rule: Rule | None = None
+    calibration: Calibration | None = None
+
+    @classmethod
+    def of(
+        cls,
+        calibration: Calibration | None = None,
+        *,
+        threshold: float | None = None,
+        abstain: tuple[float, float] | None = None,
+    ) -> "Decider":
+        """As the flags say. Raises ValueError for numbers out of range."""
+        return cls(rule=Rule.from_flags(threshold, abstain), calibration=calibration)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing was asked for, so that the likeliest choice counts."""
+        return self.rule is None and self.calibration is None
+
+    def doubts(self, *, prompts: Iterable[str], model_digests: Iterable[str]) -> list[str]:
+        """Notes on what the calibration is applied to and was not made of: other prompts, other models."""
+        if self.calibration is None:
+            return []
+        question, found = self.calibration.question, []
+        others = [prompt for prompt in prompts if prompt != question]
+        if question is not None and others:
+            found.append(f"note: the calibration is of {question!r}, and there are answers to {others[0]!r}")
+        if any(digest != self.calibration.model_digest for digest in model_digests):
+            found.append("note: the calibration is of another model than some of these answers")
+        return found
+
+    def decide(self, choice: Choice) -> Decision:
+        """What counts; undecided where a probability is no number.
+
+        Raises ValueError for other choices than those that were calibrated, and for fewer than two.
+        """
+        numbers = {name: value for name, value in choice.items() if value is not None and math.isfinite(value)}
+        if len(numbers) < len(choice):
+            return Decision(text=UNDECIDED, probability=None, choice=dict(choice))
+        rule = self.rule
+        if self.calibration is not None:
+            numbers = self.calibration.apply(numbers)
+            rule = self.calibration.rule if rule is None else rule
+        best = max(numbers, key=lambda name: numbers[name])
+        text = best if rule is None else decide(numbers, rule)
+        return Decision(
+            text=UNDECIDED if text is None else text,
+            probability=_rounded(numbers[best if text is None else text]),
+            choice={name: _rounded(value) for name, value in numbers.items()},
+        )
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")

@@ -1,0 +1,1 @@
+"""Pictures and prompts in, answers out: the captioner and all that one answer needs."""

@@ -1,0 +1,167 @@
+"""The composition root: from a spec to a captioner. Whatever is `auto` or left open is settled here, once."""
+
+import dataclasses
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+
+import torch
+
+from llama_adapter.app.captioning.captioner import Captioner, ModelInfo
+from llama_adapter.app.captioning.oom_retry import OomRetry
+from llama_adapter.app.captioning.resources import embedded_model
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.models.bundle import load_bundle
+from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, assemble_sources, stream_sources
+from llama_adapter.app.models.encoders import (
+    check_card,
+    check_encoder_exists,
+    check_sizes,
+    encoder_identity,
+    encoder_spec,
+    om_card,
+)
+from llama_adapter.app.models.memory_fit import place_model
+from llama_adapter.app.models.quantised_model import quantise_model
+from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.runners.eager import Executor
+from llama_adapter.runtime.devices.backend import Backend, open_backend, open_best, resolve_dtype, resolve_mode
+from llama_adapter.runtime.graphs.card import EncoderCard
+from llama_adapter.vision.backends.base import VisionBackend
+from llama_adapter.vision.backends.open import open_encoder
+
+ModelLoader = Callable[[torch.dtype], LoadedModel]  # the type of the weights -> the model
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """What a captioner is put together of, on its device; `spec` has nothing left open."""
+
+    spec: CaptionerSpec
+    info: ModelInfo
+    model: LoadedModel  # without its weights, which may take memory twice
+    backend: Backend
+    vision: VisionBackend
+    executor: Executor
+    remember_rows: Callable[[int], str] | None = None  # for later runs, where batch sizes are left to us
+
+    def captioner(self) -> Captioner:
+        """The captioner of these parts; with some of them replaced, another one around the same weights."""
+        return Captioner(
+            spec=self.spec,
+            info=self.info,
+            vision=self.vision,
+            engine=Engine(self.executor, eos_id=self.model.tokenizer.eos_id),
+            tokenizer=self.model.tokenizer,
+            ood_detector=self.model.ood_detector,
+            synchronise=self.backend.synchronise,
+            mark=self.backend.mark,
+            oom_retry=OomRetry(empty_caches=self.backend.empty_caches, remember=self.remember_rows),
+        )
+
+
+def assemble(spec: CaptionerSpec) -> Captioner:
+    """Load the model of `spec` onto its device.
+
+    Raises DeviceError, CheckpointError, VisionCheckpointError and EncoderError; the errors say what to do.
+    """
+    return assemble_parts(spec).captioner()
+
+
+def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> Parts:
+    """As `assemble`, in parts; `load` makes the model, in place of the files that `spec` names."""
+    check_encoder_exists(spec)
+    backend, note = open_best() if spec.device == "auto" else (open_backend(spec.device), "")
+    mode = resolve_mode(spec.mode, backend=backend)
+    with ExitStack() as stack:
+        vision: VisionBackend | None = None
+        card: EncoderCard | None = None
+        if spec.vision_kind == "onnx":
+            vision = onnx = stack.enter_context(closing(open_encoder(encoder_spec(spec, backend=backend, mode=mode))))
+            card = onnx.card
+        elif spec.vision_kind == "om":
+            card = om_card(spec)
+        if load is None:
+            model = load_model(spec, backend=backend, encoder=card)
+        else:
+            model = load(resolve_dtype(spec.dtype, backend=backend))
+        foreign_note = ""
+        if card is not None:
+            check_card(card, model, spec=spec)
+        elif spec.vision_kind != "torch":
+            foreign_note = f"`{spec.encoder}` does not say of which model it is, so that cannot be checked"
+        placed = place_model(model, spec=spec, backend=backend, mode=mode)
+        executor = placed.halves.executor
+        if placed.halves.vision is not None:
+            vision = placed.halves.vision
+        elif vision is None:
+            # Last of all: the decoder's device has to be there before the OM's own context.
+            vision = stack.enter_context(closing(open_encoder(encoder_spec(spec, backend=backend, mode=mode))))
+        check_sizes(vision, model, spec=spec)
+        widened_note = ""
+        if model.precision == "int8" and not backend.computes_int8(model.dtype, wanted=spec.operators):
+            widened_note = f"8-bit weights are computed in {spec.dtype} here: they take its memory and its time"
+        stack.pop_all()
+    spec = dataclasses.replace(
+        spec,
+        vision=spec.vision_kind,
+        device=str(backend.device),
+        mode=mode,
+        batch_size=executor.num_slots,
+        context=model.decoder_config.context,
+        channel_order=model.vision_config.channel_order,
+        precision=model.precision,
+    )
+    return Parts(
+        spec=spec,
+        info=ModelInfo(
+            name=model.name,
+            digest=model.digest,
+            device=backend.name,
+            dtype=spec.dtype,
+            precision=model.precision,
+            vision=vision.name,
+            mode=mode,
+            operators=executor.operators.name,
+            encoder=None if spec.vision_kind == "torch" else encoder_identity(spec),
+            notes=tuple(filter(None, (note, *model.notes, foreign_note, widened_note, placed.note))),
+            context=model.decoder_config.context,
+            default_prompt=model.prompt,
+        ),
+        model=dataclasses.replace(model, vision_state={}, decoder_state={}),
+        backend=backend,
+        vision=vision,
+        executor=executor,
+        remember_rows=placed.remember_rows,
+    )
+
+
+def load_model(spec: CaptionerSpec, *, backend: Backend, encoder: EncoderCard | None = None) -> LoadedModel:
+    """The weights of `spec` on the CPU, in its dtype and precision.
+
+    With an exported `encoder`, the picture half may be absent.
+    """
+    dtype = resolve_dtype(spec.dtype, backend=backend)
+    if spec.llama_dir is None:
+        return load_bundle(
+            embedded_model() if spec.model is None else spec.model,
+            dtype=dtype,
+            context=spec.context,
+            channel_order=None if spec.channel_order == "auto" else spec.channel_order,
+            cast_vision=spec.vision_kind == "torch",
+            precision=spec.precision,
+        )
+    assert spec.adapter is not None, "the spec checks that an adapter goes with llama_dir"
+    sources = ModelSources(
+        llama_dir=spec.llama_dir,
+        llama_type=spec.llama_type,
+        adapter=spec.adapter,
+        clip=spec.clip,
+        visual_heads=spec.visual_heads,
+        channel_order=spec.channel_order,
+        context=spec.context,
+    )
+    if spec.precision != "int8":
+        return assemble_sources(sources, dtype=dtype, encoder=encoder)
+    # Rounded once: from all bits that the files have.
+    model, tensors = quantise_model(*stream_sources(sources, dtype=torch.float32, encoder=encoder), dtype=dtype)
+    return dataclasses.replace(model, decoder_state=dict(tensors))

@@ -1,0 +1,18 @@
+"""Where the files that come with the package are: the embedded model and the sample pictures."""
+
+from pathlib import Path
+
+import llama_adapter
+
+# In a checkout a link to the folder `assets` at its root, in a wheel the folder itself.
+_ASSETS = (Path(llama_adapter.__file__).parent / "assets").resolve()
+
+
+def embedded_model() -> Path:
+    """Bundle of the embedded model."""
+    return _ASSETS / "embedded"
+
+
+def sample_pictures() -> Path:
+    """Folder of the sample pictures."""
+    return _ASSETS / "pictures"

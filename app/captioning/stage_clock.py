@@ -1,0 +1,92 @@
+"""Stage times: where the wall time of a run goes. Measures only; tables are made in app/measuring/report.py."""
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Protocol
+
+# The path of a picture; clip to decode are the names of the reference demo, read and write are ours.
+STAGES = ("read", "clip", "pre", "forward", "post", "decode", "write")
+
+
+_MAX_MARKS = 512
+
+
+class Mark(Protocol):
+    """A moment in a device's queue, see `runtime.devices.backend`."""
+
+    def ms_since(self, earlier: Any) -> float: ...
+
+
+class StageClock:
+    """Gives every moment between the first `enter` and `stop` to exactly one stage, so that the stages add up.
+
+    With `synchronise` (profile mode) the device is waited for at each boundary; without it, a stage's time is the
+    host's alone. `mark` notes a moment of the device without waiting: it gives the device's own time by stage.
+    """
+
+    def __init__(
+        self, *, synchronise: Callable[[], None] | None = None, mark: Callable[[], Mark | None] | None = None
+    ) -> None:
+        self.seconds = dict.fromkeys(STAGES, 0.0)
+        self._synchronise, self._mark = synchronise, mark
+        self._device_seconds = dict.fromkeys(STAGES, 0.0)
+        self._marks: list[tuple[str | None, Mark]] = []  # each with the stage that begins there
+        self._has_marks = False
+        self._stage: str | None = None
+        self._since = 0.0
+
+    def enter(self, stage: str) -> None:
+        """From now on time belongs to `stage`; raises KeyError for a name that is not in STAGES."""
+        if stage == self._stage:
+            return
+        if stage not in self.seconds:
+            raise KeyError(f"no stage named {stage!r}; there are {', '.join(self.seconds)}")
+        self._since = self._settle()
+        self._stage = stage
+        self._note(stage)
+
+    def stop(self) -> None:
+        """Time belongs to no stage until the next `enter`."""
+        self._settle()
+        self._stage = None
+        self._note(None)
+
+    def take(self) -> dict[str, float]:
+        """Seconds by stage since this was last called, or since the start; time goes on in the stage that it is in."""
+        self._since = self._settle()
+        taken, self.seconds = self.seconds, dict.fromkeys(STAGES, 0.0)
+        return taken
+
+    def read_device_seconds(self) -> dict[str, float] | None:
+        """Seconds between the device's own marks, by stage; None where it gives none. Waits for the last mark."""
+        self._read_marks()
+        return dict(self._device_seconds) if self._has_marks else None
+
+    @property
+    def total(self) -> float:
+        """Seconds of all stages together."""
+        return sum(self.seconds.values())
+
+    def _settle(self) -> float:
+        if self._synchronise is not None:
+            self._synchronise()
+        now = time.perf_counter()
+        if self._stage is not None:
+            self.seconds[self._stage] += now - self._since
+        return now
+
+    def _note(self, stage: str | None) -> None:
+        mark = None if self._mark is None else self._mark()
+        if mark is None:
+            return
+        self._has_marks = True
+        self._marks.append((stage, mark))
+        if len(self._marks) > _MAX_MARKS:
+            self._read_marks()
+
+    def _read_marks(self) -> None:
+        for (stage, begin), (_, end) in pairwise(self._marks):
+            if stage is not None:
+                self._device_seconds[stage] += end.ms_since(begin) / 1e3
+        del self._marks[:-1]

@@ -1,0 +1,25 @@
+"""What a captioner is given to do: a picture, and what is asked of it. Plain values."""
+
+from dataclasses import dataclass
+
+from llama_adapter.app.captioning.prompts import Prompt
+from llama_adapter.app.reading.reader import PictureReading
+from llama_adapter.app.reading.sources import Source
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkQuestion:
+    """One prompt about a picture; it gets one answer, which carries its index."""
+
+    index: int
+    prompt: Prompt
+    choices: tuple[str, ...] | None = None  # the answer is the likeliest of them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkItem:
+    """One picture, read and encoded once for all its questions."""
+
+    picture: Source | PictureReading  # what to read, or what was read elsewhere
+    label: str
+    questions: tuple[WorkQuestion, ...]

@@ -1,0 +1,207 @@
+"""`serve` and `web`: a model behind HTTP, for programs alone or with a page for people, on one engine thread."""
+
+import dataclasses
+import importlib
+import logging
+import os
+import re
+import signal
+import stat
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
+from typing import TYPE_CHECKING
+
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.doctor.environment import PAGE_PACKAGES, SERVER_PACKAGES
+from llama_adapter.app.doctor.probes import IMPORT_NAMES
+from llama_adapter.app.errors import Exit, UsageError
+from llama_adapter.app.online.service import Service
+from llama_adapter.app.online.types import ServiceLimits
+from llama_adapter.app.terminal.wording import EMBEDDED_NOTE
+from llama_adapter.runtime.devices.backend import EAGER
+from llama_adapter.runtime.text import shown_text
+from llama_adapter.vision.formats import PICTURE_SUFFIXES
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from llama_adapter.app.http_api.api import ApiSettings
+
+API_KEY_VARIABLE = "LLAMA_ADAPTER_API_KEY"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ServeJob:
+    """One server, as plain values."""
+
+    spec: CaptionerSpec
+    limits: ServiceLimits
+    has_page: bool
+    host: str = "127.0.0.1"
+    port: int = 8000
+    host_names: tuple[str, ...] = ()  # further ones that it answers to
+    allowed_hosts: tuple[str, ...] = ()  # of pictures that are fetched
+    api_key_file: str | None = None
+    max_body_mib: int = 48
+    drain_s: float = 60.0
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port is 0 (a free one) to 65535, got {self.port}")
+        if self.max_body_mib < 1:
+            raise ValueError(f"max_body_mib must be at least 1, got {self.max_body_mib}")
+        if not self.drain_s >= 0:
+            raise ValueError(f"drain_s must be at least 0, got {self.drain_s}")
+
+
+def run_serve(job: ServeJob) -> int:
+    """Serve until SIGTERM or SIGHUP (drains, exit code 0) or Ctrl-C (drains, 130).
+
+    Raises what app/errors.py lists: for the model, for an address that cannot be had, and for packages of the extras
+    `serve` and `web` that are missing.
+    """
+    check_packages(has_page=job.has_page)
+    from llama_adapter.app.http_api.api import create_api
+    from llama_adapter.app.http_api.metrics import Metrics
+    from llama_adapter.app.http_api.running import address_of, bind, run
+
+    tell = _teller(quiet=job.quiet)
+    keys = read_api_keys(job.api_key_file)
+    settings = api_settings(job, keys=keys)
+    if job.has_page and keys:
+        tell("note: keys are asked for by the API; whoever reaches the page needs none")
+    with ExitStack() as stack:
+        # Before the model is loaded, which may take minutes: an address that cannot be had shows at once.
+        listener = stack.enter_context(closing(bind(job.host, job.port)))
+        metrics = Metrics()
+        service = stack.enter_context(
+            closing(Service(lambda: load_warm(job.spec, tell=tell), limits=job.limits, observer=metrics))
+        )
+        service.start()
+        service.wait_until_ready()
+        for note in service.info.notes:
+            tell(f"note: {note}")
+        if job.spec.is_embedded:
+            tell(EMBEDDED_NOTE)
+        application = create_api(service, settings=settings, metrics=metrics)
+        if job.has_page:
+            stack.enter_context(add_page(application, service))
+        address = address_of(listener)
+        ended_by = run(
+            application,
+            listener=listener,
+            service=service,
+            drain_s=job.drain_s,
+            tell=tell,
+            # Also when quiet: with port 0 there is no other way to know.
+            on_start=lambda: _say(f"serving on {address}"),
+        )
+    return Exit.INTERRUPTED if ended_by == signal.SIGINT else Exit.OK
+
+
+def check_packages(*, has_page: bool) -> None:
+    """Raise UsageError unless the packages of the extra are there."""
+    for name in (*SERVER_PACKAGES, *(PAGE_PACKAGES if has_page else ())):
+        try:
+            importlib.import_module(IMPORT_NAMES.get(name, name))
+        except ImportError as error:
+            command = "web" if has_page else "serve"
+            raise UsageError(
+                f"`llama-adapter {command}` needs packages of its own, and {name} cannot be imported: {error}",
+                hint=f"pip install --editable '.[{command}]'",
+            ) from None
+
+
+def load_warm(spec: CaptionerSpec, *, tell: Callable[[str], None]) -> Captioner:
+    """The captioner of a spec, with the programs of a graph mode compiled."""
+    captioner = Captioner.load(**dataclasses.asdict(spec))
+    if captioner.info.mode != EAGER:
+        warm_up = captioner.warm_up()
+        tell(f"warm-up: {warm_up.programs} programs ready in {warm_up.seconds:.1f} s")
+    return captioner
+
+
+def api_settings(job: ServeJob, *, keys: tuple[str, ...]) -> "ApiSettings":
+    """What gets to the API, and what it fetches; raises UsageError for hosts that cannot be allowed."""
+    from llama_adapter.app.http_api.api import ApiSettings
+    from llama_adapter.app.http_api.guards import GuardSettings, host_names_for
+    from llama_adapter.app.http_api.pictures import PictureSettings
+
+    try:
+        return ApiSettings(
+            pictures=PictureSettings(
+                max_picture_bytes=job.limits.max_picture_bytes, allowed_hosts=tuple(job.allowed_hosts)
+            ),
+            guards=GuardSettings(
+                max_body_bytes=job.max_body_mib * 2**20,
+                max_bytes_under_way=max(GuardSettings().max_bytes_under_way, 2 * job.max_body_mib * 2**20),
+                host_names=host_names_for(job.host, more=job.host_names),
+                api_keys=keys,
+            ),
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def add_page(application: "FastAPI", service: Service) -> AbstractContextManager[object]:
+    """Put the page at the root; what is uploaded to it lies in a folder that is removed at the end."""
+    import gradio
+
+    from llama_adapter.app.web.page import build_page, page_settings
+    from llama_adapter.app.web.upload_parser import files_only
+    from llama_adapter.app.web.uploads import private_uploads
+
+    with ExitStack() as stack:
+        stack.enter_context(private_uploads())
+        stack.enter_context(files_only())
+        samples = sorted(path for path in sample_pictures().iterdir() if path.suffix in PICTURE_SUFFIXES)
+        page = build_page(service, samples=samples)
+        gradio.mount_gradio_app(application, page, "/", **page_settings(service))
+        return stack.pop_all()
+
+
+def read_api_keys(path: str | None) -> tuple[str, ...]:
+    """Keys of a file, one a line, and of the environment variable; empty where none are asked for.
+
+    Raises UsageError for a file that others can read or that has no keys, and OSError.
+    """
+    keys = os.environ.get(API_KEY_VARIABLE, "").split()
+    if path is not None:
+        with open(path, encoding="utf-8") as file:
+            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                raise UsageError(f"Others may read the keys in `{path}`", hint=f"chmod 600 {path}")
+            found = [line.strip() for line in file if line.strip() and not line.startswith("#")]
+        if not found:
+            raise UsageError(f"There is no key in `{path}`", hint="write one a line")
+        keys += found
+    if any(not re.fullmatch(r"[\x21-\x7e]{8,}", key) for key in keys):
+        raise UsageError("A key has at least 8 characters, of ASCII and without spaces")
+    return tuple(keys)
+
+
+def _teller(*, quiet: bool) -> Callable[[str], None]:
+    """Notes go to stderr, and so does a line for each request, unless they are not wanted."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_OneLine("%(asctime)s %(message)s"))
+    log = logging.getLogger("llama_adapter")
+    log.handlers[:] = [handler]
+    log.propagate = False
+    log.setLevel(logging.WARNING if quiet else logging.INFO)
+    return (lambda text: None) if quiet else _say
+
+
+class _OneLine(logging.Formatter):
+    """A line of the log as `shown_text`: pictures, models and clients have a say in what errors tell."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return shown_text(super().formatMessage(record))
+
+
+def _say(text: str) -> None:
+    """A line on stderr; nobody is answered worse when whoever reads it has gone, or the disk of the log is full."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)

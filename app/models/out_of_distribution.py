@@ -1,0 +1,141 @@
+"""Whether a picture is like those that a model was trained on, told by its visual queries. No model runs here.
+
+A model's owner fits it on pictures of the model's world (`scripts/train_embedded/familiar.py` is an example) and puts
+it into the bundle. It says nothing of whether an answer is right. In the field's words: it detects what is out of
+distribution by Mahalanobis distances of features, as in Lee et al., 2018 (arXiv:1807.03888), with one class.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save
+
+from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.tensor_files.files import read_safetensors
+
+# B pictures, Q visual queries, D their width, K kept directions of a query
+
+Floats = NDArray[np.float32]
+
+_LEAST_SHARE: Final = 0.01  # of the mean variance, which no direction counts for less than
+_TENSORS: Final = ("mean", "directions", "variances", "least_variance", "threshold")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class OodDetector:
+    """How the visual queries of familiar pictures spread, and how far off is too far.
+
+    The distance of a picture is the squared Mahalanobis distance of each of its visual queries from the mean over
+    familiar pictures, summed over the queries. Directions in which a query hardly varies count as if they varied by
+    `least_variance`, so that the noise of another number type is no surprise.
+    """
+
+    mean_QD: Floats
+    directions_QKD: Floats  # orthonormal for each query; zeros where a query has fewer
+    variances_QK: Floats  # along them, at least `least_variance`
+    least_variance: float  # along all others
+    threshold: float
+
+    def __post_init__(self) -> None:
+        num_queries, width = self.mean_QD.shape if self.mean_QD.ndim == 2 else (-1, -1)
+        num_kept = self.variances_QK.shape[1] if self.variances_QK.ndim == 2 else -1
+        wanted = (num_queries, num_kept, width), (num_queries, num_kept)
+        if (self.directions_QKD.shape, self.variances_QK.shape) != wanted:
+            raise ValueError(
+                "wanted mean (Q, D), directions (Q, K, D) and variances (Q, K), got the shapes "
+                f"{self.mean_QD.shape}, {self.directions_QKD.shape} and {self.variances_QK.shape}"
+            )
+        values = (self.mean_QD, self.directions_QKD, self.variances_QK, self.least_variance, self.threshold)
+        if not all(np.isfinite(value).all() for value in values):
+            raise ValueError("wanted finite numbers, and some are not")
+        if self.least_variance <= 0 or (self.variances_QK < self.least_variance).any():
+            raise ValueError(f"variances must be at least least_variance, and that above 0, got {self.least_variance}")
+        if self.threshold < 0:
+            raise ValueError(f"the threshold must be 0 or more, as distances are, got {self.threshold}")
+
+    @classmethod
+    def fit(cls, visual_query_BQD: Floats) -> Self:
+        """Fit to the visual queries of familiar pictures, float32 (B, Q, D); no picture is too far off yet.
+
+        Memory grows with Q D². Raises ValueError for fewer than two pictures, or pictures that are all alike.
+        """
+        if visual_query_BQD.ndim != 3 or len(visual_query_BQD) < 2:
+            raise ValueError(f"wanted visual queries (B, Q, D) of two pictures or more, got {visual_query_BQD.shape}")
+        mean_QD = visual_query_BQD.mean(0, dtype=np.float64)
+        covariance_QDD = np.stack([np.cov(query_BD, rowvar=False) for query_BD in visual_query_BQD.swapaxes(0, 1)])
+        values_QD, vectors_QDD = np.linalg.eigh(covariance_QDD)  # ascending, vectors in the columns
+        least = _LEAST_SHARE * float(values_QD.mean())
+        if not least > 0:
+            raise ValueError("the visual queries of all pictures are alike: nothing can be fitted to them")
+        num_kept = max(int((values_QD > least).sum(1).max()), 1)
+        values_QK = values_QD[:, ::-1][:, :num_kept]
+        directions_QKD = vectors_QDD.swapaxes(1, 2)[:, ::-1][:, :num_kept]
+        return cls(
+            mean_QD=mean_QD.astype(np.float32),
+            directions_QKD=(directions_QKD * (values_QK > least)[..., None]).astype(np.float32),
+            variances_QK=np.maximum(values_QK, least).astype(np.float32),
+            least_variance=float(np.float32(least)),
+            threshold=float(np.finfo(np.float32).max),
+        )
+
+    def with_threshold(self, visual_query_BQD: Floats, *, quantile: float) -> Self:
+        """The same with the distance as its threshold that `quantile` of other familiar pictures do not exceed."""
+        if not 0 < quantile < 1:
+            raise ValueError(f"quantile must be between 0 and 1, got {quantile}")
+        return replace(self, threshold=float(np.quantile(self.distances(visual_query_BQD), quantile)))
+
+    def distances(self, visual_query_BQD: Floats) -> NDArray[np.float64]:
+        """Of each picture (B,) from the familiar ones; visual queries are float32 (B, Q, D). Raises ValueError."""
+        if visual_query_BQD.shape[1:] != self.mean_QD.shape:
+            raise ValueError(f"wanted visual queries (B, Q, D) with {self.mean_QD.shape}, got {visual_query_BQD.shape}")
+        offset_QBD = (visual_query_BQD - self.mean_QD).swapaxes(0, 1)
+        along_QBK = offset_QBD @ self.directions_QKD.swapaxes(1, 2)
+        # What is not along a kept direction counts by the least variance.
+        gain_QK = 1 / self.variances_QK - 1 / self.least_variance
+        total_B = np.square(offset_QBD, dtype=np.float64).sum((0, 2)) / self.least_variance
+        distances: NDArray[np.float64] = total_B + (np.square(along_QBK, dtype=np.float64) * gain_QK[:, None]).sum(
+            (0, 2)
+        )
+        return distances
+
+    def unfamiliar(self, visual_query_BQD: Floats) -> list[bool]:
+        """Whether each picture is too far off; numbers that are not finite are."""
+        return [not distance <= self.threshold for distance in self.distances(visual_query_BQD)]
+
+    def save(self, path: Path) -> None:
+        """Write as safetensors, float32: mean (Q, D), directions (Q, K, D), variances (Q, K), least_variance and
+        threshold (1,). Whole or not at all; raises OSError."""
+        numbers = (self.mean_QD, self.directions_QKD, self.variances_QK, [self.least_variance], [self.threshold])
+        tensors = zip(_TENSORS, numbers, strict=True)
+        content = {name: torch.from_numpy(np.array(value, dtype=np.float32, order="C")) for name, value in tensors}
+        with atomic_write(path) as file:
+            file.write(save(content))
+
+
+def read_familiarity(path: Path, *, num_queries: int, width: int) -> OodDetector:
+    """Read what `OodDetector.save` wrote, for a model of that many visual queries of that width.
+
+    Raises CheckpointError for anything else.
+    """
+    hint = "the bundle is damaged or was changed by hand; copy the whole folder again, or fit it again"
+    tensors = read_safetensors(path)
+    if tensors.keys() != set(_TENSORS) or any(tensor.dtype != torch.float32 for tensor in tensors.values()):
+        raise CheckpointError(f"`{path}` does not hold the float32 tensors {', '.join(_TENSORS)} alone", hint=hint)
+    mean, directions, variances, least, threshold = (tensors[name].numpy() for name in _TENSORS)
+    try:
+        if mean.shape != (num_queries, width) or not least.shape == threshold.shape == (1,):
+            raise ValueError(f"it is of visual queries {mean.shape}, and the model has {(num_queries, width)}")
+        return OodDetector(
+            mean_QD=mean,
+            directions_QKD=directions,
+            variances_QK=variances,
+            least_variance=float(least[0]),
+            threshold=float(threshold[0]),
+        )
+    except ValueError as error:
+        raise CheckpointError(f"`{path}` cannot tell pictures apart for this model: {error}", hint=hint) from None

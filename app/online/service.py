@@ -1,0 +1,618 @@
+"""One engine thread and its queue: requests of any number of clients share the batches of one captioner.
+
+Follow a request: `submit` -> `_look` (is its picture known?) -> the reading pool -> the waiting room -> `_admit` ->
+the engine's step -> its handle. The model is loaded, used and released in the engine thread alone.
+"""
+
+import gc
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+
+from llama_adapter.app.captioning.answers import Answer, AnswerError, Event
+from llama_adapter.app.captioning.caption_loop import CaptionLoop
+from llama_adapter.app.captioning.captioner import Captioner, ModelInfo
+from llama_adapter.app.captioning.encoded_pictures import EncodedPicture, EncodedPictures
+from llama_adapter.app.captioning.prompts import Prompt, RawPrompt, as_choices
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.captioning.stage_clock import STAGES, StageClock
+from llama_adapter.app.errors import describe
+from llama_adapter.app.online.admission_queue import AdmissionQueue, Admitted, Entry
+from llama_adapter.app.online.reading_pool import (
+    NO_READING,
+    READING_FAILED,
+    ReadingDroppedError,
+    ReadingPool,
+    ReadingTask,
+)
+from llama_adapter.app.online.request_handle import Ask, RequestHandle
+from llama_adapter.app.online.types import (
+    BusyError,
+    Observer,
+    ServiceError,
+    ServiceLimits,
+    ServiceStatus,
+    State,
+    UnavailableError,
+)
+from llama_adapter.app.reading.isolated import IsolatedReader
+from llama_adapter.app.reading.prefetch import num_reading_threads
+from llama_adapter.app.reading.reader import PictureLimits, PictureReading
+from llama_adapter.llm.errors import PromptError
+
+# What clients of a service need, from one place.
+__all__ = [
+    "Ask",
+    "BusyError",
+    "Observer",
+    "RequestHandle",
+    "Service",
+    "ServiceError",
+    "ServiceLimits",
+    "ServiceStatus",
+    "UnavailableError",
+]
+
+_WATCH_S = 0.1  # how late the deadline of a waiting request may be noticed
+_LATE_S = 5.0  # a running request past its deadline is left to the engine thread for so long
+_READERS_FAILED_S = 10.0  # so long after a failure to read, the service counts as stalled
+_CLOSE_S = 10.0  # that closing waits for the engine thread: a device that hangs shall not keep the process
+_FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 30.0  # before the engine is loaded again; doubled while it fails
+
+_log = logging.getLogger("llama_adapter.service")
+_CANCELLED = AnswerError(code="cancelled", message="The request was cancelled.")
+_READING_FAILED = AnswerError(code=READING_FAILED, message="The server could not read the picture; ask again later.")
+
+
+class Service:
+    """Answers requests of many clients by one captioner. All public methods may be called from any thread."""
+
+    def __init__(
+        self,
+        load: Callable[[], Captioner],
+        *,
+        limits: ServiceLimits | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        """`load` makes the captioner, in the engine thread: once, and again when the engine has failed."""
+        self.limits = limits or ServiceLimits()
+        self._load = load
+        self._observer = observer or Observer()
+        self._changed = threading.Condition()  # guards the state, the room and what is running
+        self._closing = threading.Event()
+        self._ends_by: float | None = None  # by `time.perf_counter()`, from `close` on
+        self._state: State = "loading"
+        self._is_draining = False
+        self._load_error: BaseException | None = None
+        self._room = AdmissionQueue(self.limits)
+        self._entries: dict[int, Entry] = {}  # all that are not answered, by handle
+        self._num_submitted = 0
+        self._restarts, self._num_fruitless = 0, 0  # fruitless: failures without an answer between them
+        self._last_error: str | None = None
+        self._captioner: Captioner | None = None
+        self._pool: ReadingPool | None = None  # from the first loaded model on
+        self._readers_failed_at: float | None = None  # by `time.perf_counter()`; None since a picture was read
+        self._running: dict[int, Admitted] = {}  # in the loop, by handle; of the engine thread
+        self._encoded = EncodedPictures(max_bytes=self.limits.encoded_bytes)
+        self._stage_seconds = dict.fromkeys(STAGES, 0.0)
+        self._started = self._heartbeat = time.perf_counter()
+        # Pictures that are known wait for no reading, however slow.
+        self._looking = ThreadPoolExecutor(1, thread_name_prefix="look")
+        self._threads = [
+            threading.Thread(target=self._main, name="engine", daemon=True),
+            threading.Thread(target=self._watch, name="deadlines", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Begin to load the model; does not wait for it."""
+        for thread in self._threads:
+            thread.start()
+
+    def wait_until_ready(self, timeout_s: float | None = None) -> None:
+        """Wait for the model; raises what loading it raised, or TimeoutError."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._state != "loading", timeout_s):
+                raise TimeoutError(f"The model is not loaded after {timeout_s} s")
+            if self._load_error is not None:
+                raise self._load_error
+
+    @property
+    def info(self) -> ModelInfo:
+        """Of the loaded model; raises UnavailableError while there is none."""
+        return self._loaded().info
+
+    @property
+    def spec(self) -> CaptionerSpec:
+        """Of the loaded model, with nothing left open; raises UnavailableError while there is none."""
+        return self._loaded().spec
+
+    @property
+    def batch_size(self) -> int:
+        """Of the loaded model: requests that are answered at once; raises UnavailableError while there is none."""
+        return self._loaded().batch_size
+
+    def submit(self, ask: Ask) -> RequestHandle:
+        """Take a request; never waits.
+
+        Raises BusyError and UnavailableError when it may be asked again later; PromptTooLongError, PromptError and
+        ValueError for what cannot be answered.
+        """
+        captioner = self._loaded()
+        self._check_sizes(ask)
+        prompt = captioner.encode_prompt(ask.prompt, ask.choices)
+        with self._changed:
+            self._check_open()
+            num_slow = 0 if self._pool is None else self._pool.num_slow_waiting
+            self._room.check(ask.client, len(ask.picture), num_slow=num_slow)
+            self._num_submitted += 1
+            handle = RequestHandle(self._num_submitted, cancel=self._cancel)
+            allowed_s = self.limits.timeout_s if ask.timeout_s is None else min(ask.timeout_s, self.limits.timeout_s)
+            entry = Entry(ask=ask, handle=handle, prompt=prompt, deadline=handle.submitted + allowed_s)
+            self._entries[handle.id] = entry
+            self._room.add(entry)
+            self._looking.submit(self._look, entry)
+        return handle
+
+    def view(
+        self,
+        picture: bytes,
+        *,
+        name: str,
+        side: int,
+        client: str,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> Future[PictureReading]:
+        """A picture for people, upright and at most `side` pixels wide and high, or its error; within the same limits.
+
+        Raises UnavailableError while there is no model, and BusyError while too many views wait. The reading ends when
+        the future is cancelled or `is_wanted` returns False; then, and when the service is closed, the future has a
+        `ReadingDroppedError`.
+        """
+        pool = self._reading_pool()
+        if (num_bytes := pool.num_view_bytes) and num_bytes + len(picture) > self.limits.max_view_bytes:
+            raise BusyError("Too many pictures wait to be shown", hint="ask again later", retry_after_s=1.0)
+        future: Future[PictureReading] = Future()
+        pool.submit(
+            ReadingTask(
+                picture=picture,
+                name=name,
+                client=client,
+                side=side,
+                is_wanted=lambda: is_wanted() and not future.done(),
+                deliver=partial(_fulfil, future),
+            )
+        )
+        return future
+
+    def status(self) -> ServiceStatus:
+        """How the service is right now."""
+        with self._changed:
+            now = time.perf_counter()
+            num_waiting = len(self._room)
+            reading = NO_READING if self._pool is None else self._pool.status()
+            is_at_work = self._state == "ready" and bool(self._running)
+            return ServiceStatus(
+                state="draining" if self._is_draining and self._state == "ready" else self._state,
+                is_stalled=self._are_readers_failing(now)
+                or (is_at_work and now - self._heartbeat > self.limits.stall_s),
+                num_running=len(self._entries) - num_waiting,
+                num_waiting=num_waiting,
+                num_reading=reading.num_reading,
+                num_slow_reading=reading.num_slow,
+                num_encoded=len(self._encoded),
+                restarts=self._restarts,
+                last_error=self._last_error,
+                uptime_s=now - self._started,
+            )
+
+    def _are_readers_failing(self, now: float) -> bool:
+        return self._readers_failed_at is not None and now - self._readers_failed_at < _READERS_FAILED_S
+
+    def stage_seconds(self) -> dict[str, float]:
+        """Busy seconds by stage since the start: of the engine thread, and for `read` of the reading processes."""
+        with self._changed:
+            return dict(self._stage_seconds)
+
+    def drain(self) -> None:
+        """Take no more requests; those that were accepted are answered."""
+        with self._changed:
+            self._is_draining = True
+
+    def wait_until_idle(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing is under way; says whether that came in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._entries, timeout_s)
+
+    def close(self) -> None:
+        """End the threads and give the model up; what is under way is answered with an error. Harmless when repeated.
+
+        Waits at most 10 s for the step that is being computed or the model that is being loaded, and for the reading
+        processes, which are killed. A step that hangs is left behind with its thread, which ends with the process.
+        """
+        self._closing.set()
+        with self._changed:
+            self._ends_by = self._ends_by or time.perf_counter() + _CLOSE_S
+            if self._state != "failed":
+                self._state = "closed"
+            self._changed.notify_all()
+        self._end_all(_CANCELLED)  # at once: nobody waits for what the engine is at
+        for thread in self._threads:
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(max(0.0, self._ends_by - time.perf_counter()))
+        self._looking.shutdown(wait=False, cancel_futures=True)
+        if self._pool is not None:
+            self._pool.close(timeout_s=max(0.0, self._ends_by - time.perf_counter()))
+
+    # Any thread
+
+    def _loaded(self) -> Captioner:
+        captioner = self._captioner
+        if captioner is None:
+            raise self._unavailable()
+        return captioner
+
+    def _check_open(self) -> None:
+        if self._is_draining or self._state != "ready":
+            raise self._unavailable()
+
+    def _unavailable(self) -> UnavailableError:
+        if self._is_draining or self._state in ("closed", "failed"):
+            return UnavailableError("The service is shutting down" if self._state != "failed" else "No model is loaded")
+        reason = "The model is being loaded" if self._state == "loading" else "The engine failed and is being restarted"
+        return UnavailableError(reason, hint="ask again later", retry_after_s=2.0)
+
+    def _check_sizes(self, ask: Ask) -> None:
+        """Before anything is tokenised: what is far too long shall cost nothing."""
+        limit = self.limits.max_prompt_chars
+        if (length := _length(ask.prompt)) > limit:
+            raise PromptError(f"The prompt is {length:,} long, {limit:,} is the limit", hint="shorten the prompt")
+        choices = as_choices(ask.choices)
+        if choices is not None and sum(map(len, choices)) > limit:
+            raise PromptError(f"The choices have more than {limit:,} characters", hint="give fewer or shorter ones")
+
+    def _cancel(self, handle: RequestHandle) -> None:
+        with self._changed:
+            entry = self._entries.get(handle.id)
+            is_waiting = entry is not None and self._room.remove(entry)
+            self._changed.notify_all()
+        if entry is not None and is_waiting:
+            self._fail(entry, _CANCELLED)
+
+    def _fail(self, entry: Entry, error: AnswerError) -> None:
+        conversation = entry.conversation or entry.converse()
+        self._finish(entry, conversation.failed(error, keep_text=True))
+
+    def _finish(self, entry: Entry, answer: Answer) -> None:
+        """Give a request its answer; nothing happens when it has one."""
+        with self._changed:
+            if entry.is_done:
+                return
+            entry.is_done = True
+            now = time.perf_counter()
+            del self._entries[entry.handle.id]
+            if answer.error is None:
+                self._room.note_finish(now)
+                self._num_fruitless = 0
+            self._changed.notify_all()
+        if entry.task is not None and entry.reading is None and self._pool is not None:
+            self._pool.discard(entry.task)
+        entry.handle.deliver(answer)
+        seconds = now - entry.handle.submitted
+        if answer.error is None and not entry.has_text:
+            self._tell(self._observer.first_token, seconds)
+        self._tell(self._observer.finished, answer, seconds)
+
+    def _tell(self, observe: Callable[..., None], *values: object) -> None:
+        """Tell the observer; what it raises is its own affair and must not end a thread or an answer."""
+        try:
+            observe(*values)
+        except Exception as error:
+            _log.error("the observer raised %s when told of %s", type(error).__name__, observe.__name__)
+
+    def _end_all(self, error: AnswerError) -> None:
+        with self._changed:
+            entries = list(self._entries.values())
+            for entry in entries:
+                self._room.remove(entry)
+        for entry in entries:
+            self._fail(entry, error)
+
+    # The thread that looks whether pictures are known, and those of the reading pool
+
+    def _look(self, entry: Entry) -> None:
+        """Have the picture read, unless it is encoded already."""
+        started = time.perf_counter()
+        if entry.is_done:
+            return
+        digest = hashlib.sha256(entry.ask.picture).hexdigest()
+        if self._encoded.find(digest) is None:
+            self._read(entry)
+            return
+        elapsed_ms = (time.perf_counter() - started) * 1e3
+        self._note_reading(entry, PictureReading(digest=digest, pixels=None, error=None, elapsed_ms=elapsed_ms))
+
+    def _read(self, entry: Entry) -> None:
+        entry.reading = None
+        entry.task = ReadingTask(
+            picture=entry.ask.picture,
+            name=entry.ask.label,
+            client=entry.ask.client,
+            is_wanted=lambda: not entry.is_done,
+            deliver=partial(self._note_reading, entry),
+        )
+        self._reading_pool().submit(entry.task)
+
+    def _note_reading(self, entry: Entry, reading: PictureReading | Exception) -> None:
+        if isinstance(reading, Exception):
+            self._reading_failed(entry, reading)
+            return
+        with self._changed:
+            entry.reading = reading
+            self._readers_failed_at = None
+            self._room.make_ready(entry)
+            self._changed.notify_all()
+
+    def _reading_failed(self, entry: Entry, error: Exception) -> None:
+        """The fault is the server's: its reading processes do not start, or a picture did what none ever did."""
+        if not isinstance(error, ReadingDroppedError):
+            _log.error("reading a picture failed: %s", describe(error).sentence)
+            with self._changed:
+                self._last_error, self._readers_failed_at = _kind(error), time.perf_counter()
+        with self._changed:
+            self._room.remove(entry)
+        self._fail(entry, _READING_FAILED)
+
+    def _reading_pool(self) -> ReadingPool:
+        pool = self._pool
+        if pool is None:
+            raise self._unavailable()
+        return pool
+
+    def _open_pool(self, captioner: Captioner) -> None:
+        """Start the reading processes, once; a model that cannot have any is closed again."""
+        if self._pool is not None:
+            return
+        limits, num_fast = self.limits, num_reading_threads()
+        reader = IsolatedReader(
+            captioner.spec,
+            size=captioner.image_size,
+            timeout_s=limits.picture_timeout_s,
+            num_processes=num_fast + limits.max_slow_pictures,
+            num_kept=num_fast,
+            memory_bytes=limits.reading_memory_bytes,
+            limits=PictureLimits(max_pixels=limits.max_pixels, max_bytes=limits.max_picture_bytes),
+        )
+        try:
+            reader.start()
+            reader.wait_until_ready()
+        except BaseException:
+            reader.close()
+            captioner.close()
+            raise
+        self._pool = ReadingPool(reader, limits=limits, num_fast=num_fast)
+
+    # The thread of deadlines
+
+    def _watch(self) -> None:
+        """Answer requests that are late, also while the engine is being loaded or hangs."""
+        while not self._closing.wait(_WATCH_S):
+            with self._changed:
+                now = time.perf_counter()
+                late = [
+                    entry
+                    for entry in self._entries.values()
+                    if now > entry.deadline + (_LATE_S if entry.conversation is not None else 0.0)
+                ]
+                for entry in late:
+                    self._room.remove(entry)
+            for entry in late:
+                self._fail(entry, _late(entry))
+
+    # The engine thread
+
+    def _main(self) -> None:
+        try:
+            while (captioner := self._open()) is not None:
+                try:
+                    self._serve(captioner)
+                except Exception as error:
+                    self._engine_failed(error)
+                try:
+                    captioner.close()
+                except Exception as error:  # of an encoder that is broken: the next one has nothing to do with it
+                    _log.error("giving the model up: %s", describe(error).sentence)
+                self._captioner = captioner = None
+                self._encoded.clear()
+                gc.collect()  # the next model may need the memory of this one
+        finally:
+            with self._changed:
+                if not self._closing.is_set():
+                    self._state = "failed"  # nobody is there any more to answer
+            self._end_all(_CANCELLED)
+
+    def _open(self) -> Captioner | None:
+        """The model, loaded; None where the service is to end. Tries again where it once worked."""
+        while True:
+            if self._closing.wait(self._backoff_s()):
+                return None
+            try:
+                captioner = self._load()
+                self._open_pool(captioner)
+            except BaseException as error:
+                with self._changed:
+                    if self._state == "loading":
+                        self._state, self._load_error = "failed", error
+                        self._changed.notify_all()
+                        return None
+                    self._num_fruitless += 1
+                    self._last_error = _kind(error)
+                _log.error("the engine could not be loaded again: %s", describe(error).sentence)
+                continue
+            with self._changed:
+                self._captioner = captioner
+                if not self._closing.is_set():
+                    self._state = "ready"
+                self._heartbeat = time.perf_counter()
+                self._changed.notify_all()
+            return captioner
+
+    def _backoff_s(self) -> float:
+        if not self._num_fruitless:
+            return 0.0
+        doublings = min(self._num_fruitless - 1, 32)  # a float holds no more than 1,023, which take some hours
+        return min(_FIRST_BACKOFF_S * 2.0**doublings, _MAX_BACKOFF_S)
+
+    def _serve(self, captioner: Captioner) -> None:
+        """Answer requests until the service is closed."""
+        clock = StageClock()
+        with captioner.open_loop(clock) as loop:
+            while self._wait_for_work(loop, clock):
+                self._sweep(loop)
+                self._admit(loop)
+                if loop.num_unfinished:
+                    self._deliver(loop.step())
+                self._note_stages(clock)
+
+    def _wait_for_work(self, loop: CaptionLoop, clock: StageClock) -> bool:
+        """Returns when there is something to do, with False when that is to end."""
+        with self._changed:
+            if not loop.num_unfinished and not self._room.has_ready:
+                clock.stop()
+                self._changed.wait_for(lambda: self._room.has_ready or self._closing.is_set())
+            self._heartbeat = time.perf_counter()
+            return not self._closing.is_set()
+
+    def _sweep(self, loop: CaptionLoop) -> None:
+        """Take requests out of the engine that nobody waits for any more."""
+        now = time.perf_counter()
+        for admitted in list(self._running.values()):
+            entry = admitted.entry
+            if entry.is_done or entry.handle.is_cancelled or now > entry.deadline:
+                loop.cancel(admitted.request_id)
+                del self._running[entry.handle.id]
+                self._fail(entry, _CANCELLED if entry.handle.is_cancelled else _late(entry))
+
+    def _admit(self, loop: CaptionLoop) -> None:
+        """Fill free slots: encode the pictures that are new, hand requests to the engine."""
+        readable: list[Admitted] = []
+        for admitted in self._take_ready(loop.num_free):
+            self._note_stage("read", admitted.reading.elapsed_ms / 1e3)
+            if admitted.reading.error is None:
+                readable.append(admitted)
+                continue
+            del self._running[admitted.entry.handle.id]
+            self._finish(admitted.entry, admitted.conversation.failed(admitted.reading.error))
+        for admitted, picture in zip(readable, self._encode(readable, loop), strict=True):
+            admitted.request_id = loop.submit(admitted.conversation, picture)
+
+    def _take_ready(self, count: int) -> list[Admitted]:
+        """Up to `count` requests for the engine. A picture that was known and is forgotten by now is read first."""
+        taken: list[Admitted] = []
+        forgotten: list[Entry] = []
+        with self._changed:
+            for entry in self._room.take_ready(count):
+                assert entry.reading is not None, "pictures are read before requests are ready"
+                encoded = self._encoded.find(entry.reading.digest)
+                if encoded is None and entry.reading.is_only_digest:
+                    self._room.add(entry)
+                    forgotten.append(entry)
+                    continue
+                admitted = self._running[entry.handle.id] = entry.admit()
+                admitted.encoded = encoded
+                taken.append(admitted)
+        for entry in forgotten:
+            self._read(entry)
+        return taken
+
+    def _encode(self, asked: Sequence[Admitted], loop: CaptionLoop) -> list[EncodedPicture]:
+        """Each request's picture, encoded; one that many ask about is encoded once."""
+        pictures: dict[str, EncodedPicture] = {}
+        new: dict[str, Admitted] = {}
+        for admitted in asked:
+            digest = admitted.reading.digest
+            admitted.conversation.is_reused = admitted.encoded is not None or digest in new
+            if admitted.encoded is not None:
+                pictures[digest] = admitted.encoded
+            else:
+                new.setdefault(digest, admitted)
+        if new:
+            found, clip_ms = loop.encode([admitted.pixels for admitted in new.values()])
+            for (digest, admitted), picture in zip(new.items(), found, strict=True):
+                pictures[digest] = self._encoded.keep(digest, picture)
+                admitted.conversation.ms["clip"] = clip_ms
+        return [pictures[admitted.reading.digest] for admitted in asked]
+
+    def _deliver(self, events: Sequence[Event]) -> None:
+        for event in events:
+            entry = self._running[event.index].entry
+            if isinstance(event, Answer):
+                del self._running[event.index]
+                self._finish(entry, event)
+                continue
+            if not entry.has_text:
+                entry.has_text = True
+                self._tell(self._observer.first_token, time.perf_counter() - entry.handle.submitted)
+            if not entry.is_done:
+                entry.handle.deliver(event)
+
+    def _note_stages(self, clock: StageClock) -> None:
+        for stage, seconds in clock.take().items():
+            if seconds:
+                self._note_stage(stage, seconds)
+
+    def _note_stage(self, stage: str, seconds: float) -> None:
+        with self._changed:
+            self._stage_seconds[stage] += seconds
+        self._tell(self._observer.stage, stage, seconds)
+
+    def _engine_failed(self, error: Exception) -> None:
+        """Requests in the engine fail with it; those that wait, wait for the next one."""
+        problem = describe(error)
+        _log.error("the engine failed and is loaded again: %s", problem.sentence)
+        with self._changed:
+            self._restarts += 1
+            self._num_fruitless += 1
+            self._last_error = _kind(error)
+            if self._state == "ready":
+                self._state = "restarting"
+            running = list(self._running.values())
+            self._running.clear()
+            self._changed.notify_all()
+        code = "out_of_memory" if problem.http_status == 503 else "engine_failed"
+        for entry in [admitted.entry for admitted in running]:
+            self._fail(entry, AnswerError(code=code, message="The engine failed while it answered; ask again."))
+        self._tell(self._observer.restarted)
+
+
+def _fulfil(future: Future[PictureReading], reading: PictureReading | Exception) -> None:
+    with suppress(InvalidStateError):  # cancelled meanwhile
+        if isinstance(reading, Exception):
+            future.set_exception(reading)
+        else:
+            future.set_result(reading)
+
+
+def _length(prompt: Prompt) -> int:
+    """Characters of a prompt, or its token ids."""
+    match prompt:
+        case RawPrompt(text):
+            return len(text)
+        case (str(instruction), given):
+            return len(instruction) + (len(given) if isinstance(given, str) else 0)
+        case _:
+            return len(prompt)
+
+
+def _late(entry: Entry) -> AnswerError:
+    allowed_s = entry.deadline - entry.handle.submitted
+    return AnswerError(code="deadline", message=f"There was no whole answer within {allowed_s:g} s; ask again later.")
+
+
+def _kind(error: BaseException) -> str:
+    """What went wrong, for anybody: messages may hold paths of this machine."""
+    return f"{type(error).__name__}; the log says more"

@@ -1,0 +1,185 @@
+"""Pictures are read and resized in threads, ahead of the device that encodes them."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, NamedTuple, Self, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+# Decoding and resizing leave Python's lock alone, so that threads help; more of them than this only fill memory.
+MAX_THREADS = 4
+MAX_AHEAD_BYTES = 512 * 2**20
+_PATIENCE_S = 1.0  # for a whole batch, while nothing else is under way
+_LOOK_S = 0.1  # so often, somebody who waits for a picture looks whether it is to stop
+
+
+def num_reading_threads() -> int:
+    """Threads that read pictures on this machine."""
+    return min(MAX_THREADS, os.cpu_count() or 1)
+
+
+class _Pending(NamedTuple, Generic[Item, Result]):
+    item: Item
+    future: "Future[Result] | None"  # None: it is read when it is taken, in the caller's thread
+    num_bytes: int
+
+    @property
+    def is_ready(self) -> bool:
+        return self.future is None or self.future.done()
+
+
+class Prefetcher(Generic[Item, Result]):
+    """Applies `read` to the items of `source` in threads, up to `ahead` of them before they are asked for.
+
+    Fewer, where what `num_bytes` says of them adds up to `ahead_bytes`: items that carry pictures' bytes with them.
+    Items are drawn from `source` in the caller's thread or, where it `may_wait` for them, in a thread of its own, which
+    closes it at the end if it is a generator. Those that are not `shareable` are read in the caller's thread. What
+    `read` raises comes up in `take`; so does what `source` raises, once all is taken that it gave before. Left as a
+    context, it waits for nothing that is under way, which may hang: who wants no more results closes what they come by.
+    """
+
+    def __init__(
+        self,
+        source: Iterator[Item],
+        read: Callable[[Item], Result],
+        *,
+        ahead: int,
+        shareable: Callable[[Item], bool] = lambda item: True,
+        num_bytes: Callable[[Item], int] = lambda item: 0,
+        ahead_bytes: int = MAX_AHEAD_BYTES,
+        num_threads: int | None = None,
+        may_wait: bool = False,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._source, self._read, self._ahead, self._shareable = source, read, ahead, shareable
+        self._num_bytes, self._ahead_bytes, self._stop = num_bytes, ahead_bytes, stop
+        self._changed = threading.Condition()  # for what follows; not held while something is drawn or read
+        self._pending: list[_Pending[Item, Result]] = []  # in the order they were drawn
+        self._pending_bytes = 0
+        self._room = 0  # so many may be pending
+        self._has_ended = False  # the source
+        self._failure: BaseException | None = None  # why, if it was no good end
+        self._is_closed = False
+        self._pool = ThreadPoolExecutor(num_threads or num_reading_threads(), thread_name_prefix="read")
+        # Not one of the pool's, which the interpreter waits for when it ends.
+        self._drawer = threading.Thread(target=self._draw_apart, name="draw", daemon=True) if may_wait else None
+        if self._drawer is not None:
+            self._drawer.start()
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether everything was taken, and nothing is to be raised; known after the first `take`."""
+        with self._changed:
+            return self._has_ended and not self._pending and self._failure is None
+
+    def take(self, count: int, *, at_least: int | None = None) -> list[Result]:
+        """Up to `count` results that are ready, the oldest first; one that takes long holds no other back.
+
+        Waits until there are `at_least` (default: `count`), or until there are no more: `is_exhausted` tells. One is
+        enough after a second, as a picture that hangs at the end of a job should keep nothing from being answered, and
+        at once while there is nothing to read until the source gives more. Once `stop` says so, it waits no more.
+        """
+        results: list[Result] = []
+        wanted, patient_until = count if at_least is None else at_least, time.monotonic() + _PATIENCE_S
+        self._fill(max(count, self._ahead))
+        while len(results) < count:
+            with self._changed:
+                ready = next((place for place, pending in enumerate(self._pending) if pending.is_ready), None)
+                if ready is None:
+                    is_patient = self._pending and time.monotonic() < patient_until
+                    if len(results) >= (wanted if is_patient else min(wanted, 1)) or self._is_at_end or self._stop():
+                        break
+                    self._changed.wait(_LOOK_S)
+                    continue
+                pending = self._pending.pop(ready)
+                self._pending_bytes -= pending.num_bytes
+            results.append(self._read(pending.item) if pending.future is None else pending.future.result())
+            self._fill(max(count - len(results), self._ahead))
+        if self._failure is not None and self._is_at_end and wanted and not results:
+            failure, self._failure = self._failure, None
+            raise failure
+        return results
+
+    def close(self, *, wait: bool = True) -> None:
+        """Let go of what was not taken; harmless when repeated. With `wait`, no thread is left."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._pool.shutdown(wait=wait, cancel_futures=True)
+        if self._drawer is not None and wait:
+            self._drawer.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close(wait=False)
+
+    @property
+    def _is_at_end(self) -> bool:
+        return self._has_ended and not self._pending
+
+    @property
+    def _has_room(self) -> bool:
+        if self._has_ended or len(self._pending) >= self._room:
+            return False
+        return self._pending_bytes < self._ahead_bytes or not self._pending
+
+    def _fill(self, number: int) -> None:
+        """See to it that so many are drawn and pending, or hold too many bytes; but at least one."""
+        with self._changed:
+            self._room = number
+            self._changed.notify_all()
+        while self._drawer is None and self._has_room:
+            self._draw()
+
+    def _draw_apart(self) -> None:
+        try:
+            while self._wait_for_room():
+                self._draw()
+        except BaseException as failure:  # whatever it is, nobody should wait for more
+            self._end(failure)
+        finally:
+            if isinstance(self._source, Generator):
+                self._source.close()
+
+    def _wait_for_room(self) -> bool:
+        """Whether more is to be drawn, once there is room for it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_room or self._has_ended or self._is_closed)
+            return not (self._has_ended or self._is_closed or self._stop())
+
+    def _draw(self) -> None:
+        try:
+            item = next(self._source)
+        except StopIteration:
+            self._end(None)
+        except Exception as failure:
+            self._end(failure)
+        else:
+            self._add(item)
+
+    def _end(self, failure: BaseException | None) -> None:
+        with self._changed:
+            self._has_ended, self._failure = True, failure
+            self._changed.notify_all()
+
+    def _add(self, item: Item) -> None:
+        is_shareable, num_bytes = self._shareable(item), self._num_bytes(item)
+        with self._changed:
+            if self._is_closed:
+                return
+            future = self._pool.submit(self._read, item) if is_shareable else None
+            self._pending.append(_Pending(item, future, num_bytes))
+            self._pending_bytes += num_bytes
+            self._changed.notify_all()
+        if future is not None:
+            future.add_done_callback(self._tell)
+
+    def _tell(self, _: "Future[Result]") -> None:
+        with self._changed:
+            self._changed.notify_all()

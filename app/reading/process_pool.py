@@ -1,0 +1,189 @@
+"""A few reading processes for any number of threads: started, lent one by one, replaced when they end, and ended."""
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from llama_adapter.app.reading.process import ReadingProcess
+
+START_LIMIT_S = 120.0  # importing takes a fifth of a second, but from a cold and distant disk, who knows
+START_PAUSE_S = 0.2  # after a start that failed: the system may be short of processes for a moment
+MAX_FAILED_STARTS = 3  # in a row
+MAX_UNENDING = 32
+
+
+class ReadingProcessError(Exception):
+    """Reading processes cannot be had at all; `hint` says what to do."""
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class ReadingCrew:
+    """At most `num_processes` processes that `start` makes. `num_kept` of them (default: all) are kept ready.
+
+    For any number of threads. A process that is forked off from this one gets processes of its own.
+    """
+
+    def __init__(self, start: Callable[[], ReadingProcess], *, num_processes: int, num_kept: int | None = None) -> None:
+        if num_processes < 1:
+            raise ValueError(f"num_processes must be at least 1, got {num_processes}")
+        self._start, self._num_processes = start, num_processes
+        self._num_kept = num_processes if num_kept is None else min(num_kept, num_processes)
+        self._is_closed = False
+        self._begin()
+        _CREWS.add(self)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._places = threading.Semaphore(self._num_processes)
+        self._idle: list[ReadingProcess] = []  # the last is lent next, so that its caches are warm
+        self._members: set[ReadingProcess] = set()  # idle or lent
+        self._unending: list[ReadingProcess] = []  # killed, and still hanging in the operating system
+        self._num_failed_starts = 0
+        # Also where nobody closes it, and when the interpreter ends.
+        self._finalizer = weakref.finalize(self, _end_all, self._members)
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """Of the processes that there are, in no order."""
+        with self._lock:
+            return tuple(process.process_id for process in self._members)
+
+    def start(self) -> None:
+        """Start the processes that are kept ready, without waiting for them. A failure is raised when one is needed."""
+        with self._lock, suppress(OSError):
+            while not self._is_closed and self._num_good() < self._num_kept:
+                self._idle.insert(0, self._started())
+
+    @contextmanager
+    def lent(self) -> Iterator[ReadingProcess]:
+        """A process that has started. It is replaced when an exception is raised while it is lent, or when it is spent.
+
+        Raises `ReadingProcessError` where none can be had, RuntimeError after closing.
+        """
+        with self._places:
+            process = self._ready()
+            try:
+                yield process
+            except BaseException:
+                self._replace(process)
+                raise
+            if process.is_spent:
+                self._replace(process)
+                return
+            with self._lock:
+                self._idle.append(process)
+
+    def close(self) -> None:
+        """End all processes, also those that are lent; harmless when repeated."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+            for process in self._members:
+                process.kill()  # who has borrowed it notices, and ends it
+        for process in idle:
+            self._discard(process)
+        with self._lock:
+            if not self._members:
+                self._finalizer()
+
+    def check_open(self) -> None:
+        """Raises RuntimeError after closing."""
+        if self._is_closed:
+            raise RuntimeError("This reader of pictures was closed")
+
+    def forget(self) -> None:
+        """In a process that was just forked off: the processes are the parent's, and no other thread has come along."""
+        self._finalizer.detach()
+        for process in (*self._members, *self._unending):
+            process.let_go()
+        self._begin()
+
+    def _ready(self) -> ReadingProcess:
+        while True:
+            process = None
+            try:
+                process = self._next()
+                process.wait_until_ready(timeout_s=START_LIMIT_S)
+            except OSError as error:
+                self._after_failed_start(process, error)
+            except BaseException:
+                if process is not None:
+                    self._discard(process)
+                raise
+            else:
+                self._num_failed_starts = 0
+                return process
+
+    def _next(self) -> ReadingProcess:
+        with self._lock:
+            self.check_open()
+            self._unending = [process for process in self._unending if not process.has_gone()]
+            if len(self._unending) >= MAX_UNENDING:
+                raise ReadingProcessError(
+                    f"Wanted to read on, but {len(self._unending)} processes that were reading pictures hang in the "
+                    "operating system and cannot be ended",
+                    hint="the disk or network that the pictures are on does not answer: mend it, then run again",
+                )
+            return self._idle.pop() if self._idle else self._started()
+
+    def _num_good(self) -> int:
+        return sum(not process.is_spent for process in self._members)
+
+    def _started(self) -> ReadingProcess:
+        """Called under the lock. Raises OSError."""
+        process = self._start()
+        self._members.add(process)
+        return process
+
+    def _after_failed_start(self, process: ReadingProcess | None, error: OSError) -> None:
+        words = str(error)
+        if process is not None:
+            self._discard(process)
+            if process.is_ready:  # it had started, and ended while it had nothing to do
+                return
+            words = process.said or f"ended {process.how_it_ended()}"
+        self._num_failed_starts += 1
+        if self._num_failed_starts >= MAX_FAILED_STARTS:
+            raise ReadingProcessError(
+                f"Wanted processes that read pictures, but {self._num_failed_starts} in a row ended before they "
+                f"could: {words}",
+                hint="raise the limits on processes and memory (ulimit -u, ulimit -v); for a job of pictures that you "
+                "trust, `--reader thread` needs no processes",
+            ) from error
+        time.sleep(START_PAUSE_S)
+
+    def _replace(self, process: ReadingProcess) -> None:
+        self._discard(process)
+        self.start()
+
+    def _discard(self, process: ReadingProcess) -> None:
+        is_gone = process.end()
+        with self._lock:
+            self._members.discard(process)
+            if not is_gone:
+                self._unending.append(process)
+
+
+def _end_all(members: set[ReadingProcess]) -> None:
+    for process in list(members):
+        process.kill()
+    while members:
+        members.pop().end()
+
+
+_CREWS: "weakref.WeakSet[ReadingCrew]" = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for crew in list(_CREWS):
+        crew.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

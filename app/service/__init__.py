@@ -1,1 +1,0 @@
-"""One captioner for many clients: an engine thread, its queue, and the tickets that answers come out of."""

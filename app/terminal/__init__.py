@@ -1,0 +1,1 @@
+"""What a terminal gets: data on stdout, messages on stderr."""

@@ -1,0 +1,23 @@
+"""The console script `llama-adapter`, which is `python -m llama_adapter`."""
+
+import signal
+import sys
+from collections.abc import Sequence
+
+try:
+    from llama_adapter.app import cli
+    from llama_adapter.app.errors import Exit
+except KeyboardInterrupt:  # pressed while this is still being imported
+    sys.exit(130)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line as a process of its own; returns the exit code."""
+    exit_code = cli.main(arguments)
+    if exit_code == Exit.INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses Ctrl-C once more has what they want
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Decode steps as graphs: one compiled program for each number of rows and attended length. Prefill stays eager."""
+
+import contextlib
+import sys
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llama_adapter.llm.errors import DeviceError
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.runners.eager import DecodeProgram, EagerExecutor
+from llama_adapter.llm.runners.shapes import BucketedShapes, SteppedShapes
+from llama_adapter.runtime.devices.backend import Backend
+from llama_adapter.runtime.devices.npu_errors import explain_npu_error
+from llama_adapter.runtime.operators.base import ATEN, Operators
+
+# Programs of one executor: doublings of rows times doublings of positions, far from it. torch's own limit is 8, beyond
+# which it would run them uncompiled, or fail.
+_MAX_PROGRAMS = 256
+
+
+class GraphExecutor(EagerExecutor):
+    """As `EagerExecutor`, with decode steps compiled by the backend when their shape first comes.
+
+    Shapes of steps are rounded up to few, and cache and prefix lie at fixed addresses, so that a program stays valid.
+    """
+
+    def __init__(
+        self,
+        decoder: LlamaAdapterDecoder,
+        *,
+        backend: Backend,
+        num_slots: int,
+        mode: str,
+        operators: Operators = ATEN,
+    ) -> None:
+        shapes = BucketedShapes() if backend.capabilities.static_shapes else SteppedShapes()
+        super().__init__(decoder, backend=backend, num_slots=num_slots, shapes=shapes, operators=operators)
+        self._mode = mode
+        self._programs: dict[tuple[int, int], DecodeProgram] = {}
+
+    @property
+    def programs(self) -> tuple[tuple[int, int], ...]:
+        """Rows and positions of the programs that were compiled so far."""
+        return tuple(self._programs)
+
+    def _decode_program(self, num_rows: int, length: int) -> DecodeProgram:
+        key = num_rows, length
+        if key not in self._programs:
+            compiled = self._backend.compile(super()._decode_program(num_rows, length), mode=self._mode)
+
+            def first_call(tokens_R1: Tensor, positions_R: Tensor) -> tuple[Tensor, Tensor]:
+                prediction = self._compile_by_running(compiled, tokens_R1, positions_R, length=length)
+                self._programs[key] = compiled
+                return prediction
+
+            return first_call
+        return self._programs[key]
+
+    def _compile_by_running(
+        self, compiled: DecodeProgram, tokens_R1: Tensor, positions_R: Tensor, *, length: int
+    ) -> tuple[Tensor, Tensor]:
+        """Compilers work when a program is first called; what fails then is the mode, not the request."""
+        try:
+            with _many_programs():
+                return compiled(tokens_R1, positions_R)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # compilers raise whatever they like
+            if explain_npu_error(str(error)) is not None:
+                raise  # the device itself failed
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise DeviceError(
+                f"{self._backend.name} cannot compile a decode step of {len(tokens_R1)} rows and {length} positions "
+                f"in mode `{self._mode}` ({type(error).__name__}: {reason})",
+                hint="pass `--mode eager`",
+            ) from error
+
+
+def _many_programs() -> AbstractContextManager[Any]:
+    """Let torch's compiler keep as many programs as there may be, where a mode uses it: then it is imported by now."""
+    if "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()
+    limits = {"recompile_limit": _MAX_PROGRAMS, "accumulated_recompile_limit": _MAX_PROGRAMS}
+    patch: AbstractContextManager[Any] = sys.modules["torch._dynamo"].config.patch(limits)
+    return patch

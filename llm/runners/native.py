@@ -1,0 +1,276 @@
+"""The decoder's programs as single calls of the kernels: tokens of all rows together, without padding."""
+
+# A adapter layers, R rows, T tokens of all rows, Q queries, N heads, H head size, D model width, V vocabulary
+
+import ctypes
+import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from llama_adapter.llm.model.adapter import Prefix
+from llama_adapter.llm.model.llama import Layer, LlamaAdapterDecoder
+from llama_adapter.llm.runners.eager import EagerExecutor, ScoreRow
+from llama_adapter.llm.runners.prediction import Prediction
+from llama_adapter.runtime.devices.backend import Backend
+from llama_adapter.runtime.kernels.library import KINDS, Library
+from llama_adapter.runtime.kernels.linear import NativeLinear
+from llama_adapter.runtime.kernels.structs import BatchStruct, DecoderStruct, KeptStruct, LayerStruct
+from llama_adapter.runtime.kernels.threads import num_threads, torch_stands_aside
+from llama_adapter.runtime.operators.base import ATEN
+
+_BLOCK = 64  # outputs that the kernels compute together
+_LANES = 16  # floats of a vector
+_MAX_TOKENS = 2048  # of one call; more of them would not be faster, only take memory
+
+NATIVE = dataclasses.replace(ATEN, name="native")  # the plain ones remain for what is computed outside of the kernels
+
+
+def can_run(decoder: LlamaAdapterDecoder) -> bool:
+    """Whether the kernels take this decoder, whose linear layers were replaced already."""
+    config = decoder.config
+    linears = [module for layer in decoder.layers for module in _linears(layer)]  # type: ignore[arg-type]
+    return (
+        all(isinstance(linear, NativeLinear) for linear in (*linears, decoder.head))
+        and decoder.embedding.weight.dtype in (torch.float32, torch.bfloat16)
+        and config.head_dim % (2 * _LANES) == 0
+        and config.head_dim <= 16 * _LANES
+        and config.ffn_dim % _BLOCK == 0
+    )
+
+
+def _linears(layer: Layer) -> tuple[torch.nn.Module, ...]:
+    return layer.attention.qkv, layer.attention.out, layer.feed_forward.gate_up, layer.feed_forward.down
+
+
+@dataclass(slots=True)
+class _Tokens:
+    """Tokens of several rows, one row's behind the other's, as batch_t of decoder.h describes them."""
+
+    ids: list[int] = field(default_factory=list)
+    run_rows: list[int] = field(default_factory=list)
+    run_starts: list[int] = field(default_factory=lambda: [0])
+    places: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    shared_ends: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    logit_tokens: list[int] = field(default_factory=list)
+
+    def add(self, ids: Sequence[int], *, place: int = 0, position: int = 0, shared_end: int = 0) -> None:
+        """Tokens that see places 0..shared_end-1 and, from `place` on, each other backwards."""
+        count = len(ids)
+        self.ids.extend(ids)
+        self.places.extend(range(place, place + count))
+        self.positions.extend(range(position, position + count))
+        self.shared_ends.extend(itertools.repeat(shared_end, count))
+        self.starts.extend(itertools.repeat(place, count))
+
+    def end_row(self, row: int) -> None:
+        """What was added since the last one is of `row`; raises IndexError when that is nothing."""
+        if len(self.ids) == self.run_starts[-1]:
+            raise IndexError(f"row {row} has no tokens")
+        self.run_rows.append(row)
+        self.run_starts.append(len(self.ids))
+
+
+class NativeExecutor(EagerExecutor):
+    """As `EagerExecutor`, by the kernels; only the picture's prefix is still projected by torch's module."""
+
+    def __init__(self, decoder: LlamaAdapterDecoder, *, backend: Backend, num_slots: int, library: Library) -> None:
+        super().__init__(decoder, backend=backend, num_slots=num_slots, operators=NATIVE)
+        self._library = library
+        self._kept: list[Tensor] = []  # what the structures point to
+        self._struct = self._describe(decoder)
+        self._pointer = ctypes.addressof(self._struct)
+
+    def _describe(self, decoder: LlamaAdapterDecoder) -> DecoderStruct:
+        config = decoder.config
+        layers = (LayerStruct * config.num_layers)(*(self._describe_layer(layer) for layer in decoder.layers))  # type: ignore[arg-type]
+        return DecoderStruct(
+            dim=config.dim,
+            num_layers=config.num_layers,
+            num_heads=config.num_heads,
+            head_dim=config.head_dim,
+            ffn_dim=config.ffn_dim,
+            vocab_size=config.vocab_size,
+            first_adapter_layer=config.first_adapter_layer,
+            num_queries=config.num_queries,
+            norm_eps=config.norm_eps,
+            kept_type=KINDS[self._cache.k.dtype],
+            rotary_cos=self._floats(decoder.rotary_cos),
+            rotary_sin=self._floats(decoder.rotary_sin),
+            layers=layers,
+            norm=self._floats(decoder.norm.weight),
+            head=_native(decoder.head).struct,
+        )
+
+    def _describe_layer(self, layer: Layer) -> LayerStruct:
+        qkv, out, gate_up, down = map(_native, _linears(layer))
+        width = gate_up.out_features // 2
+        return LayerStruct(
+            attention_norm=self._floats(layer.attention_norm.weight),
+            feed_forward_norm=self._floats(layer.feed_forward_norm.weight),
+            qkv=qkv.struct,
+            out=out.struct,
+            gate=gate_up.part(0, width),
+            up=gate_up.part(width, width),
+            down=down.struct,
+        )
+
+    def _floats(self, tensor: Tensor) -> int:
+        """Address of a float32 copy that lives as long as this executor."""
+        self._kept.append(tensor.detach().float().contiguous())
+        return self._kept[-1].data_ptr()
+
+    @torch_stands_aside()
+    def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
+        return super().project_prefix(visual_query_BQD)
+
+    @torch.inference_mode()
+    @torch_stands_aside()
+    def prefill(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> Prediction:
+        slots = slice(first_slot, first_slot + len(prompts))
+        self._prefix.k[:, slots] = torch.cat([prefix.k for prefix in prefixes], dim=1)
+        self._prefix.v[:, slots] = torch.cat([prefix.v for prefix in prefixes], dim=1)
+        rows = zip(itertools.count(first_slot), prompts)
+        parts = [self._run(tokens, self._cache.k, self._cache.v, self._prefix) for tokens in _prompts(rows)]
+        if len(parts) == 1:
+            return parts[0]
+        logits_RV, best_R = map(torch.cat, zip(*parts, strict=True))
+        return Prediction(logits_RV, best_R)
+
+    @torch.inference_mode()
+    def decode(self, token_ids: Sequence[int] | Tensor, positions: Sequence[int]) -> Prediction:
+        num_rows = len(token_ids)
+        tokens = _Tokens(
+            ids=token_ids.tolist() if isinstance(token_ids, Tensor) else list(token_ids),
+            run_rows=list(range(num_rows)),
+            run_starts=list(range(num_rows + 1)),
+            places=list(positions),
+            positions=list(positions),
+            shared_ends=[0] * num_rows,
+            starts=[0] * num_rows,
+            logit_tokens=list(range(num_rows)),
+        )
+        return self._run(tokens, self._cache.k, self._cache.v, self._prefix)
+
+    @torch.inference_mode()
+    @torch_stands_aside()
+    def score(self, rows: Sequence[ScoreRow]) -> list[list[float]]:
+        config = self.config
+        widest = max(len(row.prompt_ids) + sum(map(len, row.choices)) for row in rows)
+        # Of one layer: no layer looks at another's, and nothing is kept beyond this call.
+        shape = (1, len(rows), config.num_heads, widest, config.head_dim)
+        k, v = (torch.empty(shape, dtype=self._cache.k.dtype) for _ in range(2))
+        prefix = Prefix(self._joined([row.prefix.k for row in rows]), self._joined([row.prefix.v for row in rows]))
+        logits_TV = torch.cat([self._run(tokens, k, v, prefix).logits_RV for tokens in _scored(rows)])
+        targets = torch.tensor([token for row in rows for choice in row.choices for token in choice])
+        per_token = logits_TV.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+        lengths = [len(choice) for row in rows for choice in row.choices]
+        scores = iter([float(part.sum()) for part in torch.split(per_token, lengths)])
+        return [list(itertools.islice(scores, len(row.choices))) for row in rows]
+
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """Keys or values of several pictures as the kernels read them; raises ValueError for those of another model."""
+        joined = torch.cat(list(parts), dim=1).to(self._prefix.k.dtype).contiguous()
+        layers, _, *sizes = self._prefix.k.shape
+        if joined.shape != (layers, len(parts), *sizes):
+            raise ValueError(f"prefixes of {tuple(joined.shape)} for slots of {tuple(self._prefix.k.shape)}")
+        return joined
+
+    def _run(self, tokens: _Tokens, k: Tensor, v: Tensor, prefix: Prefix) -> Prediction:
+        """What follows the tokens that are asked about; keys and values are (L or 1, R, N, P, H), written in place."""
+        _check(tokens, num_rows=k.shape[1], num_places=k.shape[3], context=self.config.context)
+        x_TD = self._decoder.embedding(torch.tensor(tokens.ids)).float()
+        num_logits = len(tokens.logit_tokens)
+        logits_RV = torch.empty(num_logits, self.config.vocab_size)
+        best_R = torch.empty(num_logits, dtype=torch.int64)
+        batch = BatchStruct(
+            num_tokens=len(tokens.ids),
+            num_runs=len(tokens.run_rows),
+            x=x_TD.data_ptr(),
+            run_rows=_numbers(tokens.run_rows),
+            run_starts=_numbers(tokens.run_starts),
+            places=_numbers(tokens.places),
+            positions=_numbers(tokens.positions),
+            shared_ends=_numbers(tokens.shared_ends),
+            starts=_numbers(tokens.starts),
+            cache=_kept(k, v),
+            prefix=_kept(prefix.k, prefix.v),
+            num_logits=num_logits,
+            logit_tokens=_numbers(tokens.logit_tokens),
+            logits=logits_RV.data_ptr(),
+            best=best_R.data_ptr(),
+        )
+        self._library.forward(self._pointer, ctypes.addressof(batch), num_threads())
+        return Prediction(logits_RV, best_R)
+
+
+def _prompts(rows: Iterable[tuple[int, Sequence[int]]]) -> Iterable[_Tokens]:
+    """Slots and their prompts, in portions of few enough tokens."""
+    tokens = _Tokens()
+    for row, prompt in rows:
+        if tokens.ids and len(tokens.ids) + len(prompt) > _MAX_TOKENS:
+            yield tokens
+            tokens = _Tokens()
+        tokens.add(prompt)
+        tokens.end_row(row)
+        tokens.logit_tokens.append(len(tokens.ids) - 1)
+    yield tokens
+
+
+def _scored(rows: Sequence[ScoreRow]) -> Iterable[_Tokens]:
+    """Prompts with all their choices behind them: each choice sees the prompt and itself, and goes on from its end.
+
+    Logits are those that predict the tokens of all choices in turn; what a choice's last token predicts is not asked.
+    """
+    tokens = _Tokens()
+    for row, scored in enumerate(rows):
+        length = len(scored.prompt_ids)
+        if tokens.ids and len(tokens.ids) + length > _MAX_TOKENS:
+            yield tokens
+            tokens = _Tokens()
+        first = len(tokens.ids)
+        tokens.add(scored.prompt_ids)
+        for choice in scored.choices:
+            start = len(tokens.ids)
+            tokens.logit_tokens += [first + length - 1, *range(start, start + len(choice) - 1)]
+            tokens.add(choice[:-1], place=start - first, position=length, shared_end=length)
+        tokens.end_row(row)
+    yield tokens
+
+
+def _check(tokens: _Tokens, *, num_rows: int, num_places: int, context: int) -> None:
+    """Raise IndexError for what is out of range: the kernels read and write where they are told."""
+    num_tokens = len(tokens.ids)
+    if len(tokens.places) != num_tokens or len(tokens.positions) != num_tokens:
+        raise IndexError(f"{len(tokens.positions)} positions of {num_tokens} tokens")
+    ranges = (
+        ("slot", tokens.run_rows, num_rows),
+        ("place", tokens.places, num_places),
+        ("position", tokens.positions, context),
+    )
+    for name, values, count in ranges:
+        if min(values) < 0 or max(values) >= count:
+            raise IndexError(f"{name}s {min(values)} to {max(values)}: there are {count}")
+
+
+def _native(module: torch.nn.Module) -> NativeLinear:
+    assert isinstance(module, NativeLinear), "`can_run` was asked first"
+    return module
+
+
+def _kept(k: Tensor, v: Tensor) -> KeptStruct:
+    """Keys and values (layers, rows, N, P, H), the last two dense; a single layer serves all."""
+    strides = k.stride()
+    layer_stride = 0 if k.shape[0] == 1 else strides[0]
+    return KeptStruct(
+        k=k.data_ptr(), v=v.data_ptr(), layer_stride=layer_stride, row_stride=strides[1], head_stride=strides[2]
+    )
+
+
+def _numbers(values: Sequence[int]) -> "ctypes.Array[ctypes.c_int64]":
+    return (ctypes.c_int64 * len(values))(*values)

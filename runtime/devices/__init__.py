@@ -1,0 +1,1 @@
+"""Devices: one file each, and the registry that opens them."""

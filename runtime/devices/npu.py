@@ -1,0 +1,139 @@
+"""One Ascend NPU as a backend, by way of torch_npu, which is loaded only when such a device is asked for."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.errors import DeviceError
+from llama_adapter.runtime.devices.backend import EAGER, Capabilities, EventMark, OperatorChoice, Program, no_graph_mode
+from llama_adapter.runtime.devices.npu_chips import FRACTAL_NZ, family_of
+from llama_adapter.runtime.devices.npu_load import OTHERWISE, first_line, load_torch_npu
+from llama_adapter.runtime.operators.base import Operators
+from llama_adapter.runtime.operators.npu import LAYOUT, TILED, Choice, choose
+from llama_adapter.runtime.schemes.quantised import dequantise_linears
+
+
+def open_npu(index: int) -> "NpuBackend":
+    """Backend of one NPU, counted from 0. Raises DeviceError when torch_npu or that device cannot be had."""
+    torch_npu = load_torch_npu()
+    count = torch_npu.npu.device_count() if torch_npu.npu.is_available() else 0
+    if count == 0:
+        raise DeviceError(
+            "torch_npu and CANN are there, but no NPU is: torch.npu.is_available() is False",
+            hint="`npu-smi info` must list one; look at the driver, ASCEND_RT_VISIBLE_DEVICES, and the devices that a "
+            "container was given" + OTHERWISE,
+        )
+    if index >= count:
+        available = ", ".join(f"npu:{number}" for number in range(count))
+        raise DeviceError(
+            f"No device named `npu:{index}`; available: {available}",
+            hint="pass one of these as --device, `cpu`, or `auto`",
+        )
+    try:
+        torch_npu.npu.set_device(index)
+        return NpuBackend(index, torch_npu=torch_npu)
+    except RuntimeError as error:
+        raise DeviceError(
+            f"npu:{index} cannot be opened ({first_line(error)})",
+            hint="`npu-smi info` says whether it is healthy and whose processes hold it" + OTHERWISE,
+        ) from error
+
+
+class NpuBackend:
+    """One Ascend NPU; see `open_npu`. Nothing here has run on hardware yet, only on torch_npu without kernels."""
+
+    kernels = None
+
+    def __init__(self, index: int, *, torch_npu: Any) -> None:
+        self._torch_npu = torch_npu
+        self.device = torch.device("npu", index)
+        self.name = f"npu:{index} ({torch_npu.npu.get_device_name(index)})"
+        self.family = family_of(torch_npu.npu.get_soc_version())
+        self.capabilities = Capabilities(
+            dtypes=self.family.dtypes,
+            static_shapes=True,
+            graph_modes=self.family.graph_modes,
+            collective="hccl",
+            runs_om=True,
+        )
+        self.choices: tuple[Choice, ...] = ()  # the last answer of `choose_operators`, with reasons
+        if self.family.may_compile_operators:
+            torch_npu.npu.set_compile_mode(jit_compile=False)
+        # float32 means float32: by default A2 and later round a convolution's inputs to HF32, which has 11 bits.
+        torch_npu.npu.conv.allow_hf32 = False
+        torch_npu.npu.matmul.allow_hf32 = False
+
+    def synchronise(self) -> None:
+        self._torch_npu.npu.synchronize(self.device)
+
+    def mark(self) -> EventMark:
+        event = self._torch_npu.npu.Event(enable_timing=True)
+        event.record(self._torch_npu.npu.current_stream(self.device))
+        return EventMark(event)
+
+    def free_bytes(self) -> int | None:
+        free: int = self._torch_npu.npu.mem_get_info(self.device)[0]
+        return free
+
+    def total_bytes(self) -> int | None:
+        total: int = self._torch_npu.npu.mem_get_info(self.device)[1]
+        return total
+
+    def empty_caches(self) -> None:
+        self._torch_npu.npu.empty_cache()
+
+    def choose_operators(
+        self, config: DecoderConfig, *, dtype: torch.dtype, wanted: OperatorChoice, mode: str
+    ) -> Operators:
+        operators, self.choices = choose(
+            self.family, config, dtype, torch_npu=self._torch_npu, wanted=wanted, in_graph=mode != EAGER
+        )
+        return operators
+
+    def prepare(self, module: nn.Module, *, wanted: OperatorChoice = "auto") -> None:
+        """Lay the weights of linear layers out in tiles where `choose_operators` chose that; embeddings stay as is."""
+        dequantise_linears(module)
+        if not any(choice.operator == LAYOUT and choice.implementation == TILED for choice in self.choices):
+            return
+        self._torch_npu.npu.config.allow_internal_format = True
+        for layer in module.modules():
+            if isinstance(layer, nn.Linear):
+                layer.weight.data = self._torch_npu.npu_format_cast(layer.weight.data, FRACTAL_NZ)
+
+    def computes_int8(self, activations: torch.dtype, *, wanted: OperatorChoice = "auto") -> bool:
+        return False
+
+    def compile(self, program: Program, *, mode: str) -> Program:
+        if mode not in self.capabilities.graph_modes:
+            raise no_graph_mode(mode, backend=self.name, modes=self.capabilities.graph_modes)
+        try:
+            compiled: Program = GRAPH_COMPILERS[mode](program)
+            return compiled
+        except Exception as error:  # torchair lies in torch_npu, and wants more packages and libraries than that
+            raise DeviceError(
+                f"{self.name} cannot compile for `{mode}` ({type(error).__name__}: {first_line(error)})",
+                hint="install the packages of the extra `npu` and all of CANN; or pass `--mode eager`",
+            ) from error
+
+
+def _npugraph_ex(program: Callable[..., Any]) -> Any:
+    # The weights never change, so the graph may keep their addresses.
+    options: dict[str, Any] = {"frozen_parameter": True}
+    return torch.compile(program, fullgraph=True, dynamic=False, backend="npugraph_ex", options=options)
+
+
+def _ge_graph(program: Callable[..., Any]) -> Any:
+    torchair: Any = importlib.import_module("torchair")  # comes inside torch_npu
+    configs: Any = importlib.import_module("torchair.configs.compiler_config")
+    backend = torchair.get_npu_backend(compiler_config=configs.CompilerConfig())
+    return torch.compile(program, fullgraph=True, dynamic=False, backend=backend)
+
+
+GRAPH_COMPILERS: dict[str, Callable[[Callable[..., Any]], Any]] = {
+    "npugraph_ex": _npugraph_ex,
+    "ge_graph": _ge_graph,
+}

@@ -1,0 +1,144 @@
+"""What ais_bench's failures mean and what to do about them, in words. Its own are a code; the rest is on its stdout."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from llama_adapter.runtime.explanation import Explanation, explanation, first_that_fits
+from llama_adapter.runtime.graphs.acl_codes import KINDS, NAMES, CodeKind, find_code
+from llama_adapter.runtime.graphs.toolkit import SET_ENV
+from llama_adapter.vision.errors import EncoderError
+
+_INSTALL = (
+    "neither part is on PyPI; build both for this Python and this CANN: "
+    "git clone https://gitee.com/ascend/tools.git, then pip install ./backend . in "
+    "tools/ais-bench_workload/tool/ais_bench, with CANN's set_env.sh sourced"
+)
+
+# What ais_bench imports beside its own parts, and the package that brings it.
+_NEEDED: Final[Mapping[str, str]] = {"attr": "attrs", "numpy": "numpy", "tqdm": "tqdm"}
+
+# Sentences and hints know {device}. The patterns are words of ais_bench and aclruntime; codes are looked up before.
+_DEVICE: Final = explanation(
+    r"acl open device|acl init failed|get all devices count",
+    "the device {device} cannot be opened",
+    "`npu-smi info` lists the devices; one may be hidden (ASCEND_RT_VISIBLE_DEVICES), not passed into the "
+    "container (/dev/davinci*), or closed to this user (group HwHiAiUser); choose another with "
+    "`--encoder-device N`, or with `--device npu:N` for the language model too",
+)
+_MEMORY: Final = explanation(
+    r"EL0004|malloc failed|allocate memory|out of memory",
+    "the memory of device {device} is not enough",
+    "`npu-smi info` shows who uses it; export with smaller batch sizes, or leave the language model less room",
+)
+_FILE: Final = explanation(
+    r"ACL: invalid parameter|load model from file failed",
+    "it is damaged, was made for another chip than the one of device {device}, or by a newer CANN",
+    "compare the chip that `npu-smi info` names with the one it was made for, and make it again with "
+    "`llama-adapter export om --soc-version <chip>`; memory that is short on the device looks the same",
+)
+_BATCH: Final = explanation(
+    r"dymBatch parameter|dynamic_batch_size parameter|not a dymbatch model",
+    "the batch size is none that it was compiled for, so its side-car lists others than the file has",
+    "make the OM again with `llama-adapter export om`",
+)
+_CONTEXT: Final = explanation(
+    r"set current context failed",
+    "its context on the device is gone: something reset the device in this process",
+    "run the encoder in a process of its own: `--encoder-process`",
+)
+_PARAMETER: Final = explanation(
+    r"(?!)",  # known by its codes only
+    "ACL refused a value that ais_bench gave it",
+    "ais_bench may be built for another CANN: build it again with this one; ~/ascend/log says which value",
+)
+_EXECUTION: Final = explanation(
+    r"",
+    "it failed on device {device}",
+    "`npu-smi info` shows whether the device is well, ~/ascend/log what it said "
+    "(more of it with ASCEND_GLOBAL_LOG_LEVEL=1)",
+)
+BY_CODE: Final[Mapping[CodeKind, Explanation]] = {
+    "memory": _MEMORY,
+    "device": _DEVICE,
+    "context": _CONTEXT,
+    "parameter": _PARAMETER,
+    "file": _FILE,
+    "batch": _BATCH,
+    "execution": _EXECUTION,
+}
+OPENING: Final = (_DEVICE, _MEMORY, _FILE)
+RUNNING: Final = (_MEMORY, _BATCH, _CONTEXT, _EXECUTION)
+
+
+def opening_failed(error: Exception, *, said: str, file: str, soc: str, device: int) -> EncoderError:
+    """For an InferSession that cannot be made; `said` is what it printed."""
+    return _explain(OPENING, error, said, start=f"ais_bench cannot load `{file}`{_made_for(soc)}", device=device)
+
+
+def running_failed(
+    error: Exception, *, said: str, file: str, soc: str, device: int, wanted: str, given: str
+) -> EncoderError:
+    """For `infer`; `wanted` and `given` are types, shapes and bytes."""
+    start = f"ais_bench cannot run `{file}`{_made_for(soc)}, which takes {wanted} and was given {given}"
+    return _explain(RUNNING, error, said, start=start, device=device)
+
+
+def import_failed(error: Exception, *, said: str = "") -> EncoderError:
+    """For `import ais_bench.infer.interface`; `said` is what it printed."""
+    explained = _import_failed(error)
+    return EncoderError(f"{explained.message}. It said: {said}", hint=explained.hint) if said else explained
+
+
+def _import_failed(error: Exception) -> EncoderError:
+    missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+    if missing == "ais_bench":
+        return EncoderError("Running an OM file needs ais_bench, which is not installed", hint=_INSTALL)
+    if missing == "aclruntime":
+        return EncoderError(
+            "ais_bench is installed and its other part, aclruntime, is not (or is for another Python)", hint=_INSTALL
+        )
+    if missing.startswith("ais_bench."):
+        return EncoderError(
+            f"There is a package named ais_bench, and it is not Ascend's: it has no `{missing}`",
+            hint="the package ais-bench-benchmark, which tests language models, takes the same name: uninstall it, or "
+            f"use another environment; for Ascend's {_INSTALL}",
+        )
+    if missing in _NEEDED:
+        return EncoderError(f"ais_bench needs the package {missing}", hint=f"pip install {_NEEDED[missing]}")
+    if missing:
+        return EncoderError(
+            f"ais_bench is installed and cannot be imported: it finds no module {missing}",
+            hint="the installation of ais_bench is incomplete: docs/ascend.md",
+        )
+    if re.search(r"\blib\w+\.so", str(error)):
+        return EncoderError(
+            f"ais_bench is installed and CANN's libraries are not found: {_words(error)}",
+            hint=f"{SET_ENV}, then start again in the same shell; "
+            "without CANN on this machine, use `--vision onnx` or `--vision torch`",
+        )
+    return EncoderError(
+        f"ais_bench is installed and cannot be imported: {type(error).__name__}: {_words(error)}",
+        hint=f"build it again for this Python and this CANN: {_INSTALL}",
+    )
+
+
+def _explain(table: Iterable[Explanation], error: Exception, said: str, *, start: str, device: int) -> EncoderError:
+    """By ACL's own code where one was given, else by the words of the libraries above it."""
+    words = " | ".join(part for part in (_words(error), said) if part)
+    code = find_code(words)
+    if code is not None:
+        meaning, told = BY_CODE[KINDS[code]], f" ({code} is {NAMES[code]})"
+    elif found := first_that_fits(table, words):
+        meaning, told = found[0], ""
+    else:
+        return EncoderError(f"{start}. It said: {words}", hint="`llama-adapter doctor` looks at what is installed")
+    return EncoderError(f"{start}: {meaning.sentence.format(device=device)}. It said: {words}{told}", hint=meaning.hint)
+
+
+def _made_for(soc: str) -> str:
+    return f" (made for {soc})" if soc else ""
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,241 @@
+"""OM files as others find them: the JSON side-car that tells what is inside, and what a runtime demands of the file.
+
+Making an OM is done in `vision.export`, running one in `vision.backends`.
+"""
+
+import hashlib
+import json
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from llama_adapter.runtime.graphs.card import EncoderCard
+from llama_adapter.runtime.graphs.ports import Port
+from llama_adapter.runtime.json_object import check_fields, read_object
+from llama_adapter.runtime.text import shown_excerpt
+from llama_adapter.vision.errors import EncoderError
+
+FORMAT_VERSION: Final = 2
+MAX_OM_BYTES: Final = 10 * 1024**3
+_FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "card": (dict, type(None)),
+    "input": dict,
+    "batch_sizes": list,
+    "has_gears": bool,
+    "soc_version": str,
+    "precision_mode": str,
+    "sha256": str,
+    "onnx_sha256": str,
+}
+_LEGAL_PATH: Final = re.compile(r"[A-Za-z0-9_./-]+")
+_MAX_BYTES = 1 << 20  # of a side-car
+_MAX_PATH, _MAX_COMPONENT = 4096, 255
+_AGAIN = "make the OM again with `llama-adapter export om`"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OmInput:
+    """The input that an OM was compiled with; numbers of bytes alone tell neither type nor order."""
+
+    dtype: str  # as numpy writes it
+    shape: tuple[int, ...]  # -1 for the batch of an OM with gears
+
+    @property
+    def layout(self) -> str:
+        """`NHWC` for pictures with colour last, `NCHW` with colour first; `ND` for anything else."""
+        if len(self.shape) != 4:
+            return "ND"
+        return "NHWC" if self.shape[3] == 3 else "NCHW" if self.shape[1] == 3 else "ND"
+
+    def __str__(self) -> str:
+        return str(Port(name="", dtype=self.dtype, shape=self.shape))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OmSidecar:
+    """What an OM file cannot be asked for: its encoder, its batch sizes and where it came from."""
+
+    card: EncoderCard | None  # None for an encoder that was not exported here
+    input: OmInput
+    batch_sizes: tuple[int, ...]  # ascending
+    has_gears: bool  # one OM for all of them, made with --dynamic_batch_size; else there is one, and it is fixed
+    soc_version: str
+    precision_mode: str
+    sha256: str  # of the .om
+    onnx_sha256: str  # of the .onnx and, behind it, of its external weights
+
+    def __post_init__(self) -> None:
+        sizes = self.batch_sizes
+        if not sizes or any(type(size) is not int or size < 1 for size in sizes) or list(sizes) != sorted(set(sizes)):
+            raise ValueError(f"batch_sizes must be whole numbers of at least 1, ascending, got {sizes!r}")
+        if not self.has_gears and len(sizes) != 1:
+            raise ValueError(f"an OM without gears has one batch size, got {sizes!r}")
+
+    def to_json(self) -> str:
+        """As stored beside the OM."""
+        values = {
+            "version": FORMAT_VERSION,
+            "card": None if self.card is None else json.loads(self.card.to_json()),
+            "input": {"dtype": self.input.dtype, "layout": self.input.layout, "shape": list(self.input.shape)},
+            "batch_sizes": list(self.batch_sizes),
+            "has_gears": self.has_gears,
+            "soc_version": self.soc_version,
+            "precision_mode": self.precision_mode,
+            "sha256": self.sha256,
+            "onnx_sha256": self.onnx_sha256,
+        }
+        return json.dumps(values, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, *, file: str) -> "OmSidecar":
+        """Inverse of `to_json`; raises EncoderError naming `file` for damage and for other versions."""
+        try:
+            values = read_object(text)
+            version = values.pop("version", None)
+            if type(version) is int and version == FORMAT_VERSION:
+                check_fields(values, _FIELDS, what="the side-car")
+                stored = values.pop("card")
+                card = None if stored is None else EncoderCard.from_json(json.dumps(stored), file=file)
+                taken, batch_sizes = _read_input(values.pop("input")), tuple(values.pop("batch_sizes"))
+                return cls(card=card, input=taken, batch_sizes=batch_sizes, **values)
+        except ValueError as error:
+            raise EncoderError(f"The side-car `{file}` cannot be read: {error}", hint=_AGAIN) from None
+        if version is None:
+            raise EncoderError(f"The side-car `{file}` cannot be read: it has no version", hint=_AGAIN)
+        raise EncoderError(
+            f"The side-car `{file}` is of version {shown_excerpt(repr(version))}, and this program reads "
+            f"{FORMAT_VERSION}",
+            hint=_AGAIN,
+        )
+
+
+def _read_input(values: dict[str, Any]) -> OmInput:
+    check_fields(values, {"dtype": str, "layout": str, "shape": list}, what="input")
+    if any(type(size) is not int for size in values["shape"]):
+        raise ValueError(f"shape of input must be whole numbers, and is {values['shape']!a}")
+    found = OmInput(dtype=values["dtype"], shape=tuple(values["shape"]))
+    if values["layout"] != found.layout:
+        raise ValueError(f"the layout of the input is said to be {values['layout']!a}, and {found} is {found.layout}")
+    return found
+
+
+def sidecar_path(om_path: str | os.PathLike[str]) -> Path:
+    """`clip.om` -> `clip.om.json`."""
+    path = Path(om_path)
+    return path.with_name(path.name + ".json")
+
+
+def write_sidecar(om_path: str | os.PathLike[str], sidecar: OmSidecar) -> Path:
+    """Write the side-car of an OM, complete or not at all; returns its path."""
+    target = sidecar_path(om_path)
+    with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False, encoding="utf-8") as file:
+        file.write(sidecar.to_json())
+    os.chmod(file.name, 0o640)
+    os.replace(file.name, target)
+    return target
+
+
+def read_sidecar(om_path: str | os.PathLike[str]) -> OmSidecar | None:
+    """The side-car of an OM, None where there is none; raises EncoderError when it is damaged or cannot be read."""
+    path = sidecar_path(om_path)
+    try:
+        if path.exists() and (not path.is_file() or path.stat().st_size > _MAX_BYTES):
+            raise EncoderError(f"The side-car `{path}` cannot be read: it is no file, or too large", hint=_AGAIN)
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise EncoderError(f"The side-car `{path}` cannot be read: {error.strerror}", hint=_AGAIN) from None
+    except UnicodeDecodeError:
+        raise EncoderError(f"The side-car `{path}` cannot be read: it is no text", hint=_AGAIN) from None
+    return OmSidecar.from_json(text, file=str(path))
+
+
+def read_valid_sidecar(om_path: str | os.PathLike[str]) -> OmSidecar | None:
+    """As `read_sidecar`, and raises EncoderError where it is the side-car of another file; reads the whole OM."""
+    sidecar = read_sidecar(om_path)
+    if sidecar is not None and file_sha256(om_path) != sidecar.sha256:
+        raise EncoderError(
+            f"The side-car `{sidecar_path(om_path).name}` is that of another file than `{om_path}`: the digests differ",
+            hint=f"copy both again, they are written together; or {_AGAIN}",
+        )
+    return sidecar
+
+
+def file_sha256(*paths: str | os.PathLike[str]) -> str:
+    """SHA-256 in hexadecimal of a file, or of several one after the other, read in pieces."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as file:
+            hashlib.file_digest(file, lambda: digest)
+    return digest.hexdigest()
+
+
+def check_om_file(path: str | os.PathLike[str]) -> None:
+    """Raise EncoderError for a file that ais_bench's InferSession (since 2024-06) would refuse, and say why.
+
+    InferSession itself only says that the path is illegal. Older releases take more; what passes here suits all.
+    """
+    absolute = os.path.abspath(path)
+    check_om_path(absolute)
+    try:
+        status = os.lstat(absolute)
+        if stat.S_ISLNK(status.st_mode):
+            raise EncoderError(
+                f"The OM `{absolute}` is a symbolic link, which InferSession refuses",
+                hint=f"pass the file itself, or copy it: cp --dereference {absolute} ./",
+            )
+    except OSError as error:
+        reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        raise EncoderError(
+            f"The OM `{absolute}` {reason}", hint="`llama-adapter export om` makes one from an ONNX file"
+        ) from None
+    if not stat.S_ISREG(status.st_mode):
+        raise EncoderError(f"`{absolute}` is no regular file, where an OM is wanted")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise EncoderError(
+            f"The OM `{absolute}` can be written by others (mode {stat.S_IMODE(status.st_mode):o}), "
+            "which InferSession refuses",
+            hint=f"chmod 640 {absolute}",
+        )
+    # The superuser too: as root in a container, with somebody else's file mounted.
+    if status.st_uid != os.geteuid() and status.st_gid not in os.getgroups():
+        raise EncoderError(
+            f"The OM `{absolute}` belongs to a stranger (user {status.st_uid}, group {status.st_gid}), "
+            "which InferSession refuses",
+            hint="copy it, so that it is yours",
+        )
+    if not os.access(absolute, os.R_OK):
+        raise EncoderError(f"The OM `{absolute}` may not be read by this user", hint=f"chmod 640 {absolute}")
+    if not status.st_size:
+        raise EncoderError(f"The OM `{absolute}` is empty", hint=_AGAIN)
+    if status.st_size > MAX_OM_BYTES:
+        raise EncoderError(f"The OM `{absolute}` has {status.st_size:,} bytes, and InferSession takes {MAX_OM_BYTES:,}")
+
+
+def check_om_path(path: str | os.PathLike[str]) -> None:
+    """What of `check_om_file` can be said from the name alone, before there is a file; raises EncoderError."""
+    absolute = os.path.abspath(path)
+    if absolute.lower().endswith(".onnx"):
+        raise EncoderError(
+            f"`{absolute}` is an ONNX file, where an OM is wanted",
+            hint="use `--vision onnx`, or make an OM of it with `llama-adapter export om`",
+        )
+    if not absolute.endswith(".om"):
+        raise EncoderError(
+            f"`{absolute}` does not end in .om, as InferSession demands of an OM",
+            hint="`llama-adapter export om` makes one from an ONNX file, with a name that InferSession takes",
+        )
+    if not _LEGAL_PATH.fullmatch(absolute):
+        illegal = "".join(sorted(set(_LEGAL_PATH.sub("", absolute))))
+        raise EncoderError(
+            f"The path `{absolute}` has characters that InferSession refuses: {illegal!a}",
+            hint="move the file to a path of letters, digits and _ . / - only",
+        )
+    if len(absolute) > _MAX_PATH or any(len(part) > _MAX_COMPONENT for part in absolute.split("/")):
+        raise EncoderError("The path of the OM is too long for InferSession", hint="move the file to a shorter path")

@@ -1,0 +1,85 @@
+"""Stacks of transformer blocks by the kernels: one call for all of them, in place of a list of torch's modules."""
+
+# B pictures, T tokens, W width
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from llama_adapter.runtime.kernels.library import Library
+from llama_adapter.runtime.kernels.linear import NativeLinear
+from llama_adapter.runtime.kernels.structs import BlockStruct, StackStruct
+from llama_adapter.runtime.kernels.threads import num_threads
+
+Activation = Literal["quick_gelu", "exact_gelu"]
+_ACTIVATIONS: dict[Activation, int] = {"quick_gelu": 1, "exact_gelu": 2}  # enum in linear.h
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockParts:
+    """One pre-norm block: x += out(attention(qkv(norm1(x)))); x += down(activation(up(norm2(x))))."""
+
+    norm1: nn.LayerNorm
+    qkv: NativeLinear
+    out: NativeLinear
+    norm2: nn.LayerNorm
+    up: NativeLinear
+    down: NativeLinear
+
+
+class NativeBlocks(nn.Module):
+    """Blocks of one width as a single module; between the linear layers everything is float32."""
+
+    def __init__(
+        self, blocks: Sequence[BlockParts], *, num_heads: int, activation: Activation, library: Library
+    ) -> None:
+        super().__init__()
+        self._library = library
+        self._kept: list[object] = [*blocks]  # what the structures point to
+        structs = (BlockStruct * len(blocks))(*map(self._describe, blocks))
+        self._struct = StackStruct(
+            width=blocks[0].qkv.in_features,
+            num_heads=num_heads,
+            hidden_dim=blocks[0].up.out_features,
+            num_blocks=len(blocks),
+            activation=_ACTIVATIONS[activation],
+            norm_eps=blocks[0].norm1.eps,
+            blocks=structs,
+        )
+        self._pointer = ctypes.addressof(self._struct)
+
+    def forward(self, x_BTW: Tensor) -> Tensor:
+        """(B, T, W), float32 or bfloat16, to the same; the argument is left as it is.
+
+        Raises RuntimeError for another width.
+        """
+        if x_BTW.ndim != 3 or x_BTW.shape[2] != self._struct.width or not x_BTW.is_cpu:
+            raise RuntimeError(
+                f"blocks of width {self._struct.width} were given {tuple(x_BTW.shape)} on {x_BTW.device}"
+            )
+        x_float = x_BTW.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+        num_pictures, num_tokens, _ = x_BTW.shape
+        self._library.blocks(self._pointer, x_float.data_ptr(), num_pictures, num_tokens, num_threads())
+        return x_float.to(x_BTW.dtype)
+
+    def _describe(self, block: BlockParts) -> BlockStruct:
+        return BlockStruct(
+            norm1_weight=self._floats(block.norm1.weight),
+            norm1_bias=self._floats(block.norm1.bias),
+            norm2_weight=self._floats(block.norm2.weight),
+            norm2_bias=self._floats(block.norm2.bias),
+            qkv=block.qkv.struct,
+            out=block.out.struct,
+            up=block.up.struct,
+            down=block.down.struct,
+        )
+
+    def _floats(self, tensor: Tensor) -> int:
+        """Address of a float32 copy that lives as long as this module."""
+        copy = tensor.detach().float().contiguous()
+        self._kept.append(copy)
+        return copy.data_ptr()

@@ -1,0 +1,104 @@
+"""Linear layers that compute by the kernels. A pass over a module, like `packed.py`, and for quantised weights too."""
+
+import ctypes
+
+import torch
+from torch import Tensor, nn
+
+from llama_adapter.runtime.kernels.library import KINDS, Library
+from llama_adapter.runtime.kernels.structs import LinearStruct
+from llama_adapter.runtime.kernels.threads import num_threads
+from llama_adapter.runtime.schemes.quantised import SCALE, float_type
+
+INT8_ACTIVATIONS = (torch.float32, torch.bfloat16)
+
+_ALIGNMENT = 64  # bytes, a cache line
+_DEPTH = 4  # inputs that lie side by side in int8 weights; all kinds are held to it
+
+
+class NativeLinear(nn.Module):
+    """As the `nn.Linear` it is made of, for inference.
+
+    Weights are float32, bfloat16, or int8 with `weight_scale`; activations are float32 or, unless the weights are
+    float32, bfloat16, and come out in the type they came in. Every row is computed as if it were alone.
+    """
+
+    def __init__(self, linear: nn.Linear, *, library: Library) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        weight = linear.weight.detach().contiguous()
+        self._library = library
+        self.weight_dtype = weight.dtype
+        self._activations = (torch.float32,) if weight.dtype == torch.float32 else (torch.float32, torch.bfloat16)
+        kind, shape = KINDS[weight.dtype], (linear.out_features, linear.in_features)
+        num_bytes = library.packed_bytes(kind, *shape)
+        # Not parameters or buffers: they can be neither moved nor saved.
+        self._memory = torch.empty(num_bytes + _ALIGNMENT, dtype=torch.uint8)
+        start = -self._memory.data_ptr() % _ALIGNMENT + self._memory.data_ptr()
+        library.pack(kind, *shape, weight.data_ptr(), start, num_threads())
+        scale = getattr(linear, SCALE, None)
+        self._scale = None if scale is None else scale.detach().float().contiguous()
+        self._bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
+        self.struct = LinearStruct(
+            kind=kind,
+            num_in=self.in_features,
+            num_out=self.out_features,
+            weight=start,
+            scale=None if self._scale is None else self._scale.data_ptr(),
+            bias=None if self._bias is None else self._bias.data_ptr(),
+        )
+        self._pointer = ctypes.addressof(self.struct)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in_features) to (..., out_features).
+
+        Raises RuntimeError, as torch does, for another number of features, type or device.
+        """
+        # The kernels read where they are told: another type or size would have them read beyond the tensor.
+        if x.dtype not in self._activations or x.shape[-1:] != (self.in_features,) or not x.is_cpu:
+            raise RuntimeError(
+                f"a layer of {self.in_features} inputs with {self.weight_dtype} weights was given "
+                f"{tuple(x.shape)} of {x.dtype} on {x.device}"
+            )
+        x = x.contiguous()
+        out = x.new_empty(*x.shape[:-1], self.out_features)
+        num_rows = x.numel() // self.in_features
+        self._library.linear(self._pointer, x.data_ptr(), KINDS[x.dtype], num_rows, out.data_ptr(), num_threads())
+        return out
+
+    def part(self, first: int, num_out: int) -> LinearStruct:
+        """Outputs first..first+num_out-1 as a layer of its own in the same memory; `first` is a multiple of 64."""
+        assert first % 64 == 0, "weights are laid out in blocks of 64 outputs"
+        itemsize = self.weight_dtype.itemsize
+        return LinearStruct(
+            kind=self.struct.kind,
+            num_in=self.in_features,
+            num_out=num_out,
+            weight=self.struct.weight + first * self.in_features * itemsize,
+            scale=None if self._scale is None else self._scale[first:].data_ptr(),
+            bias=None if self._bias is None else self._bias[first:].data_ptr(),
+        )
+
+
+def can_take(linear: nn.Linear, *, activations: torch.dtype, library: Library) -> bool:
+    """Whether the kernels compute this layer, given its type and sizes and the type of what comes in."""
+    weights = linear.weight.dtype
+    return (
+        library.takes(weights)
+        and linear.in_features > 0
+        and linear.in_features % _DEPTH == 0
+        and (weights != torch.int8 or activations in INT8_ACTIVATIONS)
+    )
+
+
+def install_kernels(module: nn.Module, *, library: Library) -> int:
+    """Replace the linear layers inside `module` that the kernels take; returns how many. Plain weights are let go."""
+    activations = float_type(module)
+    num_installed = 0
+    for owner in module.modules():  # no list of them, which would keep all plain weights to the end
+        for name in [name for name, _ in owner.named_children()]:
+            child = getattr(owner, name)
+            if isinstance(child, nn.Linear) and can_take(child, activations=activations, library=library):
+                setattr(owner, name, NativeLinear(child, library=library))
+                num_installed += 1
+    return num_installed

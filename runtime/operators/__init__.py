@@ -1,0 +1,1 @@
+"""Operators of a decoder: plain torch, and those that a device brings instead."""

@@ -1,0 +1,106 @@
+"""Operators of the decoder in plain torch, and the table through which a device may bring its own. No state."""
+
+# B rows, S step tokens, P positions attended to, Q adapter queries, N heads, H head size, F feed-forward width
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from llama_adapter.llm.model.kv import StoreFunction, store
+
+
+def random_parameter(*shape: int, std: float) -> nn.Parameter:
+    """Normal values to train from; on the meta device, where weights are only sketched, none are drawn.
+
+    Drawing there would import torch's compiler, a second of every start.
+    """
+    values = torch.empty(shape)
+    return nn.Parameter(values if values.is_meta else values.normal_(std=std))
+
+
+def rotary_table(head_dim: int, *, num_positions: int, theta: float) -> tuple[Tensor, Tensor]:
+    """cos and sin of position * theta^(-2i / head_dim): float32 (positions, head_dim), both halves alike."""
+    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
+    return angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) times the weight, in float32, then cast back (Zhang & Sennrich, 2019).
+
+    The reference casts before it multiplies; one rounding less costs nothing and keeps half precision closer.
+    """
+    x_float = x.float()
+    normalised = x_float * torch.rsqrt(x_float.square().mean(-1, keepdim=True) + eps)
+    return (normalised * weight.float()).to(x.dtype)
+
+
+def lay_out_rotary(cos_BS1H: Tensor, sin_BS1H: Tensor, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The table as `rotate` wants it, for q and k of `num_rows` rows in `dtype`; once for all layers of a pass.
+
+    It comes in float32, and its B may be 1 where all rows have the same positions.
+    """
+    return cos_BS1H, sin_BS1H
+
+
+def rotate(q_BSNH: Tensor, k_BSNH: Tensor, cos_BS1H: Tensor, sin_BS1H: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotary embedding (Su et al., 2021) on half-split pairs (i, i + H/2), computed in float32."""
+    return _rotate(q_BSNH, cos_BS1H, sin_BS1H), _rotate(k_BSNH, cos_BS1H, sin_BS1H)
+
+
+def _rotate(x_BSNH: Tensor, cos_BS1H: Tensor, sin_BS1H: Tensor) -> Tensor:
+    x_float = x_BSNH.float()
+    first, second = x_float.chunk(2, dim=-1)
+    turned = torch.cat([-second, first], dim=-1)
+    return (x_float * cos_BS1H + turned * sin_BS1H).to(x_BSNH.dtype)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """(..., 2 F) -> (..., F): silu of the first half times the second (Shazeer, 2020)."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def causal_attention(q_BNSH: Tensor, k_BNPH: Tensor, v_BNPH: Tensor, mask_B1SP: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(H)) v over the places where the mask is True; the softmax is in float32."""
+    scores_BNSP = (q_BNSH @ k_BNPH.transpose(-1, -2)).float() * q_BNSH.shape[-1] ** -0.5
+    # Finite: chips that saturate know no infinity. The softmax of it is exactly 0 all the same.
+    scores_BNSP = scores_BNSP.masked_fill(~mask_B1SP, torch.finfo(torch.float32).min)
+    heads_BNSH: Tensor = scores_BNSP.softmax(dim=-1).to(v_BNPH.dtype) @ v_BNPH
+    return heads_BNSH
+
+
+def adapter_attention(q_BNSH: Tensor, k_BNQH: Tensor, gated_v_BNQH: Tensor) -> Tensor:
+    """The adapter's own softmax over its Q tokens, unmasked; the gate is already inside the values."""
+    scores_BNSQ = (q_BNSH @ k_BNQH.transpose(-1, -2)).float() * q_BNSH.shape[-1] ** -0.5
+    heads_BNSH: Tensor = scores_BNSQ.softmax(dim=-1).to(gated_v_BNQH.dtype) @ gated_v_BNQH
+    return heads_BNSH
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operators:
+    """How the decoder computes; what each operator promises is written at the plain one of its name."""
+
+    name: str  # for reports
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    lay_out_rotary: Callable[[Tensor, Tensor, int, torch.dtype], tuple[Tensor, Tensor]]
+    rotate: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    swiglu: Callable[[Tensor], Tensor]
+    causal_attention: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    adapter_attention: Callable[[Tensor, Tensor, Tensor], Tensor]
+    store: StoreFunction
+
+
+ATEN = Operators(
+    name="aten",
+    rms_norm=rms_norm,
+    lay_out_rotary=lay_out_rotary,
+    rotate=rotate,
+    swiglu=swiglu,
+    causal_attention=causal_attention,
+    adapter_attention=adapter_attention,
+    store=store,
+)

@@ -1,0 +1,1 @@
+"""Number formats of linear weights: packing, scales and dequantisation."""

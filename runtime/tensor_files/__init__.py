@@ -1,0 +1,1 @@
+"""Weight files of every format, read safely: safetensors, torch, TorchScript archives."""

@@ -1,0 +1,199 @@
+"""Reading tensor files from disk as memory-mapped tensors, with damage and foreign files told in sentences.
+
+No tensor names here: what the tensors mean is decided by the modules beside this one.
+"""
+
+import json
+import stat
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.runtime.tensor_files.pickles import ForeignObjectError, Module, PickleError, TensorHeader, Unread
+from llama_adapter.runtime.tensor_files.torch_files import CompressedError, TorchFile, module_tensors
+from llama_adapter.runtime.text import shown_excerpt
+
+_SHOWN_KEYS = 12
+_MAX_JSON = 16 << 20  # bytes; the largest shard index has a hundredth of it
+_LARGEST = 1 << 63  # of a whole number in a tensor
+_FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorFile:
+    """The tensors of a file, on the CPU and mapped from it; `config` is what an adapter's release has beside them."""
+
+    tensors: dict[str, Tensor]
+    config: Mapping[str, Any]
+
+
+def read_tensor_file(path: Path, *, torchscript: bool = False) -> TensorFile:
+    """Read safetensors, by the suffix, or a file written by `torch.save`: a dictionary of tensors, or one as "model".
+
+    With `torchscript` a TorchScript archive too, whose code is not run, and plain numbers beside the tensors, as CLIP
+    has them. Whatever the file holds, memory is used in proportion to its size only. Raises CheckpointError for a
+    missing, damaged or foreign file.
+    """
+    if path.suffix == ".safetensors":
+        return TensorFile(tensors=read_safetensors(path), config={})
+    require_file(path)
+    try:
+        file = TorchFile(path)
+        if file.is_torchscript and not torchscript:
+            raise CheckpointError(
+                f"`{path}` is a TorchScript archive, as OpenAI publishes CLIP, where LLaMA or adapter weights are "
+                "wanted",
+                hint="if it is CLIP, pass it as --clip",
+            )
+        return _state_dict(file, numbers=torchscript)
+    except ForeignObjectError as error:
+        raise CheckpointError(
+            f"`{path}` holds Python objects beside its tensors (`{shown_excerpt(error.name)}`), so it is not opened: "
+            "loading it would run code from the file",
+            hint="ask for the file's tensors alone, saved by `torch.save` as a dictionary, or as safetensors",
+        ) from None
+    except CompressedError as error:
+        raise CheckpointError(
+            f"`{path}` is an archive with compressed members (`{shown_excerpt(error.member)}`), where torch stores "
+            "them as they are",
+            hint="fetch the original file, or unpack it and pack it again without compression (`zip -0`)",
+        ) from None
+    except (PickleError, OSError) as error:
+        raise _damaged(path, str(error)) from None
+
+
+def _state_dict(file: TorchFile, *, numbers: bool) -> TensorFile:
+    content = file.content
+    if isinstance(content, Module):
+        return TensorFile(tensors=file.tensors(module_tensors(content)), config={})
+    if not isinstance(content, dict):
+        raise CheckpointError(f"`{file.path}` holds no dictionary of tensors")
+    config = content.get("config")
+    if isinstance(content.get("model"), dict):
+        content = content["model"]
+    headers = {key: value for key, value in content.items() if isinstance(key, str) and isinstance(value, TensorHeader)}
+    plain = {
+        key: torch.tensor(value)
+        for key, value in content.items()
+        if numbers and isinstance(key, str) and isinstance(value, int | float) and abs(value) < _LARGEST
+    }
+    for key, value in content.items():
+        if isinstance(value, Unread) and value.tensor_kind is not None:
+            raise _other_kind(file.path, str(key), value.tensor_kind)
+    others = [str(key) for key in content if key not in headers and key not in plain]
+    if others:
+        raise CheckpointError(
+            f"`{file.path}` is no plain dictionary of tensors; it also holds {list_keys(others)}",
+            hint="ask for the file's tensors alone, as dense numbers of one type",
+        )
+    return TensorFile(tensors=file.tensors(headers) | plain, config=config if isinstance(config, dict) else {})
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file as memory-mapped tensors on the CPU.
+
+    Raises CheckpointError for a missing, damaged or foreign file.
+    """
+    require_file(path)
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dictionary)
+    except (SafetensorError, OSError, ValueError, RuntimeError):
+        raise _damaged(path) from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; raises CheckpointError if the file is missing or holds something else."""
+    require_file(path)
+    if path.stat().st_size > _MAX_JSON:
+        raise CheckpointError(
+            f"`{path}` has {path.stat().st_size:,} bytes, and such files have {_MAX_JSON:,} at most",
+            hint="it is another file, or damaged; copy it again",
+        )
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"`{path}` is no JSON: {shown_excerpt(str(error))}", hint="the file is damaged; copy it again"
+        ) from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"`{path}` holds a {type(content).__name__}, where a JSON object is wanted")
+    return content
+
+
+def require_file(path: Path) -> None:
+    """Raise CheckpointError unless `path` is a regular file with something in it that is not a Git LFS pointer."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise CheckpointError(
+            f"The path {str(path)!r} is not UTF-8, so torch and safetensors cannot open it", hint="rename the folder"
+        ) from None
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+            raise CheckpointError(f"`{path}` is {kind}, where a file is wanted")
+        with path.open("rb") as file:
+            head = file.read(24)
+    except FileNotFoundError:
+        raise CheckpointError(f"There is no file `{path}`") from None
+    except OSError as error:
+        raise CheckpointError(f"`{path}` cannot be read: {error.strerror}") from None
+    if not head:
+        raise CheckpointError(f"`{path}` is empty", hint="the download failed; fetch it again")
+    if head == b"version https://git-lfs.":
+        raise CheckpointError(
+            f"`{path}` is a Git LFS pointer, not the file itself", hint="fetch it with `git lfs pull`"
+        )
+
+
+def check_dense(tensors: Mapping[str, Tensor], *, path: Path) -> None:
+    """Raise CheckpointError unless all tensors hold plain floating-point numbers: not sparse, quantised or absent."""
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.dtype not in _FLOATING:
+            kind = f"{tensor.layout}, {tensor.dtype} on {tensor.device}".replace("torch.", "")
+            raise _other_kind(path, name, kind)
+
+
+def require_numbers(
+    content: Mapping[str, Any], *, path: Path, whole: Sequence[str], real: Sequence[str], hint: str
+) -> None:
+    """Raise CheckpointError unless the entries `whole` are whole numbers and `real` finite ones, all above 0."""
+    wrong = [name for name in whole if type(content.get(name)) is not int or content[name] < 1]
+    for name in real:
+        if type(content.get(name)) not in (int, float) or not 0 < content[name] <= sys.float_info.max:
+            wrong.append(name)
+    if wrong:
+        raise CheckpointError(f"`{path}` has no number, or an impossible one, for {list_keys(wrong)}", hint=hint)
+
+
+def list_keys(keys: Sequence[str]) -> str:
+    """The first dozen keys for a message, and how many more there are."""
+    told = ", ".join(f"`{shown_excerpt(key)}`" for key in keys[:_SHOWN_KEYS])
+    rest = len(keys) - _SHOWN_KEYS
+    return f"{told} and {rest} more" if rest > 0 else told
+
+
+def _other_kind(path: Path, name: str, kind: str) -> CheckpointError:
+    return CheckpointError(
+        f"`{path}` holds `{shown_excerpt(name)}` as a tensor of another kind ({kind}), where dense "
+        "floating-point numbers are wanted",
+        hint="take the original file, before quantisation or other conversions",
+    )
+
+
+def _damaged(path: Path, what: str = "") -> CheckpointError:
+    reason = f" ({shown_excerpt(what)})" if what else ""
+    return CheckpointError(
+        f"`{path}` ({path.stat().st_size:,} bytes) cannot be opened: it is cut short, damaged, or no tensor file"
+        + reason,
+        hint="compare its size with the place it came from, and copy it again",
+    )

@@ -1,0 +1,214 @@
+"""Files of `torch.save` and TorchScript archives: their content as plain data, their tensors as views of the file.
+
+Nothing in them is run. Sizes are compared with the file's before anything is allocated, and the file is mapped, not
+read. Both forms of `torch.save` are known, the archive of today and the one before torch 1.6.
+"""
+
+import struct
+import sys
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import torch
+from torch import Tensor
+
+from llama_adapter.runtime.tensor_files.pickles import (
+    MAX_BYTES,
+    ForeignObjectError,
+    Module,
+    PickleError,
+    StorageHeader,
+    TensorHeader,
+    read_pickle,
+)
+
+MAX_TENSORS: Final = 100_000
+_MAX_CLAIM: Final = 4  # bytes of all tensors, in sizes of the file: few tensors share their numbers with another
+_SMALL: Final = 64 << 20  # bytes that tensors may claim in any case
+_MAX_NAME: Final = 1000  # characters of a tensor's name with those of its modules
+_ZIP: Final = b"PK\x03\x04"
+_LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
+_MAGIC: Final = 0x1950A86A20F9469CFC6C
+_LEGACY_PROTOCOL: Final = 1001
+
+
+class CompressedError(PickleError):
+    """An archive whose members were compressed, which torch's own never are; `member` names one."""
+
+    def __init__(self, member: str) -> None:
+        super().__init__(member)
+        self.member = member
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Bytes of the file."""
+
+    start: int
+    end: int
+
+
+class TorchFile:
+    """A file of torch's, opened: `content` is what was saved, with a TensorHeader for each tensor."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ForeignObjectError for a file with objects that are no data, and PickleError for any other file."""
+        self.path = path
+        self._size = path.stat().st_size
+        self._swapped = False  # whether the numbers are in the other byte order than this machine's
+        self.is_torchscript = False
+        self._spans: dict[str, _Span] = {}  # of the storages, by key
+        self._map: Any = None  # torch gives its storages no types
+        self._storages: dict[StorageHeader, torch.UntypedStorage] = {}
+        with path.open("rb") as file:
+            if file.read(len(_ZIP)) == _ZIP:
+                self.content = self._open_archive(file)
+            else:
+                self.content = self._open_legacy(file)
+
+    def tensors(self, headers: Mapping[str, TensorHeader]) -> dict[str, Tensor]:
+        """The tensors with these headers, on the CPU and mapped from the file.
+
+        Raises PickleError for headers that do not fit the file, or claim many times its size.
+        """
+        if len(headers) > MAX_TENSORS:
+            raise PickleError(f"{len(headers):,} tensors")
+        for header in headers.values():
+            self._check(header)
+        claimed = sum(header.numel * header.storage.dtype.itemsize for header in headers.values())
+        # Each may become a copy, and members of an archive may share their bytes.
+        keys = {(header.storage.dtype, header.storage.key) for header in headers.values()}
+        stored = sum(self._spans[key].end - self._spans[key].start for _, key in keys)
+        for what, num_bytes in (("tensors", claimed), ("storages", stored)):
+            if num_bytes > max(_MAX_CLAIM * self._size, _SMALL):
+                raise PickleError(f"{what} of {num_bytes:,} bytes")
+        return {name: self._tensor(header) for name, header in headers.items()}
+
+    def _check(self, header: TensorHeader) -> None:
+        span = self._spans.get(header.storage.key)
+        if span is None:
+            raise PickleError(f"no storage {header.storage.key!a}")
+        stored = (span.end - span.start) // header.storage.dtype.itemsize
+        if header.storage.numel > stored or header.end > stored:
+            raise PickleError(f"a tensor beyond its storage {header.storage.key!a}")
+        if header.numel > stored:
+            raise PickleError(f"a tensor of {header.numel:,} numbers in a storage of {stored:,}")
+
+    def _tensor(self, header: TensorHeader) -> Tensor:
+        whole = torch.empty(0, dtype=header.storage.dtype)
+        return whole.set_(self._storage(header.storage), header.offset, header.shape, header.stride)
+
+    def _storage(self, header: StorageHeader) -> torch.UntypedStorage:
+        known = StorageHeader(header.dtype, header.key, 0)
+        if known not in self._storages:
+            span = self._spans[header.key]
+            storage: Any = self._bytes()[span.start : span.end]  # shares the map
+            if self._swapped or span.start % header.dtype.itemsize:
+                storage = storage.clone()  # else no processor could compute with it
+            if self._swapped:
+                storage.byteswap(header.dtype)
+            self._storages[known] = storage
+        return self._storages[known]
+
+    def _bytes(self) -> Any:
+        """The whole file as a storage, mapped once; what is written into it does not reach the file."""
+        if self._map is None:
+            self._map = torch.UntypedStorage.from_file(str(self.path), shared=False, nbytes=self._size)
+        return self._map
+
+    def _open_archive(self, file: BinaryIO) -> Any:
+        """A zip file whose members are stored as they are: `NAME/data.pkl` and the storages in `NAME/data/`."""
+        try:
+            with zipfile.ZipFile(file) as archive:
+                members = archive.infolist()
+        except (zipfile.BadZipFile, ValueError, struct.error, NotImplementedError, OSError) as error:
+            raise PickleError(f"{type(error).__name__}") from None
+        folder = members[0].filename.partition("/")[0] if members else ""
+        needed = {
+            info.filename.removeprefix(f"{folder}/"): info
+            for info in members
+            if info.filename.startswith((f"{folder}/data", f"{folder}/byteorder", f"{folder}/constants.pkl"))
+        }
+        self.is_torchscript = "constants.pkl" in needed
+        spans = {name: self._span(file, info) for name, info in needed.items()}
+        if "data.pkl" not in spans:
+            raise PickleError("no data.pkl")
+        order = self._read(file, spans["byteorder"]) if "byteorder" in spans else b"little"
+        if order not in (b"little", b"big"):
+            raise PickleError("byte order")
+        self._swapped = order.decode() != sys.byteorder
+        self._spans = {name.removeprefix("data/"): span for name, span in spans.items() if name.startswith("data/")}
+        return read_pickle(self._read(file, spans["data.pkl"]), torchscript=self.is_torchscript).value
+
+    def _span(self, file: BinaryIO, info: zipfile.ZipInfo) -> _Span:
+        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+            raise CompressedError(info.filename)
+        file.seek(info.header_offset)
+        head = file.read(_LOCAL_HEADER.size)
+        if len(head) < _LOCAL_HEADER.size:
+            raise PickleError("member beyond the file")
+        magic, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(head)
+        start = info.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
+        if magic != _ZIP or start + info.file_size > self._size:
+            raise PickleError("member beyond the file")
+        return _Span(start, start + info.file_size)
+
+    def _open_legacy(self, file: BinaryIO) -> Any:
+        """Pickles one after the other (magic number, protocol, system, content, keys of storages), then the storages,
+        each behind its number of numbers."""
+        file.seek(0)
+        head = file.read(MAX_BYTES)
+        pickles = [read_pickle(head)]
+        if pickles[0].value != _MAGIC:
+            raise PickleError("neither an archive nor a file of torch before 1.6")
+        for _ in range(4):
+            pickles.append(read_pickle(head, start=pickles[-1].end))
+        _, protocol, _, content, keys = pickles
+        if protocol.value != _LEGACY_PROTOCOL or not isinstance(keys.value, list):
+            raise PickleError("another protocol")
+        self._swapped = sys.byteorder != "little"
+        end = keys.end
+        for key in keys.value:
+            storage = content.storages.get(key) if isinstance(key, str) else None
+            if storage is None:
+                raise PickleError("a storage without a type")
+            file.seek(end)
+            start = end + 8
+            end = start + int.from_bytes(file.read(8), "little") * storage.dtype.itemsize
+            if end > self._size:
+                raise PickleError("a storage beyond the file")
+            self._spans[storage.key] = _Span(start, end)
+        return content.value
+
+    def _read(self, file: BinaryIO, span: _Span) -> bytes:
+        if span.end - span.start > MAX_BYTES:
+            raise PickleError(f"{span.end - span.start:,} bytes beside its numbers")
+        file.seek(span.start)
+        return file.read(span.end - span.start)
+
+
+def module_tensors(module: Module) -> dict[str, TensorHeader]:
+    """The tensors of a TorchScript module and of the modules in it, under the names of its state dict.
+
+    Raises ForeignObjectError for a module with a form of its own, and PickleError for modules that are nested too
+    deep, have too many attributes in all, or contain one another without end.
+    """
+    found: dict[str, TensorHeader] = {}
+    waiting = [("", module)]
+    num_seen = 0
+    while waiting:
+        prefix, inner = waiting.pop()
+        for name, value in inner.attributes.items():
+            num_seen += 1
+            if type(name) is not str:
+                raise ForeignObjectError(inner.name)
+            if num_seen > MAX_TENSORS or len(prefix) + len(name) > _MAX_NAME:
+                raise PickleError("modules without end")
+            if isinstance(value, TensorHeader):
+                found[prefix + name] = value
+            elif isinstance(value, Module):
+                waiting.append((f"{prefix}{name}.", value))
+    return found

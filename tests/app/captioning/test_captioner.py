@@ -1,0 +1,344 @@
+"""The captioner's promises, on the reference's tiny random checkpoints."""
+
+import hashlib
+import io
+import random
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import llama_adapter.app.reading.reader
+from llama_adapter import Answer, Captioner, RawPrompt, TextDelta
+from llama_adapter.app.captioning.captioner import WorkItem, work_items
+from llama_adapter.app.captioning.stage_clock import STAGES
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.errors import DeviceError, PromptTooLongError
+from llama_adapter.llm.prompt import format_prompt
+from tests.app.golden import GOLDEN, model_options
+
+PICTURES = sorted((GOLDEN / "images").iterdir())
+PROMPTS = ["Describe the image.", ("Is it red?", "Look at the border."), "What is shown in this picture?", ("", "")]
+
+
+@pytest.fixture(scope="module")
+def captioner() -> Captioner:
+    return Captioner.load(**model_options(), batch_size=4)
+
+
+def jobs(count: int = 16) -> list[tuple[Path, object]]:
+    return [(PICTURES[index % len(PICTURES)], PROMPTS[index % len(PROMPTS)]) for index in range(count)]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 16])
+def test_answers_do_not_depend_on_batch_order_or_bad_neighbours(tmp_path: Path, batch_size: int) -> None:
+    alone = Captioner.load(**model_options(), batch_size=1)
+    expected = {
+        index: alone.generate([picture], [prompt], max_new_tokens=12)[0].token_ids
+        for index, (picture, prompt) in enumerate(jobs())
+    }
+    bad = tmp_path / "bad.jpg"
+    bad.write_bytes(PICTURES[0].read_bytes()[:900])
+    shuffled = [(index, *job) for index, job in enumerate(jobs())]
+    shuffled += [(-1, bad, PROMPTS[0]), (-2, tmp_path / "missing.png", PROMPTS[1]), (-3, bad, PROMPTS[2])]
+    random.Random(batch_size).shuffle(shuffled)
+    batched = Captioner.load(**model_options(), batch_size=batch_size)
+    answers = batched.generate(
+        [picture for _, picture, _ in shuffled], [prompt for _, _, prompt in shuffled], max_new_tokens=12
+    )
+    for (index, _, _), answer in zip(shuffled, answers, strict=True):
+        if index < 0:
+            assert answer.finish == "error"
+            assert answer.error is not None
+            assert answer.text == ""
+        else:
+            assert answer.token_ids == expected[index]
+
+
+def test_what_came_is_answered_while_more_is_waited_for(captioner: Captioner) -> None:
+    items = work_items(PICTURES[:2], "Describe the image.", default_prompt="")
+    is_answered, answered = threading.Event(), []
+
+    def slow_items() -> Iterator[WorkItem]:
+        yield items[0]
+        assert is_answered.wait(10)
+        yield items[1]
+
+    for event in captioner.run(slow_items(), sampling=SamplingParams(max_new_tokens=2), may_wait=True):
+        if isinstance(event, Answer):
+            answered.append(event.index)
+            is_answered.set()
+
+    assert answered == [0, 1]
+
+
+@pytest.mark.parametrize("may_wait", [True, False])
+def test_what_came_before_an_error_is_answered(captioner: Captioner, may_wait: bool) -> None:
+    def items() -> Iterator[WorkItem]:
+        yield from work_items(PICTURES[:3], "Describe the image.", default_prompt="")
+        raise OSError("the list is gone")
+
+    events = captioner.run(items(), sampling=SamplingParams(max_new_tokens=2), may_wait=may_wait)
+    answered = []
+    with pytest.raises(OSError, match="the list is gone"):
+        answered.extend(event.index for event in events if isinstance(event, Answer))
+
+    assert sorted(answered) == [0, 1, 2]
+
+
+def test_streamed_pieces_put_together_are_the_answers(captioner: Captioner) -> None:
+    pictures = [picture for picture, _ in jobs(6)]
+    pieces: dict[int, str] = defaultdict(str)
+    streamed: dict[int, Answer] = {}
+    for event in captioner.stream(pictures, "Describe the image.", max_new_tokens=10, temperature=0.9, seed=5):
+        if isinstance(event, TextDelta):
+            assert event.index not in streamed, "text after the answer"
+            pieces[event.index] += event.text
+        else:
+            streamed[event.index] = event
+    whole = captioner.generate(pictures, "Describe the image.", max_new_tokens=10, temperature=0.9, seed=5)
+    assert {index: answer.text for index, answer in streamed.items()} == dict(pieces)
+    assert [streamed[index].token_ids for index in range(6)] == [answer.token_ids for answer in whole]
+
+
+def test_equal_seeds_draw_equal_answers_and_others_differ(captioner: Captioner) -> None:
+    def draw(seed: int) -> list[str]:
+        answers = captioner.generate(PICTURES[:3], "Describe the image.", temperature=1.5, top_p=1.0, seed=seed)
+        return [answer.text for answer in answers]
+
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+
+
+def test_a_prompt_may_come_in_four_forms(captioner: Captioner) -> None:
+    text = format_prompt("Describe the image.")
+    forms = [
+        "Describe the image.",
+        ("Describe the image.", None),
+        RawPrompt(text),
+        captioner.tokenizer.encode(text),
+    ]
+    answers = captioner.generate([PICTURES[0]] * 4, forms, max_new_tokens=8)
+    assert len({answer.token_ids for answer in answers}) == 1
+
+
+def test_a_picture_may_come_in_four_forms(captioner: Captioner) -> None:
+    path = GOLDEN / "images/shapes_200x300.jpg"
+    data = path.read_bytes()
+    forms = [str(path), path, data, Image.open(io.BytesIO(data))]
+    answers = captioner.generate(forms, max_new_tokens=8)
+    assert len({answer.token_ids for answer in answers}) == 1
+    assert [answer.picture for answer in answers] == [str(path), str(path), "picture 2", "picture 3"]
+
+
+def test_upright_orientation_is_the_default_and_changes_the_answer_of_a_turned_picture(
+    captioner: Captioner,
+) -> None:
+    turned = GOLDEN / "images/exif6_160x120.jpg"
+    stored = Image.fromarray(np.asarray(Image.open(turned).convert("RGB")))  # without EXIF
+    upright = stored.transpose(Image.Transpose.ROTATE_270)
+    ignoring = Captioner.load(**model_options(), exif="ignore")
+    by_file, by_hand = captioner.generate([turned, upright], max_new_tokens=8)
+    as_stored, by_hand_as_stored = ignoring.generate([turned, stored], max_new_tokens=8)
+    assert by_file.token_ids == by_hand.token_ids
+    assert as_stored.token_ids == by_hand_as_stored.token_ids
+    assert as_stored.token_ids != by_file.token_ids
+
+
+def test_pictures_read_fast_are_answered_as_those_read_exactly_and_decode_less(
+    captioner: Captioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = io.BytesIO()
+    Image.open(PICTURES[0]).convert("RGB").resize((1800, 1800), Image.Resampling.BICUBIC).save(large, "JPEG")
+    sizes: list[tuple[int, int]] = []
+    plain = llama_adapter.app.reading.reader.preprocess
+
+    def noting(image: Image.Image, **options: Any) -> np.ndarray:
+        sizes.append(image.size)
+        return plain(image, **options)
+
+    monkeypatch.setattr(llama_adapter.app.reading.reader, "preprocess", noting)
+    fast = Captioner.load(**model_options(), reading="fast")
+    (exactly,) = captioner.generate([large.getvalue()], max_new_tokens=8)
+    (quickly,) = fast.generate([large.getvalue()], max_new_tokens=8)
+    assert sizes == [(1800, 1800), (450, 450)]
+    assert quickly.token_ids == exactly.token_ids
+    assert quickly.digest == exactly.digest
+
+
+def test_choices_get_probabilities_that_sum_to_one_and_the_best_is_the_text(captioner: Captioner) -> None:
+    for choices in (["Yes", "No"], ["red", "a blue circle", "nothing at all"]):
+        answers = captioner.generate(PICTURES[:5], "Is it red?", choices=choices)
+        for answer in answers:
+            assert answer.finish == "choice"
+            assert answer.choice is not None
+            assert list(answer.choice) == choices
+            assert sum(answer.choice.values()) == pytest.approx(1.0)
+            assert answer.text == max(answer.choice, key=lambda text: answer.choice[text])  # type: ignore[index]
+            assert captioner.tokenizer.decode(answer.token_ids) == answer.text
+
+
+def test_choices_weigh_what_greedy_decoding_says_first(captioner: Captioner) -> None:
+    """The likeliest single-token choice among all first tokens is the one that would be generated."""
+    generated = captioner.generate(PICTURES[:3], RawPrompt("Is it red?"), max_new_tokens=1)
+    for picture, answer in zip(PICTURES, generated, strict=False):
+        others = [captioner.tokenizer.decode([token]) for token in (300, 301, 302)]
+        choices = [answer.text, *(text for text in others if text != answer.text)]
+        scored = captioner.generate([picture], [RawPrompt("Is it red?")], choices=choices)[0]
+        assert scored.text == answer.text
+
+
+@pytest.mark.parametrize("choices", [["Yes"], ["Yes", "Yes"], []])
+def test_choices_must_be_two_different_answers(captioner: Captioner, choices: list[str]) -> None:
+    with pytest.raises(ValueError, match="at least two different"):
+        captioner.generate(PICTURES[:1], choices=choices)
+
+
+def test_a_prompt_beyond_the_context_is_refused_before_any_picture_is_read() -> None:
+    captioner = Captioner.load(**model_options(), context=40)
+    with pytest.raises(PromptTooLongError, match="the context holds 40"):
+        captioner.generate([Path("not read")])
+
+
+def test_counts_that_do_not_match_are_refused_with_both_numbers() -> None:
+    with pytest.raises(ValueError, match="3 pictures came with 2 prompts"):
+        work_items(PICTURES[:3], ["a", "b"], default_prompt="")
+    with pytest.raises(ValueError, match="brackets"):
+        work_items("picture.png", None, default_prompt="")
+
+
+def test_an_empty_batch_has_no_answers(captioner: Captioner) -> None:
+    assert captioner.generate([]) == []
+
+
+def test_a_closed_stream_leaves_the_captioner_usable(captioner: Captioner) -> None:
+    expected = captioner.generate(PICTURES[:3], max_new_tokens=6)
+    stream = captioner.stream(PICTURES[:6], max_new_tokens=30)
+    next(stream)
+    stream.close()
+    again = captioner.generate(PICTURES[:3], max_new_tokens=6)
+    assert [answer.token_ids for answer in again] == [answer.token_ids for answer in expected]
+
+
+def test_stage_times_cover_the_run(captioner: Captioner) -> None:
+    clock = captioner.profile_clock()
+    captioner.generate(PICTURES[:6], max_new_tokens=20, clock=clock)
+    assert set(clock.seconds) == set(STAGES)
+    assert all(clock.seconds[stage] > 0 for stage in ("read", "clip", "pre", "forward", "post", "decode"))
+
+
+def test_a_choice_that_another_begins_with_has_no_head_start(captioner: Captioner) -> None:
+    """With its end token scored, "1" no longer beats "10" whatever the model thinks."""
+    answer = captioner.generate(PICTURES[:1], "Is it red?", choices=["1", "10", "100"])[0]
+    assert answer.choice is not None
+    apart = captioner.generate(PICTURES[:1], "Is it red?", choices=["10", "100"])[0]
+    assert apart.choice is not None
+    # The odds of two choices do not depend on which others there are.
+    assert answer.choice["10"] / answer.choice["100"] == pytest.approx(
+        apart.choice["10"] / apart.choice["100"], rel=1e-4
+    )
+    assert captioner.tokenizer.eos_id not in answer.token_ids
+    assert captioner.tokenizer.decode(answer.token_ids) == answer.text
+
+
+def test_a_second_call_is_refused_while_a_stream_is_open_and_the_stream_goes_on(captioner: Captioner) -> None:
+    whole = captioner.generate(PICTURES[:1], max_new_tokens=8)[0]
+    stream = captioner.stream(PICTURES[:1], max_new_tokens=8)
+    events = [next(stream)]
+    with pytest.raises(RuntimeError, match="still answering another call"):
+        captioner.generate(PICTURES[:1])
+    events += list(stream)
+    assert isinstance(events[-1], Answer)
+    assert events[-1].token_ids == whole.token_ids
+    captioner.stream(PICTURES[:1])  # never begun: it is in nobody's way
+    with pytest.raises(ValueError, match="two different"):
+        captioner.stream(PICTURES[:1], choices=["one"])  # nor is one that could not begin
+    assert captioner.generate(PICTURES[:1], max_new_tokens=8)[0].token_ids == whole.token_ids
+
+
+@pytest.mark.parametrize("choices", ["Yes,No", ["Yes", 5], [b"Yes", b"No"]])
+def test_choices_must_be_a_list_of_texts(captioner: Captioner, choices: object) -> None:
+    with pytest.raises(ValueError, match="a list of texts"):
+        captioner.generate(PICTURES[:1], choices=choices)  # type: ignore[arg-type]
+
+
+def test_choices_may_come_from_an_iterator(captioner: Captioner) -> None:
+    assert captioner.generate(PICTURES[:1], choices=iter(["Yes", "No"]))[0].finish == "choice"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompt", [b"hello", [1.7, 5.2], ["1", "5"], ([1, 2], None), RawPrompt(5), 7, ("a", 5)])
+def test_a_prompt_of_another_kind_is_refused_in_a_sentence(captioner: Captioner, prompt: object) -> None:
+    with pytest.raises(ValueError, match="A prompt must be text"):
+        captioner.generate(PICTURES[:1], [prompt])  # type: ignore[list-item]
+
+
+def test_pictures_may_come_from_an_iterator_but_not_as_a_single_one(captioner: Captioner) -> None:
+    assert len(captioner.generate(iter(PICTURES[:2]), max_new_tokens=2)) == 2  # type: ignore[arg-type]
+    for single in (PICTURES[0], Image.new("RGB", (8, 8)), b"bytes"):
+        with pytest.raises(ValueError, match="brackets"):
+            captioner.generate(single)  # type: ignore[arg-type]
+
+
+def test_numbers_that_overflow_end_in_an_error_and_do_not_reach_the_next_picture() -> None:
+    captioner = Captioner.load(**model_options(), batch_size=2)
+    expected = [answer.token_ids for answer in captioner.generate(PICTURES[:4], max_new_tokens=6)]
+    decoder = captioner._engine._executor._decoder  # type: ignore[attr-defined]
+    scale = decoder.layers[2].feed_forward_norm.weight
+    healthy = scale.clone()
+    scale.fill_(float("nan"))
+    for options in ({}, {"temperature": 0.7}, {"choices": ["Yes", "No"]}):
+        for answer in captioner.generate(PICTURES[:3], **options):  # type: ignore[arg-type]
+            assert answer.finish == "error"
+            assert answer.error is not None
+            assert answer.error.code == "not_finite"
+    scale.copy_(healthy)
+    assert [answer.token_ids for answer in captioner.generate(PICTURES[:4], max_new_tokens=6)] == expected
+
+
+def test_a_bad_file_is_known_by_its_bytes(captioner: Captioner, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"not a picture")
+    (answer,) = captioner.generate([bad])
+    assert answer.digest == hashlib.sha256(b"not a picture").hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"model": ""}, "model is empty"),
+        ({"batch_size": 2.5}, "batch_size"),
+        ({"batch_size": "3"}, "batch_size"),
+        ({"context": 0}, "context"),
+        ({"visual_heads": 4}, "go with llama_dir"),
+        ({"exif": "upside"}, "exif"),
+        ({"reading": "slow"}, "reading"),
+    ],
+)
+def test_options_out_of_range_are_named(options: dict[str, object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        Captioner.load(**options)  # type: ignore[arg-type]
+
+
+def test_devices_and_dtypes_may_be_torchs_own() -> None:
+    captioner = Captioner.load(**model_options(), device=torch.device("cpu"), dtype=torch.bfloat16)
+    assert (captioner.info.device, captioner.info.dtype) == ("cpu", "bfloat16")
+
+
+def test_a_context_that_memory_cannot_hold_is_refused_before_it_is_made() -> None:
+    with pytest.raises(DeviceError, match=r"slots with a context of 1000000000000 need .* GB"):
+        Captioner.load(**model_options(), context=10**12)
+
+
+def test_a_model_trained_on_opencvs_order_sees_plain_colours_without_their_transparency() -> None:
+    captioner = Captioner.load(**model_options(), channel_order="bgr")
+    transparent = Image.open(GOLDEN / "images/rgba_180x140.png").convert("RGBA")
+    by_mode, plain = captioner.generate([transparent, transparent.convert("RGB")], max_new_tokens=12)
+    assert by_mode.token_ids == plain.token_ids
+    in_clips_way = Captioner.load(**model_options()).generate([transparent, transparent.convert("RGB")])
+    assert in_clips_way[0].token_ids != in_clips_way[1].token_ids

@@ -1,0 +1,376 @@
+"""Where memory is not enough, less is computed at once, and answers are those of a device that has enough."""
+
+import dataclasses
+import gc
+import io
+import itertools
+import random
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import llama_adapter.app.captioning.assemble
+from llama_adapter.app.captioning.answers import Answer, Event, TextDelta
+from llama_adapter.app.captioning.assemble import Parts, assemble_parts
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.oom_retry import attempt
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.online.service import Ask, Service
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.errors import DeviceError
+from tests.app.golden import model_options
+from tests.app.narrow import SHORTAGES, Device, narrow
+from tests.llm.test_async_readback import QueuedBackend
+
+pytestmark = pytest.mark.slow
+
+BATCH_SIZE = 8
+
+
+def small_picture(seed: int) -> bytes:
+    levels = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(levels).save(file, "PNG")
+    return file.getvalue()
+
+
+PICTURES = [small_picture(seed) for seed in range(19)]
+
+
+def open_parts() -> Parts:
+    return assemble_parts(CaptionerSpec(**model_options(), batch_size=BATCH_SIZE))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections() -> Iterator[None]:
+    """Each shortage of memory collects garbage: not that of all other tests as well."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def read_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread reads: a conversation draws its seed as it begins, and that is in the order of the pictures now."""
+    monkeypatch.setattr("llama_adapter.app.reading.prefetch.MAX_THREADS", 1)
+
+
+@pytest.fixture(scope="module")
+def parts() -> Parts:
+    return open_parts()
+
+
+@pytest.fixture(scope="module")
+def queued_parts() -> Parts:
+    """On a device whose ids are read one step late."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llama_adapter.app.captioning.assemble, "open_backend", lambda name: QueuedBackend())
+        return open_parts()
+
+
+def quiet(captioner: Captioner) -> list[str]:
+    """The notes that it will tell."""
+    notes: list[str] = []
+    captioner.oom_retry.tell = notes.append
+    return notes
+
+
+def read(events: Any) -> dict[int, Answer]:
+    """Answers by index; what was streamed of each is its text, once."""
+    pieces: dict[int, str] = defaultdict(str)
+    answers: dict[int, Answer] = {}
+    for event in events:
+        if isinstance(event, TextDelta):
+            pieces[event.index] += event.text
+        else:
+            assert event.index not in answers, "two answers to one question"
+            answers[event.index] = event
+            assert event.finish == "choice" or event.text == pieces[event.index]
+    return answers
+
+
+def said(answers: dict[int, Answer]) -> dict[int, tuple[str, tuple[int, ...], str]]:
+    return {index: (answer.text, answer.token_ids, answer.finish) for index, answer in answers.items()}
+
+
+@pytest.mark.parametrize(
+    ("shortage", "program"), [("torch", "prefill"), *((shortage, "decode") for shortage in SHORTAGES)]
+)
+def test_a_step_that_lacks_memory_is_done_with_fewer_rows_and_answers_are_the_same(
+    parts: Parts, shortage: str, program: str
+) -> None:
+    expected = said(read(parts.captioner().stream(PICTURES, max_new_tokens=9)))
+    assert len({text for text, _, _ in expected.values()}) > 1
+    device = Device(rows=3, programs=[program], shortage=SHORTAGES[shortage])
+    captioner = narrow(parts, device)
+    notes = quiet(captioner)
+
+    assert said(read(captioner.stream(PICTURES, max_new_tokens=9))) == expected
+    assert notes == ["out of memory with 8 rows: going on with 4", "out of memory with 4 rows: going on with 2"]
+    # The next run knows.
+    assert said(read(captioner.stream(PICTURES, max_new_tokens=9))) == expected
+    assert device.num_shortages == len(notes) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 1.3])
+def test_a_device_whose_ids_are_read_late_loses_none_of_them(
+    queued_parts: Parts, parts: Parts, temperature: float, is_late: bool
+) -> None:
+    asked: dict[str, Any] = {"max_new_tokens": 12, "temperature": temperature, "seed": 3}
+    expected = said(read(parts.captioner().stream(PICTURES, **asked)))
+    captioner = narrow(queued_parts, Device(rows=2), is_late=is_late)
+    notes = quiet(captioner)
+
+    assert said(read(captioner.stream(PICTURES, **asked))) == expected
+    assert len(notes) == 2
+
+
+class Moody(Device):
+    """Lacks memory now and then, as where other programs take some; a single row it has always memory for."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._random = random.Random(seed)
+
+    def take(self, program: str, count: int, most: int | None) -> None:
+        super().take(program, count, 1 if self._random.random() < 0.15 else None)
+
+
+@pytest.mark.slow  # many of them
+@pytest.mark.parametrize("seed", range(24))
+def test_memory_may_be_short_at_any_step_of_any_program(
+    queued_parts: Parts, parts: Parts, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    draw = random.Random(seed)
+    asked: dict[str, Any] = {
+        "max_new_tokens": draw.randint(1, 14),
+        "temperature": draw.choice([0.0, 1.3]),
+        "choices": draw.choice([None, None, ["yes", "no", "not sure"]]),
+    }
+
+    def answers(captioner: Captioner) -> dict[int, tuple[str, tuple[int, ...], str]]:
+        seeds = itertools.count(seed)  # none is asked for, so each conversation draws one
+        monkeypatch.setattr("llama_adapter.app.captioning.active_request.secrets.randbits", lambda bits: next(seeds))
+        return said(read(captioner.stream(PICTURES[:11], "Describe the image.", **asked)))
+
+    expected = answers(parts.captioner())
+    captioner = narrow(draw.choice([queued_parts, parts]), Moody(seed), is_late=draw.random() < 0.5)
+    quiet(captioner)
+
+    assert answers(captioner) == expected
+
+
+def test_a_warm_up_that_lacks_memory_is_left_out(parts: Parts) -> None:
+    expected = said(read(parts.captioner().stream(PICTURES[:5], max_new_tokens=5)))
+    captioner = narrow(parts, Device(rows=4))
+    notes = quiet(captioner)
+
+    assert captioner.warm_up().programs == 0
+    assert said(read(captioner.stream(PICTURES[:5], max_new_tokens=5))) == expected
+    assert notes == ["out of memory with 8 rows: going on with 4"]
+
+
+def test_choices_are_weighed_in_smaller_batches(parts: Parts) -> None:
+    choices = ["yes", "no", "not sure"]
+    expected = parts.captioner().generate(PICTURES, "Is it red?", choices=choices)
+    captioner = narrow(parts, Device(rows=1, programs=["score"]))
+    notes = quiet(captioner)
+    answers = captioner.generate(PICTURES, "Is it red?", choices=choices)
+
+    for answer, other in zip(answers, expected, strict=True):
+        assert answer.text == other.text
+        assert answer.choice == pytest.approx(other.choice, abs=1e-5)
+    assert notes[-1] == "out of memory with 2 rows: going on with 1"
+
+
+def test_a_stream_that_draws_without_a_seed_goes_on_behind_what_was_read(parts: Parts) -> None:
+    device = Device(programs=["decode"])
+    captioner = narrow(parts, device)
+    quiet(captioner)
+    stream = captioner.stream(PICTURES[:6], max_new_tokens=16, temperature=1.5, top_p=1.0)
+    events: list[Event] = []
+    while len({event.index for event in events if isinstance(event, TextDelta)}) < 6:
+        events.append(next(stream))
+    device.rows = 2
+    answers = read([*events, *stream])
+
+    assert device.num_shortages == 2
+    assert len(answers) == 6
+
+
+def test_what_is_in_flight_goes_on_and_is_not_computed_again(parts: Parts) -> None:
+    undisturbed, device = Device(), Device()
+    read(narrow(parts, undisturbed).stream(PICTURES[:8], max_new_tokens=12))
+    captioner = narrow(parts, device)
+    quiet(captioner)
+    stream = captioner.stream(PICTURES[:8], max_new_tokens=12)
+    next(event for event in stream if isinstance(event, TextDelta))
+    device.rows = 4
+    list(stream)
+
+    def num_tokens(calls: list[tuple[str, int]]) -> int:
+        return sum(rows for program, rows in calls if program in ("prefill", "decode"))
+
+    # Each of the rows in flight is prefilled once more, which chooses a token as a step would have.
+    assert num_tokens(device.calls) == num_tokens(undisturbed.calls)
+    assert [call for call in device.calls if call[0] == "encode"] == [("encode", 8)]
+
+
+def test_with_one_row_the_lack_of_memory_is_told_as_it_came(parts: Parts) -> None:
+    captioner = narrow(parts, Device(rows=0, programs=["decode"]))
+    notes = quiet(captioner)
+    with pytest.raises(torch.OutOfMemoryError, match=r"2\.00 GiB"):
+        captioner.generate(PICTURES[:4])
+    assert notes[-1] == "out of memory with 2 rows: going on with 1"
+
+
+def test_what_cannot_be_compiled_for_lack_of_memory_is_tried_with_fewer_rows(parts: Parts) -> None:
+    def refused() -> Exception:
+        error = DeviceError("cpu cannot compile a decode step of 8 rows")
+        error.__cause__ = RuntimeError("operation failed due to a previous error during capture")
+        error.__cause__.__context__ = torch.OutOfMemoryError("CUDA out of memory")
+        return error
+
+    captioner = narrow(parts, Device(rows=4, programs=["decode"], shortage=refused))
+    notes = quiet(captioner)
+    assert all(answer.error is None for answer in captioner.generate(PICTURES, max_new_tokens=3))
+    assert notes == ["out of memory with 8 rows: going on with 4"]
+
+
+def test_errors_of_other_kinds_are_not_tried_again(parts: Parts) -> None:
+    device = Device(rows=2, shortage=lambda: RuntimeError("Expected all tensors to be on the same device"))
+    captioner = narrow(parts, device)
+    with pytest.raises(RuntimeError, match="same device"):
+        captioner.generate(PICTURES)
+    assert device.num_shortages == 1
+
+
+@pytest.mark.parametrize("shortage", list(SHORTAGES))
+def test_an_encoder_that_lacks_memory_gets_fewer_pictures_at_once(parts: Parts, shortage: str) -> None:
+    expected = said(read(parts.captioner().stream(PICTURES, max_new_tokens=6)))
+    device = Device(pictures=3, shortage=SHORTAGES[shortage])
+    captioner = narrow(parts, device)
+    notes = quiet(captioner)
+    answers = read(captioner.stream(PICTURES, max_new_tokens=6))
+
+    assert said(answers) == expected
+    assert notes == [
+        "out of memory with 8 pictures in the encoder: going on with 4",
+        "out of memory with 4 pictures in the encoder: going on with 2",
+    ]
+    assert device.num_shortages == 2
+    assert max(count for program, count in device.calls if program == "encode") == 2
+    assert all(answer.ms["clip"] > 0 for answer in answers.values())
+
+
+def test_one_picture_that_the_encoder_has_no_memory_for_is_told(parts: Parts) -> None:
+    captioner = narrow(parts, Device(pictures=0))
+    quiet(captioner)
+    with pytest.raises(torch.OutOfMemoryError):
+        captioner.generate(PICTURES[:4])
+
+
+def test_caches_are_emptied_and_later_runs_told_of_a_full_batch_only(parts: Parts) -> None:
+    emptied: list[int] = []
+    remembered: list[int] = []
+
+    class Backend(type(parts.backend)):  # type: ignore[misc]
+        def empty_caches(self) -> None:
+            emptied.append(len(remembered))
+
+    def remember(rows: int) -> str:
+        remembered.append(rows)
+        return "the disk is full"
+
+    own = dataclasses.replace(parts, backend=Backend(), remember_rows=remember)
+    captioner = narrow(own, Device(rows=2))
+    notes = quiet(captioner)
+    captioner.generate(PICTURES[:3])
+    assert (emptied, remembered, notes) == ([0], [], ["out of memory with 3 rows: going on with 1"])
+
+    captioner = narrow(own, Device(rows=4))
+    notes = quiet(captioner)
+    captioner.generate(PICTURES[:8])
+    assert (emptied, remembered, notes[-1]) == ([0, 0], [4], "the disk is full")
+
+
+def test_no_more_pictures_are_taken_than_are_answered_at_once(parts: Parts) -> None:
+    device = Device(rows=4)
+    captioner = narrow(parts, device)
+    quiet(captioner)
+    captioner.generate(PICTURES, max_new_tokens=3)
+
+    encoded = [count for program, count in device.calls if program == "encode"]
+    assert encoded[0] == BATCH_SIZE
+    assert max(encoded[1:]) == 4
+
+
+@pytest.mark.slow
+def test_a_service_answers_with_fewer_rows_and_is_not_started_anew(parts: Parts) -> None:
+    sampled = SamplingParams(max_new_tokens=10, temperature=1.2, seed=5)
+    plain = parts.captioner()
+    asks = [
+        Ask(
+            picture=picture,
+            prompt="Describe the image.",
+            sampling=sampled if number % 2 else SamplingParams(max_new_tokens=10),
+            choices=("yes", "no") if number % 5 == 4 else None,
+        )
+        for number, picture in enumerate(PICTURES)
+    ]
+    notes: list[str] = []
+
+    def load() -> Captioner:
+        captioner = narrow(parts, Device(rows=3, pictures=2))
+        captioner.oom_retry.tell = notes.append
+        return captioner
+
+    service = Service(load)
+    service.start()
+    try:
+        service.wait_until_ready(30.0)
+        handles = [service.submit(ask) for ask in asks]
+        answers = [read(handle.events())[handle.id] for handle in handles]
+        assert service.status().restarts == 0
+        assert service.batch_size == BATCH_SIZE
+    finally:
+        service.close()
+
+    for ask, answer in zip(asks, answers, strict=True):
+        (expected,) = plain.generate(
+            [ask.picture],
+            ["Describe the image."],
+            choices=ask.choices,
+            max_new_tokens=10,
+            temperature=ask.sampling.temperature,
+            seed=ask.sampling.seed,
+        )
+        assert (answer.text, answer.token_ids) == (expected.text, expected.token_ids)
+    assert any("rows" in note for note in notes)
+
+
+def test_nothing_holds_on_to_the_tensors_of_what_failed() -> None:
+    held: list[weakref.ref[Any]] = []
+
+    def fail(shortage: Callable[[], Exception]) -> None:
+        large = np.zeros(4)
+        held.append(weakref.ref(large))
+        try:
+            raise ValueError("in a graph's compiler")
+        except ValueError:
+            error = shortage()
+            error.own_cycle = error  # type: ignore[attr-defined]
+            raise error from None
+
+    for shortage in SHORTAGES.values():
+        assert attempt(lambda: fail(shortage), is_least=False) is None  # noqa: B023
+    assert [reference() for reference in held] == [None] * len(SHORTAGES)

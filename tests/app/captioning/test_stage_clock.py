@@ -1,0 +1,77 @@
+"""A device's own time by stage is read from its marks, without waiting for it at every boundary."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from llama_adapter.app.captioning.stage_clock import StageClock
+
+
+@dataclass
+class FakeDevice:
+    """A queue whose marks are `step_ms` apart; reading one is counted."""
+
+    step_ms: float = 2.0
+    num_marks: int = 0
+    num_reads: int = 0
+
+    def mark(self) -> "FakeMark":
+        self.num_marks += 1
+        return FakeMark(self, at_ms=self.num_marks * self.step_ms)
+
+
+@dataclass
+class FakeMark:
+    device: FakeDevice
+    at_ms: float
+
+    def ms_since(self, earlier: "FakeMark") -> float:
+        self.device.num_reads += 1
+        return self.at_ms - earlier.at_ms
+
+
+def test_device_time_belongs_to_the_stage_that_begins_at_a_mark() -> None:
+    clock = StageClock(mark=FakeDevice().mark)
+    for stage in ("clip", "forward", "post", "forward"):
+        clock.enter(stage)
+    clock.stop()
+
+    device_seconds = clock.read_device_seconds()
+    assert device_seconds is not None
+    assert {stage: s for stage, s in device_seconds.items() if s} == pytest.approx(
+        {"clip": 0.002, "forward": 0.004, "post": 0.002}
+    )
+
+
+def test_time_between_runs_belongs_to_no_stage() -> None:
+    clock = StageClock(mark=FakeDevice().mark)
+    for _ in range(2):
+        clock.enter("clip")
+        clock.stop()
+
+    assert clock.read_device_seconds() is not None
+    assert sum(clock.read_device_seconds().values()) == pytest.approx(0.004)
+
+
+def test_marks_are_not_read_at_every_boundary_and_do_not_pile_up() -> None:
+    device = FakeDevice()
+    clock = StageClock(mark=device.mark)
+    for number in range(100):
+        clock.enter("forward" if number % 2 else "post")
+    assert device.num_reads == 0
+
+    for number in range(5000):
+        clock.enter("forward" if number % 2 else "post")
+    assert device.num_reads > 4000
+    clock.stop()
+    assert clock.read_device_seconds() is not None
+    assert sum(clock.read_device_seconds().values()) == pytest.approx((device.num_marks - 1) * 0.002)
+
+
+def test_a_host_that_computes_itself_has_no_device_time() -> None:
+    clock = StageClock(mark=lambda: None)
+    clock.enter("clip")
+    clock.stop()
+
+    assert clock.read_device_seconds() is None
+    assert StageClock().read_device_seconds() is None

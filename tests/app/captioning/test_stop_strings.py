@@ -1,0 +1,53 @@
+"""Stop texts end a stream where they begin, however the stream is cut into pieces."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llama_adapter.app.captioning.stop_strings import StopTexts
+
+
+def through(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
+    stopping = StopTexts(stops)
+    out = "".join(stopping.push(piece) for piece in pieces)
+    return out + stopping.flush(), stopping.is_hit
+
+
+@given(
+    st.lists(st.text(alphabet="ab.", max_size=4), max_size=8),
+    st.lists(st.text("ab.", min_size=1, max_size=3), max_size=3),
+)
+def test_the_text_is_that_before_the_first_stop_however_it_is_cut(pieces: list[str], stops: list[str]) -> None:
+    whole = "".join(pieces)
+    # The stop that is complete first ends the text; of those, the one that begins first.
+    end = min((whole.find(stop) + len(stop) for stop in stops if stop in whole), default=None)
+    if end is None:
+        assert through(stops, pieces) == (whole, False)
+        return
+    text, is_hit = through(stops, pieces)
+    assert is_hit
+    assert whole.startswith(text)
+    assert not any(stop in text for stop in stops)
+    assert any(whole.startswith(stop, len(text)) for stop in stops)
+
+
+def test_what_may_be_the_start_of_a_stop_is_held_back() -> None:
+    stopping = StopTexts(["###"])
+
+    assert stopping.push("a red star#") == "a red star"
+    assert stopping.push("#") == ""
+    assert stopping.push("!") == "##!"
+    assert not stopping.is_hit
+
+
+@pytest.mark.parametrize("stops", [[], [""]])
+def test_without_stops_everything_passes_at_once(stops: list[str]) -> None:
+    assert StopTexts(stops).push("a #") == "a #"
+
+
+def test_nothing_passes_after_a_stop() -> None:
+    stopping = StopTexts(["."])
+
+    assert stopping.push("one. two") == "one"
+    assert stopping.push("three") == ""
+    assert stopping.flush() == ""

@@ -1,0 +1,122 @@
+"""From flags to a server's settings: what is refused before any model is loaded."""
+
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+import llama_adapter.app.cli.run_server
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.cli import main
+from llama_adapter.app.cli.run_server import API_KEY_VARIABLE, ServeJob, check_packages, read_api_keys
+from llama_adapter.app.doctor.environment import PAGE_PACKAGES, SERVER_PACKAGES
+from llama_adapter.app.doctor.probes import IMPORT_NAMES
+from llama_adapter.app.errors import Exit, UsageError
+from llama_adapter.app.online.types import ServiceLimits
+
+
+def test_a_line_of_the_log_holds_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    llama_adapter.app.cli.run_server._teller(quiet=True)
+    log = logging.getLogger("llama_adapter")
+
+    logging.getLogger("llama_adapter.service").error("it said: %s", "a\x1b[2J\nb")
+    log.handlers.clear()
+    log.propagate = True
+
+    assert capsys.readouterr().err.endswith(" it said: a\\x1b[2J\\nb\n")
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[ServeJob]:
+    """What would have been served."""
+    served: list[ServeJob] = []
+
+    def note(job: ServeJob) -> int:
+        served.append(job)
+        return Exit.OK
+
+    monkeypatch.setattr(llama_adapter.app.cli.run_server, "run_serve", note)
+    return served
+
+
+@pytest.mark.parametrize(("command", "port", "has_page"), [("serve", 8000, False), ("web", 7860, True)])
+def test_without_flags_it_serves_the_embedded_model_to_this_machine(
+    jobs: list[ServeJob], command: str, port: int, has_page: bool
+) -> None:
+    assert main([command]) == Exit.OK
+    assert jobs == [
+        ServeJob(spec=CaptionerSpec(), limits=ServiceLimits(), has_page=has_page, host="127.0.0.1", port=port)
+    ]
+
+
+def test_flags_reach_the_job(jobs: list[ServeJob]) -> None:
+    flags = "--host 0.0.0.0 --port 0 --host-name a.example --host-name b.example --allow-url-host pictures.example "
+    flags += "--max-waiting 7 --timeout-s 3.5 --batch-size 2 --precision int8 --drain-s 1 --quiet"
+    assert main(["serve", *flags.split()]) == Exit.OK
+    (job,) = jobs
+    assert (job.host, job.port, job.drain_s, job.quiet) == ("0.0.0.0", 0, 1.0, True)
+    assert (job.host_names, job.allowed_hosts) == (("a.example", "b.example"), ("pictures.example",))
+    assert (job.limits.max_waiting, job.limits.timeout_s) == (7, 3.5)
+    assert (job.spec.batch_size, job.spec.precision) == (2, "int8")
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (["--port", "70000"], "--port"),
+        (["--max-waiting", "0"], "--max-waiting"),
+        (["--timeout-s", "nan"], "--timeout-s"),
+        (["--drain-s", "-1"], "--drain-s"),
+        (["--max-body-mib", "0"], "--max-body-mib"),
+        (["--batch-size", "0"], "--batch-size"),
+    ],
+)
+def test_flags_that_cannot_be_meant_are_told_by_their_name(
+    jobs: list[ServeJob], capsys: pytest.CaptureFixture[str], flags: list[str], word: str
+) -> None:
+    assert main(["serve", *flags]) == Exit.USAGE
+    assert word in capsys.readouterr().err
+    assert jobs == []
+
+
+def test_keys_come_from_a_file_that_only_its_owner_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(API_KEY_VARIABLE, "from-environment")
+    file = tmp_path / "keys"
+    file.write_text("# for the lab\nfirst-key-1\n\nsecond-key\n")
+    file.chmod(0o600)
+
+    assert read_api_keys(str(file)) == ("from-environment", "first-key-1", "second-key")
+    file.chmod(0o644)
+    with pytest.raises(UsageError, match="Others may read"):
+        read_api_keys(str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("# nothing\n", "no key"), ("short\n", "8 characters"), ("a b c d e\n", "8 char")]
+)
+def test_a_file_without_usable_keys_is_refused_without_showing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str
+) -> None:
+    monkeypatch.delenv(API_KEY_VARIABLE, raising=False)
+    file = tmp_path / "keys"
+    file.write_text(text)
+    file.chmod(0o600)
+    with pytest.raises(UsageError, match=words) as refused:
+        read_api_keys(str(file))
+    assert "short" not in str(refused.value)
+
+
+def test_no_keys_are_asked_for_unless_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(API_KEY_VARIABLE, raising=False)
+    assert read_api_keys(None) == ()
+
+
+@pytest.mark.parametrize(("has_page", "missing"), [(False, "uvicorn"), (True, "gradio")])
+def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, has_page: bool, missing: str) -> None:
+    for name in (*SERVER_PACKAGES, *PAGE_PACKAGES):
+        monkeypatch.setitem(sys.modules, IMPORT_NAMES.get(name, name), sys)  # any module will do
+    monkeypatch.setitem(sys.modules, missing, None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=missing) as refused:
+        check_packages(has_page=has_page)
+    assert ("[web]" if has_page else "[serve]") in refused.value.hint

@@ -1,0 +1,95 @@
+"""An application behind a real socket, and a service of which a test says what it answers."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from llama_adapter.app.captioning.answers import Answer, AnswerError
+from llama_adapter.app.captioning.captioner import ModelInfo
+from llama_adapter.app.online.request_handle import Ask, RequestHandle
+from llama_adapter.app.online.types import ServiceStatus
+
+INFO = ModelInfo(
+    name="stub",
+    digest="0123456789abcdef",
+    device="cpu",
+    dtype="float32",
+    precision="float",
+    vision="torch",
+    mode="eager",
+    operators="auto",
+    encoder=None,
+    context=512,
+    default_prompt="Describe it.",
+)
+
+
+@contextmanager
+def served(application: ASGIApp) -> Iterator[str]:
+    """Serve on a free port of loopback; gives the base URL. Connections wait in the socket until the server is up."""
+    # Named as TCP, or asyncio would not turn off Nagle's algorithm, and many answers would be 40 ms late.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(128)
+        # "off": what uvicorn would tell of a stub's missing lifespan is nobody's business here.
+        server = uvicorn.Server(uvicorn.Config(application, log_config=None, access_log=False, lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="uvicorn")
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def answer(text: str = "red", *, error: AnswerError | None = None, **fields: object) -> Answer:
+    """An answer of one token per word."""
+    return Answer(
+        index=0,
+        picture="picture",
+        digest="d",
+        prompt="p",
+        text=text,
+        token_ids=tuple(range(len(text.split()))),
+        finish="error" if error else "stop",
+        error=error,
+        prompt_tokens=5,
+        **fields,
+    )
+
+
+def status(state: str = "ready", **fields: object) -> ServiceStatus:
+    """How a stub is."""
+    counts = ("num_running", "num_waiting", "num_reading", "num_slow_reading", "num_encoded", "restarts")
+    values = {"is_stalled": False, **dict.fromkeys(counts, 0)}
+    return ServiceStatus(state=state, **{**values, "last_error": None, "uptime_s": 1.0, **fields})
+
+
+class StubService:
+    """Has what the API uses of a service. `on_submit` gets each handle and may raise, deliver, or keep it."""
+
+    def __init__(self, on_submit: Callable[[RequestHandle], None] = lambda handle: handle.deliver(answer())) -> None:
+        self.on_submit = on_submit
+        self.info = INFO
+        self.asks: list[Ask] = []
+        self.cancelled = threading.Event()
+        self.state = status()
+
+    def submit(self, ask: Ask) -> RequestHandle:
+        """Remember what was asked."""
+        handle = RequestHandle(len(self.asks), cancel=self._cancel)
+        self.on_submit(handle)
+        self.asks.append(ask)
+        return handle
+
+    def _cancel(self, handle: RequestHandle) -> None:
+        handle.deliver(answer("", error=AnswerError(code="cancelled", message="The request was cancelled.")))
+        self.cancelled.set()
+
+    def status(self) -> ServiceStatus:
+        """As the test has set it."""
+        return self.state

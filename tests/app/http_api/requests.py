@@ -1,0 +1,32 @@
+"""Chat requests for tests, as plain values."""
+
+import base64
+from typing import Any
+
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.http_api.examples import EXAMPLE_PICTURE
+
+RED_STAR = sample_pictures() / "12-red-star.jpg"
+
+
+def data_uri(picture: bytes, *, kind: str = "jpeg") -> str:
+    """A picture's file as an `image_url` has it."""
+    return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
+
+
+def image(url: str = EXAMPLE_PICTURE) -> dict[str, Any]:
+    """A part with a picture."""
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def user(*parts: dict[str, Any] | str) -> dict[str, Any]:
+    """A message of pictures and texts."""
+    return {
+        "role": "user",
+        "content": [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts],
+    }
+
+
+def chat(*messages: dict[str, Any], **parameters: Any) -> dict[str, Any]:
+    """A whole request; by default about a red square."""
+    return {"model": "default", "messages": list(messages) or [user(image(), "What color is it?")], **parameters}

@@ -1,0 +1,434 @@
+"""The API's promises over a real socket, with a service that answers what the test says."""
+
+import http.client
+import json
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp
+
+from llama_adapter.app.captioning.answers import AnswerError, TextDelta
+from llama_adapter.app.http_api import streaming
+from llama_adapter.app.http_api.access import OWN_PATHS
+from llama_adapter.app.http_api.api import ApiSettings, create_api
+from llama_adapter.app.http_api.guards import GuardSettings
+from llama_adapter.app.http_api.metrics import Metrics
+from llama_adapter.app.online.request_handle import RequestHandle
+from llama_adapter.app.online.types import BusyError, UnavailableError
+from llama_adapter.llm.errors import PromptTooLongError
+from tests.app.http_api.live import StubService, answer, served, status
+from tests.app.http_api.requests import chat, image, user
+
+pytestmark = pytest.mark.slow
+
+CHAT = "/v1/chat/completions"
+SECRET = "Xyzzy-secret"
+
+
+@contextmanager
+def client_of(service: StubService, **settings: Any) -> Iterator[httpx.Client]:
+    with (
+        served(create_api(service, settings=ApiSettings(**settings), metrics=Metrics())) as url,
+        httpx.Client(base_url=url, trust_env=False, timeout=30.0) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def service() -> StubService:
+    return StubService()
+
+
+@pytest.fixture(scope="module")
+def client(service: StubService) -> Iterator[httpx.Client]:
+    with client_of(service) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def as_new(service: StubService) -> None:
+    service.__init__()
+
+
+def failing(code: str) -> Callable[[RequestHandle], None]:
+    return lambda handle: handle.deliver(answer("", error=AnswerError(code=code, message="Told.")))
+
+
+def raising(error: Exception) -> Callable[[RequestHandle], None]:
+    def refuse(handle: RequestHandle) -> None:
+        raise error
+
+    return refuse
+
+
+def envelope(response: httpx.Response) -> dict[str, Any]:
+    assert response.headers["content-type"] == "application/json"
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    return error
+
+
+def test_an_answer_has_text_counts_and_the_number_of_ignored_turns(client: httpx.Client) -> None:
+    earlier = [user(image(), "What?"), {"role": "assistant", "content": "Red."}]
+
+    response = client.post(CHAT, json=chat(*earlier, user("And the star?")))
+
+    content = response.json()
+    assert response.status_code == 200
+    assert content["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "red", "refusal": None},
+            "finish_reason": "stop",
+            "logprobs": None,
+        }
+    ]
+    assert content["usage"] == {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
+    assert content["model"] == "stub"
+    assert response.headers["x-ignored-turns"] == "2"
+
+
+@pytest.mark.parametrize(
+    "extensions", [{"unfamiliar": False}, {"unfamiliar": True, "answer_probabilities": {"red": 0.5, "blue": 0.5}}]
+)
+def test_an_answer_says_what_the_model_can_tell_besides(
+    extensions: dict[str, Any], client: httpx.Client, service: StubService
+) -> None:
+    known = answer(unfamiliar=extensions["unfamiliar"], choice=extensions.get("answer_probabilities"))
+    service.on_submit = lambda handle: handle.deliver(known)
+
+    (choice,) = client.post(CHAT, json=chat()).json()["choices"]
+
+    usual = {"index", "message", "finish_reason", "logprobs"}
+    assert {name: value for name, value in choice.items() if name not in usual} == extensions
+
+
+def test_the_service_is_asked_what_the_request_says(client: httpx.Client, service: StubService) -> None:
+    client.post(CHAT, json=chat(user(image(), "What?"), temperature=0.5, seed=3, stop="."))
+    client.post(CHAT, json=chat(user(image())))
+
+    first, second = service.asks
+    assert first.picture.startswith(b"\x89PNG")
+    assert (first.prompt, first.sampling.temperature, first.sampling.seed, first.stop) == ("What?", 0.5, 3, (".",))
+    assert first.client == "address:127.0.0.1"
+    assert second.prompt == "Describe it."
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(
+    ("on_submit", "expected"),
+    [
+        (raising(BusyError("Full", retry_after_s=0.2)), (429, "busy", "1")),
+        (raising(UnavailableError("Draining", retry_after_s=2.5)), (503, "unavailable", "3")),
+        (raising(PromptTooLongError(600, 512)), (400, "context_length_exceeded", None)),
+        (failing("too_large"), (400, "too_large", None)),
+        (failing("deadline"), (504, "deadline", None)),
+        (failing("engine_failed"), (500, "engine_failed", None)),
+        (failing("not_finite"), (500, "not_finite", None)),
+    ],
+)
+def test_what_fails_before_the_first_text_has_a_status_streamed_or_not(
+    client: httpx.Client,
+    service: StubService,
+    is_stream: bool,
+    on_submit: Callable[[RequestHandle], None],
+    expected: tuple[int, str, str | None],
+) -> None:
+    service.on_submit = on_submit
+
+    response = client.post(CHAT, json=chat(stream=is_stream))
+
+    assert (response.status_code, envelope(response)["code"], response.headers.get("retry-after")) == expected
+
+
+def test_what_fails_after_the_first_text_ends_the_stream_with_the_error(
+    client: httpx.Client, service: StubService
+) -> None:
+    def fail_late(handle: RequestHandle) -> None:
+        handle.deliver(TextDelta(index=0, text="a "))
+        failing("engine_failed")(handle)
+
+    service.on_submit = fail_late
+
+    response = client.post(CHAT, json=chat(stream=True))
+
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *_, error, done = response.text.strip().split("\n\n")
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "engine_failed"
+    assert done == "data: [DONE]"
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_client_that_hangs_up_cancels_its_request(
+    client: httpx.Client, service: StubService, is_stream: bool, has_begun: bool
+) -> None:
+    submitted = threading.Event()
+
+    def begin(handle: RequestHandle) -> None:
+        if has_begun:
+            handle.deliver(TextDelta(index=0, text="a "))
+        submitted.set()
+
+    service.on_submit = begin
+    connection = http.client.HTTPConnection(client.base_url.host, client.base_url.port, timeout=30)
+    connection.request("POST", CHAT, json.dumps(chat(stream=is_stream)), {"Content-Type": "application/json"})
+    assert submitted.wait(30)
+    if is_stream and has_begun:
+        assert connection.getresponse().readline().startswith(b"data: ")
+
+    connection.close()
+
+    assert service.cancelled.wait(30)
+
+
+def test_a_client_that_reads_nothing_is_given_up(service: StubService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "STALLED_READER_S", 0.2)
+
+    def flood(handle: RequestHandle) -> None:
+        for _ in range(64):  # more than the sockets' buffers take
+            handle.deliver(TextDelta(index=0, text="a" * 2**20))
+
+    service.on_submit = flood
+    with client_of(service) as client:
+        connection = http.client.HTTPConnection(client.base_url.host, client.base_url.port, timeout=30)
+        connection.request("POST", CHAT, json.dumps(chat(stream=True)), {"Content-Type": "application/json"})
+
+        assert service.cancelled.wait(30)
+        connection.close()
+
+
+def test_a_request_that_is_answered_needs_no_more_after_its_client_has_gone(
+    client: httpx.Client, service: StubService
+) -> None:
+    with client.stream("POST", CHAT, json=chat(stream=True)) as response:
+        text = response.read().decode()
+
+    assert text.endswith("data: [DONE]\n\n")
+
+
+def test_every_answer_has_an_id_of_its_own(client: httpx.Client, service: StubService) -> None:
+    responses = [client.get(path) for path in ("/health", "/nowhere", "/v1/models", "/docs")]
+    responses.append(client.post(CHAT, content="x"))
+    responses.append(client.post(CHAT, json=chat()))
+
+    assert len({response.headers["x-request-id"] for response in responses}) == len(responses)
+
+
+def test_the_log_has_a_line_a_request_and_nothing_of_what_was_asked(
+    service: StubService, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="llama_adapter")
+    service.on_submit = lambda handle: handle.deliver(answer(SECRET))
+
+    with client_of(service) as client:  # whose server has ended, and said everything, when this ends
+        client.post(f"{CHAT}?key={SECRET}", json=chat(user(image(), SECRET)))
+        client.post(CHAT, json=chat(user(image(f"data:{SECRET}"), SECRET), **{SECRET: SECRET}))
+        client.get(f"/{SECRET}")
+        client.get(f"/v1/models/{SECRET}")
+        client.request(SECRET.upper(), "/health")
+
+    records = [record for record in caplog.records if record.name == "llama_adapter.access"]
+    # The server of an earlier test may still have said something, in its own thread.
+    lines = [record.getMessage() for record in records if record.thread == records[-1].thread]
+    assert [re.sub(r" \d+ ms.*", "", line) for line in lines] == [
+        f"POST {CHAT} 200",
+        f"POST {CHAT} 400",
+        "GET other 404",
+        "GET /v1/models/{model:path} 404",
+        "other /health 405",
+    ]
+    assert "5+1 tokens" in lines[0]
+    assert SECRET.lower() not in "".join(record.getMessage() for record in caplog.records).lower()
+
+
+def test_a_fault_of_the_program_is_a_500_that_quotes_nothing(
+    service: StubService, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.on_submit = raising(KeyError(SECRET))
+
+    with client_of(service) as client:
+        response = client.post(CHAT, json=chat(user(image(), SECRET)))
+
+    assert (response.status_code, envelope(response)["code"]) == (500, "internal_error")
+    assert SECRET not in response.text
+    (told,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert told.startswith("KeyError in refuse (")
+    assert response.headers["x-request-id"] in told
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "expected"),
+    [("/nowhere", "GET", (404, "not_found")), (CHAT, "GET", (405, "method_not_allowed"))],
+)
+def test_errors_of_the_framework_have_the_same_form(
+    client: httpx.Client, path: str, method: str, expected: tuple[int, str]
+) -> None:
+    response = client.request(method, path)
+
+    assert (response.status_code, envelope(response)["code"]) == expected
+
+
+@pytest.mark.parametrize("model", ["stub", "default"])
+def test_the_loaded_model_is_listed_and_found_by_its_name_and_alias(client: httpx.Client, model: str) -> None:
+    (listed,) = client.get("/v1/models").json()["data"]
+
+    assert client.get(f"/v1/models/{model}").json() == listed
+    assert listed["id"] == "stub"
+    assert client.post(CHAT, json=chat() | {"model": model}).json()["model"] == "stub"
+
+
+def with_page(service: StubService) -> ASGIApp:
+    """The API with something at the root that takes whatever is left."""
+    application = create_api(service, settings=ApiSettings())
+    application.mount("/", PlainTextResponse("the page"))
+    return application
+
+
+def test_a_page_at_the_root_gets_nothing_of_what_is_asked_of_the_api(service: StubService) -> None:
+    headers = {"Origin": "http://localhost:3000", "Access-Control-Request-Method": "POST"}
+    with served(with_page(service)) as url, httpx.Client(base_url=url, trust_env=False) as client:
+        assert client.get("/else").text == "the page"
+        schema = client.get("/openapi.json").json()
+        paths = [*schema["paths"], "/docs", "/openapi.json"]
+        assert set(OWN_PATHS) == {path for path in paths if "{" not in path}
+        for path in paths:
+            for method in ("OPTIONS", "DELETE"):
+                reply = client.request(method, path.replace("{model}", "a/b"), headers=headers)
+                assert (reply.status_code, reply.json()["error"]["code"]) == (405, "method_not_allowed")
+                assert not [name for name in reply.headers if name.startswith("access-control")]
+                known = [name.upper() for name in schema["paths"].get(path, {"get": 1, "head": 1})]
+                assert reply.headers["allow"] == ", ".join(known)
+        for path in ("/v1/embeddings", "/v1//models", "/v1/"):
+            assert client.get(path).json()["error"]["code"] == "not_found"
+
+
+def test_another_model_is_not_found(client: httpx.Client) -> None:
+    for response in (client.get("/v1/models/gpt/4"), client.post(CHAT, json=chat() | {"model": "gpt/4"})):
+        assert (response.status_code, envelope(response)["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("state", "is_healthy", "is_ready"),
+    [
+        (status("ready"), True, True),
+        (status("ready", is_stalled=True), False, False),
+        (status("draining"), True, False),
+        (status("loading"), False, False),
+        (status("restarting"), False, False),
+        (status("failed"), False, False),
+        (status("closed"), False, False),
+    ],
+)
+def test_health_and_readiness_follow_the_state(
+    client: httpx.Client, service: StubService, state: Any, is_healthy: bool, is_ready: bool
+) -> None:
+    service.state = state
+
+    health, ready = client.get("/health"), client.get("/ready")
+
+    assert (health.status_code == 200, ready.status_code == 200) == (is_healthy, is_ready)
+    assert health.json()["status"] == ready.json()["status"] == state.state
+
+
+def test_health_tells_of_restarts_and_what_is_under_way(client: httpx.Client, service: StubService) -> None:
+    counts = {"num_running": 3, "num_waiting": 4, "num_reading": 2, "num_slow_reading": 1}
+    service.state = status(restarts=2, last_error="It broke.", **counts)
+
+    content = client.get("/health").json()
+
+    assert content["restarts"] == 2
+    assert content["last_error"] == "It broke."
+    assert (content["running"], content["waiting"]) == (3, 4)
+    assert (content["reading"], content["slow_reading"]) == (2, 1)
+
+
+def test_metrics_count_requests_by_route_and_never_by_path(service: StubService) -> None:
+    with client_of(service) as client:
+        client.post(CHAT, json=chat())
+        client.post(CHAT, json=chat(n=2))
+        client.get(f"/{SECRET}")
+        service.state = status(num_running=3, restarts=2)
+        text = client.get("/metrics").text
+
+    counted = 'llama_adapter_http_requests_total{method="POST",route="/v1/chat/completions",status="%d"} 1.0'
+    assert counted % 200 in text
+    assert counted % 400 in text
+    assert "llama_adapter_requests_running 3.0" in text
+    assert "llama_adapter_restarts_total 2.0" in text
+    assert SECRET not in text
+
+
+def test_the_page_of_the_api_needs_nothing_from_elsewhere(client: httpx.Client) -> None:
+    page = client.get("/docs").text
+
+    sources = re.findall(r"""(?:src|href)=["']([^"']+)""", page)
+    assert len(sources) == 3
+    assert all(client.get(source).status_code == 200 for source in sources)
+    assert "//" not in "".join(sources)
+
+
+def test_the_schema_says_how_errors_look_and_none_of_the_framework_s_own(client: httpx.Client) -> None:
+    schema = client.get("/openapi.json").json()
+
+    responses = schema["paths"][CHAT]["post"]["responses"]
+    assert {"200", "400", "401", "404", "413", "415", "429", "500", "503", "504"} <= responses.keys()
+    for code, response in responses.items():
+        if code != "200":
+            assert response["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorReply")
+    assert '"422"' not in json.dumps(schema)
+    assert schema["components"]["schemas"]["Choice"]["properties"].keys() >= {"answer_probabilities", "unfamiliar"}
+    assert "security" not in schema["paths"][CHAT]["post"]
+
+
+def test_the_example_of_the_schema_can_be_answered(client: httpx.Client) -> None:
+    schema = client.get("/openapi.json").json()
+    example = schema["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"]["example"]
+
+    assert client.post(CHAT, json=example).status_code == 200
+
+
+def test_with_keys_only_the_api_asks_for_one(service: StubService) -> None:
+    with client_of(service, guards=GuardSettings(api_keys=("a-long-key",))) as client:
+        refused = client.post(CHAT, json=chat())
+        taken = client.post(CHAT, json=chat(), headers={"Authorization": "Bearer a-long-key"})
+        open_paths = [client.get(path).status_code for path in ("/health", "/ready", "/metrics")]
+        schema = client.get("/openapi.json").json()
+
+    assert (refused.status_code, envelope(refused)["code"]) == (401, "invalid_api_key")
+    assert taken.status_code == 200
+    assert service.asks[0].client.startswith("key:")
+    assert open_paths == [200, 200, 200]
+    assert schema["paths"][CHAT]["post"]["security"] == [{"key": []}]
+
+
+def test_metrics_observe_what_the_service_tells() -> None:
+    metrics = Metrics()
+
+    metrics.first_token(0.1)
+    metrics.stage("clip", 0.02)
+    metrics.finished(answer("a red star"), 0.3)
+    metrics.finished(answer("red", is_reused=True), 0.3)
+    metrics.finished(answer("", error=AnswerError(code="truncated", message="Told.")), 0.3)
+
+    text = metrics.render().decode()
+    for line in (
+        "llama_adapter_time_to_first_token_seconds_count 1.0",
+        'llama_adapter_stage_seconds_count{stage="clip"} 1.0',
+        "llama_adapter_request_seconds_count 3.0",
+        'llama_adapter_pictures_total{outcome="encoded"} 1.0',
+        'llama_adapter_pictures_total{outcome="reused"} 1.0',
+        'llama_adapter_pictures_total{outcome="truncated"} 1.0',
+        'llama_adapter_tokens_total{kind="completion"} 4.0',
+    ):
+        assert line in text

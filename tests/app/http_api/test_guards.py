@@ -1,0 +1,431 @@
+"""Requests that are refused never reach the application, are told why in one form, and leave nothing behind."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from llama_adapter.app.http_api.bodies import BodyLimit
+from llama_adapter.app.http_api.guards import ApiKey, GuardSettings, HostCheck, JsonOnly, add_guards, host_names_for
+
+CHAT = "/v1/chat/completions"
+KEY = "a-key-of-this-server"
+
+
+class Application:
+    """Answers 200 with the body that it read, and remembers it."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.clients: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.accept"})
+            return
+        body = b""
+        while True:
+            message = await receive()
+            body += message.get("body", b"")
+            if not message.get("more_body", False):
+                break
+        self.bodies.append(body)
+        self.clients.append(scope.get("state", {}).get("client", ""))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+
+class Client:
+    """One request: what it sends and, from `ask` on, what it was answered."""
+
+    def __init__(
+        self,
+        *pieces: bytes,
+        path: str = CHAT,
+        method: str = "POST",
+        kind: str = "http",
+        client: tuple[str, int] | None = ("127.0.0.1", 5000),
+        is_whole: bool = True,
+        hangs_up: bool = False,
+        **headers: str,
+    ) -> None:
+        named = {"host": "localhost:8000", "content_type": "application/json", **headers}
+        self.scope: Scope = {
+            "type": kind,
+            "path": path,
+            "method": method,
+            "client": client,
+            "headers": [(k.replace("_", "-").encode(), v.encode()) for k, v in named.items() if v],
+        }
+        last = len(pieces) - 1
+        self.messages: list[Message] = [
+            {"type": "http.request", "body": piece, "more_body": not is_whole or index < last}
+            for index, piece in enumerate(pieces or (b"",))
+        ]
+        if hangs_up:
+            self.messages.append({"type": "http.disconnect"})
+        self.num_received = 0
+        self.sent: list[Message] = []
+
+    async def receive(self) -> Message:
+        if self.num_received < len(self.messages):
+            self.num_received += 1
+            return self.messages[self.num_received - 1]
+        await asyncio.get_running_loop().create_future()  # nothing more comes
+        raise AssertionError
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    def ask(self, app: ASGIApp) -> "Client":
+        asyncio.run(self.asking(app))
+        return self
+
+    async def asking(self, app: ASGIApp) -> None:
+        await app(self.scope, self.receive, self.send)
+
+    @property
+    def status(self) -> int:
+        assert [message["type"] for message in self.sent[:1]] == ["http.response.start"]
+        assert [message.get("more_body", False) for message in self.sent[1:]][-1] is False
+        return int(self.sent[0]["status"])
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {name.decode(): value.decode() for name, value in self.sent[0]["headers"]}
+
+    @property
+    def error(self) -> dict[str, Any]:
+        body = b"".join(message.get("body", b"") for message in self.sent[1:])
+        assert self.headers["content-type"] == "application/json"
+        assert self.headers["content-length"] == str(len(body))
+        (error,) = json.loads(body).values()
+        assert set(error) == {"message", "type", "param", "code"}
+        return dict(error)
+
+
+def limited(app: ASGIApp, *, max_bytes: int = 100, under_way: int = 1000, timeout_s: float = 20.0) -> BodyLimit:
+    return BodyLimit(app, prefix="/v1/", max_bytes=max_bytes, max_bytes_under_way=under_way, timeout_s=timeout_s)
+
+
+# Bodies
+
+
+@pytest.mark.parametrize("pieces", [(b"",), (b"a" * 100,), (b"a" * 50, b"b" * 50), (b"a", b"", b"c"), (b"", b"a")])
+def test_a_body_within_the_limit_reaches_the_application_whole(pieces: Sequence[bytes]) -> None:
+    app = Application()
+
+    assert Client(*pieces).ask(limited(app)).status == 200
+    assert app.bodies == [b"".join(pieces)]
+
+
+def test_a_body_that_is_announced_too_large_is_refused_before_any_of_it_is_read() -> None:
+    app = Application()
+    client = Client(b"a" * 101, content_length="101", expect="100-continue").ask(limited(app))
+
+    assert client.status == 413
+    assert client.error["code"] == "request_too_large"
+    assert client.num_received == 0
+    assert app.bodies == []
+
+
+def test_a_body_that_turns_out_too_large_is_refused() -> None:
+    app = Application()
+    client = Client(b"a" * 60, b"a" * 60, transfer_encoding="chunked").ask(limited(app))
+
+    assert client.status == 413
+    assert app.bodies == []
+
+
+@pytest.mark.parametrize("length", ["", "5", "-1", "abc", "1" * 5000])
+def test_a_length_that_is_missing_or_a_lie_changes_nothing(length: str) -> None:
+    app = Application()
+
+    assert Client(b"a" * 101, content_length=length).ask(limited(app)).status == 413
+    assert app.bodies == []
+
+
+def test_what_a_refused_client_still_sends_is_thrown_away_before_its_connection_is_closed() -> None:
+    client = Client(*[b"a" * 1000] * 20, content_length="20000").ask(limited(Application()))
+
+    assert client.status == 413
+    assert client.headers["connection"] == "close"
+    assert client.num_received == 20
+    assert [message.get("more_body") for message in client.sent[1:]] == [True, False]
+
+
+def test_a_body_that_was_read_leaves_the_connection_open() -> None:
+    app = limited(Application(), max_bytes=5)
+
+    assert "connection" not in Client(b"a" * 6).ask(app).headers
+
+
+@pytest.mark.parametrize("pieces", [(), (b"begun",)])
+def test_a_slow_body_is_given_up(pieces: Sequence[bytes]) -> None:
+    app = Application()
+    client = Client(*pieces, is_whole=False, content_length="50")
+    client.ask(limited(app, timeout_s=0.02))
+
+    assert client.status == 408
+    assert client.error["code"] == "request_timeout"
+    assert app.bodies == []
+
+
+def test_a_client_that_hangs_up_in_its_body_is_not_answered() -> None:
+    app = Application()
+    client = Client(b"begun", is_whole=False, hangs_up=True).ask(limited(app))
+
+    assert client.sent == []
+    assert app.bodies == []
+
+
+def test_the_application_hears_of_a_disconnect_after_the_body() -> None:
+    heard: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        heard.extend([(await receive())["type"] for _ in range(3)])
+
+    Client(b"a", b"b", hangs_up=True).ask(limited(app))
+
+    assert heard == ["http.request", "http.request", "http.disconnect"]
+
+
+def test_bodies_under_way_together_are_bounded_and_their_room_is_given_back() -> None:
+    async def run() -> list[Client]:
+        begun, may_end = asyncio.Event(), asyncio.Event()
+
+        async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+            begun.set()
+            await may_end.wait()
+            await Application()(scope, receive, send)
+
+        app = limited(slow, under_way=150)
+        first, second, third = (Client(b"a" * 90), Client(b"b" * 90), Client(b"c" * 90))
+        task = asyncio.create_task(first.asking(app))
+        await begun.wait()
+        async with asyncio.timeout(20):
+            await second.asking(app)
+        may_end.set()
+        await task
+        await third.asking(app)
+        return [first, second, third]
+
+    first, second, third = asyncio.run(run())
+
+    assert [first.status, second.status, third.status] == [200, 503, 200]
+    assert second.error["type"] == "server_error"
+    assert int(second.headers["retry-after"]) >= 1
+
+
+def test_room_is_given_back_whatever_happens() -> None:
+    async def fail(scope: Scope, receive: Receive, send: Send) -> None:
+        raise RuntimeError("a fault")
+
+    app = limited(fail, under_way=100, timeout_s=0.02)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="a fault"):
+            Client(b"a" * 90).ask(app)
+        Client(b"a" * 90, is_whole=False, hangs_up=True).ask(app)
+        assert Client(b"a" * 90, is_whole=False, content_length="95").ask(app).status == 408
+    app.app = Application()
+
+    assert Client(b"a" * 90).ask(app).status == 200
+
+
+def test_bodies_elsewhere_are_left_to_whoever_is_there() -> None:
+    app = Application()
+
+    assert Client(b"a" * 101, path="/gradio_api/upload").ask(limited(app)).status == 200
+
+
+# Kinds of bodies
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "Application/JSON; charset=utf-8"])
+def test_json_is_taken(content_type: str) -> None:
+    assert Client(b"{}", content_type=content_type).ask(JsonOnly(Application())).status == 200
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "",
+        "text/plain",
+        "text/plain; application/json",
+        "text/json",
+        "application/json-x",
+        "multipart/form-data",
+        "application/x-www-form-urlencoded",
+    ],
+)
+@pytest.mark.parametrize("body", [b"", b"{}"])
+def test_what_a_page_of_another_site_can_post_is_refused(content_type: str, body: bytes) -> None:
+    app = Application()
+    length = str(len(body))
+    client = Client(body, content_type=content_type, content_length=length).ask(JsonOnly(app))
+
+    assert client.status == 415
+    assert client.error["code"] == "unsupported_media_type"
+    assert app.bodies == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/v1/models"), ("HEAD", "/v1/models"), ("DELETE", CHAT), ("POST", "/gradio_api/call")]
+)
+def test_requests_without_a_body_and_of_other_places_need_no_json(method: str, path: str) -> None:
+    assert Client(method=method, path=path, content_type="").ask(JsonOnly(Application())).status == 200
+
+
+# Host names
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:8000", "LOCALHOST:1", "127.0.0.1:8000", "[::1]", "[::1]:8000"]
+)
+def test_a_loopback_server_answers_to_its_own_names(host: str) -> None:
+    app = HostCheck(Application(), names=host_names_for("127.0.0.1"))
+
+    assert Client(host=host).ask(app).status == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["", "evil.test", "evil.test:8000", "localhost.evil.test", "127.0.0.1.evil.test", "127.0.0.2", "[::2]", "::1"],
+)
+@pytest.mark.parametrize("path", ["/", "/metrics", CHAT])
+def test_a_loopback_server_answers_to_no_other_name(host: str, path: str) -> None:
+    app = Application()
+    client = Client(host=host, path=path).ask(HostCheck(app, names=host_names_for("localhost")))
+
+    assert client.status == 421
+    assert client.error["code"] == "host_not_allowed"
+    assert app.bodies == []
+
+
+def test_a_request_with_two_hosts_is_refused() -> None:
+    client = Client()
+    client.scope["headers"].append((b"host", b"evil.test"))
+
+    assert client.ask(HostCheck(Application(), names=host_names_for("::1"))).status == 421
+
+
+def test_a_socket_for_another_name_is_closed() -> None:
+    client = Client(kind="websocket", host="evil.test").ask(HostCheck(Application(), names=("localhost",)))
+
+    assert [message["type"] for message in client.sent] == ["websocket.close"]
+
+
+def test_names_can_be_added_and_other_addresses_answer_to_any() -> None:
+    assert host_names_for("0.0.0.0") is None
+    assert host_names_for("192.168.1.5", more=["Pictures.Example"]) == ("pictures.example",)
+    assert "pictures.example" in (host_names_for("::1", more=["Pictures.Example"]) or ())
+    assert Client(host="anything").ask(HostCheck(Application(), names=None)).status == 200
+
+
+# Keys, and whose a request is
+
+
+@pytest.mark.parametrize("authorization", [f"Bearer {KEY}", f"bearer {KEY}", f"Bearer  {KEY}"])
+def test_a_key_opens_the_api(authorization: str) -> None:
+    app = ApiKey(Application(), keys=["another-key", KEY])
+
+    assert Client(authorization=authorization).ask(app).status == 200
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        "",
+        KEY,
+        "Bearer",
+        "Bearer ",
+        f"Basic {KEY}",
+        f"Bearer {KEY[:-1]}",
+        f"Bearer {KEY}x",
+        f"Bearer {KEY.upper()}",
+        "Bearer ä",
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/v1/unknown", "/v1"])
+def test_nothing_else_opens_it(authorization: str, path: str) -> None:
+    app = Application()
+    client = Client(authorization=authorization, path=path).ask(ApiKey(app, keys=[KEY]))
+
+    assert client.status == 401
+    assert client.headers["www-authenticate"] == "Bearer"
+    assert client.error["code"] == "invalid_api_key"
+    assert KEY not in json.dumps(client.error)
+    assert app.bodies == []
+
+
+def test_a_request_with_two_keys_is_refused() -> None:
+    client = Client(authorization=f"Bearer {KEY}")
+    client.scope["headers"].append((b"authorization", b"Bearer other"))
+
+    assert client.ask(ApiKey(Application(), keys=[KEY])).status == 401
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/docs", "/v10", "/"])
+def test_other_paths_need_no_key(path: str) -> None:
+    assert Client(path=path).ask(ApiKey(Application(), keys=[KEY])).status == 200
+
+
+def test_clients_are_told_apart_by_key_and_the_key_is_not_to_be_seen() -> None:
+    app = Application()
+    guarded = ApiKey(app, keys=[KEY, "another-key"])
+    for key in (KEY, KEY, "another-key"):
+        Client(authorization=f"Bearer {key}").ask(guarded)
+
+    first, again, other = app.clients
+    assert first == again != other
+    assert KEY not in first
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("10.0.0.1", "10.0.0.1", True),
+        ("10.0.0.1", "10.0.0.2", False),
+        ("::ffff:10.0.0.1", "10.0.0.1", True),
+        ("2001:db8::1", "2001:db8::ffff:1", True),
+        ("2001:db8:0:1::1", "2001:db8:0:2::1", False),
+    ],
+)
+def test_clients_without_a_key_are_told_apart_by_their_network(one: str, other: str, is_same: bool) -> None:
+    app = Application()
+    for address in (one, other):
+        Client(client=(address, 5000)).ask(ApiKey(app, keys=[]))
+
+    assert (app.clients[0] == app.clients[1]) is is_same
+
+
+def test_a_client_of_no_known_address_is_served() -> None:
+    assert Client(client=None).ask(ApiKey(Application(), keys=[])).status == 200
+
+
+# All together
+
+
+def test_guards_stand_in_order_before_the_application() -> None:
+    app = Starlette()
+    app.mount("/v1", Application())
+    add_guards(app, settings=GuardSettings(max_body_bytes=10, api_keys=(KEY,)))
+    key = {"authorization": f"Bearer {KEY}"}
+
+    assert Client(b"a" * 11, host="evil.test", content_type="").ask(app).status == 421
+    assert Client(b"a" * 11, content_type="").ask(app).status == 401
+    assert Client(b"a" * 11, content_type="", **key).ask(app).status == 415
+    assert Client(b"a" * 11, **key).ask(app).status == 413
+    assert Client(b"a" * 10, **key).ask(app).status == 200
+
+
+@pytest.mark.parametrize(
+    "change", [{"api_keys": ("",)}, {"api_keys": ("with a space",)}, {"max_body_bytes": 0}, {"body_timeout_s": 0.0}]
+)
+def test_settings_that_make_no_sense_are_refused_at_once(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"API key|above 0"):
+        GuardSettings(**change)

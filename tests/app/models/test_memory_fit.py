@@ -1,0 +1,144 @@
+"""With batch size `auto`, as many rows as memory is good for; with a number, that number or an error."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import llama_adapter.app.models.memory_fit
+from llama_adapter.app.captioning.assemble import assemble
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.spec import CaptionerSpec, parse_batch_size
+from llama_adapter.app.models.batch_size_cache import FILE_NAME
+from llama_adapter.llm.errors import DeviceError
+from llama_adapter.llm.load import PlacedDecoder
+from llama_adapter.llm.runners.eager import Executor
+from llama_adapter.runtime.devices.backend import CpuBackend
+from tests.app.golden import model_options
+from tests.app.narrow import SHORTAGES
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In the place of the user's cache folder: the file of ceilings."""
+    monkeypatch.setattr("llama_adapter.app.models.batch_size_cache.cache_folder", lambda: tmp_path)
+    return tmp_path / FILE_NAME
+
+
+def load(batch_size: Any = "auto") -> Captioner:
+    return assemble(CaptionerSpec(**model_options(), batch_size=batch_size))
+
+
+def lack_memory(monkeypatch: pytest.MonkeyPatch, *, most: int) -> list[int]:
+    """More than `most` rows cannot be had; returns the numbers that are tried."""
+    tried: list[int] = []
+    plain = PlacedDecoder.executor
+
+    def narrow(self: PlacedDecoder, num_slots: int) -> Executor:
+        tried.append(num_slots)
+        if num_slots > most:
+            raise SHORTAGES["torch"]()
+        return plain(self, num_slots)
+
+    monkeypatch.setattr(PlacedDecoder, "executor", narrow)
+    return tried
+
+
+def test_auto_is_a_number_once_the_model_is_loaded() -> None:
+    captioner = load()
+    assert captioner.spec.batch_size == captioner.batch_size == CpuBackend.capabilities.most_rows == 16
+    assert load(3).batch_size == 3
+
+
+def test_auto_leaves_memory_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Backend(CpuBackend):
+        free = 1 << 62
+
+        def free_bytes(self) -> int | None:
+            return self.free
+
+    planned: dict[int, int] = {}
+    plain = llama_adapter.app.models.memory_fit.check_memory
+
+    def note(plan: Any, config: Any, *, num_slots: int, **others: Any) -> None:
+        planned[num_slots] = plan.total
+        plain(plan, config, num_slots=num_slots, **others)
+
+    monkeypatch.setattr("llama_adapter.app.models.memory_fit.check_memory", note)
+    monkeypatch.setattr("llama_adapter.app.captioning.assemble.open_backend", lambda name: Backend())
+    for rows in (8, 1):
+        load(rows)
+    Backend.free = int(planned[8] / 0.9) + 1
+    assert load().batch_size == 8
+    Backend.free = int(planned[8] / 0.9) - 1
+    assert load().batch_size == 4
+    Backend.free = planned[1]
+    assert load().batch_size == 1
+    Backend.free = planned[1] - 1
+    with pytest.raises(DeviceError, match=r"1 slot with .* need .* free on cpu") as caught:
+        load()
+    assert caught.value.hint.startswith("try a smaller --context")
+
+
+def test_what_cannot_be_had_all_the_same_is_halved_and_remembered(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    with monkeypatch.context() as patch:
+        tried = lack_memory(patch, most=5)
+        captioner = load()
+        assert tried == [16, 8, 4]
+        assert captioner.spec.batch_size == captioner.batch_size == 4
+    assert load().batch_size == 4
+    assert load(8).batch_size == 8
+    cache.unlink()
+    assert load().batch_size == 16
+
+
+def test_a_number_is_taken_at_its_word(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    tried = lack_memory(monkeypatch, most=5)
+    with pytest.raises(torch.OutOfMemoryError):
+        load(8)
+    assert tried == [8]
+    assert not cache.exists()
+
+
+def test_where_not_even_one_row_can_be_had_the_error_is_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = lack_memory(monkeypatch, most=0)
+    with pytest.raises(torch.OutOfMemoryError):
+        load()
+    assert tried == [16, 8, 4, 2, 1]
+
+
+def test_what_a_run_learns_of_memory_later_runs_know_with_auto_alone(cache: Path) -> None:
+    def learn(batch_size: Any) -> None:
+        captioner = load(batch_size)
+        captioner.oom_retry.tell = lambda note: None
+        captioner.oom_retry.fewer_rows(captioner._engine, num_rows=16)
+
+    learn(16)
+    assert not cache.exists()
+    learn("auto")
+    assert load().batch_size == 8
+
+
+def test_a_file_of_ceilings_that_is_none_is_noted(cache: Path) -> None:
+    cache.write_text("rows: 3")
+    captioner = load()
+    assert captioner.batch_size == 16
+    assert any(FILE_NAME in note for note in captioner.info.notes)
+    assert not load(4).info.notes
+
+
+@pytest.mark.parametrize(("text", "expected"), [("auto", "auto"), (" AUTO", "auto"), ("12", 12)])
+def test_a_batch_size_is_a_number_or_auto(text: str, expected: object) -> None:
+    assert parse_batch_size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "many", ""])
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="or auto"):
+        parse_batch_size(text)
+    with pytest.raises(ValueError, match="batch_size"):
+        CaptionerSpec(batch_size=text)  # type: ignore[arg-type]

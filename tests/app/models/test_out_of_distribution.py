@@ -1,0 +1,209 @@
+"""What tells familiar pictures from others: its mathematics, its file, and its way from a bundle to an answer."""
+
+import dataclasses
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from llama_adapter import Captioner
+from llama_adapter.app.captioning.assemble import assemble_parts
+from llama_adapter.app.captioning.encoded_pictures import EncodedPicture, EncodedPictures
+from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.models.bundle import (
+    FAMILIAR,
+    TOKENIZER,
+    add_familiarity,
+    load_bundle,
+    read_manifest,
+    save_bundle,
+)
+from llama_adapter.app.models.checkpoints import LoadedModel, assemble_sources
+from llama_adapter.app.models.out_of_distribution import Floats, OodDetector, read_familiarity
+from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
+from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.llm.model.adapter import Prefix
+from tests.app.golden import GOLDEN
+from tests.app.models.test_bundle import SOURCES
+
+PICTURES = [GOLDEN / "images" / name for name in ("gradient_640x360.png", "shapes_200x300.jpg")]
+QUERIES, WIDTH = 3, 12
+
+
+def familiar(seed: int, count: int = 400) -> Floats:
+    """Visual queries that vary in four directions each, the last one in none; a little noise everywhere."""
+    bases = np.random.default_rng(0).standard_normal((QUERIES, 4, WIDTH))
+    bases[-1] = 0
+    rng = np.random.default_rng(seed)
+    along = rng.standard_normal((count, QUERIES, 4))
+    noise = 0.01 * rng.standard_normal((count, QUERIES, WIDTH))
+    return (1 + np.einsum("bqk,qkd->bqd", along, bases) + noise).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> OodDetector:
+    return OodDetector.fit(familiar(1)).with_threshold(familiar(2), quantile=0.99)
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return assemble_sources(SOURCES)
+
+
+def fitted_to(model: LoadedModel, *, threshold: float) -> OodDetector:
+    config = model.decoder_config
+    queries = np.random.default_rng(3).standard_normal((40, config.num_queries, config.dim)).astype(np.float32)
+    return dataclasses.replace(OodDetector.fit(queries), threshold=threshold)
+
+
+def bundle_with(tmp_path: Path, model: LoadedModel, *, threshold: float) -> Path:
+    bundle = save_bundle(tmp_path / "bundle", model=model)
+    add_familiarity(bundle, fitted_to(model, threshold=threshold))
+    return bundle
+
+
+def test_the_distance_is_that_of_mahalanobis_with_a_least_variance(fitted: OodDetector) -> None:
+    own, asked = familiar(1).astype(np.float64), familiar(4, count=5)
+    wanted = np.zeros(5)
+    for query in range(QUERIES):
+        values, vectors = np.linalg.eigh(np.cov(own[:, query], rowvar=False))
+        offsets = (asked[:, query] - own[:, query].mean(0)) @ vectors
+        wanted += (offsets**2 / np.maximum(values, fitted.least_variance)).sum(1)
+
+    assert fitted.distances(asked) == pytest.approx(wanted, rel=1e-4)
+    assert fitted.variances_QK.shape == (QUERIES, 4), "only directions above the least variance are kept"
+
+
+def test_familiar_pictures_pass_but_for_the_share_of_the_quantile(fitted: OodDetector) -> None:
+    assert np.mean(fitted.unfamiliar(familiar(5, count=1000))) < 0.03
+
+
+@pytest.mark.parametrize("query", range(QUERIES))
+def test_a_picture_that_leaves_the_usual_in_one_query_is_unfamiliar(fitted: OodDetector, query: int) -> None:
+    others = familiar(6, count=50)
+    others[:, query] += 3 * np.random.default_rng(7).standard_normal((50, WIDTH)).astype(np.float32)
+
+    assert np.mean(fitted.unfamiliar(others)) > 0.9
+
+
+def test_numbers_that_are_not_finite_are_unfamiliar(fitted: OodDetector) -> None:
+    own = familiar(8, count=3)
+    own[1, 0, 0] = np.nan
+
+    assert fitted.unfamiliar(own) == [False, True, False]
+
+
+def test_what_cannot_be_fitted_or_asked_is_refused(fitted: OodDetector) -> None:
+    with pytest.raises(ValueError, match="two pictures or more"):
+        OodDetector.fit(familiar(1, count=1))
+    with pytest.raises(ValueError, match="alike"):
+        OodDetector.fit(np.ones((5, QUERIES, WIDTH), dtype=np.float32))
+    with pytest.raises(ValueError, match="quantile"):
+        fitted.with_threshold(familiar(1), quantile=1.0)
+    with pytest.raises(ValueError, match=r"\(3, 12\)"):
+        fitted.distances(familiar(1)[..., :5])
+
+
+def test_its_file_gives_back_the_same_distances(fitted: OodDetector, tmp_path: Path) -> None:
+    fitted.save(tmp_path / FAMILIAR)
+    again = read_familiarity(tmp_path / FAMILIAR, num_queries=QUERIES, width=WIDTH)
+
+    assert np.array_equal(again.distances(familiar(9)), fitted.distances(familiar(9)))
+    assert again.threshold == pytest.approx(fitted.threshold, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("mean", torch.ones(2, WIDTH), "the model has"),
+        ("directions", torch.ones(QUERIES, 4, 2), "wanted mean"),
+        ("variances", torch.zeros(QUERIES, 4), "at least least_variance"),
+        ("variances", torch.ones(1, 4), "wanted mean"),
+        ("variances", torch.ones(()), "wanted mean"),
+        ("threshold", torch.full((1,), torch.nan), "finite"),
+        ("threshold", torch.full((1,), -3.0), "0 or more"),
+        ("threshold", torch.ones(1, dtype=torch.float64), "float32"),
+        ("more", torch.ones(1), "alone"),
+    ],
+)
+def test_a_damaged_file_is_told(
+    fitted: OodDetector, tmp_path: Path, name: str, tensor: torch.Tensor, message: str
+) -> None:
+    fitted.save(tmp_path / FAMILIAR)
+    save_file({**load_file(tmp_path / FAMILIAR), name: tensor}, tmp_path / FAMILIAR)
+
+    with pytest.raises(CheckpointError, match=message):
+        read_familiarity(tmp_path / FAMILIAR, num_queries=QUERIES, width=WIDTH)
+
+
+def test_a_bundle_carries_it_with_its_digest_and_stays_the_same_model(tmp_path: Path, model: LoadedModel) -> None:
+    plain = save_bundle(tmp_path / "plain", model=model)
+    bundle = bundle_with(tmp_path, model, threshold=7.0)
+    entry = read_manifest(bundle)["files"][FAMILIAR]
+
+    assert load_bundle(plain).ood_detector is None
+    loaded = load_bundle(bundle)
+    assert loaded.ood_detector is not None
+    assert loaded.ood_detector.threshold == 7.0
+    assert (bundle / FAMILIAR).stat().st_mode == (bundle / TOKENIZER).stat().st_mode
+    assert entry["sha256"] == hashlib.sha256((bundle / FAMILIAR).read_bytes()).hexdigest()
+    assert loaded.digest == load_bundle(plain).digest, "answers are the same, so earlier records stay valid"
+    again = save_bundle(tmp_path / "again", model=loaded)
+    assert (again / FAMILIAR).read_bytes() == (bundle / FAMILIAR).read_bytes()
+
+
+def test_a_bundle_of_8_bits_keeps_it(tmp_path: Path, model: LoadedModel) -> None:
+    bundle = bundle_with(tmp_path, model, threshold=7.0)
+    rounded = quantise_bundle(QuantiseJob(model=str(bundle), out=str(tmp_path / "int8")))
+
+    assert (rounded / FAMILIAR).read_bytes() == (bundle / FAMILIAR).read_bytes()
+    assert load_bundle(rounded).ood_detector is not None
+
+
+def test_a_bundle_with_the_file_of_another_model_is_refused(tmp_path: Path, model: LoadedModel) -> None:
+    bundle = save_bundle(tmp_path / "bundle", model=model)
+    add_familiarity(bundle, OodDetector.fit(familiar(1)))
+
+    with pytest.raises(CheckpointError, match="cannot tell pictures apart"):
+        load_bundle(bundle)
+
+
+@pytest.mark.parametrize(("threshold", "said"), [(0.0, True), (1e30, False)])
+def test_answers_say_whether_their_picture_is_unfamiliar_and_are_the_same(
+    tmp_path: Path, model: LoadedModel, threshold: float, said: bool
+) -> None:
+    plain = save_bundle(tmp_path / "plain", model=model)
+    bundle = bundle_with(tmp_path, model, threshold=threshold)
+    answers, wanted = (Captioner.load(each, batch_size=2).generate(PICTURES) for each in (bundle, plain))
+
+    assert [answer.unfamiliar for answer in answers] == [said, said]
+    assert [answer.unfamiliar for answer in wanted] == [None, None]
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in wanted]
+
+
+def test_each_answer_tells_of_its_own_picture(tmp_path: Path, model: LoadedModel) -> None:
+    bundle = bundle_with(tmp_path, model, threshold=0.0)
+    vision = assemble_parts(CaptionerSpec(model=str(bundle))).vision
+    size = vision.image_size
+    images = [Image.new("RGB", (size, size), tone) for tone in ("black", "white")]
+    ood_detector = fitted_to(model, threshold=0.0)
+    distances = ood_detector.distances(vision.encode(np.stack([np.array(image) for image in images])).float().numpy())
+    near, far = (images[index] for index in np.argsort(distances))
+    add_familiarity(bundle, dataclasses.replace(ood_detector, threshold=float(distances.mean())))
+
+    answers = Captioner.load(bundle, batch_size=2).generate([far, near, far])
+    assert [answer.unfamiliar for answer in answers] == [True, False, True]
+
+
+def test_a_picture_that_is_kept_encoded_keeps_what_is_known_of_it() -> None:
+    kept = EncodedPictures(max_bytes=10_000)
+    prefix = Prefix(torch.ones(1, 1, 2, 2, 2), torch.ones(1, 1, 2, 2, 2))
+    kept.keep("a", EncodedPicture(prefix, unfamiliar=True))
+    found = kept.find("a")
+
+    assert found is not None
+    assert found.unfamiliar is True

@@ -1,0 +1,63 @@
+"""Owners take turns, and nothing is lost or doubled."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llama_adapter.app.online.fair_queue import FairQueue
+
+
+def drained(queue: FairQueue[str]) -> list[str]:
+    items = []
+    while (item := queue.take()) is not None:
+        items.append(item)
+    return items
+
+
+def filled(items: list[str]) -> FairQueue[str]:
+    """Items are named by their owner's letter and a number."""
+    queue: FairQueue[str] = FairQueue()
+    for item in items:
+        queue.put(item, owner=item[0])
+    return queue
+
+
+def test_owners_take_turns() -> None:
+    queue = filled(["a1", "a2", "a3", "b1", "c1", "c2"])
+
+    assert drained(queue) == ["a1", "b1", "c1", "a2", "c2", "a3"]
+
+
+def test_who_comes_late_with_one_item_is_not_behind_a_hundred() -> None:
+    queue = filled([f"a{number}" for number in range(100)])
+    queue.take()
+    queue.put("b1", owner="b")
+
+    assert [queue.take(), queue.take()] == ["a1", "b1"]
+
+
+def test_removed_items_do_not_come_out() -> None:
+    queue = filled(["a1", "a2", "b1"])
+
+    assert queue.remove("a1", owner="a")
+    assert not queue.remove("a1", owner="a")
+    assert not queue.remove("c1", owner="c")
+    assert len(queue) == 2
+    assert drained(queue) == ["a2", "b1"]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["put", "take", "remove"])), max_size=60))
+def test_it_is_each_owners_own_queue(steps: list[tuple[str, str]]) -> None:
+    queue: FairQueue[tuple[str, int]] = FairQueue()
+    expected: dict[str, list[tuple[str, int]]] = {"a": [], "b": [], "c": []}
+    for number, (owner, step) in enumerate(steps):
+        if step == "put":
+            queue.put((owner, number), owner=owner)
+            expected[owner].append((owner, number))
+        elif step == "remove" and expected[owner]:
+            assert queue.remove(expected[owner].pop(), owner=owner)
+        elif step == "take":
+            taken = queue.take()
+            assert (taken is None) == (not any(expected.values()))
+            if taken is not None:
+                assert taken == expected[taken[0]].pop(0)
+        assert len(queue) == sum(map(len, expected.values()))

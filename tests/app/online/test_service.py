@@ -1,0 +1,718 @@
+"""The service answers as the captioner does, takes turns, refuses what is too much, and survives its engine."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import llama_adapter.app.online.service
+from llama_adapter.app.captioning.caption_loop import CaptionLoop
+from llama_adapter.app.captioning.captioner import Answer, Captioner, TextDelta
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.online.service import (
+    Ask,
+    BusyError,
+    Observer,
+    RequestHandle,
+    Service,
+    ServiceLimits,
+    UnavailableError,
+)
+from llama_adapter.app.reading.isolated import IsolatedReader
+from llama_adapter.app.reading.reader import PictureReading
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.errors import PromptError, PromptTooLongError
+from scripts.service_bench import slow_files
+from tests.app.online.waiting import WAIT_S, wait_for
+
+PICTURES = sorted(path for path in sample_pictures().iterdir() if path.suffix != ".jsonl")
+BYTES = [path.read_bytes() for path in PICTURES]
+CAPTION = "Generate caption of this image"
+
+
+class Gate(Observer):
+    """Holds the engine thread at a stage until it is opened."""
+
+    def __init__(self, *, stage: str = "forward") -> None:
+        self.reached, self._open = threading.Event(), threading.Event()
+        self._stage = stage
+        self.finished_codes: list[str | None] = []
+        self.num_restarts = self.num_first_tokens = 0
+
+    def open(self) -> None:
+        self._open.set()
+
+    def stage(self, stage: str, seconds: float) -> None:
+        if stage == self._stage:
+            self.reached.set()
+            assert self._open.wait(WAIT_S)
+
+    def first_token(self, seconds: float) -> None:
+        self.num_first_tokens += 1
+
+    def finished(self, answer: Answer, seconds: float) -> None:
+        self.finished_codes.append(None if answer.error is None else answer.error.code)
+
+    def restarted(self) -> None:
+        self.num_restarts += 1
+
+
+class Starter:
+    """Makes services that are closed after the test."""
+
+    def __init__(self) -> None:
+        self._services: list[Service] = []
+
+    def __call__(self, *, load: Callable[[], Captioner] | None = None, batch_size: int = 4, **options: Any) -> Service:
+        service = Service(load or (lambda: Captioner.load(batch_size=batch_size)), **options)
+        self._services.append(service)
+        service.start()
+        service.wait_until_ready(WAIT_S)
+        return service
+
+    def close(self) -> None:
+        for service in self._services:
+            service.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Starter]:
+    starter = Starter()
+    yield starter
+    starter.close()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Service]:
+    """For tests that leave no trace in it."""
+    starter = Starter()
+    yield starter()
+    starter.close()
+
+
+@pytest.fixture(scope="module")
+def captioner() -> Captioner:
+    return Captioner.load(batch_size=4)
+
+
+def ask(number: int = 0, prompt: Any = CAPTION, **options: Any) -> Ask:
+    return Ask(picture=BYTES[number], label=PICTURES[number].name, prompt=prompt, **options)
+
+
+def held(start: Starter, **options: Any) -> tuple[Service, Gate, RequestHandle]:
+    """A service whose engine stands in the middle of the first request."""
+    gate = Gate()
+    service = start(observer=gate, **options)
+    handle = service.submit(ask(0, client="first"))
+    assert gate.reached.wait(WAIT_S)
+    return service, gate, handle
+
+
+def test_answers_are_those_of_the_captioner(shared: Service, captioner: Captioner) -> None:
+    expected = captioner.generate(PICTURES[:12])
+    handles = [shared.submit(ask(number, client=str(number % 3))) for number in range(12)]
+    answers = [handle.result() for handle in handles]
+
+    assert [answer.text for answer in answers] == [answer.text for answer in expected]
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+    assert [answer.digest for answer in answers] == [answer.digest for answer in expected]
+
+
+def test_sampled_answers_are_those_of_the_captioner_for_the_same_seed(shared: Service, captioner: Captioner) -> None:
+    expected = captioner.generate(PICTURES[:3], temperature=1.5, top_p=0.9, seed=7)
+    sampling = SamplingParams(temperature=1.5, top_p=0.9, seed=7)
+    handles = [shared.submit(ask(number, sampling=sampling)) for number in range(3)]
+
+    assert [handle.result().text for handle in handles] == [answer.text for answer in expected]
+
+
+def test_choices_are_weighed_as_by_the_captioner(shared: Service, captioner: Captioner) -> None:
+    question = "Is there a red star?"
+    (expected,) = captioner.generate(PICTURES[1:2], question, choices=["yes", "no"])
+    answer = shared.submit(ask(1, question, choices=("yes", "no"))).result()
+
+    assert answer.finish == "choice"
+    assert answer.choice == pytest.approx(expected.choice)
+
+
+def test_a_picture_is_encoded_once_for_all_questions_about_it(start: Starter) -> None:
+    service = start()
+    first = service.submit(ask(0)).result()
+    second = service.submit(ask(0, "What color is the moon?")).result()
+
+    assert (first.is_reused, second.is_reused) == (False, True)
+    assert "clip" in first.ms
+    assert "clip" not in second.ms
+    assert second.text == "yellow"
+    assert service.status().num_encoded == 1
+
+
+def test_questions_about_one_picture_that_come_together_encode_it_once(start: Starter) -> None:
+    service, gate, first = held(start)
+    others = [service.submit(ask(1)) for _ in range(3)]
+    gate.open()
+
+    answers = [handle.result() for handle in others]
+    assert [answer.is_reused for answer in answers].count(False) == 1
+    assert {answer.text for answer in answers} == {"a large red star, a large purple star and a large white circle"}
+    assert first.result().error is None
+
+
+def test_without_memory_for_encoded_pictures_answers_are_the_same(start: Starter) -> None:
+    service = start(limits=ServiceLimits(encoded_bytes=0))
+    answers = [service.submit(ask(0)).result() for _ in range(2)]
+
+    assert [answer.is_reused for answer in answers] == [False, False]
+    assert answers[0].text == answers[1].text
+    assert service.status().num_encoded == 0
+
+
+def test_a_picture_forgotten_between_reading_and_admission_is_read_again(start: Starter) -> None:
+    service, gate, _ = held(start)
+    repeated = service.submit(ask(0))  # known, so its pixels are not read
+    wait_for(lambda: service._room.has_ready)
+    service._encoded.clear()
+    gate.open()
+
+    assert repeated.result().text == "a small yellow moon above a small green cross"
+
+
+def test_text_comes_in_pieces_that_make_the_answer(shared: Service) -> None:
+    events = list(shared.submit(ask(0)).events())
+    pieces = [event.text for event in events if isinstance(event, TextDelta)]
+
+    assert len(pieces) > 3
+    assert isinstance(events[-1], Answer)
+    assert "".join(pieces) == events[-1].text
+
+
+def test_an_event_loop_reads_the_same_and_is_not_blocked(shared: Service) -> None:
+    async def read() -> list[str]:
+        async def one(number: int) -> str:
+            return "".join([event.text async for event in shared.submit(ask(number)) if isinstance(event, TextDelta)])
+
+        return await asyncio.gather(*(one(number) for number in range(4)))
+
+    assert asyncio.run(read()) == [shared.submit(ask(number)).result().text for number in range(4)]
+
+
+def test_a_stop_text_ends_the_answer_before_it(shared: Service) -> None:
+    answer = shared.submit(ask(0, stop=("moon", "cross"))).result()
+
+    assert (answer.text, answer.finish) == ("a small yellow ", "stop")
+
+
+def test_a_bad_picture_gets_its_reason_under_its_own_name_and_the_others_their_answers(shared: Service) -> None:
+    bad = shared.submit(Ask(picture=BYTES[0][:200], prompt=CAPTION, label="holiday.png"))
+    good = shared.submit(ask(1))
+
+    answer = bad.result()
+    assert answer.error is not None
+    assert answer.error.code == "truncated"
+    assert "holiday.png" in answer.error.message
+    assert good.result().error is None
+
+
+def test_a_picture_whose_reading_fails_as_none_ever_did_is_answered(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    service = start()
+    with monkeypatch.context() as patch:
+        patch.setattr(IsolatedReader, "read", failing)
+        answer = service.submit(ask(0)).result()
+
+    assert answer.error is not None
+    assert answer.error.code == "reading_failed"
+    assert service.status().is_stalled  # whose fault it is, shows in /health and /ready
+    assert service.submit(ask(0)).result().error is None
+    assert not service.status().is_stalled
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [(ServiceLimits(max_pixels=1000), "too_large"), (ServiceLimits(max_picture_bytes=100), "too_large")],
+)
+def test_pictures_above_the_limits_are_refused(start: Starter, limits: ServiceLimits, code: str) -> None:
+    answer = start(limits=limits).submit(ask(0)).result()
+
+    assert answer.error is not None
+    assert answer.error.code == code
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (ask(0, "x" * 30_000), PromptError),
+        (ask(0, "word " * 3000), PromptTooLongError),
+        (ask(0, choices=("yes",)), ValueError),
+        (ask(0, choices=("yes", "n" * 30_000)), PromptError),
+        (ask(0, [10**9]), PromptError),
+        (ask(0, ("x", "y" * 30_000)), PromptError),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_before_anything_is_done(
+    shared: Service, request_: Ask, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        shared.submit(request_)
+    assert shared.status().num_waiting == 0
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back(start: Starter) -> None:
+    limits = ServiceLimits(max_waiting=3, max_waiting_per_client=2)
+    service, gate, first = held(start, limits=limits)
+    waiting = [service.submit(ask(number, client="a")) for number in (1, 2)]
+
+    with pytest.raises(BusyError, match="share") as share:
+        service.submit(ask(3, client="a"))
+    waiting.append(service.submit(ask(3, client="b")))
+    with pytest.raises(BusyError, match="full"):
+        service.submit(ask(4, client="c"))
+    assert share.value.retry_after_s is not None
+    assert share.value.retry_after_s >= 1.0
+    gate.open()
+    assert all(handle.result().error is None for handle in [first, *waiting])
+    assert service.submit(ask(4, client="a")).result().error is None
+
+
+def test_pictures_that_wait_may_only_have_so_many_bytes(start: Starter) -> None:
+    service, gate, _ = held(start, limits=ServiceLimits(max_waiting_bytes=len(BYTES[1]) + 10))
+    service.submit(ask(1))
+
+    with pytest.raises(BusyError):
+        service.submit(ask(2))
+    gate.open()
+
+
+def test_a_client_with_one_request_is_not_behind_all_of_anothers(start: Starter) -> None:
+    service, gate, first = held(start, batch_size=1)
+    order: list[str] = []
+    handles = {f"many {number}": service.submit(ask(number, client="many")) for number in range(1, 6)}
+    handles["single"] = service.submit(ask(6, client="single"))
+    wait_for(lambda: len(service._room._ready) == 6)
+    finished = service._observer.finished
+
+    def noting(answer: Answer, seconds: float) -> None:
+        order.append(next((name for name, handle in handles.items() if handle.id == answer.index), "first"))
+        finished(answer, seconds)
+
+    service._observer.finished = noting  # type: ignore[method-assign]
+    gate.open()
+    for handle in [first, *handles.values()]:
+        handle.result()
+
+    assert order.index("single") <= 2
+
+
+def test_a_running_request_that_is_cancelled_keeps_its_text_and_frees_its_slot(start: Starter) -> None:
+    service, gate, handle = held(start, batch_size=1)
+    other = service.submit(ask(1))
+    first = next(handle.events())
+    handle.cancel()
+    handle.cancel()
+    gate.open()
+
+    answer = handle.result()
+    assert isinstance(first, TextDelta)
+    assert answer.error is not None
+    assert answer.error.code == "cancelled"
+    assert answer.text.startswith(first.text)
+    assert len(answer.text) < len("a small yellow moon above a small green cross")
+    assert other.result().error is None
+
+
+def test_a_waiting_request_is_cancelled_at_once(start: Starter) -> None:
+    service, gate, _ = held(start, batch_size=1)
+    waiting = service.submit(ask(1))
+    waiting.cancel()
+
+    answer = waiting.result()  # although the engine stands still
+    assert answer.error is not None
+    assert answer.error.code == "cancelled"
+    assert service.status().num_waiting == 0
+    gate.open()
+
+
+def test_cancelling_what_is_answered_changes_nothing(shared: Service) -> None:
+    handle = shared.submit(ask(0))
+    answer = handle.result()
+    handle.cancel()
+
+    assert answer.error is None
+    assert shared.submit(ask(0)).result().error is None
+
+
+def test_a_request_that_waits_beyond_its_time_is_told_although_the_engine_stands_still(start: Starter) -> None:
+    service, gate, _ = held(start, batch_size=1)
+    answer = service.submit(ask(1, timeout_s=0.05)).result()
+
+    assert answer.error is not None
+    assert answer.error.code == "deadline"
+    gate.open()
+
+
+def test_a_running_request_beyond_its_time_ends_with_what_it_has(start: Starter) -> None:
+    gate = Gate()
+    service = start(observer=gate)
+    handle = service.submit(ask(0, timeout_s=0.2))
+    assert gate.reached.wait(WAIT_S)
+    wait_for(lambda: time.perf_counter() > service._running[handle.id].entry.deadline)
+    gate.open()
+
+    answer = handle.result()
+    assert answer.error is not None
+    assert answer.error.code == "deadline"
+
+
+def failing_steps(monkeypatch: pytest.MonkeyPatch, *, times: int) -> None:
+    """The next steps of any engine fail."""
+    left = [times]
+    step = CaptionLoop.step
+
+    def failing(loop: CaptionLoop) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise RuntimeError("the device is gone")
+        return step(loop)
+
+    monkeypatch.setattr(CaptionLoop, "step", failing)
+
+
+def test_a_failed_engine_is_replaced_and_only_what_it_was_answering_fails(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = Gate()
+    service = start(observer=gate, batch_size=1)
+    gate.open()
+    failing_steps(monkeypatch, times=1)
+    handles = [service.submit(ask(number)) for number in range(4)]
+    answers = [handle.result() for handle in handles]
+
+    assert [answer.error.code for answer in answers if answer.error is not None] == ["engine_failed"]
+    status = service.status()
+    assert (status.state, status.restarts) == ("ready", 1)
+    assert status.last_error is not None
+    assert "RuntimeError" in status.last_error
+    assert "the device is gone" not in status.last_error  # that is for the log
+    assert "the device is gone" in caplog.text
+    assert gate.num_restarts == 1
+
+
+def test_an_engine_that_cannot_come_back_at_once_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_adapter.app.online.service, "_FIRST_BACKOFF_S", 0.01)
+    loads = iter([False, True, True, False])  # whether each load fails
+    seen: list[str] = []
+
+    def load() -> Captioner:
+        if next(loads):
+            seen.append(service.status().state)
+            raise RuntimeError("no memory for it yet")
+        return Captioner.load(batch_size=1)
+
+    service = Service(load)
+    try:
+        service.start()
+        service.wait_until_ready(WAIT_S)
+        failing_steps(monkeypatch, times=1)
+        failed = service.submit(ask(0)).result()
+        assert failed.error is not None
+        wait_for(lambda: service.status().state == "ready")
+
+        assert seen == ["restarting", "restarting"]
+        assert service.submit(ask(0)).result().error is None
+    finally:
+        service.close()
+
+
+def test_an_engine_that_stays_away_for_a_day_is_still_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_adapter.app.online.service, "_FIRST_BACKOFF_S", 0.0)
+    num_loads = 0
+
+    def load() -> Captioner:
+        nonlocal num_loads
+        num_loads += 1
+        if 1 < num_loads < 1100:
+            raise RuntimeError("the device is away")
+        return Captioner.load(batch_size=1)
+
+    service = Service(load)
+    try:
+        service.start()
+        service.wait_until_ready(WAIT_S)
+        failing_steps(monkeypatch, times=1)
+        assert service.submit(ask(0)).result().error is not None
+        wait_for(lambda: service.status().state == "ready")
+
+        assert num_loads == 1100
+        assert service.submit(ask(0)).result().error is None
+    finally:
+        service.close()
+
+
+def test_an_engine_that_cannot_even_be_given_up_is_replaced(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(captioner: Captioner) -> None:
+        raise RuntimeError("the process of the encoder is gone")
+
+    service = start(batch_size=1)
+    failing_steps(monkeypatch, times=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Captioner, "close", failing)
+        service.submit(ask(0)).result()
+        wait_for(lambda: service.status().state == "ready")
+
+    assert service.submit(ask(0)).result().error is None
+
+
+def test_an_observer_that_raises_hurts_nobody(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Observer):
+        def _raise(self, *_: object) -> None:
+            raise RuntimeError("nothing can be counted")
+
+        first_token = stage = finished = restarted = _raise
+
+    service = start(observer=Broken(), batch_size=1)
+    assert service.submit(ask(0)).result().error is None
+    late, cancelled = service.submit(ask(1, timeout_s=1e-6)), service.submit(ask(2))
+    cancelled.cancel()
+    assert [answer.index for answer in (late.result(), cancelled.result())] == [late.id, cancelled.id]
+    assert service.status().restarts == 0
+
+    failing_steps(monkeypatch, times=1)
+    assert service.submit(ask(0)).result().error is not None
+    wait_for(lambda: service.status().state == "ready")
+    assert service.submit(ask(0)).result().error is None
+    assert all(thread.is_alive() for thread in service._threads)
+
+
+def test_while_the_engine_restarts_requests_are_refused_for_a_while(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_load = threading.Event()
+    may_load.set()
+
+    def load() -> Captioner:
+        assert may_load.wait(WAIT_S)
+        return Captioner.load(batch_size=1)
+
+    service = start(load=load)
+    failing_steps(monkeypatch, times=1)
+    may_load.clear()
+    service.submit(ask(0)).result()
+
+    with pytest.raises(UnavailableError, match="restarted") as refused:
+        service.submit(ask(1))
+    assert refused.value.retry_after_s is not None
+    may_load.set()
+    wait_for(lambda: service.status().state == "ready")
+
+
+def test_a_model_that_cannot_be_loaded_is_told_to_who_waits_for_it() -> None:
+    service = Service(lambda: Captioner.load(model="no such bundle"))
+    try:
+        service.start()
+        with pytest.raises(Exception, match="no such bundle"):
+            service.wait_until_ready(WAIT_S)
+        assert service.status().state == "failed"
+        with pytest.raises(UnavailableError):
+            service.submit(ask(0))
+    finally:
+        service.close()
+
+
+def test_what_was_accepted_before_draining_is_answered_and_nothing_more_is_taken(start: Starter) -> None:
+    service, gate, first = held(start, batch_size=1)
+    waiting = [service.submit(ask(number)) for number in (1, 2)]
+    service.drain()
+
+    assert service.status().state == "draining"
+    assert not service.wait_until_idle(0)
+    with pytest.raises(UnavailableError, match="shutting down"):
+        service.submit(ask(3))
+    gate.open()
+    assert all(handle.result().error is None for handle in [first, *waiting])
+    assert service.wait_until_idle(WAIT_S)
+
+
+def test_closing_answers_everybody(start: Starter) -> None:
+    service, gate, first = held(start, batch_size=1)
+    waiting = [service.submit(ask(number)) for number in (1, 2)]
+    closing = threading.Thread(target=service.close)
+    closing.start()
+    gate.open()
+    closing.join(WAIT_S)
+
+    assert not closing.is_alive()
+    codes = [answer.error and answer.error.code for answer in (handle.result() for handle in [first, *waiting])]
+    assert codes[1:] == ["cancelled", "cancelled"]
+    with pytest.raises(UnavailableError):
+        service.submit(ask(0))
+    service.close()
+
+
+def test_closing_does_not_wait_for_ever_for_an_engine_that_hangs(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_adapter.app.online.service, "_CLOSE_S", 0.05)
+    service, gate, first = held(start, batch_size=1)
+    waiting = service.submit(ask(1))
+    service.close()  # although the engine stands still
+
+    answers = [first.result(), waiting.result()]
+    assert [answer.error and answer.error.code for answer in answers] == ["cancelled", "cancelled"]
+    gate.open()
+
+
+def test_stage_times_grow_with_the_work(start: Starter) -> None:
+    service = start()
+    before = service.stage_seconds()
+    service.submit(ask(0)).result()
+    wait_for(lambda: service.stage_seconds()["decode"] > 0)
+    after = service.stage_seconds()
+
+    assert set(before.values()) == {0.0}
+    assert all(after[stage] > 0 for stage in ("read", "clip", "pre", "forward", "post", "decode"))
+
+
+def test_the_observer_is_told_of_every_request(start: Starter) -> None:
+    gate = Gate()
+    gate.open()
+    service = start(observer=gate)
+    handles = [service.submit(ask(0)), service.submit(Ask(picture=b"no", prompt=CAPTION))]
+    for handle in handles:
+        handle.result()
+    wait_for(lambda: len(gate.finished_codes) == 2)
+
+    assert sorted(map(str, gate.finished_codes)) == ["None", "not_a_picture"]
+    assert gate.num_first_tokens == 1
+
+
+def test_a_step_that_does_not_end_shows(start: Starter) -> None:
+    service, gate, _ = held(start, limits=ServiceLimits(stall_s=0.01))
+    wait_for(lambda: service.status().is_stalled)
+    gate.open()
+    wait_for(lambda: not service.status().is_stalled)
+
+
+@pytest.mark.parametrize("name", ["max_waiting", "timeout_s", "max_pixels"])
+def test_limits_that_let_nothing_through_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        ServiceLimits(**{name: 0})
+
+
+@pytest.mark.slow
+def test_hundreds_of_requests_with_random_cancels_all_end(start: Starter) -> None:
+    service = start(limits=ServiceLimits(max_waiting=1000, max_waiting_per_client=1000))
+    handles = [service.submit(ask(number % len(BYTES), client=str(number % 7))) for number in range(400)]
+    for handle in handles[::3]:
+        handle.cancel()
+    answers = [handle.result() for handle in handles]
+
+    assert all(answer.error is None for number, answer in enumerate(answers) if number % 3)
+    assert service.wait_until_idle(WAIT_S)
+    status = service.status()
+    assert (status.num_running, status.num_waiting) == (0, 0)
+
+
+# Pictures that take long
+
+
+SLOW_LIMITS = ServiceLimits(slow_after_s=0.1, max_slow_pictures=1, max_slow_waiting=1, picture_timeout_s=60.0)
+
+
+def ask_slow(number: int, **options: Any) -> Ask:
+    picture = slow_files.changed(slow_files.progressive_jpeg(side=1024, num_scans=200_000), number)
+    return Ask(picture=picture, label="slow.jpg", prompt=CAPTION, **options)
+
+
+def test_pictures_that_take_minutes_keep_no_other_from_being_answered(start: Starter) -> None:
+    service = start(limits=SLOW_LIMITS)
+    known = service.submit(ask(0)).result()
+    slow = [service.submit(ask_slow(number, client="slow")) for number in range(8)]
+    wait_for(lambda: service.status().num_slow_reading > 0)
+
+    assert service.submit(ask(0)).result().is_reused
+    answers = [service.submit(ask(number)).result() for number in range(1, 6)]
+
+    assert known.error is None
+    assert [answer.error for answer in answers] == [None] * 5
+    assert service.status().num_slow_reading > 0
+    for handle in slow:
+        handle.cancel()
+
+
+def test_a_picture_that_is_not_read_in_time_is_answered_with_that(start: Starter) -> None:
+    service = start(limits=replace(SLOW_LIMITS, picture_timeout_s=0.5))
+    answer = service.submit(ask_slow(0)).result()
+
+    assert answer.error is not None
+    assert answer.error.code == "timeout"
+    assert "slow.jpg" in answer.error.message
+    assert "disk" not in answer.error.message
+
+
+def test_a_picture_that_takes_more_memory_than_it_may_is_refused_and_the_next_one_is_read(start: Starter) -> None:
+    service = start(limits=ServiceLimits(reading_memory_bytes=64 * 2**20))
+    picture = slow_files.segmented_jpeg(num_bytes=8 * 2**20)
+    answer = service.submit(Ask(picture=picture, label="large.jpg", prompt=CAPTION)).result()
+
+    assert answer.error is not None
+    assert answer.error.code == "too_large"
+    assert service.submit(ask(0)).result().error is None
+
+
+def test_a_cancelled_request_ends_the_reading_of_its_picture(start: Starter) -> None:
+    service = start(limits=SLOW_LIMITS)
+    handle = service.submit(ask_slow(0))
+    wait_for(lambda: service.status().num_slow_reading == 1)
+    handle.cancel()
+
+    wait_for(lambda: service.status().num_reading == 0)
+
+
+def test_a_view_is_cancelled_with_its_future(start: Starter) -> None:
+    service = start(limits=SLOW_LIMITS)
+    view = service.view(ask_slow(0).picture, name="slow.jpg", side=100, client="page")
+    wait_for(lambda: service.status().num_slow_reading == 1)
+    assert view.cancel()
+
+    wait_for(lambda: service.status().num_reading == 0)
+    seen = service.view(BYTES[0], name="good.png", side=100, client="page").result(WAIT_S)
+    assert seen.pixels is not None
+    assert (seen.pixels.shape, seen.width, seen.height) == ((100, 100, 3), 224, 224)
+
+
+def test_views_beyond_their_bytes_are_refused(start: Starter) -> None:
+    picture = ask_slow(0).picture
+    service = start(limits=replace(SLOW_LIMITS, max_waiting_bytes=8 * len(picture)))
+    views: list[Future[PictureReading]] = []
+
+    def ask_for_views() -> None:
+        for _ in range(10):
+            views.append(service.view(picture, name="slow.jpg", side=9, client="page"))
+
+    with pytest.raises(BusyError):
+        ask_for_views()
+    service.close()
+
+    assert len(views) >= 2
+    assert all(view.exception(WAIT_S) is not None for view in views)
+
+
+def test_closing_waits_for_no_reading(start: Starter) -> None:
+    service = start(limits=SLOW_LIMITS)
+    handles = [service.submit(ask_slow(number)) for number in range(4)]
+    wait_for(lambda: service.status().num_slow_reading > 0)
+    service.close()
+
+    errors = [handle.result().error for handle in handles]
+    assert [error and error.code for error in errors] == ["cancelled"] * 4
+    assert service._pool is not None
+    assert not any(thread.is_alive() for thread in service._pool._threads)

@@ -1,0 +1,59 @@
+"""Talk on stderr, and work that goes on where nobody hears it."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from llama_adapter.app.cli import main
+from llama_adapter.app.records.record import read_records
+from llama_adapter.app.terminal.stderr_lines import say
+from tests.app.golden import model_flags, picture
+
+WAYS = ["reader gone", "disk full"]
+
+
+@contextmanager
+def deaf_stderr(way: str) -> Iterator[None]:
+    """A stderr on which every line fails. No fixture: between those and the test, pytest takes stderr for itself."""
+    if way == "disk full":
+        descriptor = os.open("/dev/full", os.O_WRONLY)
+    else:
+        nobody, descriptor = os.pipe()
+        os.close(nobody)
+    stream = open(descriptor, "w", buffering=1, encoding="utf-8")  # noqa: SIM115 - by lines, as the interpreter's
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stderr", stream)
+        yield
+    with suppress(OSError):
+        stream.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_cannot_be_said_is_lost_and_nothing_else(way: str) -> None:
+    with deaf_stderr(way):
+        for _ in range(3):
+            say("a line")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_job_that_nobody_listens_to_is_done_all_the_same(way: str, tmp_path: Path) -> None:
+    out = tmp_path / "answers.jsonl"
+    flags = [*model_flags(), "--max-new-tokens", "2", "--reader", "thread", "--out", str(out)]
+
+    with deaf_stderr(way):
+        code = main(["caption", str(tmp_path / "none.png"), str(picture("shapes_200x300.jpg")), *flags])
+
+    assert code == 3
+    assert len(list(read_records(out))) == 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_error_that_nobody_hears_keeps_its_code(way: str, tmp_path: Path) -> None:
+    with deaf_stderr(way):
+        code = main(["caption", "--list", str(tmp_path / "none.txt")])
+
+    assert code == 2

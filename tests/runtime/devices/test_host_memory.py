@@ -1,0 +1,54 @@
+"""The memory of the host, of a container within it, and errors for want of it."""
+
+from pathlib import Path
+
+import pytest
+
+from llama_adapter.runtime.devices.host_memory import free_host_bytes, tells_shortage, total_host_bytes
+
+GIB = 2**30
+
+
+def group(folder: Path, *, limit: str, used: int = GIB, inactive: int = 0) -> Path:
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 1\ninactive_file {inactive}\n")
+    return folder
+
+
+def test_a_container_has_what_its_limit_leaves(tmp_path: Path) -> None:
+    small = group(tmp_path, limit=str(GIB), used=GIB // 2, inactive=GIB // 8)
+
+    assert free_host_bytes(small) == GIB // 2 + GIB // 8
+    assert total_host_bytes(small) == GIB
+
+
+def test_a_container_that_is_full_has_nothing(tmp_path: Path) -> None:
+    assert free_host_bytes(group(tmp_path, limit=str(GIB), used=GIB + 1)) == 0
+
+
+def test_without_a_limit_the_machine_counts(tmp_path: Path) -> None:
+    alone = total_host_bytes(tmp_path)
+
+    assert alone is not None
+    assert total_host_bytes(group(tmp_path, limit="max")) == alone
+    assert total_host_bytes(group(tmp_path, limit=str(2**62))) == alone
+    free = free_host_bytes(tmp_path)
+    assert free is not None
+    assert 0 < free < alone
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported", True),
+        ("could not create a primitive", True),
+        ("could not create a primitive descriptor for a matmul primitive", False),
+        ("CUDA error: an illegal memory access was encountered", False),
+        ("shape mismatch", False),
+    ],
+)
+def test_a_shortage_is_known_by_its_words(text: str, is_one: bool) -> None:
+    assert tells_shortage(text) is is_one

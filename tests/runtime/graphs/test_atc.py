@@ -1,0 +1,331 @@
+"""The command lines of ATC, its runs (of the stand-in in tests/fakes), and what stays behind."""
+
+import dataclasses
+import os
+import shutil
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from llama_adapter.runtime.graphs.atc import AtcRequest, command, make_om, plan
+from llama_adapter.runtime.graphs.card import METADATA_KEY, EncoderCard
+from llama_adapter.runtime.graphs.graph import read_graph
+from llama_adapter.runtime.graphs.sidecar import file_sha256, read_sidecar, sidecar_path
+from llama_adapter.runtime.graphs.toolkit import find_atc
+from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.errors import EncoderError
+from tests.fakes.om_format import read_fake_om
+
+FAKES = Path(__file__).resolve().parents[2] / "fakes"
+CARD = EncoderCard(
+    name="tiny",
+    vision=VisionConfig(
+        clip=ClipConfig(image_size=4, patch_size=2, width=4, num_layers=1, num_heads=1, output_dim=4),
+        query=QueryConfig(num_queries=2, width=4, depth=1, num_heads=1, mlp_dim=4, output_dim=3),
+    ),
+    dtype="float16",
+    opset=18,
+    fingerprint={"clip": "00", "query": "11"},
+)
+
+
+def write_onnx(
+    path: Path,
+    *,
+    operator: str = "Relu",
+    dtype: int = TensorProto.FLOAT16,
+    card: bool = True,
+    shape: tuple[Any, ...] = ("batch", 4, 4, 3),
+) -> Path:
+    graph = helper.make_graph(
+        [helper.make_node(operator, ["input"], ["output"])],
+        "test",
+        [helper.make_tensor_value_info("input", dtype, shape)],
+        [helper.make_tensor_value_info("output", dtype, shape)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    if card:
+        told = dataclasses.replace(CARD, dtype="float16" if dtype == TensorProto.FLOAT16 else "float32")
+        helper.set_model_props(model, {METADATA_KEY: told.to_json()})
+    onnx.save(model, path)
+    return path
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write_onnx(tmp_path / "clip.onnx")
+
+
+@pytest.fixture
+def atc(monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PATH", os.pathsep.join((str(FAKES), str(Path(sys.executable).parent), os.environ["PATH"])))
+    return find_atc()
+
+
+def planned(file: Path, out: Path, **settings: Any) -> list[AtcRequest]:
+    settings = {"batch_sizes": (4, 1), "gears": False, "soc_version": "Ascend310P3", **settings}
+    return plan(read_graph(file), file, out, **settings)
+
+
+def script(folder: Path, text: str) -> Path:
+    """An ATC that does what `text` says."""
+    path = folder / "atc"
+    path.write_text(f"#!/bin/sh\nfor flag; do case $flag in --output=*) out=${{flag#*=}};; esac; done\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_each_batch_size_gets_an_om_of_its_own(file: Path) -> None:
+    first, second = planned(file, Path("out/encoder"))
+
+    assert (first.output, second.output) == (Path("out/encoder_bs1.om"), Path("out/encoder_bs4.om"))
+    assert command(second) == [
+        "--framework=5",
+        f"--model={file}",
+        "--output=out/encoder_bs4",
+        "--input_format=ND",
+        "--input_shape=input:4,4,4,3",
+        "--output_type=FP16",
+        "--soc_version=Ascend310P3",
+        "--precision_mode_v2=mixed_float16",
+        "--log=error",
+    ]
+
+
+def test_gears_share_one_om(file: Path) -> None:
+    settings: dict[str, Any] = {"precision_mode": "force_fp16", "log_level": "info", "extra": ("--x=1", "--y=2")}
+    (request,) = planned(file, Path("out/v1.2.om"), gears=True, **settings)
+
+    assert request.output == Path("out/v1.2.om")
+    assert command(request) == [
+        "--framework=5",
+        f"--model={file}",
+        "--output=out/v1.2",
+        "--input_format=ND",
+        "--input_shape=input:-1,4,4,3",
+        "--dynamic_batch_size=1,4",
+        "--output_type=FP16",
+        "--soc_version=Ascend310P3",
+        "--precision_mode=force_fp16",
+        "--log=info",
+        "--x=1",
+        "--y=2",
+    ]
+
+
+def test_a_float32_graph_gives_float32(tmp_path: Path) -> None:
+    file = write_onnx(tmp_path / "clip.onnx", dtype=TensorProto.FLOAT)
+
+    assert "--output_type=FP32" in command(planned(file, Path("clip"))[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"batch_sizes": ()}, "batch_sizes"),
+        ({"batch_sizes": (0, 1)}, "batch_sizes"),
+        ({"batch_sizes": (1, 4096)}, "batch_sizes"),
+        ({"batch_sizes": (4, 4), "gears": True}, "2 to 100"),
+        ({"batch_sizes": range(1, 102), "gears": True}, "2 to 100"),
+        ({"precision_mode": "best"}, "mixed_float16"),
+        ({"log_level": "loud"}, "log_level"),
+        ({"soc_version": ""}, "such as Ascend310P3, got ''"),
+        ({"soc_version": "310P3"}, "such as Ascend310P3, got '310P3'"),
+    ],
+)
+def test_what_atc_refuses_is_refused_before_it_runs(file: Path, settings: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        planned(file, Path("clip"), **settings)
+
+
+@pytest.mark.parametrize("gears", [False, True])
+def test_an_om_is_put_in_place_with_its_sidecar(file: Path, atc: Path, tmp_path: Path, gears: bool) -> None:
+    request = planned(file, tmp_path / "made" / "encoder", gears=gears)[0]
+
+    made = make_om(request, atc=atc, graph=read_graph(file))
+
+    header, content = read_fake_om(made)
+    sidecar = read_sidecar(made)
+    assert sorted(path.name for path in made.parent.iterdir()) == [made.name, made.name + ".json"]
+    assert stat.S_IMODE(made.stat().st_mode) == 0o640
+    assert header["batch_sizes"] == ([1, 4] if gears else [1])
+    assert content == file.read_bytes()
+    assert sidecar is not None
+    assert sidecar.card == CARD
+    assert (sidecar.batch_sizes, sidecar.has_gears) == (((1, 4), True) if gears else ((1,), False))
+    assert (sidecar.sha256, sidecar.onnx_sha256) == (file_sha256(made), file_sha256(file))
+    assert (sidecar.input.dtype, sidecar.input.layout) == ("float16", "NHWC")
+    assert sidecar.input.shape == tuple(header["input"]["shape"]) == (-1 if gears else 1, 4, 4, 3)
+    assert (sidecar.soc_version, sidecar.precision_mode) == ("Ascend310P3", "mixed_float16")
+
+
+def test_names_may_be_relative(file: Path, atc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    made = make_om(planned(Path("clip.onnx"), Path("encoder"))[0], atc=atc, graph=read_graph(file))
+
+    assert made == tmp_path / "encoder_bs1.om"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["clip.onnx", "encoder_bs1.om", "encoder_bs1.om.json"]
+
+
+def test_the_name_of_a_model_that_the_host_schedules_is_found(file: Path, tmp_path: Path) -> None:
+    atc = script(tmp_path, 'echo om > "${out}_linux_aarch64.om"')
+
+    made = make_om(planned(file, tmp_path / "made" / "clip")[0], atc=atc, graph=read_graph(file))
+
+    assert made.name == "clip_bs1.om"
+    assert made.read_text() == "om\n"
+
+
+@pytest.mark.parametrize("gears", [False, True])
+def test_an_onnx_of_others_gets_a_sidecar_without_a_card_in_place_of_an_old_one(
+    atc: Path, tmp_path: Path, gears: bool
+) -> None:
+    file = write_onnx(tmp_path / "clip.onnx", card=False)
+    request = planned(file, tmp_path / "clip", gears=gears)[0]
+    sidecar_path(request.output).write_text("of an older OM")
+
+    make_om(request, atc=atc, graph=read_graph(file))
+
+    sidecar = read_sidecar(request.output)
+    assert sidecar is not None
+    assert (sidecar.card, sidecar.has_gears) == (None, gears)
+    assert sidecar.batch_sizes == request.batch_sizes
+
+
+def test_the_input_is_what_a_further_flag_makes_of_it(atc: Path, tmp_path: Path) -> None:
+    file = write_onnx(tmp_path / "clip.onnx", dtype=TensorProto.FLOAT)
+    request = planned(file, tmp_path / "clip", extra=("--input_fp16_nodes=input",))[0]
+
+    header, _ = read_fake_om(make_om(request, atc=atc, graph=read_graph(file)))
+
+    sidecar = read_sidecar(request.output)
+    assert sidecar is not None
+    assert sidecar.input.dtype == header["input"]["dtype"] == "float16"
+
+
+def test_the_digest_of_the_onnx_covers_weights_in_a_file_of_their_own(atc: Path, tmp_path: Path) -> None:
+    model = onnx.load(write_onnx(tmp_path / "clip.onnx"))
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(1000, dtype=np.float16), "unused"))
+    file = tmp_path / "external.onnx"
+    onnx.save(model, file, save_as_external_data=True, location="external.onnx.data", size_threshold=0)
+    request = planned(file, tmp_path / "clip")[0]
+
+    def digest() -> str:
+        make_om(request, atc=atc, graph=read_graph(file))
+        sidecar = read_sidecar(request.output)
+        assert sidecar is not None
+        return sidecar.onnx_sha256
+
+    weights = tmp_path / "external.onnx.data"
+    first = digest()
+    assert first == file_sha256(file, weights)
+    weights.write_bytes(weights.read_bytes()[::-1])
+    assert digest() != first
+
+
+def test_a_failure_leaves_what_was_there(file: Path, atc: Path, tmp_path: Path) -> None:
+    request = planned(file, tmp_path / "made" / "clip")[0]
+    make_om(request, atc=atc, graph=read_graph(file))
+    before = {path.name: path.read_bytes() for path in request.output.parent.iterdir()}
+    failing = script(tmp_path, 'echo half > "$out.om"; echo "E19999: Inner Error!"; exit 1')
+
+    with pytest.raises(EncoderError, match="failed inside"):
+        make_om(request, atc=failing, graph=read_graph(file))
+
+    assert {path.name: path.read_bytes() for path in request.output.parent.iterdir()} == before
+
+
+def test_success_without_a_file_is_a_failure(file: Path, tmp_path: Path) -> None:
+    atc = script(tmp_path, "echo ATC run success; touch fusion_result.json")
+
+    with pytest.raises(EncoderError, match=r"left no clip_bs1\.om but fusion_result\.json"):
+        make_om(planned(file, tmp_path / "clip")[0], atc=atc, graph=read_graph(file))
+
+
+def test_an_atc_that_cannot_run_is_told(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(EncoderError, match="cannot be run"):
+        make_om(planned(file, tmp_path / "clip")[0], atc=tmp_path / "none", graph=read_graph(file))
+
+
+def test_a_name_that_the_runtime_refuses_is_told_before_minutes_of_work(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(EncoderError, match="characters that InferSession refuses"):
+        make_om(planned(file, tmp_path / "my clip")[0], atc=tmp_path / "none", graph=read_graph(file))
+
+
+@pytest.mark.parametrize(
+    ("operator", "flags", "said", "hint"),
+    [
+        ("Gelu", {}, "not registered with ATC", "--opset"),
+        ("Relu", {"soc_version": "Ascend310"}, "does not know the chip", "npu-smi"),
+        ("Relu", {"extra": ("--speed=high",)}, "refuses the value of a flag", "--print-command"),
+        ("Relu", {"extra": ("--precision_mode=force_fp16",)}, "refuses the value of a flag", "--print-command"),
+        ("Relu", {"extra": ("--input_shape=input:-1,4,4,3",)}, "free dimension", "export onnx"),
+    ],
+)
+def test_refusals_of_atc_are_explained(
+    tmp_path: Path, atc: Path, operator: str, flags: dict[str, Any], said: str, hint: str
+) -> None:
+    file = write_onnx(tmp_path / "clip.onnx", operator=operator)
+
+    with pytest.raises(EncoderError, match=said) as caught:
+        make_om(planned(file, tmp_path / "clip", **flags)[0], atc=atc, graph=read_graph(file))
+
+    assert hint in caught.value.hint
+    assert "ATC run failed" in caught.value.message  # its own words are shown
+
+
+def test_the_stand_in_takes_flags_in_both_forms(file: Path, atc: Path, tmp_path: Path) -> None:
+    import subprocess
+
+    flags = command(planned(file, tmp_path / "clip", gears=True)[0])
+    apart = [part for flag in flags for part in flag.split("=", 1)]
+    subprocess.run([atc, *apart], check=True, cwd=tmp_path, capture_output=True)
+
+    assert read_fake_om(tmp_path / "clip.om")[0]["has_gears"]
+    assert shutil.which("atc") == str(atc)
+
+
+@pytest.mark.parametrize("shape", [("batch", "height", "width", 3), ("batch", 4, 4, 0)])
+def test_sides_that_are_free_never_reach_atc(tmp_path: Path, shape: tuple[Any, ...]) -> None:
+    file = write_onnx(tmp_path / "clip.onnx", shape=shape, card=False)
+
+    with pytest.raises(EncoderError, match="free in more than its batch") as caught:
+        planned(file, tmp_path / "clip")
+
+    assert "fixed sides" in caught.value.hint
+
+
+def test_while_atc_is_at_work_its_time_is_told_and_its_words_are_kept(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llama_adapter.runtime.graphs.atc._TICK_S", 0.05)
+    told: list[float] = []
+    atc = script(tmp_path, "echo early; sleep 0.5; echo E19999: late; exit 1")
+
+    with pytest.raises(EncoderError, match=r"(?s)failed inside.*early.*late"):
+        make_om(planned(file, tmp_path / "clip")[0], atc=atc, graph=read_graph(file), tick=told.append)
+
+    assert len(told) >= 2
+    assert told == sorted(told)
+
+
+def test_an_interrupt_ends_atc(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llama_adapter.runtime.graphs.atc._TICK_S", 0.05)
+    atc = script(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 60")
+
+    def interrupt(_: float) -> None:
+        if (tmp_path / "pid").exists():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_om(planned(file, tmp_path / "clip")[0], atc=atc, graph=read_graph(file), tick=interrupt)
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)

@@ -1,0 +1,87 @@
+"""Any number of pictures through a few compiled batch sizes: nothing lost, nothing invented, no more calls than pay."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llama_adapter.runtime.graphs.ladder import CALL_OVERHEAD, run_ladder, split
+
+SIZES = st.lists(st.integers(1, 12), min_size=1, max_size=4)
+
+
+@given(num_pictures=st.integers(0, 60), sizes=SIZES)
+def test_every_picture_is_in_one_call_and_only_the_last_call_is_padded(num_pictures: int, sizes: list[int]) -> None:
+    calls = split(num_pictures, sizes)
+
+    assert sum(count for _, count in calls) == num_pictures
+    assert all(size in sizes and 1 <= count <= size for size, count in calls)
+    assert all(size == count for size, count in calls[:-1])
+    assert [size for size, _ in calls] == sorted((size for size, _ in calls), reverse=True)
+
+
+@settings(deadline=None)
+@given(
+    num_pictures=st.integers(1, 9),
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    quarters=st.integers(0, 12),
+)
+def test_no_other_choice_of_calls_is_cheaper(num_pictures: int, sizes: list[int], quarters: int) -> None:
+    overhead = quarters / 4
+    cheapest = min(
+        sum(choice) + overhead * len(choice)
+        for length in range(1, num_pictures + 1)
+        for choice in itertools.combinations_with_replacement(sorted(set(sizes)), length)
+        if sum(choice) >= num_pictures
+    )
+
+    calls = split(num_pictures, sizes, overhead=overhead)
+
+    assert sum(size + overhead for size, _ in calls) == cheapest
+
+
+@pytest.mark.parametrize(
+    ("num_pictures", "calls"),
+    [
+        (1, [(1, 1)]),
+        (3, [(4, 3)]),
+        (5, [(4, 4), (1, 1)]),
+        (8, [(8, 8)]),
+        (21, [(8, 8), (8, 8), (4, 4), (1, 1)]),
+    ],
+)
+def test_padding_is_chosen_where_a_call_costs_more(num_pictures: int, calls: list[tuple[int, int]]) -> None:
+    assert split(num_pictures, (1, 4, 8)) == calls
+    assert CALL_OVERHEAD == 1.0
+
+
+def test_a_graph_for_any_batch_runs_in_one_call() -> None:
+    assert split(17, None) == [(17, 17)]
+
+
+@pytest.mark.parametrize(("num_pictures", "sizes"), [(-1, [1]), (1, []), (1, [0, 4])])
+def test_senseless_numbers_are_refused(num_pictures: int, sizes: list[int]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        split(num_pictures, sizes)
+
+
+@given(num_pictures=st.integers(1, 40), sizes=st.none() | SIZES)
+def test_results_are_those_of_one_call_in_the_same_order(num_pictures: int, sizes: list[int] | None) -> None:
+    pixels = np.arange(num_pictures * 6, dtype=np.uint8).reshape(num_pictures, 2, 3)[:, ::-1]
+    seen = []
+
+    def run(batch: np.ndarray) -> np.ndarray:
+        assert batch.flags.c_contiguous
+        seen.append(len(batch))
+        return batch.astype(np.float32) * 2
+
+    assert np.array_equal(run_ladder(pixels, sizes, run), pixels.astype(np.float32) * 2)
+    assert sizes is None or set(seen) <= set(sizes)
+
+
+def test_padding_repeats_a_real_picture() -> None:
+    seen = []
+    run_ladder(np.array([[7], [9]], dtype=np.uint8), [4], lambda batch: seen.append(batch.copy()) or batch)
+    assert seen[0].tolist() == [[7], [9], [9], [9]]

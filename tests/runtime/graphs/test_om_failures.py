@@ -1,0 +1,419 @@
+"""What a user reads when an OM cannot be used: a sentence naming model, wanted and given, and what to do next."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llama_adapter.runtime.graphs.acl_codes import KINDS, NAMES, CodeKind, find_code
+from llama_adapter.runtime.graphs.om_failures import import_failed, opening_failed, running_failed
+from llama_adapter.runtime.graphs.sidecar import sidecar_path
+from llama_adapter.vision.backends.om import OmVisionBackend
+from llama_adapter.vision.errors import EncoderError
+from tests.fakes.exported import make_om, sample_pixels
+
+pytestmark = pytest.mark.slow
+
+
+def refusal(path: Path, *, device_id: int = 0) -> EncoderError:
+    with pytest.raises(EncoderError) as caught:
+        OmVisionBackend(path, device_id=device_id)
+    assert str(path) in caught.value.message
+    assert caught.value.hint
+    return caught.value
+
+
+@pytest.fixture
+def om(tmp_path: Path) -> Path:
+    return make_om(tmp_path / "clip.om", [1, 4])
+
+
+# The installation
+
+
+def test_without_ais_bench_it_says_where_to_get_it(install: Callable[..., None], om: Path) -> None:
+    install()
+    with pytest.raises(EncoderError) as caught:
+        OmVisionBackend(om)
+    assert caught.value.message == "Running an OM file needs ais_bench, which is not installed"
+    assert "neither part is on PyPI" in caught.value.hint
+
+
+def test_the_other_package_of_that_name_is_told_apart(install: Callable[..., None], om: Path) -> None:
+    install("clash")
+    with pytest.raises(EncoderError, match=r"not Ascend's: it has no `ais_bench\.infer`") as caught:
+        OmVisionBackend(om)
+    assert "ais-bench-benchmark" in caught.value.hint
+    assert "uninstall" in caught.value.hint
+
+
+def test_half_an_ais_bench_is_told(install: Callable[..., None], om: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    install("2024")
+    session = shutil.copy(Path(__file__).parents[2] / "fakes/ais_bench/aclruntime/ais_bench_session.py", tmp_path)
+    monkeypatch.syspath_prepend(str(Path(session).parent))
+    with pytest.raises(EncoderError, match="its other part, aclruntime, is not") as caught:
+        OmVisionBackend(om)
+    assert "for another Python" in caught.value.message
+    assert "set_env.sh" in caught.value.hint
+
+
+def test_without_cann_it_says_to_source_its_settings(install: Callable[..., None], om: Path) -> None:
+    install("2024", "aclruntime", "no_cann")
+    with pytest.raises(EncoderError, match=r"CANN's libraries are not found: libascendcl\.so") as caught:
+        OmVisionBackend(om)
+    assert "source <CANN>/set_env.sh" in caught.value.hint
+    assert "--vision onnx" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence", "hint"),
+    [
+        (
+            ModuleNotFoundError("No module named 'attr'", name="attr"),
+            "ais_bench needs the package attr",
+            "pip install attrs",
+        ),
+        (
+            ModuleNotFoundError("No module named 'utils'", name="utils"),  # on the index there is one, of a stranger
+            "cannot be imported: it finds no module utils",
+            "is incomplete: docs/ascend.md",
+        ),
+        (
+            SystemError("initialization failed"),
+            "cannot be imported: SystemError: initialization failed",
+            "build it again",
+        ),
+        (
+            ImportError("undefined symbol: aclrtSetDeviceSatMode"),
+            "undefined symbol: aclrtSetDeviceSatMode",
+            "this CANN",
+        ),
+    ],
+)
+def test_other_failures_of_the_import_say_what_came(error: Exception, sentence: str, hint: str) -> None:
+    explained = import_failed(error)
+    assert sentence in explained.message
+    assert hint in explained.hint
+
+
+def test_what_the_import_printed_is_in_the_message(install: Callable[..., None], om: Path, tmp_path: Path) -> None:
+    package = tmp_path / "broken" / "ais_bench" / "infer"
+    package.mkdir(parents=True)
+    (package / "interface.py").write_text(
+        "import os\nos.write(1, b'[ERROR] driver too old')\nraise SystemError('init')\n"
+    )
+    install()
+    sys.path.insert(0, str(tmp_path / "broken"))
+    try:
+        with pytest.raises(EncoderError) as caught:
+            OmVisionBackend(om)
+    finally:
+        sys.path.remove(str(tmp_path / "broken"))
+    assert caught.value.message.endswith("SystemError: init. It said: [ERROR] driver too old")
+
+
+# Codes: what each says, whether the file is being opened or run
+
+SENTENCES: dict[CodeKind, str] = {
+    "memory": "the memory of device 3 is not enough",
+    "device": "the device 3 cannot be opened",
+    "context": "its context on the device is gone",
+    "parameter": "ACL refused a value that ais_bench gave it",
+    "file": "it is damaged, was made for another chip",
+    "batch": "the batch size is none that it was compiled for",
+    "execution": "it failed on device 3",
+}
+
+
+@pytest.mark.parametrize("code", KINDS)
+def test_a_code_is_told_by_its_meaning_and_its_name(code: int) -> None:
+    error = RuntimeError(f"[{code}][Error code unknown] ")
+    opening = opening_failed(error, said="", file="a.om", soc="", device=3)
+    running = running_failed(error, said="", file="a.om", soc="", device=3, wanted="these", given="those")
+    for explained in (opening, running):
+        assert f": {SENTENCES[KINDS[code]]}" in explained.message
+        assert f"({code} is {NAMES[code]})" in explained.message
+        assert explained.hint
+    others = [text for kind, text in SENTENCES.items() if kind != KINDS[code]]
+    assert not any(text in explained.message for text in others for explained in (opening, running))
+
+
+def test_memory_and_context_are_these_codes_only() -> None:
+    """Bad parameters, unknown devices and such were once told as either."""
+    assert {code for code, kind in KINDS.items() if kind == "memory"} == {200000, 207001, 207018, 245000}
+    assert {code for code, kind in KINDS.items() if kind == "context"} == {107002, 107003}
+    assert [KINDS[code] for code in (100000, 107000, 107001, 507033)] == ["parameter", "parameter", "device", "device"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("[507033][Error code unknown] ", 507033),
+        ("acl execute failed:507011", 507011),
+        ("aclrtMalloc failed, ret 207001", 207001),
+        ("ret=107002", 107002),
+        ("[ERROR] error code is 207001", 207001),
+        ("ret[100000]", 100000),
+        ("[1][ACL: invalid parameter] | [ERROR] acl execute failed:1 | ret 207001", 207001),
+        ("in size:100000 needsize:200000 not match", None),
+        ("given float16 (1, 224, 224, 3) of 200000 bytes", None),
+        ("[999999][Error code unknown] ", None),
+        ("load model /models/507033.om failed", None),
+    ],
+)
+def test_codes_are_told_from_other_numbers(words: str, code: int | None) -> None:
+    assert find_code(words) == code
+
+
+def test_a_code_that_nobody_knows_is_shown_as_it_came() -> None:
+    error = RuntimeError("[999999][Error code unknown] ")
+    explained = opening_failed(error, said="", file="a.om", soc="", device=0)
+    assert explained.message == "ais_bench cannot load `a.om`. It said: [999999][Error code unknown]"
+
+
+# The file
+
+
+def test_a_file_made_for_another_chip_names_both_places_to_look(
+    acl: Any, om: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SOC", "Ascend910B3")
+    error = refusal(om)
+    assert "(made for Ascend310P3): it is damaged, was made for another chip" in error.message
+    assert "[1][ACL: invalid parameter] |" in error.message
+    assert "the device is Ascend910B3" in error.message  # what stood on stdout only
+    assert "llama-adapter export om --soc-version" in error.hint
+    assert "npu-smi info" in error.hint
+
+
+def test_a_damaged_file_is_told(acl: Any, tmp_path: Path) -> None:
+    corrupt = tmp_path / "corrupt.om"
+    corrupt.write_bytes(b"noise")
+    corrupt.chmod(0o640)
+    error = refusal(corrupt)
+    assert "it is damaged" in error.message
+    assert "magic number" in error.message
+
+
+def test_a_device_that_cannot_be_opened_is_named(acl: Any, om: Path) -> None:
+    error = refusal(om, device_id=3)
+    assert "the device 3 cannot be opened" in error.message
+    assert "[507033]" in error.message
+    assert "ASCEND_RT_VISIBLE_DEVICES" in error.hint
+    assert "HwHiAiUser" in error.hint
+    assert "--encoder-device N" in error.hint
+
+
+def test_a_link_is_refused_before_ais_bench_sees_it(acl: Any, om: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.om"
+    link.symlink_to(om)
+    assert "symbolic link" in refusal(link).message
+    assert acl.RECORD.loaded == 0
+
+
+@pytest.mark.parametrize("mode", [0o660, 0o606])
+def test_a_file_that_others_may_write_is_refused_with_the_command_for_it(acl: Any, om: Path, mode: int) -> None:
+    om.chmod(mode)
+    error = refusal(om)
+    assert "written by others" in error.message
+    assert error.hint.startswith("chmod 640")
+
+
+def test_a_path_of_other_characters_is_refused(acl: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "my models"
+    folder.mkdir()
+    assert "has characters that InferSession refuses" in refusal(make_om(folder / "clip.om", [1])).message
+
+
+def test_a_missing_file_and_a_folder_without_any_are_told_apart(acl: Any, tmp_path: Path) -> None:
+    assert "does not exist" in refusal(tmp_path / "none.om").message
+    assert "holds no .om file" in refusal(tmp_path).message
+
+
+def test_the_side_car_of_another_file_is_noticed_by_its_digest(acl: Any, om: Path) -> None:
+    with open(om, "ab") as file:
+        file.write(b"\n")
+    error = refusal(om)
+    assert "the digests differ" in error.message
+    assert acl.RECORD.loaded == 0
+
+
+def test_gears_without_a_side_car_are_refused_and_it_is_asked_for(acl: Any, om: Path) -> None:
+    sidecar_path(om).unlink()
+    error = refusal(om)
+    assert "`clip.om.json`" in error.message
+    assert "several batch sizes (gears)" in error.message
+    assert acl.RECORD.freed == 1
+
+
+def test_a_side_car_with_other_gears_is_noticed_by_the_bytes(acl: Any, om: Path, tmp_path: Path) -> None:
+    other = make_om(tmp_path / "other.om", [1, 8])
+    text = sidecar_path(other).read_text()
+    own = sidecar_path(om).read_text()
+    digest = own[own.index('"sha256"') :].split('"')[3]
+    foreign = text[text.index('"sha256"') :].split('"')[3]
+    sidecar_path(om).write_text(text.replace(foreign, digest))
+    assert "is not the batch 1, 8 that was to be expected" in refusal(om).message
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"dtype": "float32"}, "float32 (2, 224, 224, 3)"), ({"shape": [-1, 224, 224, 3]}, "float16 (any, 224, 224, 3)")],
+)
+def test_a_side_car_that_tells_of_another_input_is_refused(
+    acl: Any, change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    om = make_om(tmp_path / "clip.om", [2])
+    values = json.loads(sidecar_path(om).read_text())
+    values["input"] |= change
+    sidecar_path(om).write_text(json.dumps(values))
+
+    error = refusal(om)
+
+    assert f"takes float16 (2, 224, 224, 3), and its side-car says that it takes {said}" in error.message
+    assert acl.RECORD.freed == 1
+
+
+def test_a_file_that_cannot_be_described_is_told_with_what_was_printed(
+    acl: Any, om: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Any) -> None:
+        acl.say("ERROR", "get input desc failed")
+        raise acl.failure(-1)
+
+    monkeypatch.setattr(acl.InferenceSession, "get_inputs", fail)
+
+    error = refusal(om)
+
+    assert "cannot load" in error.message
+    assert "[ERROR] get input desc failed" in error.message
+    assert acl.RECORD.freed == 1
+
+
+def test_an_unloading_that_fails_is_logged(
+    acl: Any, om: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: Any) -> None:
+        acl.say("ERROR", "unload model failed")
+        raise acl.failure(-1)
+
+    backend = OmVisionBackend(om)
+    monkeypatch.setattr(acl.InferenceSession, "free_resource", fail)
+    backend.close()
+
+    assert f"cannot unload `{om}`" in caplog.text
+    assert "unload model failed" in caplog.text
+
+
+@pytest.mark.parametrize("sidecar", [True, False])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"shape": [2, 3, 224, 224]}, "takes float16 (2, 3, 224, 224), and pictures are given as (B, S, S, 3): colour"),
+        ({"dtype": "uint8"}, "takes pixels of uint8, and an encoder is wanted that takes float32 or float16"),
+        ({"dtype": "int8"}, "takes pixels of int8"),
+        ({"shape": [2, 224, 224, 3, 1]}, "takes float16 (2, 224, 224, 3, 1)"),
+    ],
+)
+def test_another_layout_or_type_is_refused_even_where_the_bytes_are_equal(
+    acl: Any, changes: dict[str, Any], words: str, sidecar: bool, tmp_path: Path
+) -> None:
+    error = refusal(make_om(tmp_path / "clip.om", [2], sidecar=sidecar, input=changes))
+    assert words in error.message
+    assert ("AIPP" in error.hint) == (changes.get("dtype") == "uint8")
+    assert acl.RECORD.calls[-1][1] == "free"
+
+
+def test_an_output_that_is_no_visual_query_is_refused(acl: Any, tmp_path: Path) -> None:
+    assert "gives float16 (1, 1920)" in refusal(make_om(tmp_path / "a.om", [1], output={"shape": [1, 1920]})).message
+    assert "its graph makes (9, 192)" in refusal(make_om(tmp_path / "b.om", [1], output={"shape": [1, 9, 192]})).message
+
+
+def test_files_of_two_encoders_or_of_one_batch_size_do_not_go_together(acl: Any, tmp_path: Path) -> None:
+    make_om(tmp_path / "a.om", [1])
+    make_om(tmp_path / "b.om", [1])
+    assert "has two files for a batch of 1" in refusal(tmp_path).message
+    make_om(tmp_path / "b.om", [4], sidecar=False)
+    sidecar_path(tmp_path / "b.om").unlink()
+    assert "are not of one encoder" in refusal(tmp_path).message
+    assert acl.RECORD.loaded == acl.RECORD.freed == 4
+
+
+# The call
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [
+        np.zeros((1, 3, 224, 224), dtype=np.uint8),
+        np.zeros((1, 224, 224, 3), dtype=np.float16),
+        np.zeros((0, 224, 224, 3), dtype=np.uint8),
+    ],
+)
+def test_pixels_of_another_form_never_reach_the_device(acl: Any, om: Path, pixels: np.ndarray) -> None:
+    backend = OmVisionBackend(om)
+    with pytest.raises(EncoderError, match=r"encodes pictures of uint8 \(B, 224, 224, 3\)"):
+        backend.encode(pixels)
+    assert acl.RECORD.calls == []
+    backend.close()
+
+
+def test_a_failure_on_the_device_names_model_wanted_and_given(
+    acl: Any, om: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = OmVisionBackend(om)
+    monkeypatch.setenv("FAKE_FAIL", "execute")
+    with pytest.raises(EncoderError) as caught:
+        backend.encode(sample_pixels()[:3])
+    assert (
+        f"cannot run `{om}` (made for Ascend310P3), which takes float16 (any, 224, 224, 3) of batch 1, 4 and was given "
+        "float16 (4, 224, 224, 3) of 1,204,224 bytes: it failed on device 0." in caught.value.message
+    )
+    assert "[ERROR] acl execute failed:1" in caught.value.message
+    assert "~/ascend/log" in caught.value.hint
+    monkeypatch.delenv("FAKE_FAIL")
+    assert len(backend.encode(sample_pixels()[:3])) == 3  # and it can go on
+    backend.close()
+
+
+def test_a_context_that_was_taken_away_is_told(acl: Any, om: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = OmVisionBackend(om)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("[107002][Error code unknown] ")
+
+    monkeypatch.setattr(backend._sessions[0]._session, "infer", fail)
+    with pytest.raises(EncoderError, match="something reset the device in this process") as caught:
+        backend.encode(sample_pixels()[:1])
+    assert "process of its own" in caught.value.hint
+    backend.close()
+
+
+def test_memory_that_is_short_is_told(acl: Any, om: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        acl.say("ACL ERROR", "EL0004: Failed to allocate memory.")
+        raise acl.failure(1)
+
+    monkeypatch.setattr(acl, "InferenceSession", fail)
+    assert "the memory of device 0 is not enough" in refusal(om).message
+
+
+def test_a_closed_backend_says_so(acl: Any, om: Path) -> None:
+    backend = OmVisionBackend(om)
+    backend.close()
+    with pytest.raises(EncoderError, match="was closed"):
+        backend.encode(sample_pixels()[:1])
+
+
+def test_a_file_of_a_stranger_is_refused_in_new_releases(acl: Any, om: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("giving a file away needs root")
+    os.chown(om, 12345, 12345)
+    if acl.GENERATION >= 2024:
+        refusal(om)

@@ -1,0 +1,257 @@
+"""Side-cars survive their way to the disk, and OM files that the runtime would refuse are told with the reason."""
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llama_adapter.runtime.graphs import sidecar as module
+from llama_adapter.runtime.graphs.card import EncoderCard
+from llama_adapter.runtime.graphs.sidecar import (
+    OmInput,
+    OmSidecar,
+    check_om_file,
+    file_sha256,
+    read_sidecar,
+    sidecar_path,
+    write_sidecar,
+)
+from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.errors import EncoderError
+
+SIDECAR = OmSidecar(
+    card=EncoderCard(
+        name="tiny",
+        vision=VisionConfig(
+            clip=ClipConfig(image_size=4, patch_size=2, width=4, num_layers=1, num_heads=1, output_dim=4),
+            query=QueryConfig(num_queries=2, width=4, depth=1, num_heads=1, mlp_dim=4, output_dim=3),
+            channel_order="bgr",
+        ),
+        dtype="float16",
+        opset=18,
+        fingerprint={"clip": "00", "query": "11"},
+    ),
+    input=OmInput(dtype="float16", shape=(-1, 4, 4, 3)),
+    batch_sizes=(1, 4),
+    has_gears=True,
+    soc_version="Ascend310P3",
+    precision_mode="mixed_float16",
+    sha256="aa",
+    onnx_sha256="bb",
+)
+
+
+PYTHON = re.compile(r"NoneType|__init__|object has|argument|subscript|'(dict|list|int|str)'|codec|recursion")
+
+
+@pytest.fixture
+def om(tmp_path: Path) -> Path:
+    path = tmp_path / "clip.om"
+    path.write_bytes(b"om")
+    path.chmod(0o640)
+    return path
+
+
+def test_a_sidecar_survives_its_way_to_the_disk(om: Path) -> None:
+    assert read_sidecar(om) is None
+
+    path = write_sidecar(om, SIDECAR)
+
+    assert path == sidecar_path(om) == om.with_name("clip.om.json")
+    assert read_sidecar(om) == SIDECAR
+    assert sorted(file.name for file in om.parent.iterdir()) == ["clip.om", "clip.om.json"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 1},
+        {"batch_sizes": []},
+        {"batch_sizes": "1,2"},
+        {"batch_sizes": [4, 1]},
+        {"batch_sizes": None},
+        {"has_gears": "yes"},
+        {"has_gears": False},
+        {"sha256": 3},
+        {"card": {}},
+        {"input": None},
+        {"input": {"dtype": "float16", "shape": [-1, 4, 4, 3]}},
+        {"input": {"dtype": "float16", "shape": [-1, 4, 4, 3], "layout": "NCHW"}},
+        {"input": {"dtype": "float16", "shape": [-1, 4, 4, "3"], "layout": "NHWC"}},
+        {"input": {"dtype": 1, "shape": [-1, 4, 4, 3], "layout": "NHWC"}},
+        {"unknown": "value"},
+        {"sha256": None},
+        {"card": []},
+        {"card": {"version": 1}},
+        {"card": {"version": [1]}},
+        {"input": {"dtype": "float16", "shape": 4, "layout": "NHWC"}},
+        {"version": None},
+        {"version": {"a": 1}},
+    ],
+)
+def test_a_damaged_sidecar_is_told_with_its_name(om: Path, change: dict[str, Any]) -> None:
+    sidecar_path(om).write_text(json.dumps(json.loads(SIDECAR.to_json()) | change))
+
+    with pytest.raises(EncoderError, match=r"clip\.om\.json") as caught:
+        read_sidecar(om)
+
+    assert "export" in caught.value.hint
+    assert not PYTHON.search(caught.value.message)
+
+
+def test_an_encoder_that_was_not_exported_here_has_a_sidecar_without_a_card(om: Path) -> None:
+    foreign = dataclasses.replace(SIDECAR, card=None)
+
+    write_sidecar(om, foreign)
+
+    assert json.loads(sidecar_path(om).read_text())["card"] is None
+    assert read_sidecar(om) == foreign
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout"), [((1, 4, 4, 3), "NHWC"), ((-1, 3, 4, 4), "NCHW"), ((1, 4, 4, 4), "ND"), ((1, 48), "ND")]
+)
+def test_the_layout_is_in_the_file_by_name(om: Path, shape: tuple[int, ...], layout: str) -> None:
+    write_sidecar(om, dataclasses.replace(SIDECAR, input=OmInput(dtype="float32", shape=shape)))
+
+    written = json.loads(sidecar_path(om).read_text())["input"]
+
+    assert written == {"dtype": "float32", "layout": layout, "shape": list(shape)}
+
+
+def test_the_digest_of_several_files_is_that_of_all_their_bytes(tmp_path: Path) -> None:
+    for name, content in (("a", b"one"), ("b", b"two"), ("c", b"onetwo")):
+        (tmp_path / name).write_bytes(content)
+
+    assert file_sha256(tmp_path / "a", tmp_path / "b") == file_sha256(tmp_path / "c") != file_sha256(tmp_path / "a")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"\xff", b"[" * 100_000, b"{}", b"9" * 5000])
+def test_what_is_no_sidecar_is_told(om: Path, content: bytes) -> None:
+    sidecar_path(om).write_bytes(content)
+
+    with pytest.raises(EncoderError, match=r"clip\.om\.json") as caught:
+        read_sidecar(om)
+
+    assert not re.search("codec|recursion|digit", caught.value.message)
+
+
+def test_every_field_of_a_card_and_of_a_sidecar_is_refused_in_words_where_it_is_of_another_type(om: Path) -> None:
+    told = 0
+    for path in places(json.loads(SIDECAR.to_json())):
+        for odd in (None, 3.5, "odd", [1], {"odd": 1}, True, 10**4000):
+            values = json.loads(SIDECAR.to_json())
+            holder = values
+            for step in path[:-1]:
+                holder = holder[step]
+            if type(holder[path[-1]]) is type(odd) or (path == ("card",) and odd is None):
+                continue
+            holder[path[-1]] = odd
+            sidecar_path(om).write_text(json.dumps(values))
+            with pytest.raises(EncoderError) as caught:
+                read_sidecar(om)
+            assert not PYTHON.search(caught.value.message), caught.value.message
+            told += 1
+    assert told > 100
+
+
+def places(values: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where the values of a JSON document are, those inside of others too."""
+    for key, value in values.items() if isinstance(values, dict) else enumerate(values):
+        yield (*path, key)
+        if isinstance(value, dict | list):
+            yield from places(value, (*path, key))
+
+
+@pytest.mark.parametrize("change", [{"batch_sizes": (0,)}, {"batch_sizes": (2, 1)}, {"has_gears": False}])
+def test_impossible_batch_sizes_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"batch[_ ]size"):
+        dataclasses.replace(SIDECAR, **change)
+
+
+def test_a_usual_file_is_fine(om: Path) -> None:
+    check_om_file(om)
+    om.chmod(0o600)
+    check_om_file(om)
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(EncoderError, match="does not exist"):
+        check_om_file(tmp_path / "clip.om")
+
+
+def test_a_link_is_refused(om: Path) -> None:
+    link = om.with_name("link.om")
+    link.symlink_to(om)
+
+    with pytest.raises(EncoderError, match="symbolic link"):
+        check_om_file(link)
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder.om").mkdir()
+
+    with pytest.raises(EncoderError, match="no regular file"):
+        check_om_file(tmp_path / "folder.om")
+
+
+@pytest.mark.parametrize("mode", [0o660, 0o602, 0o777])
+def test_a_file_that_others_may_write_is_refused(om: Path, mode: int) -> None:
+    om.chmod(mode)
+
+    with pytest.raises(EncoderError, match="can be written by others") as caught:
+        check_om_file(om)
+
+    assert "chmod 640" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["my clip.om", "clip+.om", "clip\u00e9.om", "c@.om"])
+def test_illegal_characters_are_refused_and_shown(tmp_path: Path, name: str) -> None:
+    with pytest.raises(EncoderError, match="has characters that InferSession refuses"):
+        check_om_file(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["clip.om.bak", "clip", "clip.OM"])
+def test_another_suffix_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(EncoderError, match=r"does not end in \.om"):
+        check_om_file(tmp_path / name)
+
+
+def test_too_long_a_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EncoderError, match="too long"):
+        check_om_file(tmp_path / ("x" * 300 + ".om"))
+
+
+def test_an_empty_and_a_huge_file_are_refused(om: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_OM_BYTES", 1)
+    with pytest.raises(EncoderError, match="2 bytes"):
+        check_om_file(om)
+
+    om.write_bytes(b"")
+    with pytest.raises(EncoderError, match="is empty"):
+        check_om_file(om)
+
+
+def test_a_strangers_file_is_refused_unless_it_is_of_a_group_of_ours(om: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: om.stat().st_uid + 1)
+    monkeypatch.setattr(os, "getegid", lambda: om.stat().st_gid + 1)
+    monkeypatch.setattr(os, "getgroups", lambda: [])
+    with pytest.raises(EncoderError, match="belongs to a stranger"):
+        check_om_file(om)
+
+    monkeypatch.setattr(os, "getgroups", lambda: [om.stat().st_gid])
+    check_om_file(om)
+
+
+def test_an_onnx_file_is_told_by_its_name_with_both_ways_to_use_it(tmp_path: Path) -> None:
+    with pytest.raises(EncoderError, match="is an ONNX file, where an OM is wanted") as caught:
+        check_om_file(tmp_path / "clip.onnx")
+
+    assert "--vision onnx" in caught.value.hint
+    assert "llama-adapter export om" in caught.value.hint
+    assert "rename" not in caught.value.hint

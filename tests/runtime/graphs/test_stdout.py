@@ -1,0 +1,96 @@
+"""What a library prints below Python is caught; what others print meanwhile is not lost."""
+
+import ctypes
+import logging
+import os
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+
+from llama_adapter.runtime.graphs.stdout import root_logger_kept, stdout_caught
+
+LIBC = ctypes.CDLL(None)
+
+
+def test_c_and_python_are_caught_and_both_ends_are_in_order(capfd: pytest.CaptureFixture[str]) -> None:
+    LIBC.printf(b"before\n")
+    with stdout_caught() as caught:
+        LIBC.printf(b"[INFO] by C\n")
+        os.write(1, b"[INFO] by the system\n")
+    LIBC.printf(b"after\n")
+    LIBC.fflush(None)
+    assert sorted(caught.text.splitlines()) == ["[INFO] by C", "[INFO] by the system"]  # C may buffer
+    assert capfd.readouterr() == ("before\nafter\n", "")
+
+
+def test_warnings_of_the_library_are_logged_and_strangers_lines_reach_stderr(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, logger="llama_adapter.runtime.graphs.stdout"), stdout_caught():
+        os.write(1, b"[INFO] load model success\n[WARN] acl init twice\nsomebody else's line\n")
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("DEBUG", "[INFO] load model success"),
+        ("WARNING", "[WARN] acl init twice"),
+    ]
+    assert capfd.readouterr() == ("", "somebody else's line\n")
+
+
+def test_after_an_error_the_words_are_there_for_its_message(capfd: pytest.CaptureFixture[str]) -> None:
+    words = b"[INFO] fine\n[ACL ERROR] EE1: out of luck.\n  TraceBack\n\n[ERROR] acl execute failed:1\n"
+    with suppress(RuntimeError), stdout_caught() as caught:
+        os.write(1, words)
+        raise RuntimeError
+    assert caught.complaints() == "[ACL ERROR] EE1: out of luck. | TraceBack | [ERROR] acl execute failed:1"
+    assert caught.rest().split() == ["[INFO]", "fine"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_an_errors_message_has_no_room_for_is_passed_on(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    said = ["[ACL ERROR] first", "a stranger", *(f"[ERROR] {number}" for number in range(6))]
+    with (
+        caplog.at_level(logging.WARNING, logger="llama_adapter.runtime.graphs.stdout"),
+        suppress(RuntimeError),
+        stdout_caught() as caught,
+    ):
+        os.write(1, "\n".join(said).encode())
+        raise RuntimeError
+    assert caught.complaints() == " | ".join(said[2:])
+    assert [record.message for record in caplog.records] == said[:1]
+    assert capfd.readouterr() == ("", "a stranger\n")
+
+
+def test_after_an_interrupt_everything_is_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
+    with suppress(KeyboardInterrupt), stdout_caught():
+        os.write(1, b"a stranger\n")
+        raise KeyboardInterrupt
+    assert capfd.readouterr() == ("", "a stranger\n")
+
+
+def test_a_closed_stdout_stays_closed() -> None:
+    code = """
+import os
+from llama_adapter.runtime.graphs.stdout import stdout_caught
+os.close(1)
+with stdout_caught() as caught:
+    pass
+try:
+    os.fstat(1)
+except OSError:
+    os.write(2, b"closed" + caught.text.encode())
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stderr.startswith("closed")
+
+
+def test_a_root_logger_set_up_by_an_import_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = logging.NullHandler()
+    monkeypatch.setattr(logging.root, "handlers", [ours])
+    level = logging.root.level
+    with root_logger_kept():
+        logging.basicConfig(stream=sys.stdout, level=logging.DEBUG, force=True)
+    assert logging.root.level == level
+    assert not any(isinstance(handler, logging.StreamHandler) for handler in logging.root.handlers)

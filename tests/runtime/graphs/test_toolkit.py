@@ -1,0 +1,195 @@
+"""ATC is found where CANN puts it, and chips are named as ATC wants them."""
+
+from pathlib import Path
+
+import pytest
+
+from llama_adapter.runtime.graphs import toolkit
+from llama_adapter.runtime.graphs.toolkit import (
+    Npu,
+    NpuTable,
+    detect_soc_version,
+    find_atc,
+    installed_folders,
+    read_npu_smi,
+    soc_from_board,
+    toolkit_folders,
+)
+from llama_adapter.vision.errors import EncoderError
+
+HEAD = """\
++--------------------------------------------------------------------------------------------------------+
+| npu-smi 23.0.0                                  Version: 23.0.0                                          |
++-------------------------------+-----------------+------------------------------------------------------+
+| NPU     Name                  | Health          | Power(W)     Temp(C)           Hugepages-Usage(page) |
+| Chip    Device                | Bus-Id          | AICore(%)    Memory-Usage(MB)                        |
++===============================+=================+======================================================+
+"""
+INFERENCE = (
+    HEAD
+    + """\
+| 0       310P3                 | OK              | NA           46                0     / 0             |
+| 0       0                     | 0000:01:00.0    | 0            1373 / 21527                            |
++===============================+=================+======================================================+
+| 5       310P3                 | OK              | NA           46                0     / 0             |
+| 0       1                     | 0000:02:00.0    | 0            1373 / 21527                            |
+"""
+)
+TRAINING = (
+    HEAD
+    + """\
+| 2     910B4-1             | OK            | 92.7        47                0    / 0             |
+| 0                         | 0000:C1:00.0  | 0           0    / 0          4169 / 65536         |
++---------------------------+---------------+----------------------------------------------------+
+| NPU     Chip              | Process id    | Process name             | Process memory(MB)      |
++===========================+===============+====================================================+
+| 2       0                 | 31337         | python310                | 310                     |
+"""
+)
+LATER = (
+    HEAD
+    + """\
+| 0     Ascend910           | OK            | 171.8       35                0    / 0             |
+| 0     0                   | 0000:9D:00.0  | 0           0    / 0          3104 / 65536         |
+"""
+)
+BOARD = """\
+        NPU ID                         : 0
+        Chip ID                        : 0
+        Chip Name                      : Ascend910
+        NPU Name                       : 9391
+        Chip Version                   : V1
+"""
+
+
+def npu_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, *, info: str, board: str = "", code: int = 0) -> None:
+    """An `npu-smi` that prints these, alone on PATH but for the shell."""
+    (folder / "info").write_text(info)
+    (folder / "board").write_text(board)
+    program = folder / "npu-smi"
+    program.write_text(
+        f'#!/bin/sh\nif [ "$2" = -t ]; then while read -r x; do echo "$x"; done < "{folder}/board"; '
+        f'else while read -r x; do echo "$x"; done < "{folder}/info"; fi; exit {code}\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/bin:/usr/bin")
+
+
+def names(table: str) -> list[tuple[int, str]]:
+    return [(device.number, device.name) for device in read_npu_smi(table).devices]
+
+
+def test_chips_of_the_table_are_read_and_nothing_else_of_it() -> None:
+    assert names(INFERENCE) == [(0, "310P3"), (5, "310P3")]
+    assert names(TRAINING) == [(2, "910B4-1")]
+    assert names(LATER) == [(0, "Ascend910")]
+    assert names(HEAD) == []
+
+
+def test_a_board_without_a_bus_has_one_chip_all_the_same() -> None:
+    table = HEAD + (
+        "| 0     310B4               | Alarm           | 0.0          51                15    / 15            |\n"
+        "| 0     0                   | NA              | 0            3046 / 7545                             |\n"
+    )
+
+    assert read_npu_smi(table) == NpuTable(driver="23.0.0", devices=(Npu(number=0, name="310B4", health="Alarm"),))
+
+
+def test_other_texts_than_the_table_list_nothing() -> None:
+    assert read_npu_smi("DrvMngGetConsoleLogLevel failed") == NpuTable(driver="", devices=())
+
+
+def test_a_board_says_both_halves_of_the_name_or_nothing() -> None:
+    assert soc_from_board(BOARD) == "Ascend910_9391"
+    assert soc_from_board(BOARD.replace("9391", "NA")) is None
+    assert soc_from_board("") is None
+
+
+@pytest.mark.parametrize(
+    ("info", "soc_version"), [(INFERENCE, "Ascend310P3"), (TRAINING, "Ascend910B4-1"), (LATER, "Ascend910_9391")]
+)
+def test_the_chip_is_named_as_atc_wants_it(
+    info: str, soc_version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    npu_smi(tmp_path, monkeypatch, info=info, board=BOARD)
+
+    assert detect_soc_version() == soc_version
+
+
+@pytest.mark.parametrize(
+    ("info", "code", "said"),
+    [
+        (HEAD, 0, "lists no Ascend chip"),
+        (LATER, 0, "a whole series"),
+        (INFERENCE + "| 7     910B3   | OK   |\n", 0, "several kinds of chips: Ascend310P3, Ascend910B3"),
+        ("DrvMngGetConsoleLogLevel failed\n", 1, "failed: DrvMngGetConsoleLogLevel"),
+    ],
+)
+def test_a_chip_that_cannot_be_told_has_to_be_named(
+    info: str, code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    npu_smi(tmp_path, monkeypatch, info=info, code=code)
+
+    with pytest.raises(EncoderError, match=said) as caught:
+        detect_soc_version()
+
+    assert "--soc-version" in caught.value.hint
+
+
+def test_a_machine_without_chips_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(EncoderError, match="no `npu-smi`"):
+        detect_soc_version()
+
+
+@pytest.mark.parametrize("variable", ["ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_INSTALL_PATH"])
+@pytest.mark.parametrize("place", ["bin", "compiler/bin", "latest/bin", "aarch64-linux/bin"])
+def test_atc_is_found_through_the_environment_of_cann(variable: str, place: str, tmp_path: Path) -> None:
+    atc = tmp_path / place / "atc"
+    atc.parent.mkdir(parents=True)
+    atc.touch(mode=0o755)
+
+    assert find_atc({variable: str(tmp_path), "PATH": ""}) == atc
+
+
+def test_atc_on_path_comes_first(tmp_path: Path) -> None:
+    for folder in ("bin", "other"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "atc").touch(mode=0o755)
+
+    assert find_atc({"ASCEND_HOME_PATH": str(tmp_path), "PATH": str(tmp_path / "other")}) == tmp_path / "other" / "atc"
+
+
+def test_a_machine_without_atc_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolkit, "INSTALL_FOLDERS", ())
+
+    with pytest.raises(EncoderError, match="There is no `atc`") as caught:
+        find_atc({"PATH": ""})
+
+    assert "--print-command" in caught.value.hint
+
+
+def test_toolkits_in_the_usual_folders_are_listed_newest_form_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toolkit, "INSTALL_FOLDERS", ("~/Ascend",))
+    base = tmp_path / "Ascend"
+    for folder in ("ascend-toolkit/latest", "cann-8.5.0", "cann-8.5.1"):
+        (base / folder).mkdir(parents=True)
+    (base / "cann").symlink_to("cann-8.5.1")
+
+    found = [str(folder.relative_to(base)) for folder in installed_folders({"HOME": str(tmp_path)})]
+
+    assert found == ["cann", "cann-8.5.1", "cann-8.5.0", "ascend-toolkit", "ascend-toolkit/latest", "."]
+
+
+def test_the_toolkit_that_the_environment_names_comes_before_the_installed_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toolkit, "INSTALL_FOLDERS", ("~/Ascend",))
+    for folder in ("Ascend/cann", "mine"):
+        (tmp_path / folder).mkdir(parents=True)
+    named = {"HOME": str(tmp_path), "ASCEND_HOME_PATH": str(tmp_path / "mine"), "ASCEND_TOOLKIT_HOME": "/not/there"}
+
+    assert toolkit_folders(named)[:2] == [tmp_path / "mine", tmp_path / "Ascend" / "cann"]

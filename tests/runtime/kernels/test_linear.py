@@ -1,0 +1,297 @@
+"""The kernels' linear layers compute what plain ones do, each row as if it were alone."""
+
+import copy
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from llama_adapter.runtime.devices.backend import CpuBackend
+from llama_adapter.runtime.devices.packed import PackedLinear
+from llama_adapter.runtime.kernels.library import Library, find_library
+from llama_adapter.runtime.kernels.linear import NativeLinear, can_take, install_kernels
+from tests.llm.toys import toy_decoder
+from tests.runtime.kernels.int8_reference import int8_linear
+
+KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.02, torch.int8: 2e-5}
+
+
+@pytest.fixture(name="library", scope="module")
+def library_fixture() -> Library:
+    library = find_library().library
+    if library is None:
+        pytest.skip(find_library().reason)
+    return library
+
+
+@pytest.fixture(autouse=True)
+def keep_the_number_of_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def layer(kind: torch.dtype, *, num_in: int, num_out: int, bias: bool = True, library: Library) -> nn.Linear:
+    if not library.takes(kind):
+        pytest.skip(f"this processor has no kernels for {kind}")
+    torch.manual_seed(num_in + num_out)
+    linear = nn.Linear(num_in, num_out, bias=bias).requires_grad_(False)
+    if kind != torch.int8:
+        return linear.to(kind)
+    scale = linear.weight.abs().amax(dim=1) / 127
+    linear.weight = nn.Parameter((linear.weight / scale[:, None]).round().to(torch.int8), requires_grad=False)
+    linear.register_buffer("weight_scale", scale)
+    return linear
+
+
+def expected(linear: nn.Linear, x: Tensor) -> Tensor:
+    if linear.weight.dtype == torch.int8:
+        return int8_linear(x, linear.weight, linear.get_buffer("weight_scale"), linear.bias)
+    bias = None if linear.bias is None else linear.bias.float()
+    return nn.functional.linear(x.float(), linear.weight.float(), bias).to(x.dtype)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def activations(*shape: int, kind: torch.dtype) -> Tensor:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(7))
+    return x.to(torch.bfloat16) if kind == torch.bfloat16 else x
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "num_out"),
+    [((1, 48), 80), ((5, 48), 64), ((2, 7, 128), 1), ((97, 132), 65), ((200, 300), 200), ((0, 48), 80), ((7, 4), 130)],
+)
+def test_a_layer_equals_the_one_it_is_made_of(
+    kind: torch.dtype, bias: bool, shape: tuple[int, ...], num_out: int, library: Library
+) -> None:
+    linear = layer(kind, num_in=shape[-1], num_out=num_out, bias=bias, library=library)
+    x = activations(*shape, kind=kind)
+
+    ours = NativeLinear(linear, library=library)(x)
+
+    assert ours.dtype == x.dtype
+    torch.testing.assert_close(ours, expected(linear, x), atol=TOLERANCE[kind], rtol=TOLERANCE[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_long_rows_are_summed_in_parts(kind: torch.dtype, library: Library) -> None:
+    linear = layer(kind, num_in=9000, num_out=70, library=library)
+    x = activations(30, 9000, kind=kind)
+
+    ours = NativeLinear(linear, library=library)(x)
+
+    torch.testing.assert_close(ours, expected(linear, x), atol=5e-2 if kind == torch.bfloat16 else 1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("num_in", [768, 9000])
+def test_a_row_has_the_same_bits_alone_and_among_others_and_by_any_number_of_threads(
+    kind: torch.dtype, num_in: int, library: Library
+) -> None:
+    native = NativeLinear(layer(kind, num_in=num_in, num_out=200, library=library), library=library)
+    x = activations(110, num_in, kind=kind)
+    x[3] *= 1000.0  # a neighbour that would spoil a scale shared by the batch
+
+    torch.set_num_threads(1)
+    alone = torch.cat([native(row[None]) for row in x])
+    together = native(x)
+    torch.set_num_threads(3)
+    shared_out = native(x)
+
+    assert torch.equal(alone, together)
+    assert torch.equal(together, shared_out)
+
+
+def test_int8_weights_take_activations_in_bfloat16(library: Library) -> None:
+    linear = layer(torch.int8, num_in=132, num_out=65, library=library)
+    x = activations(9, 132, kind=torch.bfloat16)
+
+    ours = NativeLinear(linear, library=library)(x)
+
+    assert ours.dtype == torch.bfloat16
+    torch.testing.assert_close(ours.float(), expected(linear, x.float()), atol=0.02, rtol=0.01)
+
+
+def test_an_outlier_spoils_its_own_group_of_inputs_only(library: Library) -> None:
+    linear = layer(torch.int8, num_in=1024, num_out=64, bias=False, library=library)
+    exact = linear.weight.float() * linear.get_buffer("weight_scale")[:, None]
+    x = activations(16, 1024, kind=torch.int8)
+    native = NativeLinear(linear, library=library)
+    usual = (native(x) - x @ exact.T).norm() / (x @ exact.T).norm()
+    x[:, 5] *= 30.0
+
+    error = (native(x) - x @ exact.T).norm()
+    # With one scale for the whole row, all eight groups would be as coarse as that one.
+    coarse = (x - ((x / (step := x.abs().amax(dim=1, keepdim=True) / 127)).round() * step)) @ exact.T
+
+    assert error < 0.6 * coarse.norm()
+    assert usual < 0.01
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_in_its_row_and_is_seen(kind: torch.dtype, broken: float, library: Library) -> None:
+    native = NativeLinear(layer(kind, num_in=256, num_out=70, library=library), library=library)
+    x = activations(4, 256, kind=kind)
+    before = native(x)
+    x[2, 100] = broken
+
+    after = native(x)
+
+    assert not after[2].isfinite().any()
+    assert torch.equal(after[[0, 1, 3]], before[[0, 1, 3]])
+
+
+def test_rows_of_zeros_give_the_bias(library: Library) -> None:
+    linear = layer(torch.int8, num_in=128, num_out=70, library=library)
+
+    assert torch.equal(NativeLinear(linear, library=library)(torch.zeros(2, 128)), linear.bias.expand(2, -1))
+
+
+def test_subnormal_activations_do_no_harm(library: Library) -> None:
+    linear = layer(torch.int8, num_in=128, num_out=70, library=library)
+
+    ours = NativeLinear(linear, library=library)(torch.full((1, 128), 1e-41))
+
+    torch.testing.assert_close(ours[0], linear.bias)
+
+
+def test_views_that_are_not_contiguous_are_taken(library: Library) -> None:
+    linear = layer(torch.float32, num_in=48, num_out=80, library=library)
+    x = torch.randn(48, 6).T
+
+    torch.testing.assert_close(NativeLinear(linear, library=library)(x), linear(x), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.zeros(4, 24),
+        torch.zeros(()),
+        torch.zeros(4, 48, dtype=torch.bfloat16),
+        torch.zeros(4, 48, dtype=torch.float64),
+        torch.zeros(4, 48, device="meta"),
+    ],
+    ids=["another width", "no width", "bfloat16", "float64", "elsewhere"],
+)
+def test_what_a_layer_of_float32_cannot_read_is_refused(x: Tensor, library: Library) -> None:
+    native = NativeLinear(layer(torch.float32, num_in=48, num_out=80, library=library), library=library)
+
+    with pytest.raises(RuntimeError, match="48 inputs"):
+        native(x)
+
+
+def test_layers_are_not_copied_together_with_addresses_of_another(library: Library) -> None:
+    native = NativeLinear(layer(torch.float32, num_in=48, num_out=80, library=library), library=library)
+
+    with pytest.raises(ValueError, match="pointers"):
+        copy.deepcopy(native)
+
+
+def test_threads_give_back_their_memory_when_they_end(library: Library) -> None:
+    native = NativeLinear(layer(torch.bfloat16, num_in=4096, num_out=64, library=library), library=library)
+    x = activations(500, 4096, kind=torch.float32)  # 4 MB in bfloat16
+    torch.set_num_threads(1)
+    native(x)
+    before = resident_bytes()
+
+    for _ in range(30):
+        thread = threading.Thread(target=native, args=(x,))
+        thread.start()
+        thread.join()
+
+    assert resident_bytes() - before < 60e6
+
+
+def test_two_callers_at_once_get_the_same_bits(library: Library) -> None:
+    native = NativeLinear(layer(torch.float32, num_in=512, num_out=640, library=library), library=library)
+    x = activations(40, 512, kind=torch.float32)
+    expected_bits = native(x)
+    torch.set_num_threads(3)
+
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda _: native(x), range(200)))
+
+    assert all(torch.equal(result, expected_bits) for result in results)
+
+
+def test_plain_weights_are_let_go_one_by_one(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Sequential(*[nn.Sequential(nn.Linear(48, 48)) for _ in range(5)])
+    kept = [weakref.ref(part[0].weight) for part in module]
+    alive = []
+    monkeypatch.setattr(
+        "llama_adapter.runtime.kernels.linear.NativeLinear",
+        lambda linear, *, library: alive.append(sum(weight() is not None for weight in kept)) or nn.Identity(),
+    )
+
+    install_kernels(module, library=library)
+
+    assert alive == [5, 4, 3, 2, 1]
+
+
+def test_part_of_a_layer_is_a_layer_in_the_same_memory(library: Library) -> None:
+    native = NativeLinear(layer(torch.float32, num_in=48, num_out=192, library=library), library=library)
+    x = torch.randn(3, 48)
+    part, out = native.part(64, 100), torch.empty(3, 100)
+
+    library.linear(ctypes.addressof(part), x.data_ptr(), 0, 3, out.data_ptr(), 1)
+
+    assert torch.equal(out, native(x)[:, 64:164])
+
+
+def test_all_linear_layers_of_a_decoder_are_replaced_and_nothing_else(library: Library) -> None:
+    decoder = toy_decoder()
+    num_linear = sum(isinstance(module, nn.Linear) for module in decoder.modules())
+    embedding = decoder.embedding
+
+    assert install_kernels(decoder, library=library) == num_linear
+    assert not any(isinstance(module, nn.Linear) for module in decoder.modules())
+    assert decoder.embedding is embedding
+
+
+def test_layers_that_the_kernels_do_not_take_stay(library: Library) -> None:
+    odd, half = nn.Linear(6, 4), nn.Linear(8, 4, dtype=torch.float16)
+
+    assert not can_take(odd, activations=torch.float32, library=library)
+    assert not can_take(half, activations=torch.float16, library=library)
+    assert install_kernels(nn.Sequential(odd, half), library=library) == 0
+
+
+def test_who_wants_plain_operators_gets_no_kernels(library: Library) -> None:
+    plain, ours = nn.Sequential(nn.Linear(16, 16)), nn.Sequential(nn.Linear(16, 16))
+    backend = CpuBackend()
+
+    backend.prepare(plain, wanted="aten")
+    assert backend.kernels is None
+    backend.prepare(ours)
+    assert backend.kernels is library
+
+    assert isinstance(plain[0], PackedLinear)
+    assert isinstance(ours[0], NativeLinear)
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
+def test_int8_weights_among_half_types_compute_or_are_widened(half: torch.dtype, library: Library) -> None:
+    module = nn.Sequential(
+        nn.LayerNorm(64, dtype=half), layer(torch.int8, num_in=64, num_out=8, bias=False, library=library)
+    )
+    x = torch.randn(3, 64, dtype=half)
+    exact = module[0](x).float() @ (module[1].weight.float() * module[1].get_buffer("weight_scale")[:, None]).T
+
+    CpuBackend().prepare(module)
+
+    assert isinstance(module[1], NativeLinear) == (half == torch.bfloat16)
+    torch.testing.assert_close(module(x).float(), exact, atol=0.1, rtol=0.05)

@@ -1,0 +1,264 @@
+"""Where the kernels' memory is not to be had, nothing is computed and the error is that of torch's tensors."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.load import open_executor
+from llama_adapter.llm.model.adapter import Prefix
+from llama_adapter.llm.runners.eager import Executor, ScoreRow
+from llama_adapter.llm.runners.native import NativeExecutor
+from llama_adapter.runtime.devices.backend import CpuBackend
+from llama_adapter.runtime.devices.host_memory import tells_shortage
+from llama_adapter.runtime.kernels import scratch
+from llama_adapter.runtime.kernels.blocks import BlockParts, NativeBlocks
+from llama_adapter.runtime.kernels.library import Library, compiled, compilers, find_library
+from llama_adapter.runtime.kernels.linear import NativeLinear
+from tests.llm.toys import toy_decoder, toy_prompts, toy_visual_queries
+
+CONFIG = DecoderConfig(
+    vocab_size=300,
+    dim=128,
+    num_layers=2,
+    num_heads=4,
+    ffn_dim=192,
+    norm_eps=1e-6,
+    context=64,
+    num_adapter_layers=1,
+    num_queries=5,
+)
+ROOT = Path(__file__).resolve().parents[3]
+
+pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
+
+
+class Host:
+    """A machine that has so many bytes for scratch; None for any number."""
+
+    def __init__(self) -> None:
+        self.num_bytes: int | None = None
+        self.asked: list[int] = []
+
+    def allocated(self, num_bytes: int) -> scratch._Scratch:
+        self.asked.append(num_bytes)
+        # More than any machine has, for torch's own error.
+        is_too_much = self.num_bytes is not None and num_bytes > self.num_bytes
+        return _allocated(2**60 if is_too_much else num_bytes)
+
+
+_allocated = scratch._allocated
+
+
+@pytest.fixture(name="host")
+def host_fixture(monkeypatch: pytest.MonkeyPatch) -> Host:
+    host = Host()
+    monkeypatch.setattr(scratch, "_allocated", host.allocated)
+    return host
+
+
+@pytest.fixture(name="thread")
+def thread_fixture() -> Iterator[Callable[..., object]]:
+    """Runs a call in a thread that holds no scratch at first, the same for all of a test."""
+    with ThreadPoolExecutor(1) as pool:
+        yield lambda call, *arguments, **options: pool.submit(call, *arguments, **options).result()
+
+
+@pytest.fixture(name="library")
+def library_fixture() -> Library:
+    library = find_library().library
+    assert library is not None
+    return library
+
+
+def executor(dtype: torch.dtype = torch.float32) -> Executor:
+    state = {name: value.to(dtype) for name, value in toy_decoder(CONFIG).state_dict().items()}
+    opened = open_executor(CONFIG, state, backend=CpuBackend(), num_slots=6)
+    if not isinstance(opened, NativeExecutor):
+        pytest.skip(f"this processor has no kernels for {dtype}")
+    return opened
+
+
+def prefixes(executor: Executor) -> list[Prefix]:
+    return executor.project_prefix(toy_visual_queries(6, config=CONFIG))
+
+
+def blocks(library: Library) -> tuple[NativeBlocks, torch.Tensor]:
+    torch.manual_seed(0)
+
+    def native(num_in: int, num_out: int) -> NativeLinear:
+        return NativeLinear(nn.Linear(num_in, num_out).requires_grad_(False), library=library)
+
+    block = BlockParts(
+        norm1=nn.LayerNorm(64),
+        qkv=native(64, 192),
+        out=native(64, 64),
+        norm2=nn.LayerNorm(64),
+        up=native(64, 256),
+        down=native(256, 64),
+    )
+    stack = NativeBlocks([block, block], num_heads=2, activation="quick_gelu", library=library)
+    return stack, torch.randn(3, 70, 64)
+
+
+def works(executor: Executor, library: Library) -> dict[str, Callable[[], torch.Tensor]]:
+    """A call of each function of the kernels that needs scratch, with what comes of it."""
+    prompts, pictures = toy_prompts(6), prefixes(executor)
+    rows = [
+        ScoreRow(prompt_ids=prompt, choices=[[3, 4], [5]], prefix=prefix)
+        for prompt, prefix in zip(prompts, pictures, strict=True)
+    ]
+    stack, x_BTW = blocks(library)
+    layer = NativeLinear(nn.Linear(48, 80).requires_grad_(False).to(torch.bfloat16), library=library)
+    x_RF = torch.randn(5, 48)
+    return {
+        "prefill": lambda: executor.prefill(prompts, pictures, first_slot=0).logits_RV,
+        "decode": lambda: executor.decode([5] * 6, [len(prompt) for prompt in prompts]).logits_RV,
+        "score": lambda: torch.tensor(executor.score(rows)),
+        "blocks": lambda: stack(x_BTW),
+        "linear": lambda: layer(x_RF),
+    }
+
+
+@pytest.mark.parametrize("name", ["prefill", "decode", "score", "blocks", "linear"])
+def test_a_shortage_is_torchs_own_and_the_next_call_computes_the_same(
+    name: str, host: Host, thread: Callable[..., torch.Tensor], library: Library
+) -> None:
+    if name == "linear" and not library.takes(torch.bfloat16):
+        pytest.skip("this processor has no kernels for bfloat16")
+    every = works(executor(), library)
+    thread(every["prefill"])  # steps go on from it
+    work = every[name]
+    thread(setattr, scratch._held, "scratch", scratch._NONE)
+    host.num_bytes = 0
+
+    with pytest.raises(RuntimeError) as caught:
+        thread(work)
+
+    assert tells_shortage(str(caught.value))
+    host.num_bytes = None
+    after = thread(work)
+    assert torch.equal(after, work())  # in this thread, which never lacked any
+    assert thread(lambda: scratch._held.scratch.num_bytes) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_half_the_rows_need_half_the_scratch(
+    dtype: torch.dtype, host: Host, thread: Callable[..., torch.Tensor]
+) -> None:
+    ours = executor(dtype)
+    prompts, pictures = [tuple(range(3, 33))] * 6, prefixes(ours)
+    host.num_bytes = 0
+    for count in (6, 3):
+        with pytest.raises(RuntimeError):
+            thread(ours.prefill, prompts[:count], pictures[:count], first_slot=0)
+
+    assert host.asked[1] < 0.6 * host.asked[0]
+
+
+def test_scratch_too_small_makes_room_before_more_is_asked_for(
+    host: Host, thread: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = executor()
+    prompts, pictures = toy_prompts(6), prefixes(ours)
+    thread(ours.prefill, prompts[:1], pictures[:1], first_slot=0)
+    held: list[int] = []
+
+    def allocated(num_bytes: int) -> scratch._Scratch:
+        held.append(scratch._held.scratch.num_bytes)
+        return _allocated(num_bytes)
+
+    monkeypatch.setattr(scratch, "_allocated", allocated)
+    thread(ours.prefill, prompts, pictures, first_slot=0)
+
+    assert held == [0]
+
+
+def test_steps_that_see_a_place_more_each_ask_for_no_more_memory(
+    host: Host, thread: Callable[..., torch.Tensor]
+) -> None:
+    ours = executor()
+    ours.prefill([[3, 4]] * 6, prefixes(ours), first_slot=0)  # in another thread, whose scratch is its own
+    host.asked.clear()
+
+    for position in range(2, 20):
+        thread(ours.decode, [5] * 6, [position] * 6)
+
+    assert len(host.asked) == 1
+
+
+def test_threads_compute_in_pieces_of_their_own(library: Library) -> None:
+    stack, x_BTW = blocks(library)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    expected = stack(x_BTW)
+
+    results = []
+    try:
+        # Jobs of many threads and of few in turn: who comes late from the one has no place in the other.
+        for num_threads in (7, 2) * 25:
+            torch.set_num_threads(num_threads)
+            results.append(stack(x_BTW))
+    finally:
+        torch.set_num_threads(before)
+
+    assert all(torch.equal(result, expected) for result in results)
+
+
+def test_nothing_in_the_library_asks_for_memory_or_ends_the_process() -> None:
+    names = set(compiled(next(compilers())).read_bytes().split(b"\0"))
+
+    # The last one is how a loaded library finds a thread's own variables: without memory for them it ends the process.
+    assert not names & {b"abort", b"exit", b"malloc", b"calloc", b"realloc", b"aligned_alloc", b"__tls_get_addr"}
+
+
+CHILD = """
+import os, resource, sys
+import torch
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.load import open_executor
+from llama_adapter.runtime.devices.backend import CpuBackend
+from llama_adapter.runtime.devices.host_memory import tells_shortage
+from tests.llm.toys import toy_decoder, toy_visual_queries
+
+torch.set_num_threads(1)
+config = DecoderConfig(vocab_size=300, dim=64, num_layers=1, num_heads=2, ffn_dim=65536, norm_eps=1e-6, context=64,
+                       num_adapter_layers=1, num_queries=5)
+executor = open_executor(config, toy_decoder(config).state_dict(), backend=CpuBackend(), num_slots=32)
+prefixes = executor.project_prefix(toy_visual_queries(32, config=config))
+prompts = [[3] * 60] * 32
+expected = executor.prefill(prompts[:1], prefixes[:1], first_slot=0).logits_RV
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * os.sysconf("SC_PAGE_SIZE") + 460 * 2**20  # all rows take 610 MiB, half of them 305
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    executor.prefill(prompts, prefixes, first_slot=0)
+except RuntimeError as error:
+    assert tells_shortage(str(error)), error
+    fewer = executor.prefill(prompts[:16], prefixes[:16], first_slot=0).logits_RV
+    assert torch.equal(fewer[:1], expected)
+    print("half of them")
+else:
+    print("all of them")
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_may_have_no_more_memory_lives_on_and_takes_fewer_rows() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(CHILD)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+    assert (ran.returncode, ran.stdout) == (0, "half of them\n"), ran.stderr

@@ -1,0 +1,344 @@
+"""Files of torch's are read without torch's own readers, equal to the bit; hostile ones cost little and run nothing."""
+
+import io
+import pickle
+import pickletools
+import random
+import sys
+import time
+import zipfile
+from argparse import Namespace
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.runtime.tensor_files.files import read_tensor_file
+from llama_adapter.runtime.tensor_files.pickles import PickleError, read_pickle
+from tests.fakes.hostile_archive import write_hostile_archive
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CLIP = GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"
+pytestmark = pytest.mark.filterwarnings(  # torch's own, of TorchScript
+    "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning"
+)
+
+
+def by_torch(path: Path) -> dict[str, Tensor]:
+    """What torch itself reads; only for files made here."""
+    return dict(torch.jit.load(str(path), map_location="cpu").state_dict())  # type: ignore[no-untyped-call]
+
+
+def assert_equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    """Equal to the bit, and laid out alike."""
+    assert found.keys() == wanted.keys()
+    for key, tensor in wanted.items():
+        assert (found[key].dtype, found[key].shape) == (tensor.dtype, tensor.shape), key
+        assert torch.equal(bits(found[key]), bits(tensor)), key
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+class Block(nn.Module):
+    """As a block of OpenAI's CLIP stores its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_proj_weight = nn.Parameter(torch.randn(12, 4))
+        self.out_proj = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out_proj(x) + torch.nn.functional.linear(x, self.in_proj_weight)[..., :4]
+
+
+class Clip(nn.Module):
+    """Parameters, buffers, nested modules, shared storages, views, numbers and constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.resblocks = nn.Sequential(Block(), Block())
+        whole = torch.randn(6, 8)
+        self.proj = nn.Parameter(whole[:, ::2])
+        self.tied = nn.Parameter(whole[2:])
+        self.shared = self.resblocks[0]
+        self.register_buffer("input_resolution", torch.tensor(224))
+        self.register_buffer("empty", torch.zeros(0, 3))
+        self.register_buffer("mask", torch.ones(3, 3, dtype=torch.bool).triu())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.resblocks(x) * torch.tensor([1.0, 2.0, 3.0, 4.0]) + self.proj.sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("how", ["script", "trace"])
+def test_torchscript_archives_are_read_as_torch_reads_them(tmp_path: Path, dtype: torch.dtype, how: str) -> None:
+    module = Clip().to(dtype).eval()
+    made: Any = torch.jit.script(module) if how == "script" else torch.jit.trace(module, torch.ones(1, 4, dtype=dtype))
+    made.save(tmp_path / "clip.pt")
+
+    assert_equal(read_tensor_file(tmp_path / "clip.pt", torchscript=True).tensors, by_torch(tmp_path / "clip.pt"))
+
+
+def test_the_golden_archive_is_read_as_torch_reads_it() -> None:
+    assert_equal(read_tensor_file(CLIP, torchscript=True).tensors, by_torch(CLIP))
+
+
+@pytest.mark.parametrize("name", ["BIAS-TINY", "LORA-BIAS-TINY", "CAPTION-TINY", "training-checkpoint-0"])
+@pytest.mark.parametrize("zipped", [True, False], ids=["archive", "before torch 1.6"])
+def test_files_of_torch_save_are_read_as_torch_reads_them(tmp_path: Path, name: str, zipped: bool) -> None:
+    path = GOLDEN / "adapters" / f"{name}.pth"
+    with torch.serialization.safe_globals([Namespace]):
+        content = torch.load(path, weights_only=True)
+    if not zipped:
+        torch.save(content, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+        path = tmp_path / "old.pth"
+
+    file = read_tensor_file(path)
+
+    assert_equal(file.tensors, content["model"])
+    assert file.config == content.get("config", {})
+
+
+def test_what_is_saved_beside_tensors_is_left_aside(tmp_path: Path) -> None:
+    parameter = nn.Parameter(torch.arange(6.0).reshape(2, 3).T)
+    parameter.is_model_parallel = True  # type: ignore[attr-defined]
+    beside = {"size": torch.Size([1]), "kind": torch.float16, "set": {1}, "bytes": b"\0", "device": torch.device("cpu")}
+    torch.save({"model": OrderedDict(a=parameter, b=torch.ones(3)), **beside}, tmp_path / "x.pt")
+
+    assert_equal(read_tensor_file(tmp_path / "x.pt").tensors, {"a": parameter.detach(), "b": torch.ones(3)})
+
+
+def test_numbers_of_the_other_byte_order_are_turned(tmp_path: Path) -> None:
+    tensors = {"a": torch.randn(5), "b": torch.arange(3), "c": torch.randn(4).half()}
+    swapped = {key: tensor.clone() for key, tensor in tensors.items()}
+    for tensor in swapped.values():
+        tensor.untyped_storage().byteswap(tensor.dtype)
+    torch.save(swapped, tmp_path / "here.pt")
+    other = {"little": b"big", "big": b"little"}[sys.byteorder]
+    rewrite(tmp_path / "here.pt", tmp_path / "other.pt", lambda name, data: other if "byteorder" in name else data)
+
+    assert_equal(read_tensor_file(tmp_path / "other.pt").tensors, tensors)
+
+
+def rewrite(
+    source: Path, target: Path, change: Callable[[str, bytes], bytes], *, method: int = zipfile.ZIP_STORED
+) -> None:
+    """The archive with other bytes in its members, which are then no longer aligned."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", method) as new:
+        for name in old.namelist():
+            new.writestr(name, change(name, old.read(name)))
+
+
+def test_an_archive_that_was_packed_again_is_read(tmp_path: Path) -> None:
+    tensors = {"a": torch.randn(5), "b": torch.arange(3)}
+    torch.save(tensors, tmp_path / "x.pt")
+    rewrite(tmp_path / "x.pt", tmp_path / "y.pt", lambda name, data: data)
+
+    assert_equal(read_tensor_file(tmp_path / "y.pt").tensors, tensors)
+
+
+def test_tensors_are_mapped_from_the_file(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(40_000_000)}, tmp_path / "x.pt")
+    before = resident()
+    tensor = read_tensor_file(tmp_path / "x.pt").tensors["a"]
+
+    assert resident() - before < 20e6
+    assert not tensor[::1000].any()
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_code_of_an_archive_is_not_run(tmp_path: Path) -> None:
+    write_hostile_archive(tmp_path / "clip.pt", target=tmp_path / "written")
+
+    with pytest.raises(CheckpointError, match=r"Python objects .*\(`__torch__\.[\w.]*WritesAFile`\)"):
+        read_tensor_file(tmp_path / "clip.pt", torchscript=True)
+
+    assert not (tmp_path / "written").exists()
+    by_torch(tmp_path / "clip.pt")
+    assert (tmp_path / "written").exists()  # so the file was a real one
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02c__torch__.torch.classes.quantized\nLinearPackedParamsBase\n)\x81.",
+        b"\x80\x02c__torch__.a b\nc\n)\x81.",
+        b"\x80\x02c__torch__.a\nB\n)\x81}K\x01K\x02sb.",
+        b"\x80\x02cos\nsystem\nX\x02\x00\x00\x00ls\x85R.",
+        b"\x80\x02c__builtin__\neval\n.",
+        b"\x80\x02ctorch.jit\nload\n.",
+    ],
+)
+def test_other_objects_are_refused_by_name(content: bytes, tmp_path: Path) -> None:
+    rewrite(CLIP, tmp_path / "clip.pt", lambda name, data: content if name.endswith("/data.pkl") else data)
+    name = content.split(b"c", 1)[1].split(b"\n")[0].decode()
+    with pytest.raises(CheckpointError, match=rf"Python objects .*\(`{name.replace('.', '[.]')}"):
+        read_tensor_file(tmp_path / "clip.pt", torchscript=True)
+
+
+def header(*, shape: tuple[int, ...], stride: tuple[int, ...], offset: int = 0, numel: int = 4) -> bytes:
+    """The pickle of {"a": a tensor with this header}."""
+
+    def plain(value: object) -> bytes:
+        return pickle.dumps(value, protocol=2)[2:-1]
+
+    storage = b"(" + plain("storage") + b"ctorch\nFloatStorage\n" + plain("0") + plain("cpu") + plain(numel) + b"tQ"
+    numbers = plain(offset) + plain(shape) + plain(stride)
+    return b"\x80\x02}" + plain("a") + b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + numbers + b"\x89}tRs."
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        header(shape=(50_000, 37_500), stride=(0, 0)),
+        header(shape=(2, 4), stride=(0, 1)),
+        header(shape=(5,), stride=(1,)),
+        header(shape=(4,), stride=(1,), offset=1),
+        header(shape=(4,), stride=(1,), numel=1 << 40),
+        header(shape=(1 << 62, 1 << 62), stride=(0, 0)),
+        header(shape=(2,), stride=(-1,)),
+        header(shape=(0, 1 << 47), stride=(1, 1), offset=1 << 47),
+        b"\x80\x02" + b"r\xff\xff\xff\xff" + b"}.",
+        b"\x80\x02X\xff\xff\xff\xffabc.",
+        b"\x80\x02}(K\x01tK\x02s.",
+        b"",
+    ],
+)
+def test_headers_that_do_not_fit_the_file_are_refused(content: bytes, tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(4)}, tmp_path / "x.pt")
+    rewrite(tmp_path / "x.pt", tmp_path / "y.pt", lambda name, data: content if name.endswith("/data.pkl") else data)
+    with pytest.raises(CheckpointError, match="cut short, damaged, or no tensor file"):
+        read_tensor_file(tmp_path / "y.pt")
+
+
+def test_many_views_of_the_same_numbers_are_refused(tmp_path: Path) -> None:
+    one = torch.zeros(1 << 20)
+    torch.save({str(i): one for i in range(1000)}, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=r"damaged, .*\(tensors of 4,194,304,000 bytes\)"):
+        read_tensor_file(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("other_order", [True, False], ids=["other byte order", "odd offset"])
+def test_members_of_an_archive_that_share_their_bytes_are_not_copied_one_by_one(
+    tmp_path: Path, other_order: bool
+) -> None:
+    num_members, num_bytes = 500, 1 << 20
+    with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
+        archive.writestr("x/data.pkl", many_headers(num_members))
+        if other_order:
+            archive.writestr("x/byteorder", {"little": b"big", "big": b"little"}[sys.byteorder])
+        archive.writestr("x/data/0", bytes(num_bytes))
+        one = archive.filelist[-1]
+        for i in range(1, num_members):
+            entry = zipfile.ZipInfo(f"x/data/{i}")
+            entry.CRC, entry.compress_size, entry.file_size = one.CRC, one.compress_size, one.file_size
+            entry.header_offset = one.header_offset
+            archive.filelist.append(entry)
+        start = one.header_offset + 30 + len(one.filename)
+        assert other_order or start % 4, "the numbers would be aligned"
+    before = resident()
+
+    with pytest.raises(CheckpointError, match=rf"\(storages of {num_members * num_bytes:,} bytes\)"):
+        read_tensor_file(tmp_path / "x.pt")
+
+    assert resident() - before < 100e6
+
+
+def many_headers(number: int) -> bytes:
+    """The pickle of a dictionary of tensors with one number each, every one in a storage of its own."""
+
+    def item(key: str) -> bytes:
+        storage = pickle_parts("storage") + b"ctorch\nFloatStorage\n" + pickle_parts(key, "cpu", 1)
+        tensor = b"ctorch._utils\n_rebuild_tensor_v2\n((" + storage + b"tQ" + pickle_parts(0) + b"K\x01\x85K\x01\x85"
+        return pickle_parts(key) + tensor + b"\x89}tRs"
+
+    return b"\x80\x02}" + b"".join(item(str(i)) for i in range(number)) + b"."
+
+
+def pickle_parts(*values: object) -> bytes:
+    """The opcodes that push plain values; nothing in them is remembered, so they can stand anywhere."""
+    return b"".join(pickletools.optimize(pickle.dumps(value, protocol=2))[2:-1] for value in values)
+
+
+def modules_with_attributes(number: int, attributes: bytes) -> bytes:
+    """The pickle of a module that holds so many modules, all with the same attributes."""
+    inner = b"".join(pickle_parts(str(i)) + b"c__torch__.a\nB\n)\x81h\x01b" for i in range(number))
+    return b"\x80\x02" + attributes + b"q\x01c__torch__.a\nB\n)\x81}(" + inner + b"ub."
+
+
+@pytest.mark.parametrize("kind", ["tensors", "numbers", "a long name"])
+def test_modules_that_share_many_attributes_are_refused_before_they_are_listed(tmp_path: Path, kind: str) -> None:
+    value = b"K\x01" if kind == "numbers" else many_headers(1)[len(b"\x80\x02}") + len(pickle_parts("0")) : -2]
+    names = ["x" * 1_000_000] if kind == "a long name" else [str(i) for i in range(20_000)]
+    items = b"".join(pickle_parts(name) + (value if i == 0 else b"h\x02") for i, name in enumerate(names))
+    items = items.replace(value, value + b"q\x02", 1)
+    content = modules_with_attributes(20_000, b"}(" + items + b"u")
+    rewrite(CLIP, tmp_path / "clip.pt", lambda name, data: content if name.endswith("/data.pkl") else data)
+    before = resident()
+
+    with pytest.raises(CheckpointError, match="modules without end"):
+        read_tensor_file(tmp_path / "clip.pt", torchscript=True)
+
+    assert resident() - before < 200e6
+
+
+def test_modules_without_end_are_refused(tmp_path: Path) -> None:
+    module = b"c__torch__.a\nB\n)\x81"
+    body = module
+    for i in range(60):  # each holds the one before twice
+        body = module + b"}(X\x01\0\0\0a" + body + b"q%cX\x01\0\0\0bh%cub" % (i, i)
+    content = b"\x80\x02" + body + b"."
+    rewrite(CLIP, tmp_path / "clip.pt", lambda name, data: content if name.endswith("/data.pkl") else data)
+    with pytest.raises(CheckpointError, match="modules without end"):
+        read_tensor_file(tmp_path / "clip.pt", torchscript=True)
+
+
+def test_a_compressed_archive_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    rewrite(
+        CLIP,
+        tmp_path / "clip.pt",
+        lambda name, data: bytes(200_000_000) if name.endswith("data.pkl") else data,
+        method=zipfile.ZIP_DEFLATED,
+    )
+    before = time.monotonic()
+    with pytest.raises(CheckpointError, match="archive with compressed members"):
+        read_tensor_file(tmp_path / "clip.pt", torchscript=True)
+    assert time.monotonic() - before < 30
+
+
+def test_any_bytes_give_a_pickle_error_or_a_value() -> None:
+    with zipfile.ZipFile(CLIP) as archive:
+        data = archive.read("tiny-vit-torchscript/data.pkl")
+    rng = random.Random(1)
+    for _ in range(3000):
+        changed = bytearray(data[: rng.randrange(1, len(data))] if rng.random() < 0.2 else data)
+        for _ in range(rng.randrange(1, 6)):
+            changed[rng.randrange(len(changed))] = rng.randrange(256)
+        try:
+            read_pickle(bytes(changed), torchscript=True)
+        except PickleError:
+            continue
+
+
+@pytest.mark.parametrize("value", [{"a": 1.5, "b": [None, True, (1, -2, 70_000, 1 << 40)]}, "text", 3, []])
+def test_plain_values_are_read_as_pickle_reads_them(value: object) -> None:
+    assert read_pickle(pickle.dumps(value, protocol=2)).value == pickle.load(io.BytesIO(pickle.dumps(value)))
+
+
+def test_names_of_tensors_are_shown_without_control_characters_and_cut(tmp_path: Path) -> None:
+    torch.save({"\x1b[2J\u202e" + "x" * 1_000_000: "no tensor"}, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError) as caught:
+        read_tensor_file(tmp_path / "x.pt")
+    assert "\\x1b[2J\\u202exxx" in caught.value.message
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) < 1000
