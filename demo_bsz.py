@@ -18,10 +18,11 @@ from llama_adapter.app.captioning.resources import sample_pictures
 from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.cli.parser import Parser
 from llama_adapter.app.cli.values import parse_choices, parse_text, settings
-from llama_adapter.app.errors import Exit, UsageError, run_guarded
 from llama_adapter.app.inputs.errors import InputsError
 from llama_adapter.app.measuring.report import Tally, make_report
+from llama_adapter.app.terminal.run_guarded import run_guarded
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.torch_import import decline_telemetry, defer_device_extensions
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: Sa
         print(note, file=sys.stderr)
     if captioner.spec.is_embedded and not options.no_score:
         print_score(captioner, Path(options.pic_file_path))
-    return Exit.PICTURE_ERRORS if tally.num_failed else Exit.OK
+    return ExitCode.PICTURE_ERRORS if tally.num_failed else ExitCode.OK
 
 
 def print_score(captioner: "Captioner", folder: Path) -> None:

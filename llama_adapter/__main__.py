@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 try:
     from llama_adapter.app import cli
-    from llama_adapter.app.errors import Exit
+    from llama_adapter.runtime.errors import ExitCode
 except KeyboardInterrupt:  # pressed while this is still being imported
     sys.exit(130)
 
@@ -14,7 +14,7 @@ except KeyboardInterrupt:  # pressed while this is still being imported
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line as a process of its own; returns the exit code."""
     exit_code = cli.main(arguments)
-    if exit_code == Exit.INTERRUPTED:
+    if exit_code == ExitCode.INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses Ctrl-C once more has what they want
     return exit_code
 

@@ -1,28 +1,17 @@
-"""What can go wrong in the language half by a user's doing.
+"""Prompts that a decoder cannot answer."""
 
-LlmError
-  CheckpointError      weights or tokenizer that do not fit together, or not this model
-  PromptTooLongError   a prompt (with its choices) that the context cannot hold
-  PromptError          a prompt that is no sequence of the model's token ids
-  DeviceError          a device or dtype that is not to be had here
-"""
+from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
 
 
-class LlmError(Exception):
-    """Base of the errors of `llm`; `hint` says what to do next, or is empty."""
+class PromptError(LlamaAdapterError):
+    """A prompt that the model cannot read: no tokens, or token ids outside the vocabulary."""
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+    exit_code = ExitCode.USAGE
+    http_status = 400
 
 
-class CheckpointError(LlmError):
-    """Weights or a tokenizer that do not fit together, or are not of this model."""
-
-
-class PromptTooLongError(LlmError):
-    """A prompt that does not fit into the context."""
+class PromptTooLongError(PromptError):
+    """A prompt, with its choices, that does not fit into the context."""
 
     def __init__(self, num_tokens: int, context: int) -> None:
         super().__init__(
@@ -31,11 +20,3 @@ class PromptTooLongError(LlmError):
         )
         self.num_tokens = num_tokens
         self.context = context
-
-
-class PromptError(LlmError):
-    """A prompt that the model cannot read: no tokens, or ids outside the vocabulary."""
-
-
-class DeviceError(LlmError):
-    """A device or a dtype that is not to be had here."""

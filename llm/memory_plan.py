@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.errors import DeviceError
+from llama_adapter.runtime.errors import DeviceError
 
 _FLOAT32_BYTES = 4
 SPARE: Final = 0.1  # of what is free, which a number of rows that nobody asked for leaves alone

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import sentencepiece
 
-from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.runtime.errors import CheckpointError
 
 _REPLACEMENT = "\ufffd"
 _MAX_BYTES = 64 << 20  # the largest in use have 5 MB

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from llama_adapter.app.errors import UsageError
+from llama_adapter.runtime.errors import UsageError
 
 
 @contextmanager

@@ -23,12 +23,12 @@ from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.quantising import linear_weights, quantise
 from llama_adapter.app.models.random_model import random_model
 from llama_adapter.app.models.tensor_files import sketch
-from llama_adapter.llm.errors import DeviceError
 from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.runtime.devices.backend import open_backend
+from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.kernels.linear import NativeLinear
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.image import PictureSource, load_picture

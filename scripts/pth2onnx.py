@@ -12,7 +12,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file, from anywhere
 
 from llama_adapter.app.cli.values import settings
-from llama_adapter.app.errors import Exit, UsageError, run_guarded
+from llama_adapter.app.terminal.run_guarded import run_guarded
+from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.graphs import defaults
 from llama_adapter.runtime.torch_import import decline_telemetry, defer_device_extensions
 
@@ -66,7 +67,7 @@ def _export(options: argparse.Namespace) -> int:
     sources = settings(EncoderSources, vars(options), shown={"adapter": "ADAPTER"})
     values = {**vars(options), "pictures": tuple(options.pictures), "sources": sources}
     run_export_onnx(settings(OnnxJob, values))
-    return Exit.OK
+    return ExitCode.OK
 
 
 if __name__ == "__main__":

@@ -188,7 +188,7 @@ def test_all_packages_are_looked_at() -> None:
     ("module", "source"),
     [
         ("llama_adapter.vision.clip", "import llm"),
-        ("llama_adapter.vision.clip", "from llama_adapter.llm.errors import LlmError"),
+        ("llama_adapter.vision.clip", "from llama_adapter.llm.errors import LlamaAdapterError"),
         ("llama_adapter.llm.prompt", "def late():\n    from llama_adapter.vision import image"),
         ("llama_adapter.llm.prompt", "import llama_adapter.app.captioning.spec"),
         ("llama_adapter.vision.image", "from llama_adapter.app import spec"),

@@ -1,6 +1,8 @@
-"""Errors of `vision`: what a picture can cause, and what an exported encoder can. Checkpoints have their own."""
+"""What can be wrong with a picture."""
 
 from typing import Literal, get_args
+
+from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
 
 PictureErrorCode = Literal[
     "missing",  # no file of that name
@@ -15,34 +17,17 @@ PictureErrorCode = Literal[
 PICTURE_ERROR_CODES: tuple[PictureErrorCode, ...] = get_args(PictureErrorCode)
 
 
-class PictureError(Exception):
-    """One picture cannot be used; the others of a batch are not touched by it.
+class PictureError(LlamaAdapterError):
+    """One picture cannot be used; the others of a batch are not affected.
 
-    `code` is one of `PICTURE_ERROR_CODES` and stays stable; `message` says what was wanted, what came and
-    what to do, in words for a person. `digest` is that of the file's bytes, empty where they were not read.
+    `code` is one of `PICTURE_ERROR_CODES` and stays stable; `message` says what was wanted, what came and what to do.
+    `digest` is the SHA-256 of the file's bytes, empty where they were not read.
     """
 
+    exit_code = ExitCode.PICTURE_ERRORS
+    http_status = 400
+
     def __init__(self, code: PictureErrorCode, message: str) -> None:
-        super().__init__(code, message)  # both in args, so that the error survives pickling between processes
-        self.digest = ""
-        self.code: PictureErrorCode = code
-        self.message = message
-
-    def __str__(self) -> str:
-        return self.message
-
-
-class EncoderError(Exception):
-    """An exported encoder, or what runs or makes it, that is of no use here; `hint` says what to do, or is empty."""
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
-
-    def __reduce__(self) -> "tuple[object, tuple[str, str]]":
-        return _encoder_error, (self.message, self.hint)  # a keyword would get lost between processes
-
-
-def _encoder_error(message: str, hint: str) -> EncoderError:
-    return EncoderError(message, hint=hint)
+        self.code: PictureErrorCode = code
+        self.digest = ""

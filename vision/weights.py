@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.config import ChannelOrder, ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
@@ -101,15 +102,6 @@ _MEANING = "the file is damaged, or another model; the adapters want OpenAI's Vi
 Names = dict[str, tuple[str, ...]]
 
 
-class VisionCheckpointError(Exception):
-    """Weights of the picture half that do not fit together, or are not of this model; `hint` says what to do."""
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipSource:
     """An opened CLIP: its sizes, and the picture tower's tensors as `PictureEncoder` names them (`clip.*`)."""
@@ -122,18 +114,18 @@ class ClipSource:
 def clip_file(path: str | os.PathLike[str]) -> Path:
     """The file of a CLIP at `path`: the file itself, or the weights in Hugging Face's folder.
 
-    A config beside it is looked at. Raises VisionCheckpointError where there is none, and for a config of a CLIP that
+    A config beside it is looked at. Raises CheckpointError where there is none, and for a config of a CLIP that
     computes differently.
     """
     place = Path(path)
     if not place.exists():
-        raise VisionCheckpointError(f"There is no CLIP at `{place}`", hint="pass OpenAI's ViT-L-14.pt as --clip")
+        raise CheckpointError(f"There is no CLIP at `{place}`", hint="pass OpenAI's ViT-L-14.pt as --clip")
     if not place.is_dir():
         _check_huggingface_config(place.parent / "config.json")
         return place
     files = [place / name for name in ("model.safetensors", "pytorch_model.bin") if (place / name).is_file()]
     if not files:
-        raise VisionCheckpointError(
+        raise CheckpointError(
             f"The folder `{place}` holds no CLIP",
             hint="wanted: model.safetensors or pytorch_model.bin, or a file",
         )
@@ -144,7 +136,7 @@ def clip_file(path: str | os.PathLike[str]) -> Path:
 def read_clip(tensors: Mapping[str, Tensor], *, name: str) -> ClipSource:
     """The picture tower among a CLIP's tensors, in OpenAI's or Hugging Face's names; `name` is for messages.
 
-    The text tower is known and left aside. Raises VisionCheckpointError for a ResNet and for tensors that are missing,
+    The text tower is known and left aside. Raises CheckpointError for a ResNet and for tensors that are missing,
     unknown, misshapen or no CLIP's.
     """
     keys = list(tensors)
@@ -154,13 +146,13 @@ def read_clip(tensors: Mapping[str, Tensor], *, name: str) -> ClipSource:
         unused = _UNUSED_HUGGINGFACE
     elif any(key.startswith("visual.") for key in keys):
         if "visual.layer1.0.conv1.weight" in tensors:
-            raise VisionCheckpointError(f"`{name}` is a ResNet CLIP, where a ViT is wanted", hint=_MEANING)
+            raise CheckpointError(f"`{name}` is a ResNet CLIP, where a ViT is wanted", hint=_MEANING)
         num_layers = _count(keys, r"visual\.transformer\.resblocks\.([0-9]{1,18})\.", name=name)
         names = _openai_names(num_layers)
         unused = _UNUSED_OPENAI
     else:
         kind = _what_is(keys)
-        raise VisionCheckpointError(
+        raise CheckpointError(
             f"`{name}` is no CLIP" + (f": it is {kind}" if kind else ""),
             hint="it should hold `visual.*` (OpenAI) or `vision_model.*` (Hugging Face); were two files swapped?",
         )
@@ -185,17 +177,17 @@ def build_vision(
 
     `visual` has the adapter file's own names (`visual_blocks.*`, `clip_proj.*`, ...), `name` is that file for
     messages. `visual_heads` is stored in no file: 16 at width 768, else it must be given. Raises
-    VisionCheckpointError if something is missing, unknown or does not fit.
+    CheckpointError if something is missing, unknown or does not fit.
     """
     if clip is None:
-        raise VisionCheckpointError(
+        raise CheckpointError(
             f"The adapter `{name}` holds no CLIP, and none was given",
             hint="pass OpenAI's ViT-L-14.pt as --clip",
         )
     query, state = read_query(visual, name=name, visual_heads=visual_heads)
     wanted, found = state["input_projection.weight"].shape[1], clip.config.output_dim
     if wanted != found:
-        raise VisionCheckpointError(
+        raise CheckpointError(
             f"The adapter `{name}` wants CLIP features of width {wanted}, and `{clip.name}` gives {found}",
             hint="the released adapters want OpenAI's ViT-L/14, whose features are 768 wide",
         )
@@ -254,13 +246,13 @@ def _translate(found: Mapping[str, Tensor], names: Names, *, what: str) -> dict[
     if unknown:
         problems.append(f"has {len(unknown)} tensors that do not belong there ({_list_keys(unknown)})")
     if problems:
-        raise VisionCheckpointError(f"{what} {' and '.join(problems)}", hint=_MEANING)
+        raise CheckpointError(f"{what} {' and '.join(problems)}", hint=_MEANING)
     state = {}
     for ours, parts in names.items():
         tensors = [found[theirs] for theirs in parts]
         _check_dense(dict(zip(parts, tensors, strict=True)), what=what)
         if any(tensor.shape != tensors[0].shape for tensor in tensors):
-            raise VisionCheckpointError(f"{what}: {_list_keys(list(parts))} differ in shape", hint=_MEANING)
+            raise CheckpointError(f"{what}: {_list_keys(list(parts))} differ in shape", hint=_MEANING)
         state[ours] = (
             tensors[0]
             if len(tensors) == 1
@@ -273,7 +265,7 @@ def _check_dense(tensors: Mapping[str, Tensor], *, what: str) -> None:
     for key, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.dtype not in _FLOATING:
             kind = f"{tensor.layout}, {tensor.dtype} on {tensor.device}".replace("torch.", "")
-            raise VisionCheckpointError(
+            raise CheckpointError(
                 f"{what} has `{_shown(key)}` as a tensor of another kind ({kind}), where dense floating-point "
                 "numbers are wanted",
                 hint="take the original file, before quantisation or other conversions",
@@ -285,10 +277,10 @@ def _clip_config(state: Mapping[str, Tensor], *, num_layers: int, name: str) -> 
         state[key] for key in ("patch_embedding.weight", "position_embedding", "projection.weight")
     )
     if patch.ndim != 4 or positions.ndim != 2 or projection.ndim != 2:
-        raise VisionCheckpointError(f"CLIP in `{name}` has tensors of unexpected shape", hint=_MEANING)
+        raise CheckpointError(f"CLIP in `{name}` has tensors of unexpected shape", hint=_MEANING)
     width, patch_size, grid = patch.shape[0], patch.shape[-1], round((positions.shape[0] - 1) ** 0.5)
     if grid < 1 or grid * grid + 1 != positions.shape[0] or width % CLIP_HEAD_DIM:
-        raise VisionCheckpointError(
+        raise CheckpointError(
             f"CLIP in `{name}` has {positions.shape[0]} positions and width {width}, which is no ViT of OpenAI's",
             hint=_MEANING,
         )
@@ -302,22 +294,22 @@ def _clip_config(state: Mapping[str, Tensor], *, num_layers: int, name: str) -> 
             output_dim=projection.shape[0],
         )
     except ValueError as error:
-        raise VisionCheckpointError(f"The sizes of CLIP in `{name}` are impossible: {error}", hint=_MEANING) from None
+        raise CheckpointError(f"The sizes of CLIP in `{name}` are impossible: {error}", hint=_MEANING) from None
 
 
 def _query_config(state: Mapping[str, Tensor], *, depth: int, name: str, visual_heads: int | None) -> QueryConfig:
     queries, output = state["queries"], state["output_projection.weight"]
     if queries.ndim != 2 or output.ndim != 2 or state["input_projection.weight"].ndim != 2:
-        raise VisionCheckpointError(f"The visual part of `{name}` has tensors of unexpected shape", hint=_MEANING)
+        raise CheckpointError(f"The visual part of `{name}` has tensors of unexpected shape", hint=_MEANING)
     num_queries, width = queries.shape
     num_heads = KNOWN_VISUAL_HEADS.get(width) if visual_heads is None else visual_heads
     if num_heads is None:
-        raise VisionCheckpointError(
+        raise CheckpointError(
             f"The visual blocks of `{name}` are {width} wide, and how many heads they have is stored in no file",
             hint="pass --visual-heads with the number the adapter was trained with (16 for the released ones)",
         )
     if num_heads < 1 or width % num_heads:
-        raise VisionCheckpointError(
+        raise CheckpointError(
             f"The visual blocks of `{name}` are {width} wide, which {num_heads} heads do not divide",
             hint="pass --visual-heads with the number the adapter was trained with",
         )
@@ -331,7 +323,7 @@ def _query_config(state: Mapping[str, Tensor], *, depth: int, name: str, visual_
             output_dim=output.shape[0],
         )
     except ValueError as error:
-        raise VisionCheckpointError(
+        raise CheckpointError(
             f"The sizes of the visual part of `{name}` are impossible: {error}", hint=_MEANING
         ) from None
 
@@ -344,7 +336,7 @@ def _check_shapes(state: Mapping[str, Tensor], config: VisionConfig, *, what: st
         raise AssertionError(f"name tables and PictureEncoder differ: {sorted(state.keys() ^ wanted.keys())}")
     for ours, tensor in wanted.items():
         if state[ours].shape != tensor.shape:
-            raise VisionCheckpointError(
+            raise CheckpointError(
                 f"{what}: `{ours}` has the shape {list(state[ours].shape)}, where {list(tensor.shape)} is wanted",
                 hint=_MEANING,
             )
@@ -365,7 +357,7 @@ def _check_huggingface_config(path: Path) -> None:
         return
     activation, epsilon = vision.get("hidden_act", "quick_gelu"), vision.get("layer_norm_eps", 1e-5)
     if activation != "quick_gelu" or epsilon != 1e-5:
-        raise VisionCheckpointError(
+        raise CheckpointError(
             f"The CLIP in `{path.parent}` computes with {_shown(str(activation))} and eps "
             f"{_shown(str(epsilon))}, "
             "where quick_gelu and 1e-05 are wanted",
@@ -373,7 +365,7 @@ def _check_huggingface_config(path: Path) -> None:
         )
     width, heads = vision.get("hidden_size"), vision.get("num_attention_heads")
     if isinstance(width, int) and isinstance(heads, int) and width != heads * CLIP_HEAD_DIM:
-        raise VisionCheckpointError(
+        raise CheckpointError(
             f"The CLIP in `{path.parent}` has {heads} heads at width {width}, where {CLIP_HEAD_DIM} a head are wanted",
             hint=_MEANING,
         )
@@ -388,12 +380,12 @@ def _what_is(keys: Collection[str]) -> str | None:
 
 
 def _count(keys: Collection[str], pattern: str, *, name: str) -> int:
-    """One more than the highest number of a block. Raises VisionCheckpointError where that is far more than all keys:
+    """One more than the highest number of a block. Raises CheckpointError where that is far more than all keys:
     whatever is made for each block stays in proportion."""
     numbers = [int(match[1]) for key in keys if (match := re.match(pattern, key))]
     highest = max(numbers, default=-1)
     if highest > 2 * len(keys):
-        raise VisionCheckpointError(
+        raise CheckpointError(
             f"`{name}` has a tensor of block {highest}, and {len(keys)} tensors in all: too few for so many blocks",
             hint=_MEANING,
         )

@@ -17,8 +17,8 @@ from llama_adapter.app.calibration.measures import (
     Threshold,
     apply_temperature,
 )
-from llama_adapter.app.errors import UsageError
 from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.text import shown_excerpt
 
 CALIBRATION_FORMAT: Final = "llama-adapter-calibration"

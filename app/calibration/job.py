@@ -17,7 +17,6 @@ from llama_adapter.app.calibration.plot import write_plot
 from llama_adapter.app.calibration.report import Mistake, format_calibration
 from llama_adapter.app.captioning.captioner import Answer, Captioner, Prompt, WorkItem, WorkQuestion
 from llama_adapter.app.captioning.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind
-from llama_adapter.app.errors import Exit, UsageError
 from llama_adapter.app.inputs import expand_inputs
 from llama_adapter.app.jobs.questions import Question, picture_variables
 from llama_adapter.app.measuring.plots import check_plot
@@ -27,6 +26,7 @@ from llama_adapter.app.records.record import answer_to_record
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.atomic_write import refuse_to_replace
+from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.text import shown_name
 
 
@@ -57,7 +57,7 @@ class CalibrationJob:
 def run_calibration(job: CalibrationJob) -> int:
     """Ask about every labelled picture and fit; the figures go to stdout. Returns the exit code.
 
-    Raises UsageError for tables and files that cannot be meant, and what app/errors.py lists.
+    Raises UsageError for tables and files that cannot be meant, and what runtime/problems.py lists.
     """
     labelled = _chosen(job, read_labelled(job.calibrate, choices=job.choices))
     _check_places(job)
@@ -73,7 +73,7 @@ def run_calibration(job: CalibrationJob) -> int:
     num_unreadable = len(labelled) - len(examples.labels_N)
     if not len(examples.labels_N):
         _say(job, f"error: none of the {num_unreadable} labelled pictures was answered", even_if_quiet=True)
-        return Exit.FAILED
+        return ExitCode.FAILED
     shown = {question.shown(info.default_prompt) for question in questions}
     calibration = calibrate(
         examples,
@@ -87,7 +87,7 @@ def run_calibration(job: CalibrationJob) -> int:
     if job.plot is not None:
         write_plot(calibration, job.plot)
     print(format_calibration(calibration, mistakes=_mistakes(labelled, found, calibration)))
-    return Exit.PICTURE_ERRORS if num_unreadable else Exit.OK
+    return ExitCode.PICTURE_ERRORS if num_unreadable else ExitCode.OK
 
 
 def _check_places(job: CalibrationJob) -> None:

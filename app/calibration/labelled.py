@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
-from llama_adapter.app.errors import UsageError
+from llama_adapter.runtime.errors import UsageError
 
 PICTURE_COLUMNS: Final = ("picture", "image", "file_name", "filename", "path")
 PROMPT_COLUMNS: Final = ("prompt", "question", "instruction")

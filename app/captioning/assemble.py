@@ -62,7 +62,7 @@ class Parts:
 def assemble(spec: CaptionerSpec) -> Captioner:
     """Load the model of `spec` onto its device.
 
-    Raises DeviceError, CheckpointError, VisionCheckpointError and EncoderError; the errors say what to do.
+    Raises DeviceError, CheckpointError and GraphError; the errors say what to do.
     """
     return assemble_parts(spec).captioner()
 

@@ -113,7 +113,7 @@ class Captioner:
         `options` are the fields of `CaptionerSpec`: llama_dir, llama_type, adapter, clip, visual_heads,
         channel_order, context, vision, encoder, encoder_process, encoder_device, device, dtype, precision, mode,
         operators, exif, reading, batch_size; None leaves a default. Raises ValueError for options that exclude each
-        other, and the errors listed in app/errors.py for files and devices.
+        other, and the errors listed in runtime/problems.py for files and devices.
         """
         from llama_adapter.app.captioning.assemble import assemble
 

@@ -9,8 +9,8 @@ import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
-from llama_adapter.app.errors import is_out_of_memory
 from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.runtime.problems import is_out_of_memory
 
 _log = logging.getLogger("llama_adapter.memory")
 

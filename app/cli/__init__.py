@@ -14,7 +14,8 @@ from llama_adapter.app.cli.models import add_convert, add_quantize
 from llama_adapter.app.cli.parser import EXIT_CODES, Parser, help_hint
 from llama_adapter.app.cli.records import add_export_records
 from llama_adapter.app.cli.serve import add_serving
-from llama_adapter.app.errors import UsageError, run_guarded
+from llama_adapter.app.terminal.run_guarded import run_guarded
+from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.torch_import import decline_telemetry, defer_device_extensions
 
 __all__ = ["build_parser", "main"]
@@ -31,7 +32,7 @@ Caption pictures and answer questions about them with LLaMA-Adapter V2 models.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code. Errors are told on stderr, see app/errors.py."""
+    """Run one command; returns its exit code. Errors are told on stderr, see runtime/problems.py."""
     defer_device_extensions()
     decline_telemetry()
     arguments = sys.argv[1:] if arguments is None else arguments

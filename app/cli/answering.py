@@ -9,12 +9,12 @@ from llama_adapter.app.cli.model_flags import SPEC, add_computation, add_model, 
 from llama_adapter.app.cli.parser import Parser, command, default
 from llama_adapter.app.cli.records import add_deciding
 from llama_adapter.app.cli.values import parse_choices, parse_shard, parse_text, settings, spec_from
-from llama_adapter.app.errors import UsageError
 from llama_adapter.app.inputs import InputSpec, read_question_sheet
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.questions import Question
 from llama_adapter.app.scale.options import RayOptions
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.runtime.errors import UsageError
 
 SAMPLING = SamplingParams()
 

@@ -9,7 +9,7 @@ from typing import Any
 from llama_adapter.app.cli.model_flags import add_computation, add_model
 from llama_adapter.app.cli.parser import command, default
 from llama_adapter.app.cli.values import parse_batch_sizes, parse_text, settings, spec_from
-from llama_adapter.app.errors import Exit, UsageError
+from llama_adapter.runtime.errors import ExitCode, UsageError
 
 _BENCH = """\
 Measure how fast a model answers here, at several batch sizes, and how near that is to what the device can do: memory
@@ -66,4 +66,4 @@ def _run_bench(options: argparse.Namespace) -> int:
     if options.plot is not None:
         write_plot(result, options.plot)
     print(as_json if options.json else format_table(result))
-    return Exit.OK
+    return ExitCode.OK

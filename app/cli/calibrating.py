@@ -5,7 +5,7 @@ from typing import Any
 
 from llama_adapter.app.cli.parser import default
 from llama_adapter.app.cli.values import settings, spec_from
-from llama_adapter.app.errors import UsageError
+from llama_adapter.runtime.errors import UsageError
 
 
 def add_calibrating(group: Any) -> None:

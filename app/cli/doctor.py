@@ -8,7 +8,7 @@ from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.cli.model_flags import SPEC, add_encoder, add_model, add_precision, sources_from
 from llama_adapter.app.cli.parser import DEVICE_KINDS, DEVICES, command, default
 from llama_adapter.app.cli.values import settings
-from llama_adapter.app.errors import UsageError
+from llama_adapter.runtime.errors import UsageError
 
 _DOCTOR = """\
 Check this installation part by part and a model tensor by tensor, and say what is wrong and what to do. Without model

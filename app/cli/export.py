@@ -6,7 +6,7 @@ from typing import Any
 from llama_adapter.app.cli.model_flags import add_model
 from llama_adapter.app.cli.parser import EXIT_CODES, command, default
 from llama_adapter.app.cli.values import parse_batch_sizes, settings
-from llama_adapter.app.errors import Exit, UsageError
+from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.graphs import defaults as export_defaults
 
 _EXPORT = """\
@@ -90,7 +90,7 @@ def _run_export_onnx(options: argparse.Namespace) -> int:
 
     values = {**vars(options), "pictures": tuple(options.pictures), "sources": settings(EncoderSources, vars(options))}
     run_export_onnx(settings(OnnxJob, values))
-    return Exit.OK
+    return ExitCode.OK
 
 
 def _run_export_om(options: argparse.Namespace) -> int:
@@ -98,4 +98,4 @@ def _run_export_om(options: argparse.Namespace) -> int:
 
     values = {**vars(options), "atc_flags": tuple(options.atc_flags)}
     run_export_om(settings(OmJob, values, shown={"atc_flags": "--atc-flag", "onnx": "FILE.onnx"}))
-    return Exit.OK
+    return ExitCode.OK

@@ -7,8 +7,8 @@ from typing import Any
 from llama_adapter.app.cli.model_flags import add_model, sources_from
 from llama_adapter.app.cli.parser import command, default
 from llama_adapter.app.cli.values import settings
-from llama_adapter.app.errors import Exit, UsageError
 from llama_adapter.app.terminal.stderr_lines import say
+from llama_adapter.runtime.errors import ExitCode, UsageError
 
 CONVERT_DTYPE = "float16"
 
@@ -58,7 +58,7 @@ def _run_convert(options: argparse.Namespace) -> int:
     bundle = convert(sources_from(options), options.out, dtype=DTYPES[options.dtype], overwrite=options.force)
     num_bytes = sum(file.stat().st_size for file in Path(bundle).iterdir())
     say(f"wrote `{bundle}`, {num_bytes / 1e6:,.1f} MB in {options.dtype}")
-    return Exit.OK
+    return ExitCode.OK
 
 
 def _run_quantize(options: argparse.Namespace) -> int:
@@ -67,4 +67,4 @@ def _run_quantize(options: argparse.Namespace) -> int:
     bundle = quantise_bundle(settings(QuantiseJob, vars(options)))
     num_bytes = sum(file.stat().st_size for file in bundle.iterdir())
     say(f"wrote `{bundle}`, {num_bytes / 1e6:,.1f} MB in {options.precision}")
-    return Exit.OK
+    return ExitCode.OK

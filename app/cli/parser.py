@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from llama_adapter.app.errors import UsageError
+from llama_adapter.runtime.errors import UsageError
 
 EXIT_CODES = """\
 exit codes: 0 all good, 1 failed, 2 usage or a device that cannot be had, 3 finished but some pictures could not be

@@ -17,11 +17,11 @@ from llama_adapter.app.captioning.resources import sample_pictures
 from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.doctor.environment import PAGE_PACKAGES, SERVER_PACKAGES
 from llama_adapter.app.doctor.probes import IMPORT_NAMES
-from llama_adapter.app.errors import Exit, UsageError
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import ServiceLimits
 from llama_adapter.app.terminal.wording import EMBEDDED_NOTE
 from llama_adapter.runtime.devices.backend import EAGER
+from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.text import shown_text
 from llama_adapter.vision.formats import PICTURE_SUFFIXES
 
@@ -61,8 +61,8 @@ class ServeJob:
 def run_serve(job: ServeJob) -> int:
     """Serve until SIGTERM or SIGHUP (drains, exit code 0) or Ctrl-C (drains, 130).
 
-    Raises what app/errors.py lists: for the model, for an address that cannot be had, and for packages of the extras
-    `serve` and `web` that are missing.
+    Raises LlamaAdapterError for the model and for an address that is not available, and ModuleNotFoundError where the
+    extra `serve` or `web` is not installed.
     """
     check_packages(has_page=job.has_page)
     from llama_adapter.app.http_api.api import create_api
@@ -100,7 +100,7 @@ def run_serve(job: ServeJob) -> int:
             # Also when quiet: with port 0 there is no other way to know.
             on_start=lambda: _say(f"serving on {address}"),
         )
-    return Exit.INTERRUPTED if ended_by == signal.SIGINT else Exit.OK
+    return ExitCode.INTERRUPTED if ended_by == signal.SIGINT else ExitCode.OK
 
 
 def check_packages(*, has_page: bool) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from llama_adapter.app.captioning.spec import CaptionerSpec
-from llama_adapter.app.errors import UsageError
+from llama_adapter.runtime.errors import UsageError
 
 T = TypeVar("T")
 

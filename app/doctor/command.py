@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from llama_adapter.app.doctor.environment import Probe, fold, is_needed, look_at_environment, purposes, uses_of
 from llama_adapter.app.doctor.model import Finding, diagnose
-from llama_adapter.app.errors import Exit
+from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.text import shown_text
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def run_checkup(
         checks += [(finding.what, finding.level) for finding in findings]
     line, num_errors = summary(checks)
     print("", *_wrapped(line, first="", rest=" " * 4, width=width), sep="\n")
-    return Exit.FAILED if num_errors else Exit.OK
+    return ExitCode.FAILED if num_errors else ExitCode.OK
 
 
 def _diagnose(

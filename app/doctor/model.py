@@ -65,13 +65,11 @@ class Report:
 
     def attempt(self, what: str, action: Callable[[], T]) -> T | None:
         """What `action` returns; None where it raised one of the errors of files, which becomes a finding."""
-        from llama_adapter.llm.errors import CheckpointError
-        from llama_adapter.vision.errors import EncoderError
-        from llama_adapter.vision.weights import VisionCheckpointError
+        from llama_adapter.runtime.errors import CheckpointError, GraphError
 
         try:
             return action()
-        except (CheckpointError, EncoderError, VisionCheckpointError) as error:
+        except (CheckpointError, GraphError) as error:
             self._findings.append(Finding(level="error", what=what, sentence=error.message, hint=error.hint))
             return None
 

@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from llama_adapter.runtime.child_process import absent, broken, last_line, ok, one_line, run_program
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.toolkit import find_atc, read_npu_smi
-from llama_adapter.vision.errors import EncoderError
 
 if TYPE_CHECKING:
     from llama_adapter.runtime.devices.npu import NpuBackend
@@ -77,9 +77,9 @@ def look_at_torch_npu() -> dict[str, Any]:
     """
     if importlib.util.find_spec("torch_npu") is None:
         return absent()
-    from llama_adapter.llm.errors import DeviceError
     from llama_adapter.runtime.devices.npu import open_npu
     from llama_adapter.runtime.devices.npu_load import load_torch_npu
+    from llama_adapter.runtime.errors import DeviceError
 
     try:
         torch_npu = load_torch_npu()
@@ -179,7 +179,7 @@ def look_at_atc() -> dict[str, Any]:
     """ATC, and whether it starts."""
     try:
         tool = str(find_atc())
-    except EncoderError:
+    except GraphError:
         return absent()
     ran = run_program([tool, "--help"], environ=os.environ, seconds=PROGRAM_S)
     if isinstance(ran, str):

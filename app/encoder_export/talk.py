@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from llama_adapter.app.errors import forget_stdout
+from llama_adapter.app.terminal.run_guarded import forget_stdout
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.graphs.lint import Complaint
 from llama_adapter.vision.export.parity import Parity

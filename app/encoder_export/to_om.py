@@ -10,6 +10,7 @@ from pathlib import Path
 from llama_adapter.app.encoder_export.files import check_place
 from llama_adapter.app.encoder_export.talk import give, tell, told_complaints, told_next
 from llama_adapter.runtime.atomic_write import refuse_to_replace
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.adopt import adopt_om
 from llama_adapter.runtime.graphs.atc import AtcRequest, check_settings, command, make_om, plan
 from llama_adapter.runtime.graphs.defaults import BATCH_SIZES, LOG_LEVEL, PRECISION_MODE
@@ -17,7 +18,6 @@ from llama_adapter.runtime.graphs.graph import Graph, read_graph
 from llama_adapter.runtime.graphs.lint import lint_graph
 from llama_adapter.runtime.graphs.sidecar import check_om_path, sidecar_path
 from llama_adapter.runtime.graphs.toolkit import detect_soc_version, find_atc
-from llama_adapter.vision.errors import EncoderError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +66,7 @@ class OmJob:
 def run_export_om(job: OmJob) -> None:
     """Lint and convert, print the command lines, or adopt.
 
-    Raises UsageError when there is a file already, EncoderError when the lint or ATC refuses the file.
+    Raises UsageError when there is a file already, GraphError when the lint or ATC refuses the file.
     """
     graph = read_graph(job.onnx)
     requests = plan_om(job, graph)
@@ -82,7 +82,7 @@ def run_export_om(job: OmJob) -> None:
         return
     errors = [complaint for complaint in complaints if complaint.level == "error"]
     if errors and not job.force:
-        raise EncoderError(
+        raise GraphError(
             f"ATC will refuse `{job.onnx}`: {errors[0].sentence}",
             hint=f"{errors[0].hint}; or try all the same with --force",
         )
@@ -135,7 +135,7 @@ def _tell_of_strangers(onnx: str, graph: Graph) -> None:
 
 
 def plan_om(job: OmJob, graph: Graph) -> list[AtcRequest]:
-    """What is to be converted, or was; raises EncoderError without a known chip and for a graph of no use."""
+    """What is to be converted, or was; raises GraphError without a known chip and for a graph of no use."""
     requests = plan(
         graph,
         Path(job.onnx),
@@ -151,9 +151,9 @@ def plan_om(job: OmJob, graph: Graph) -> list[AtcRequest]:
 
 
 def _check_names(requests: Sequence[AtcRequest]) -> None:
-    """Raise EncoderError for a path that the runtime would refuse later."""
+    """Raise GraphError for a path that the runtime would refuse later."""
     for request in requests:
         try:
             check_om_path(request.output)
-        except EncoderError as error:
-            raise EncoderError(error.message, hint="name another place as --out") from None
+        except GraphError as error:
+            raise GraphError(error.message, hint="name another place as --out") from None

@@ -27,19 +27,18 @@ from llama_adapter.app.models.bundle import (
 )
 from llama_adapter.app.models.checkpoints import adapter_name, find_clip, resolve_channel_order
 from llama_adapter.app.reading.isolated import open_reader
-from llama_adapter.llm.errors import CheckpointError
 from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
 from llama_adapter.runtime.atomic_write import refuse_to_replace
+from llama_adapter.runtime.errors import CheckpointError, GraphError
 from llama_adapter.runtime.graphs.card import EncoderDtype
 from llama_adapter.runtime.graphs.defaults import DTYPE, OPSET, OPSETS
 from llama_adapter.runtime.graphs.graph import Graph, read_graph
 from llama_adapter.runtime.graphs.lint import lint_graph
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import encoder_from_state
-from llama_adapter.vision.errors import EncoderError
 from llama_adapter.vision.export.onnx import export_onnx
 from llama_adapter.vision.export.parity import compare
-from llama_adapter.vision.weights import VisionCheckpointError, build_vision
+from llama_adapter.vision.weights import build_vision
 
 CLIP_FILE = "ViT-L-14.pt"  # as OpenAI publishes it, and where its own package keeps it
 CLIP_CACHE = Path("~/.cache/clip")
@@ -97,7 +96,7 @@ class OnnxJob:
 def load_encoder(sources: EncoderSources) -> LoadedEncoder:
     """The encoder's weights in float32; the language model is not read, nor need it be there.
 
-    Raises CheckpointError, VisionCheckpointError.
+    Raises CheckpointError.
     """
     return _from_bundle(sources) if sources.adapter is None else _from_adapter(sources, sources.adapter)
 
@@ -136,7 +135,7 @@ def _from_adapter(sources: EncoderSources, file: str) -> LoadedEncoder:
 def _find_clip_file(named: str | None, adapter: AdapterFile) -> str | Path | None:
     """The file that was named, else OpenAI's where it usually lies; None for an adapter that holds its own.
 
-    Raises VisionCheckpointError where there is none.
+    Raises CheckpointError where there is none.
     """
     if named is not None or adapter.clip:
         return named
@@ -144,7 +143,7 @@ def _find_clip_file(named: str | None, adapter: AdapterFile) -> str | Path | Non
     places = list(dict.fromkeys(folder.resolve() / CLIP_FILE for folder in folders))
     found = next((place for place in places if place.is_file()), None)
     if found is None:
-        raise VisionCheckpointError(
+        raise CheckpointError(
             f"The adapter `{adapter.name}` holds no CLIP, and none was given",
             hint=f"name the file as --clip; it was looked for as {', '.join(f'`{place}`' for place in places)}",
         )
@@ -154,7 +153,7 @@ def _find_clip_file(named: str | None, adapter: AdapterFile) -> str | Path | Non
 def run_export_onnx(job: OnnxJob) -> None:
     """Export, lint, compare; the file is put in place when it computes what the encoder does.
 
-    Raises UsageError when there is a file already, EncoderError when the graph differs from the encoder.
+    Raises UsageError when there is a file already, GraphError when the graph differs from the encoder.
     """
     out = Path(job.out).resolve()
     refuse_to_replace([out], force=job.force)
@@ -180,14 +179,14 @@ def run_export_onnx(job: OnnxJob) -> None:
 
 
 def _check_parity(graph: Graph, file: Path, loaded: LoadedEncoder, pixels_BHWC: NDArray[np.uint8]) -> None:
-    """Tell how close the graph comes; raise EncoderError when it computes something else than the encoder."""
+    """Tell how close the graph comes; raise GraphError when it computes something else than the encoder."""
     start = time.perf_counter()
     parity = compare(file, encoder_from_state(loaded.config, loaded.state), pixels_BHWC)
     if parity.ok:
         tell(told_parity(parity), start)
         return
     is_half = graph.card is not None and graph.card.dtype == "float16"
-    raise EncoderError(
+    raise GraphError(
         f"The exported graph does not compute what the encoder does; {told_parity(parity)}",
         hint="float16 may be too narrow for these weights: export with --dtype float32"
         if is_half
@@ -204,7 +203,7 @@ def _model_flags(sources: EncoderSources) -> list[str]:
 
 
 def _pixels(named: Sequence[str], *, size: int) -> NDArray[np.uint8]:
-    """Pictures as the encoder gets them, those that can be read; raises EncoderError where none can."""
+    """Pictures as the encoder gets them, those that can be read; raises GraphError where none can."""
     found = expand_inputs(named) if named else islice(expand_inputs([sample_pictures()]), _MAX_PICTURES)
     pixels = []
     with closing(open_reader("process", CaptionerSpec(), size=size)) as reader:
@@ -215,7 +214,7 @@ def _pixels(named: Sequence[str], *, size: int) -> NDArray[np.uint8]:
             elif reading.error is not None:
                 tell(f"not compared on this picture: {reading.error.message}")
     if not pixels:
-        raise EncoderError(
+        raise GraphError(
             "None of the pictures can be read, and without any the graph cannot be compared with the encoder",
             hint="name others as --pictures, or leave it away for the sample pictures",
         )

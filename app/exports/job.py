@@ -12,7 +12,6 @@ from typing import BinaryIO, Final, Literal
 from llama_adapter.app.calibration.decider import Decider, Decision
 from llama_adapter.app.calibration.decisions import Rule
 from llama_adapter.app.calibration.file import Calibration, read_calibration
-from llama_adapter.app.errors import Exit, UsageError
 from llama_adapter.app.exports.old_names import file_name
 from llama_adapter.app.exports.outputs import (
     METADATA_NAME,
@@ -31,6 +30,7 @@ from llama_adapter.app.records.record import Record
 from llama_adapter.app.terminal.standard_output import flush_whole, write_whole
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.atomic_write import atomic_write, refuse_to_replace
+from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.text import shown_name
 
 RecordTarget = Literal["sidecars", "csv", "metadata", "parquet", "jsonl"]
@@ -72,7 +72,7 @@ def run_export_records(job: ExportRecordsJob) -> int:
     """Write what `job.to` names; returns the exit code, which is `FAILED` when texts of some pictures were not written.
 
     The files of answers are read twice and stay as they are. Raises UsageError before anything is written, and what
-    app/errors.py lists.
+    runtime/problems.py lists.
     """
     calibration = None if job.calibration is None else read_calibration(job.calibration)
     decider = Decider.of(calibration, threshold=job.threshold, abstain=job.abstain)
@@ -270,7 +270,7 @@ def _columns(job: ExportRecordsJob, found: Survey, decider: Decider) -> list[str
 def _tell(refusals: Refusals) -> int:
     for line in refusals.lines():
         say(line)
-    return Exit.FAILED if refusals.count else Exit.OK
+    return ExitCode.FAILED if refusals.count else ExitCode.OK
 
 
 def _left_out(found: Survey) -> str:

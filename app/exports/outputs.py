@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from llama_adapter.app.calibration.decider import Decider, Decision
-from llama_adapter.app.errors import UsageError
 from llama_adapter.app.exports.formats import CSV_COLUMNS, Cell, csv_cells, csv_lines
 from llama_adapter.app.exports.old_names import file_name
 from llama_adapter.app.exports.sidecars import Refusals, is_file
 from llama_adapter.app.records.picture_names import name_as_text
 from llama_adapter.app.records.record import Record, json_line, record_to_line
+from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.text import shown_name
 
 METADATA_NAME: Final = "metadata.jsonl"

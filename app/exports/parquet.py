@@ -6,8 +6,8 @@ from itertools import islice
 from typing import Any, BinaryIO, Final
 
 from llama_adapter.app.calibration.decider import Decision
-from llama_adapter.app.errors import UsageError
 from llama_adapter.app.records.record import Record
+from llama_adapter.runtime.errors import UsageError
 
 ROWS_IN_A_GROUP: Final = 10_000
 RUNS_KEY: Final = b"llama-adapter-runs"  # in the file's metadata: the manifests' runs as JSON

@@ -6,8 +6,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
-from llama_adapter.app.errors import UsageError
 from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.errors import UsageError
 
 Row = TypeVar("Row")
 

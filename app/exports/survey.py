@@ -12,10 +12,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_adapter.app.errors import UsageError
 from llama_adapter.app.exports.old_names import OldNames
 from llama_adapter.app.inputs import natural_key
 from llama_adapter.app.records.record import Record, RecordFileError, read_records, superseded_names
+from llama_adapter.runtime.errors import UsageError
 
 MAX_REMEMBERED: Final = 100  # of prompts, choices and runs: for messages and columns, where more would be no help
 

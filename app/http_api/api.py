@@ -111,4 +111,4 @@ def _tell_errors(app: FastAPI) -> None:
 
 
 def _reply(error: ApiError) -> Response:
-    return Response(error.body(), status_code=error.status, headers=error.headers, media_type="application/json")
+    return Response(error.body(), status_code=error.http_status, headers=error.headers, media_type="application/json")

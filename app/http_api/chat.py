@@ -28,7 +28,7 @@ from llama_adapter.app.http_api.streaming import (
 from llama_adapter.app.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import ServiceError
-from llama_adapter.llm.errors import LlmError
+from llama_adapter.runtime.errors import LlamaAdapterError
 
 IGNORED_TURNS = "x-ignored-turns"
 ALIAS = "default"  # names whatever model is loaded
@@ -125,7 +125,7 @@ async def _submit(ask: Ask, *, service: Service) -> RequestHandle:
         if num_chars <= _INLINE_CHARS:
             return service.submit(ask)
         return await asyncio.to_thread(service.submit, ask)
-    except (ServiceError, LlmError, ValueError) as error:
+    except (ServiceError, LlamaAdapterError, ValueError) as error:
         raise of_refusal(error) from None
 
 

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from llama_adapter.runtime.errors import LlamaAdapterError
+
 # As OpenAI names them where it has a name.
 PictureRefusal = Literal[
     "invalid_image_url",  # no URL of a kind that is read here
@@ -14,11 +16,10 @@ PictureRefusal = Literal[
 ]
 
 
-class PictureRefusedError(Exception):
+class PictureRefusedError(LlamaAdapterError):
     """The picture of a request is refused; `message` has no payload and no URL beyond a short form of it."""
 
     def __init__(self, message: str, *, code: PictureRefusal, status: int = 400) -> None:
         super().__init__(message)
-        self.message = message
         self.code: PictureRefusal = code
-        self.status = status
+        self.http_status = status

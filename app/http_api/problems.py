@@ -8,12 +8,13 @@ import math
 from collections.abc import Mapping
 
 from llama_adapter.app.captioning.answers import AnswerError
-from llama_adapter.app.errors import describe
 from llama_adapter.app.http_api.picture_errors import PictureRefusedError
 from llama_adapter.app.online.reading_pool import READING_BUSY, READING_FAILED
 from llama_adapter.app.online.types import BusyError, ServiceError
 from llama_adapter.app.reading.reader import CRASHED, TIMEOUT
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
+from llama_adapter.runtime.errors import LlamaAdapterError
+from llama_adapter.runtime.problems import describe
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES
 
 CLIENT_GONE = 499  # never sent: what the log says of a request whose client has hung up
@@ -49,7 +50,7 @@ _ANSWER_HEADERS: Mapping[int, Mapping[str, str]] = {
 }
 
 
-class ApiError(Exception):
+class ApiError(LlamaAdapterError):
     """An answer with an error status; `param` names the part of the request that is meant."""
 
     def __init__(
@@ -62,12 +63,12 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.message, self.status, self.code, self.param = message, status, code, param
+        self.http_status, self.code, self.param = status, code, param
         self.headers = dict(headers or {})
 
     def body(self) -> bytes:
         """The envelope as JSON."""
-        error = {"message": self.message, "type": error_type(self.status), "param": self.param, "code": self.code}
+        error = {"message": self.message, "type": error_type(self.http_status), "param": self.param, "code": self.code}
         return json.dumps({"error": error}).encode()
 
 
@@ -105,7 +106,7 @@ def of_refusal(error: Exception) -> ApiError:
         case ServiceError():
             return _of_service(error)
         case PictureRefusedError():
-            return ApiError(error.message, status=error.status, code=error.code, param="messages")
+            return ApiError(error.message, status=error.http_status, code=error.code, param="messages")
         case PromptTooLongError():
             return ApiError(_sentence(error), code="context_length_exceeded", param="messages")
         case PromptError() | ValueError():

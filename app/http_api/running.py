@@ -14,6 +14,7 @@ import uvicorn
 
 from llama_adapter.app.http_api.connections import Connection
 from llama_adapter.app.online.service import Service
+from llama_adapter.runtime.errors import LlamaAdapterError
 
 _FLUSH_S = 5  # for responses that are ready when the service is idle
 _STALLED_MS = 60_000  # a client that takes nothing of what is sent for so long is given up
@@ -83,12 +84,14 @@ class Draining(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-class AddressError(OSError):
-    """An address that cannot be listened at."""
+class AddressError(LlamaAdapterError):
+    """The server cannot listen at this address."""
+
+    default_hint = "choose another --port (0 takes a free one), or an address of this machine as --host"
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket, not listening yet; raises AddressError, in words, where that address cannot be had."""
+    """A bound socket, not listening yet; raises AddressError where that address is not available."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named as TCP, so that the event loop turns off the waiting for more to send (40 ms an answer).
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -101,7 +104,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.close()
         reason = error.strerror or str(error)
         said = f"Cannot listen at {host} port {port}: {reason[0].lower()}{reason[1:]}"
-        raise AddressError(error.errno, said) from error
+        raise AddressError(said) from error
     return listener
 
 

@@ -9,7 +9,6 @@ from llama_adapter.app.calibration.file import read_calibration
 from llama_adapter.app.captioning.captioner import Captioner, ModelInfo
 from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.captioning.work_items import WorkItem
-from llama_adapter.app.errors import UsageError
 from llama_adapter.app.inputs import PictureInput, count_inputs
 from llama_adapter.app.inputs.archives import is_archive_name
 from llama_adapter.app.inputs.patterns import is_pattern
@@ -22,6 +21,7 @@ from llama_adapter.app.records.folder import RecordStore
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.manifest import RunManifest
 from llama_adapter.app.terminal.wording import EMBEDDED_NOTE, is_sample
+from llama_adapter.runtime.errors import UsageError
 
 
 def open_decider(job: Job) -> Decider:

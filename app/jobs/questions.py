@@ -8,18 +8,24 @@ from pathlib import PurePosixPath
 from llama_adapter.app.captioning.prompts import Prompt, RawPrompt
 from llama_adapter.app.inputs import QuestionFields
 from llama_adapter.app.records.picture_names import name_as_text
+from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
 
 # `{stem}` is a variable, `{{` and `}}` are braces; whatever else stands in braces, such as JSON, stays as it is.
 _PIECES = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}")
 PICTURE_VARIABLES = ("stem", "name", "parent", "path")
 
 
-class TemplateError(Exception):
-    """A prompt names a variable that this picture has not."""
+class TemplateError(LlamaAdapterError):
+    """A prompt names a variable that this picture does not have."""
+
+    exit_code = ExitCode.USAGE
+    http_status = 400
 
     def __init__(self, name: str, *, known: Mapping[str, str]) -> None:
-        self.hint = f"write {{{{{name}}}}} for the text {{{name}}} itself"
-        super().__init__(f"The prompt wants the variable {{{name}}}, and there is only {', '.join(sorted(known))}")
+        super().__init__(
+            f"The prompt wants the variable {{{name}}}, and there is only {', '.join(sorted(known))}",
+            hint=f"write {{{{{name}}}}} for the text {{{name}}} itself",
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,6 @@ from typing import Self
 
 from llama_adapter.app.calibration.decider import Decider
 from llama_adapter.app.captioning.answers import Answer
-from llama_adapter.app.errors import Exit, forget_stdout
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.jobs.progress import Progress
@@ -17,30 +16,32 @@ from llama_adapter.app.measuring.report import Tally
 from llama_adapter.app.records.folder import RecordStore
 from llama_adapter.app.records.manifest import EndReason, RunManifest, write_manifest
 from llama_adapter.app.records.record import Record, record_to_line
+from llama_adapter.app.terminal.run_guarded import forget_stdout
 from llama_adapter.app.terminal.standard_output import give
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.app.terminal.wording import Unfamiliar, counted, text_line
+from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
 from llama_adapter.runtime.text import shown_name
 
 
-class InputGoneError(Exception):
+class InputGoneError(LlamaAdapterError):
     """What the user named was there and is not any more, such as a folder of a server that went away."""
 
     def __init__(self, root: str, *, hint: str = "bring it back and run the same command again") -> None:
-        self.message = (
-            f"`{shown_name(root)}` was there when this began, and is gone: its other pictures were not answered"
+        super().__init__(
+            f"`{shown_name(root)}` was there when this began, and is gone: its other pictures were not answered",
+            hint=hint,
         )
-        self.hint = hint
-        super().__init__(self.message)
 
 
-class TooManyErrorsError(Exception):
+class TooManyErrorsError(LlamaAdapterError):
     """So many pictures failed that something else must be wrong."""
 
     def __init__(self, num_failed: int, *, job: Job) -> None:
-        self.message = f"{num_failed} failed, as many as --max-errors allows: no more were begun"
-        self.hint = f"see the errors above or in the records, and mend what is wrong; {how_to_go_on(job)}"
-        super().__init__(self.message)
+        super().__init__(
+            f"{num_failed} failed, as many as --max-errors allows: no more were begun",
+            hint=f"see the errors above or in the records, and mend what is wrong; {how_to_go_on(job)}",
+        )
 
 
 class ResultWriter:
@@ -167,13 +168,13 @@ class ResultWriter:
         if is_interrupted:
             self.say(f"interrupted: {how_to_go_on(self._job)}")
 
-    def exit_code(self) -> Exit:
+    def exit_code(self) -> ExitCode:
         """Of a run that was finished. Raises InputGoneError and TooManyErrorsError where it had to stop."""
         if self._problem is not None:
             raise self._problem
         if self.end_reason == "interrupted":
-            return Exit.INTERRUPTED
-        return Exit.PICTURE_ERRORS if self.num_failed else Exit.OK
+            return ExitCode.INTERRUPTED
+        return ExitCode.PICTURE_ERRORS if self.num_failed else ExitCode.OK
 
     def say(self, text: str, *, even_if_quiet: bool = False) -> None:
         """A line of talk on stderr, unless it is not wanted."""

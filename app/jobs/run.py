@@ -31,7 +31,7 @@ from llama_adapter.runtime.devices.backend import EAGER
 def run_job(job: Job) -> int:
     """Answer every question about every picture; returns the exit code.
 
-    Interrupted once, it finishes the pictures it has begun. Raises what app/errors.py lists.
+    Interrupted once, it finishes the pictures it has begun. Raises what runtime/problems.py lists.
     """
     check_inputs(job.inputs, need_questions=job.lacks_question)
     check_variables(job)

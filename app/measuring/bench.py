@@ -65,7 +65,7 @@ class BenchJob:
 
 
 def run_bench(job: BenchJob, *, tell: Callable[[str], None] = lambda line: None) -> BenchResult:
-    """Measure; `tell` gets a line for each thing that was done. Raises what app/errors.py lists, as `caption` does."""
+    """Measure; `tell` gets a line for each finished step. Raises LlamaAdapterError, OSError and ValueError."""
     load_before = load_average()
     started = time.perf_counter()
     spec = dataclasses.replace(job.spec, batch_size=max(job.batch_sizes))

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from llama_adapter.app.errors import UsageError
+from llama_adapter.runtime.errors import UsageError
 
 PLOT_SUFFIXES = (".png", ".svg")
 

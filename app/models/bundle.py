@@ -45,9 +45,9 @@ from llama_adapter.app.models.tensor_files import (
     write_tensors,
 )
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.errors import CheckpointError
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.devices.backend import DTYPES
+from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.tensor_files.files import list_keys, read_json
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt, shown_name

@@ -19,13 +19,13 @@ from torch import Tensor
 from llama_adapter.app.captioning.spec import Precision
 from llama_adapter.app.models.out_of_distribution import OodDetector
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.errors import CheckpointError
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.llm.weights.source import LlamaSource
+from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import EncoderCard
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
 from llama_adapter.runtime.text import shown_name
@@ -135,7 +135,7 @@ def assemble_sources(
 
     With the card of an exported `encoder`, which takes CLIP's place, CLIP may be missing.
 
-    Raises `llm.errors.CheckpointError` or `vision.weights.VisionCheckpointError`, in one sentence with a hint, if a
+    Raises `llm.errors.CheckpointError` or `vision.weights.CheckpointError`, in one sentence with a hint, if a
     part is missing, damaged, incomplete, of another kind, or does not fit the others.
     """
     model, tensors = stream_sources(sources, dtype=dtype, encoder=encoder)
@@ -253,7 +253,7 @@ def open_llama(place: LlamaFolder) -> LlamaSource:
 def open_clip(path: str | os.PathLike[str]) -> ClipSource:
     """Open OpenAI's CLIP (TorchScript archive or state dict) or Hugging Face's (file or its folder).
 
-    Raises CheckpointError for a file that cannot be read, and VisionCheckpointError for one that is no CLIP.
+    Raises CheckpointError for a file that cannot be read, and CheckpointError for one that is no CLIP.
     """
     file = clip_file(path)
     return read_clip(read_tensor_file(file, torchscript=True).tensors, name=str(file))

@@ -6,12 +6,12 @@ from pathlib import Path
 from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.runtime.devices.backend import EAGER, Backend
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import EncoderCard, fingerprint, is_same
 from llama_adapter.runtime.graphs.sidecar import read_sidecar
 from llama_adapter.vision.backends.base import VisionBackend
 from llama_adapter.vision.backends.open import EncoderKind, EncoderSpec
 from llama_adapter.vision.config import VisionConfig
-from llama_adapter.vision.errors import EncoderError
 
 _EXPORT_AGAIN = "export this model's encoder with `llama-adapter export onnx`, and for an OM go on with `export om`"
 _HALVES = {"clip": "CLIP", "query": "visual blocks"}
@@ -33,9 +33,9 @@ def encoder_spec(spec: CaptionerSpec, *, backend: Backend, mode: str) -> Encoder
 
 
 def check_encoder_exists(spec: CaptionerSpec) -> None:
-    """Raise EncoderError before a device is opened or gigabytes are read for an encoder that is not there."""
+    """Raise GraphError before a device is opened or gigabytes are read for an encoder that is not there."""
     if spec.encoder is not None and not Path(spec.encoder).exists():
-        raise EncoderError(
+        raise GraphError(
             f"The encoder `{spec.encoder}` does not exist",
             hint=f"`llama-adapter export {spec.vision_kind}` makes one",
         )
@@ -64,7 +64,7 @@ def encoder_bytes(spec: CaptionerSpec, model: LoadedModel, *, backend: Backend) 
 def om_card(spec: CaptionerSpec) -> EncoderCard | None:
     """The card beside an OM file, or beside the first one of a folder, without opening the OM itself.
 
-    Raises EncoderError for a side-car that cannot be read.
+    Raises GraphError for a side-car that cannot be read.
     """
     assert spec.encoder is not None
     place = Path(spec.encoder)
@@ -74,13 +74,13 @@ def om_card(spec: CaptionerSpec) -> EncoderCard | None:
 
 
 def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) -> None:
-    """Raise EncoderError unless the encoder of `spec` was exported from this model's picture half.
+    """Raise GraphError unless the encoder of `spec` was exported from this model's picture half.
 
     Only the halves that the model's files hold are compared: beside an exported encoder, CLIP may be missing.
     """
     made, wanted = card.output_shape, (model.decoder_config.num_queries, model.decoder_config.dim)
     if made != wanted:
-        raise EncoderError(
+        raise GraphError(
             f"The encoder `{spec.encoder}` makes {made[0]} visual queries of width {made[1]}, and the model "
             f"{model.name} reads {wanted[0]} of width {wanted[1]}",
             hint=_EXPORT_AGAIN,
@@ -89,19 +89,19 @@ def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) ->
     own_halves = fingerprint(model.vision_state) if model.origin is None else model.origin.fingerprint
     for half, own in own_halves.items():
         if not is_same(card.fingerprint.get(half), own):
-            raise EncoderError(
+            raise GraphError(
                 f"The encoder `{spec.encoder}` was exported from {card.name}, and its {_HALVES[half]} are not those "
                 f"of the model {model.name}",
                 hint=_EXPORT_AGAIN,
             )
     if card.vision.channel_order != model.vision_config.channel_order:
-        raise EncoderError(
+        raise GraphError(
             f"The encoder `{spec.encoder}` reads colours in the order {card.vision.channel_order}, and the model "
             f"{model.name} was trained on {model.vision_config.channel_order}",
             hint="pass the same --channel-order here and to `llama-adapter export`",
         )
     if card.vision != model.vision_config:
-        raise EncoderError(
+        raise GraphError(
             f"The encoder `{spec.encoder}` was exported with {_differences(card.vision, model.vision_config)} for the "
             f"model {model.name}",
             hint=_EXPORT_AGAIN,
@@ -120,9 +120,9 @@ def _differences(exported: VisionConfig, wanted: VisionConfig) -> str:
 
 
 def check_sizes(encoder: VisionBackend, model: LoadedModel, *, spec: CaptionerSpec) -> None:
-    """Raise EncoderError where an encoder, which may have come without a card, takes pictures of another size."""
+    """Raise GraphError where an encoder, which may have come without a card, takes pictures of another size."""
     if encoder.image_size != model.vision_config.clip.image_size:
-        raise EncoderError(
+        raise GraphError(
             f"The encoder `{spec.encoder}` takes pictures of {encoder.image_size} pixels, and the model {model.name} "
             f"of {model.vision_config.clip.image_size}",
             hint=_EXPORT_AGAIN,

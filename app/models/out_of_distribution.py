@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save
 
-from llama_adapter.llm.errors import CheckpointError
 from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.files import read_safetensors
 
 # B pictures, Q visual queries, D their width, K kept directions of a query

@@ -15,7 +15,7 @@ from llama_adapter.app.models.bundle import KNOWN_ANSWER, check_target, load_bun
 from llama_adapter.app.models.checkpoints import LoadedModel, Origin
 from llama_adapter.app.models.quantising import linear_weights, quantise
 from llama_adapter.app.models.tensor_files import sketch
-from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.tensor_files.files import read_json
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from llama_adapter.app.captioning.spec import Precision
-from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.runtime.errors import CheckpointError
 
 SCALE = "_scale"  # `head.weight` has its scales in `head.weight_scale`
 LARGEST = 127

@@ -16,9 +16,9 @@ from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, LoadedModel
 from llama_adapter.app.models.quantising import linear_weights, quantise
 from llama_adapter.app.models.tensor_files import expected_forms, sketch
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.errors import DeviceError
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.devices.backend import open_backend
+from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.vision.config import ChannelOrder, ClipConfig, QueryConfig, VisionConfig
 
 VOCABULARY = 32000

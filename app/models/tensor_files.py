@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from llama_adapter.app.captioning.spec import Precision
 from llama_adapter.app.models.quantising import SCALE, is_scale, linear_weights
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.errors import CheckpointError
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.files import list_keys, read_safetensors
 from llama_adapter.runtime.text import shown_excerpt
 from llama_adapter.vision.config import VisionConfig

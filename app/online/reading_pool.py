@@ -19,6 +19,7 @@ from llama_adapter.app.online.fair_queue import FairQueue
 from llama_adapter.app.online.types import ServiceLimits
 from llama_adapter.app.reading.process import KeepWaiting, ReadingProcess
 from llama_adapter.app.reading.reader import PictureReading
+from llama_adapter.runtime.errors import LlamaAdapterError
 
 # Of `AnswerError`:
 READING_BUSY = "reading_busy"  # too many slow pictures wait already
@@ -27,8 +28,10 @@ READING_FAILED = "reading_failed"  # the server cannot read pictures
 _HANGS_AFTER = 10
 
 
-class ReadingDroppedError(Exception):
+class ReadingDroppedError(LlamaAdapterError):
     """A picture is not read: nobody wants it any more, or the service is closed."""
+
+    http_status = 503
 
     def __init__(self) -> None:
         super().__init__("The picture is not read: the service is closing")

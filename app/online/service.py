@@ -21,7 +21,6 @@ from llama_adapter.app.captioning.encoded_pictures import EncodedPicture, Encode
 from llama_adapter.app.captioning.prompts import Prompt, RawPrompt, as_choices
 from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.captioning.stage_clock import STAGES, StageClock
-from llama_adapter.app.errors import describe
 from llama_adapter.app.online.admission_queue import AdmissionQueue, Admitted, Entry
 from llama_adapter.app.online.reading_pool import (
     NO_READING,
@@ -44,6 +43,7 @@ from llama_adapter.app.reading.isolated import IsolatedReader
 from llama_adapter.app.reading.prefetch import num_reading_threads
 from llama_adapter.app.reading.reader import PictureLimits, PictureReading
 from llama_adapter.llm.errors import PromptError
+from llama_adapter.runtime.problems import describe
 
 # What clients of a service need, from one place.
 __all__ = [

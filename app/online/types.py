@@ -4,20 +4,25 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from llama_adapter.app.captioning.answers import Answer
+from llama_adapter.runtime.errors import LlamaAdapterError
 
 State = Literal["loading", "ready", "restarting", "draining", "failed", "closed"]
 
 
-class ServiceError(Exception):
+class ServiceError(LlamaAdapterError):
     """A request that is not taken now; `retry_after_s` says when it may be, None where nobody knows."""
 
+    http_status = 503
+
     def __init__(self, message: str, *, hint: str = "", retry_after_s: float | None = None) -> None:
-        super().__init__(message)
-        self.message, self.hint, self.retry_after_s = message, hint, retry_after_s
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
 
 
 class BusyError(ServiceError):
     """As many requests wait as may wait, of all clients or of this one."""
+
+    http_status = 429
 
 
 class UnavailableError(ServiceError):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from llama_adapter.app.reading.process import ReadingProcess
+from llama_adapter.runtime.errors import LlamaAdapterError
 
 START_LIMIT_S = 120.0  # importing takes a fifth of a second, but from a cold and distant disk, who knows
 START_PAUSE_S = 0.2  # after a start that failed: the system may be short of processes for a moment
@@ -15,13 +16,8 @@ MAX_FAILED_STARTS = 3  # in a row
 MAX_UNENDING = 32
 
 
-class ReadingProcessError(Exception):
+class ReadingProcessError(LlamaAdapterError):
     """Reading processes cannot be had at all; `hint` says what to do."""
-
-    def __init__(self, message: str, *, hint: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
 
 
 class ReadingCrew:

@@ -22,9 +22,7 @@ class RecordFileLostError(RecordFileError):
     """
 
     def __init__(self, message: str, *, hint: str, is_removed: bool = False) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        super().__init__(message, hint=hint)
         self.is_removed = is_removed
 
 

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NotRequired, Protocol, TypedDict, cast
 
 from llama_adapter.app.records.tail import fault_in, is_torn, without_zeros
+from llama_adapter.runtime.errors import LlamaAdapterError
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS
 
 PART_NAME: Final = re.compile(r"part-(\d{5,})\.jsonl")
 
 
-class RecordFileError(Exception):
+class RecordFileError(LlamaAdapterError):
     """A file of answers, or the manifest beside it, is not what its name promises."""
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from llama_adapter.app.captioning.answers import Answer
 from llama_adapter.app.captioning.prompts import RawPrompt, shown_prompt
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
-from llama_adapter.app.errors import Problem
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.record import picture_key, record_id
+from llama_adapter.runtime.problems import Problem
 
 MAX_PICTURES = 64  # of 150 kB each as pixels: large enough to keep a batch full, small enough to be done anew
 MAX_BYTES = 32 * 2**20  # of pictures that come as bytes

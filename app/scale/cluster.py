@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from llama_adapter.app.errors import UsageError
 from llama_adapter.app.scale.options import RayOptions, WorkersFailedError
 from llama_adapter.app.scale.places import Machine
+from llama_adapter.runtime.errors import UsageError
 
 # Read by Ray when it is imported. What the user has set stays.
 _ENVIRONMENT = {

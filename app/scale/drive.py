@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 from llama_adapter.app.captioning.work_items import WorkItem
-from llama_adapter.app.errors import Exit, Problem, UsageError
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.jobs.result_writer import ResultWriter
 from llama_adapter.app.scale.actors import Crew
@@ -18,6 +17,8 @@ from llama_adapter.app.scale.options import WorkersFailedError
 from llama_adapter.app.scale.pipeline import ReadingPipeline
 from llama_adapter.app.scale.worker import LoadedModel, NotLoaded
 from llama_adapter.runtime.child_process import last_line
+from llama_adapter.runtime.errors import ExitCode, UsageError
+from llama_adapter.runtime.problems import Problem
 
 WINDOW = 32  # chunks of one Ray dataset: 300 MB of pixels, where all of them wait
 MAX_FAILED_WINDOWS = 3
@@ -166,6 +167,6 @@ def check_alike(model: LoadedModel, first: LoadedModel) -> None:
 def raise_problem(problem: Problem, *, host: str) -> NoReturn:
     """Raise what went wrong on a machine, in its words."""
     sentence = f"On {host}: {problem.sentence}"
-    if problem.exit_code == Exit.USAGE:
+    if problem.exit_code == ExitCode.USAGE:
         raise UsageError(sentence, hint=problem.hint)
     raise WorkersFailedError(sentence, hint=problem.hint)

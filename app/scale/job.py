@@ -6,7 +6,6 @@ from contextlib import ExitStack, closing
 
 from llama_adapter.app.calibration.decider import Decider
 from llama_adapter.app.captioning.spec import CaptionerSpec
-from llama_adapter.app.errors import UsageError
 from llama_adapter.app.jobs.interruption import Interruption
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.opening import (
@@ -35,12 +34,13 @@ from llama_adapter.app.scale.places import num_reading_tasks, plan_places
 from llama_adapter.app.scale.reading import Reading
 from llama_adapter.app.scale.worker import LoadedModel
 from llama_adapter.app.terminal.stderr_lines import say
+from llama_adapter.runtime.errors import UsageError
 
 
 def run_ray_job(job: Job, options: RayOptions) -> int:
     """Answer every question about every picture on the machines of a Ray cluster; returns the exit code.
 
-    As `run_job`: the same records, in the order in which they are ready. Raises what app/errors.py lists.
+    As `run_job`: the same records, in the order in which they are ready. Raises what runtime/problems.py lists.
     """
     if job.profile is not None:
         raise UsageError("--profile measures one process", hint="leave --engine ray or --profile out")

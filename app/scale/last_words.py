@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from llama_adapter.app.errors import Exit, Problem, format_problem
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.result_writer import how_to_go_on
+from llama_adapter.app.terminal.run_guarded import format_problem
+from llama_adapter.runtime.errors import ExitCode
+from llama_adapter.runtime.problems import Problem
 
 # Says its argument when its stdin ends without a byte: this process has ended then.
 _LISTENER: Final = "import sys; sys.stdin.buffer.read(1) or print(sys.argv[1], file=sys.stderr)"
@@ -25,7 +27,7 @@ def last_words(job: Job) -> Iterator[None]:
     """
     kept = "The answers so far are printed above" if job.out is None else f"The records in `{job.out}` are kept"
     problem = Problem(
-        exit_code=Exit.FAILED,
+        exit_code=ExitCode.FAILED,
         http_status=500,
         sentence="This process was ended from outside: Ray does that when its node on this machine, or its head, is "
         f"dead. {kept}, and the pictures under way have no answer",

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from llama_adapter.runtime.errors import LlamaAdapterError
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RayOptions:
@@ -20,10 +22,5 @@ class RayOptions:
             )
 
 
-class WorkersFailedError(Exception):
+class WorkersFailedError(LlamaAdapterError):
     """What runs on other machines cannot go on; `hint` says what to do."""
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint

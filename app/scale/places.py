@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from llama_adapter.app.errors import UsageError
+from llama_adapter.runtime.errors import UsageError
 
 HOST = "cpu"
 READING_CPUS = 0.5  # of one that reads: they find room on every machine that a captioner is on

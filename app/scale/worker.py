@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from llama_adapter.app.captioning.captioner import Answer, Captioner, ModelInfo
 from llama_adapter.app.captioning.spec import CaptionerSpec
-from llama_adapter.app.errors import Problem, describe
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.opening import check_questions
 from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.app.scale.chunks import AnsweredChunk, ReadChunk
 from llama_adapter.app.scale.folder import enter_folder
 from llama_adapter.runtime.devices.backend import EAGER
+from llama_adapter.runtime.problems import Problem, describe
 
 if TYPE_CHECKING:
     import pyarrow

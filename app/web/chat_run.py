@@ -6,7 +6,6 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from llama_adapter.app.captioning.answers import Answer, Event
-from llama_adapter.app.errors import describe
 from llama_adapter.app.online.request_handle import RequestHandle
 from llama_adapter.app.online.service import Ask, Service
 from llama_adapter.app.web.chat_state import PickedPicture, Turn
@@ -14,6 +13,7 @@ from llama_adapter.app.web.runs import Run
 from llama_adapter.app.web.troubles import told
 from llama_adapter.app.web.uploads import read_upload
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.runtime.problems import describe
 
 
 async def ask(

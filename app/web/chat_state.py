@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 
 from llama_adapter.app.captioning.answers import Answer
-from llama_adapter.app.errors import Exit, Problem
+from llama_adapter.runtime.errors import ExitCode
+from llama_adapter.runtime.problems import Problem
 
 MAX_TURNS = 50  # the page and the session's memory stay bounded
 
@@ -91,4 +92,4 @@ class ChatSession:
         self.run, self.chat = None, Chat(picture=self.chat.picture)
 
 
-_OVERTAKEN = Problem(exit_code=Exit.INTERRUPTED, http_status=499, sentence="Stopped for the next question.")
+_OVERTAKEN = Problem(exit_code=ExitCode.INTERRUPTED, http_status=499, sentence="Stopped for the next question.")

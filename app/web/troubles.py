@@ -2,8 +2,8 @@
 
 import logging
 
-from llama_adapter.app.errors import describe
 from llama_adapter.app.online.service import ServiceError
+from llama_adapter.runtime.problems import describe
 
 _log = logging.getLogger("llama_adapter")
 

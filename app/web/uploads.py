@@ -9,13 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from llama_adapter.runtime.errors import LlamaAdapterError
 from llama_adapter.vision.errors import PictureError
 
 _FOLDER_VARIABLES = ("GRADIO_TEMP_DIR", "GRADIO_EXAMPLES_CACHE")  # the second one's files would be served as well
 
 
-class ForeignFileError(Exception):
-    """An event speaks of a file that was not uploaded."""
+class ForeignFileError(LlamaAdapterError):
+    """An event names a file that was not uploaded."""
+
+    http_status = 400
 
 
 def upload_folder() -> Path:
@@ -94,7 +97,7 @@ def refuse_foreign_files(payload: Any) -> None:
         if isinstance(value, dict):
             path = value.get("path")
             if path is not None and not (isinstance(path, str) and uploaded(path)):
-                raise ForeignFileError
+                raise ForeignFileError("An event names a file that was not uploaded")
             pending.extend(value.values())
         elif isinstance(value, (list, tuple)):
             pending.extend(value)

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llama_adapter.llm.errors import DeviceError
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.runners.eager import DecodeProgram, EagerExecutor
 from llama_adapter.llm.runners.shapes import BucketedShapes, SteppedShapes
 from llama_adapter.runtime.devices.backend import Backend
 from llama_adapter.runtime.devices.npu_errors import explain_npu_error
+from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators.base import ATEN, Operators
 
 # Programs of one executor: doublings of rows times doublings of positions, far from it. torch's own limit is 8, beyond

@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import Tensor
 
-from llama_adapter.llm.errors import CheckpointError
 from llama_adapter.llm.weights.names import (
     ADAPTER,
     BIASED,
@@ -25,6 +24,7 @@ from llama_adapter.llm.weights.names import (
     num_layers_of,
     what_is,
 )
+from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.files import check_dense, list_keys, read_tensor_file
 
 _VISUAL = (

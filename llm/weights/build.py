@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.errors import CheckpointError
 from llama_adapter.llm.weights.adapter import AdapterFile, check_fits, lora_names
 from llama_adapter.llm.weights.lora import low_rank_update
 from llama_adapter.llm.weights.names import half_split
 from llama_adapter.llm.weights.source import LlamaSource
+from llama_adapter.runtime.errors import CheckpointError
 
 _ROTATED = ("attention.wq", "attention.wk")
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llama_adapter.llm.errors import CheckpointError
 from llama_adapter.llm.weights.names import check_layers, check_names, check_shapes, llama_shapes, what_is
 from llama_adapter.llm.weights.source import LlamaSource, SplitTensor
+from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.files import (
     check_dense,
     list_keys,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.files import list_keys
 from llama_adapter.runtime.text import shown_excerpt
 

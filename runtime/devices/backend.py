@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.errors import DeviceError
 from llama_adapter.runtime.devices.cuda_graphs import CUDA_GRAPH, CudaGraphs
 from llama_adapter.runtime.devices.host_memory import free_host_bytes, total_host_bytes
 from llama_adapter.runtime.devices.packed import pack_linears
+from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.kernels.library import Library, find_library
 from llama_adapter.runtime.kernels.linear import INT8_ACTIVATIONS, install_kernels
 from llama_adapter.runtime.operators.base import ATEN, Operators

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.errors import DeviceError
 from llama_adapter.runtime.devices.backend import EAGER, Capabilities, EventMark, OperatorChoice, Program, no_graph_mode
 from llama_adapter.runtime.devices.npu_chips import FRACTAL_NZ, family_of
 from llama_adapter.runtime.devices.npu_load import OTHERWISE, first_line, load_torch_npu
+from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators.base import Operators
 from llama_adapter.runtime.operators.npu import LAYOUT, TILED, Choice, choose
 from llama_adapter.runtime.schemes.quantised import dequantise_linears

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from llama_adapter.llm.errors import DeviceError
+from llama_adapter.runtime.errors import DeviceError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,17 +5,17 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.atc import OM_MODE, AtcRequest, describe
 from llama_adapter.runtime.graphs.graph import Graph
 from llama_adapter.runtime.graphs.sidecar import check_om_file, check_om_path, write_sidecar
-from llama_adapter.vision.errors import EncoderError
 
 
 def adopt_om(request: AtcRequest, *, graph: Graph) -> Path:
     """Write the side-car of the OM `request.output` and take from others the right to write it; returns its path.
 
     What the side-car says is the caller's word but for the digests: only a device can tell whether it is so. Raises
-    EncoderError for a file that InferSession would refuse all the same.
+    GraphError for a file that InferSession would refuse all the same.
     """
     target = Path(os.path.abspath(request.output))
     check_om_path(target)
@@ -31,6 +31,6 @@ def _close_to_others(file: Path) -> None:
     try:
         file.chmod(OM_MODE)
     except OSError as error:
-        raise EncoderError(
+        raise GraphError(
             f"The mode of the OM `{file}` cannot be set: {error.strerror}", hint="copy the file, so that it is yours"
         ) from None

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.atc_failures import explain
 from llama_adapter.runtime.graphs.defaults import LOG_LEVEL, LOG_LEVELS, PRECISION_MODE
 from llama_adapter.runtime.graphs.graph import Graph
@@ -28,7 +29,6 @@ from llama_adapter.runtime.graphs.sidecar import (
     sidecar_path,
     write_sidecar,
 )
-from llama_adapter.vision.errors import EncoderError
 
 # --precision_mode_v2 and the older --precision_mode exclude each other and share no value.
 PRECISION_MODES_V2: Final = ("fp16", "origin", "cube_fp16in_fp32out", "mixed_float16", "mixed_bfloat16")
@@ -106,7 +106,7 @@ def plan(
 ) -> list[AtcRequest]:
     """The runs for an ONNX file: `<output>.om` with gears, else `<output>_bs1.om`, `<output>_bs2.om`, ...
 
-    Raises ValueError for what `check_settings` refuses, EncoderError for a graph that has not one input, free in its
+    Raises ValueError for what `check_settings` refuses, GraphError for a graph that has not one input, free in its
     batch only.
     """
     check_settings(
@@ -118,13 +118,13 @@ def plan(
     )
     sizes = tuple(sorted(set(batch_sizes)))
     if len(graph.inputs) != 1 or len(graph.outputs) != 1:
-        raise EncoderError(
+        raise GraphError(
             f"The graph has {len(graph.inputs)} inputs and {len(graph.outputs)} outputs, where one of each is wanted",
             hint="export the encoder with `llama-adapter export onnx`",
         )
     port = graph.inputs[0]
     if any(size < 1 for size in port.shape[1:]):
-        raise EncoderError(
+        raise GraphError(
             f"The input `{port.name} {port}` is free in more than its batch, and ATC is told fixed sides",
             hint="export the encoder with fixed sides, as `llama-adapter export onnx` does",
         )
@@ -175,7 +175,7 @@ def make_om(request: AtcRequest, *, atc: Path, graph: Graph, tick: Callable[[flo
     """Run ATC and put its OM in place, with its side-car; returns the OM's path. `graph` is that of the ONNX file.
 
     `tick` is told the seconds since its start, about every 30 s. What was there before is replaced at the end, or
-    stays when ATC fails. Raises EncoderError with ATC's last lines.
+    stays when ATC fails. Raises GraphError with ATC's last lines.
     """
     target = Path(os.path.abspath(request.output))
     check_om_path(target)
@@ -209,7 +209,7 @@ def _run(atc: Path, flags: list[str], *, folder: Path, tick: Callable[[float], N
             errors="replace",
         )
     except OSError as error:
-        raise EncoderError(f"`{atc}` cannot be run: {error.strerror}", hint="install CANN's toolkit again") from None
+        raise GraphError(f"`{atc}` cannot be run: {error.strerror}", hint="install CANN's toolkit again") from None
     with process:
         try:
             said = _wait(process, tick=tick)
@@ -218,7 +218,7 @@ def _run(atc: Path, flags: list[str], *, folder: Path, tick: Callable[[float], N
             raise
     if process.returncode:
         sentence, hint = explain(said, returncode=process.returncode)
-        raise EncoderError(sentence, hint=hint)
+        raise GraphError(sentence, hint=hint)
 
 
 def _wait(process: "subprocess.Popen[str]", *, tick: Callable[[float], None] | None) -> str:
@@ -237,7 +237,7 @@ def _find_result(folder: Path, stem: str) -> Path:
     found = [folder / f"{stem}.om"] if (folder / f"{stem}.om").is_file() else sorted(folder.glob(f"{stem}_*_*.om"))
     if len(found) != 1:
         there = ", ".join(sorted(file.name for file in folder.iterdir())) or "nothing"
-        raise EncoderError(
+        raise GraphError(
             f"ATC said that all is well, and left no {stem}.om but {there}",
             hint="run it by hand with the line of --print-command",
         )

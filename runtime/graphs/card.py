@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.json_object import check_fields, read_object
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
-from llama_adapter.vision.errors import EncoderError
 
 EncoderDtype = Literal["float32", "float16"]
 
@@ -75,7 +75,7 @@ class EncoderCard:
 
     @classmethod
     def from_json(cls, text: str, *, file: str) -> "EncoderCard":
-        """Inverse of `to_json`; raises EncoderError naming `file` for what is no card, or one of another version."""
+        """Inverse of `to_json`; raises GraphError naming `file` for what is no card, or one of another version."""
         try:
             values = read_object(text)
             version = values.pop("version", None)
@@ -85,10 +85,10 @@ class EncoderCard:
                 check_fields(values["fingerprint"], dict.fromkeys(values["fingerprint"], str), what="fingerprint")
                 return cls(vision=vision, **values)
         except ValueError as error:
-            raise EncoderError(f"What `{file}` says of itself cannot be read: {error}", hint=_AGAIN) from None
+            raise GraphError(f"What `{file}` says of itself cannot be read: {error}", hint=_AGAIN) from None
         if version is None:
-            raise EncoderError(f"What `{file}` says of itself cannot be read: it has no version", hint=_AGAIN)
-        raise EncoderError(
+            raise GraphError(f"What `{file}` says of itself cannot be read: it has no version", hint=_AGAIN)
+        raise GraphError(
             f"`{file}` describes itself in version {shown_excerpt(repr(version))}, and this program reads "
             f"{FORMAT_VERSION}",
             hint=_AGAIN,
@@ -96,10 +96,10 @@ class EncoderCard:
 
 
 def check_dtypes(card: EncoderCard | None, dtypes: Iterable[str], *, file: str) -> None:
-    """Raise EncoderError unless a graph that nothing has converted takes and gives the type that its card tells of."""
+    """Raise GraphError unless a graph that nothing has converted takes and gives the type that its card tells of."""
     others = sorted(set(dtypes) - {card.dtype}) if card is not None else []
     if card is not None and others:
-        raise EncoderError(
+        raise GraphError(
             f"`{file}` says that it is of {card.dtype}, and its graph is of {', '.join(others)}",
             hint=f"the file was changed after its export: {_AGAIN}",
         )

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import METADATA_KEY, EncoderCard, check_dtypes
 from llama_adapter.runtime.graphs.packages import require
 from llama_adapter.runtime.graphs.ports import Port
-from llama_adapter.vision.errors import EncoderError
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
 
@@ -49,7 +49,7 @@ class Graph:
 
 
 def read_graph(path: str | os.PathLike[str]) -> Graph:
-    """Read an ONNX file; raises EncoderError when it is missing or no ONNX, or its card damaged."""
+    """Read an ONNX file; raises GraphError when it is missing or no ONNX, or its card damaged."""
     require("onnx")
     import onnx
 
@@ -58,7 +58,7 @@ def read_graph(path: str | os.PathLike[str]) -> Graph:
         model = onnx.load(place, load_external_data=False)
     except OSError as error:
         reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-        raise EncoderError(f"The ONNX file `{place}` {reason}", hint="`llama-adapter export onnx` writes one") from None
+        raise GraphError(f"The ONNX file `{place}` {reason}", hint="`llama-adapter export onnx` writes one") from None
     except Exception:  # protobuf's DecodeError, among others
         raise _no_onnx(place) from None
     if not model.graph.node:
@@ -81,8 +81,8 @@ def read_graph(path: str | os.PathLike[str]) -> Graph:
     )
 
 
-def _no_onnx(place: Path) -> EncoderError:
-    return EncoderError(f"`{place}` is no ONNX file, or a damaged one", hint="`llama-adapter export onnx` writes one")
+def _no_onnx(place: Path) -> GraphError:
+    return GraphError(f"`{place}` is no ONNX file, or a damaged one", hint="`llama-adapter export onnx` writes one")
 
 
 # onnx's own classes are Any below: no vendor package is imported when this module is.

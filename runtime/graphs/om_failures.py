@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.explanation import Explanation, explanation, first_that_fits
 from llama_adapter.runtime.graphs.acl_codes import KINDS, NAMES, CodeKind, find_code
 from llama_adapter.runtime.graphs.toolkit import SET_ENV
-from llama_adapter.vision.errors import EncoderError
 
 _INSTALL = (
     "neither part is on PyPI; build both for this Python and this CANN: "
@@ -71,59 +71,59 @@ OPENING: Final = (_DEVICE, _MEMORY, _FILE)
 RUNNING: Final = (_MEMORY, _BATCH, _CONTEXT, _EXECUTION)
 
 
-def opening_failed(error: Exception, *, said: str, file: str, soc: str, device: int) -> EncoderError:
+def opening_failed(error: Exception, *, said: str, file: str, soc: str, device: int) -> GraphError:
     """For an InferSession that cannot be made; `said` is what it printed."""
     return _explain(OPENING, error, said, start=f"ais_bench cannot load `{file}`{_made_for(soc)}", device=device)
 
 
 def running_failed(
     error: Exception, *, said: str, file: str, soc: str, device: int, wanted: str, given: str
-) -> EncoderError:
+) -> GraphError:
     """For `infer`; `wanted` and `given` are types, shapes and bytes."""
     start = f"ais_bench cannot run `{file}`{_made_for(soc)}, which takes {wanted} and was given {given}"
     return _explain(RUNNING, error, said, start=start, device=device)
 
 
-def import_failed(error: Exception, *, said: str = "") -> EncoderError:
+def import_failed(error: Exception, *, said: str = "") -> GraphError:
     """For `import ais_bench.infer.interface`; `said` is what it printed."""
     explained = _import_failed(error)
-    return EncoderError(f"{explained.message}. It said: {said}", hint=explained.hint) if said else explained
+    return GraphError(f"{explained.message}. It said: {said}", hint=explained.hint) if said else explained
 
 
-def _import_failed(error: Exception) -> EncoderError:
+def _import_failed(error: Exception) -> GraphError:
     missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
     if missing == "ais_bench":
-        return EncoderError("Running an OM file needs ais_bench, which is not installed", hint=_INSTALL)
+        return GraphError("Running an OM file needs ais_bench, which is not installed", hint=_INSTALL)
     if missing == "aclruntime":
-        return EncoderError(
+        return GraphError(
             "ais_bench is installed and its other part, aclruntime, is not (or is for another Python)", hint=_INSTALL
         )
     if missing.startswith("ais_bench."):
-        return EncoderError(
+        return GraphError(
             f"There is a package named ais_bench, and it is not Ascend's: it has no `{missing}`",
             hint="the package ais-bench-benchmark, which tests language models, takes the same name: uninstall it, or "
             f"use another environment; for Ascend's {_INSTALL}",
         )
     if missing in _NEEDED:
-        return EncoderError(f"ais_bench needs the package {missing}", hint=f"pip install {_NEEDED[missing]}")
+        return GraphError(f"ais_bench needs the package {missing}", hint=f"pip install {_NEEDED[missing]}")
     if missing:
-        return EncoderError(
+        return GraphError(
             f"ais_bench is installed and cannot be imported: it finds no module {missing}",
             hint="the installation of ais_bench is incomplete: docs/ascend.md",
         )
     if re.search(r"\blib\w+\.so", str(error)):
-        return EncoderError(
+        return GraphError(
             f"ais_bench is installed and CANN's libraries are not found: {_words(error)}",
             hint=f"{SET_ENV}, then start again in the same shell; "
             "without CANN on this machine, use `--vision onnx` or `--vision torch`",
         )
-    return EncoderError(
+    return GraphError(
         f"ais_bench is installed and cannot be imported: {type(error).__name__}: {_words(error)}",
         hint=f"build it again for this Python and this CANN: {_INSTALL}",
     )
 
 
-def _explain(table: Iterable[Explanation], error: Exception, said: str, *, start: str, device: int) -> EncoderError:
+def _explain(table: Iterable[Explanation], error: Exception, said: str, *, start: str, device: int) -> GraphError:
     """By ACL's own code where one was given, else by the words of the libraries above it."""
     words = " | ".join(part for part in (_words(error), said) if part)
     code = find_code(words)
@@ -132,8 +132,8 @@ def _explain(table: Iterable[Explanation], error: Exception, said: str, *, start
     elif found := first_that_fits(table, words):
         meaning, told = found[0], ""
     else:
-        return EncoderError(f"{start}. It said: {words}", hint="`llama-adapter doctor` looks at what is installed")
-    return EncoderError(f"{start}: {meaning.sentence.format(device=device)}. It said: {words}{told}", hint=meaning.hint)
+        return GraphError(f"{start}. It said: {words}", hint="`llama-adapter doctor` looks at what is installed")
+    return GraphError(f"{start}: {meaning.sentence.format(device=device)}. It said: {words}{told}", hint=meaning.hint)
 
 
 def _made_for(soc: str) -> str:

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from llama_adapter.vision.errors import EncoderError
+from llama_adapter.runtime.errors import GraphError
 
 EXPORT_PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # all that the extra brings
 INSTALL = "pip install --editable '.[onnx]'"
@@ -10,10 +10,10 @@ INSTALL_HINT = f"in the folder of this project: {INSTALL}"
 
 
 def require(*names: str) -> None:
-    """Raise EncoderError when one of the packages is not installed."""
+    """Raise GraphError when one of the packages is not installed."""
     missing = [name for name in names if find_spec(name) is None]
     if missing:
         packages, are = ("package", "is") if len(missing) == 1 else ("packages", "are")
-        raise EncoderError(
+        raise GraphError(
             f"This needs the Python {packages} {', '.join(missing)}, which {are} missing", hint=INSTALL_HINT
         )

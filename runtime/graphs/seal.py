@@ -9,7 +9,7 @@ import mmap
 from pathlib import Path
 from typing import Final
 
-from llama_adapter.vision.errors import EncoderError
+from llama_adapter.runtime.errors import GraphError
 
 SEAL_KEY: Final = "llama_adapter_sha256"  # in the file's metadata; the digest and, after a space, the external file
 _BLANK: Final = "0" * 64
@@ -33,7 +33,7 @@ def seal(path: Path, *, weights: str | None) -> None:
 
 
 def check_seal(path: Path, entry: str | None) -> None:
-    """Raise EncoderError for a file other than the one that was sealed; `entry` is its metadata under SEAL_KEY.
+    """Raise GraphError for a file other than the one that was sealed; `entry` is its metadata under SEAL_KEY.
 
     Files without one, of other programs and of older releases, pass. Reads the whole file.
     """
@@ -41,7 +41,7 @@ def check_seal(path: Path, entry: str | None) -> None:
         return
     digest, _, weights = entry.partition(" ")
     if len(digest) != len(_BLANK) or Path(weights).name != weights or _digest(path, digest, weights=weights) != digest:
-        raise EncoderError(
+        raise GraphError(
             f"`{path}` was changed after its export: its bytes have another digest than the one it carries", hint=_AGAIN
         )
 

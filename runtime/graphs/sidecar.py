@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import EncoderCard
 from llama_adapter.runtime.graphs.ports import Port
 from llama_adapter.runtime.json_object import check_fields, read_object
 from llama_adapter.runtime.text import shown_excerpt
-from llama_adapter.vision.errors import EncoderError
 
 FORMAT_VERSION: Final = 2
 MAX_OM_BYTES: Final = 10 * 1024**3
@@ -93,7 +93,7 @@ class OmSidecar:
 
     @classmethod
     def from_json(cls, text: str, *, file: str) -> "OmSidecar":
-        """Inverse of `to_json`; raises EncoderError naming `file` for damage and for other versions."""
+        """Inverse of `to_json`; raises GraphError naming `file` for damage and for other versions."""
         try:
             values = read_object(text)
             version = values.pop("version", None)
@@ -104,10 +104,10 @@ class OmSidecar:
                 taken, batch_sizes = _read_input(values.pop("input")), tuple(values.pop("batch_sizes"))
                 return cls(card=card, input=taken, batch_sizes=batch_sizes, **values)
         except ValueError as error:
-            raise EncoderError(f"The side-car `{file}` cannot be read: {error}", hint=_AGAIN) from None
+            raise GraphError(f"The side-car `{file}` cannot be read: {error}", hint=_AGAIN) from None
         if version is None:
-            raise EncoderError(f"The side-car `{file}` cannot be read: it has no version", hint=_AGAIN)
-        raise EncoderError(
+            raise GraphError(f"The side-car `{file}` cannot be read: it has no version", hint=_AGAIN)
+        raise GraphError(
             f"The side-car `{file}` is of version {shown_excerpt(repr(version))}, and this program reads "
             f"{FORMAT_VERSION}",
             hint=_AGAIN,
@@ -141,26 +141,26 @@ def write_sidecar(om_path: str | os.PathLike[str], sidecar: OmSidecar) -> Path:
 
 
 def read_sidecar(om_path: str | os.PathLike[str]) -> OmSidecar | None:
-    """The side-car of an OM, None where there is none; raises EncoderError when it is damaged or cannot be read."""
+    """The side-car of an OM, None where there is none; raises GraphError when it is damaged or cannot be read."""
     path = sidecar_path(om_path)
     try:
         if path.exists() and (not path.is_file() or path.stat().st_size > _MAX_BYTES):
-            raise EncoderError(f"The side-car `{path}` cannot be read: it is no file, or too large", hint=_AGAIN)
+            raise GraphError(f"The side-car `{path}` cannot be read: it is no file, or too large", hint=_AGAIN)
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise EncoderError(f"The side-car `{path}` cannot be read: {error.strerror}", hint=_AGAIN) from None
+        raise GraphError(f"The side-car `{path}` cannot be read: {error.strerror}", hint=_AGAIN) from None
     except UnicodeDecodeError:
-        raise EncoderError(f"The side-car `{path}` cannot be read: it is no text", hint=_AGAIN) from None
+        raise GraphError(f"The side-car `{path}` cannot be read: it is no text", hint=_AGAIN) from None
     return OmSidecar.from_json(text, file=str(path))
 
 
 def read_valid_sidecar(om_path: str | os.PathLike[str]) -> OmSidecar | None:
-    """As `read_sidecar`, and raises EncoderError where it is the side-car of another file; reads the whole OM."""
+    """As `read_sidecar`, and raises GraphError where it is the side-car of another file; reads the whole OM."""
     sidecar = read_sidecar(om_path)
     if sidecar is not None and file_sha256(om_path) != sidecar.sha256:
-        raise EncoderError(
+        raise GraphError(
             f"The side-car `{sidecar_path(om_path).name}` is that of another file than `{om_path}`: the digests differ",
             hint=f"copy both again, they are written together; or {_AGAIN}",
         )
@@ -177,7 +177,7 @@ def file_sha256(*paths: str | os.PathLike[str]) -> str:
 
 
 def check_om_file(path: str | os.PathLike[str]) -> None:
-    """Raise EncoderError for a file that ais_bench's InferSession (since 2024-06) would refuse, and say why.
+    """Raise GraphError for a file that ais_bench's InferSession (since 2024-06) would refuse, and say why.
 
     InferSession itself only says that the path is illegal. Older releases take more; what passes here suits all.
     """
@@ -186,56 +186,56 @@ def check_om_file(path: str | os.PathLike[str]) -> None:
     try:
         status = os.lstat(absolute)
         if stat.S_ISLNK(status.st_mode):
-            raise EncoderError(
+            raise GraphError(
                 f"The OM `{absolute}` is a symbolic link, which InferSession refuses",
                 hint=f"pass the file itself, or copy it: cp --dereference {absolute} ./",
             )
     except OSError as error:
         reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-        raise EncoderError(
+        raise GraphError(
             f"The OM `{absolute}` {reason}", hint="`llama-adapter export om` makes one from an ONNX file"
         ) from None
     if not stat.S_ISREG(status.st_mode):
-        raise EncoderError(f"`{absolute}` is no regular file, where an OM is wanted")
+        raise GraphError(f"`{absolute}` is no regular file, where an OM is wanted")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise EncoderError(
+        raise GraphError(
             f"The OM `{absolute}` can be written by others (mode {stat.S_IMODE(status.st_mode):o}), "
             "which InferSession refuses",
             hint=f"chmod 640 {absolute}",
         )
     # The superuser too: as root in a container, with somebody else's file mounted.
     if status.st_uid != os.geteuid() and status.st_gid not in os.getgroups():
-        raise EncoderError(
+        raise GraphError(
             f"The OM `{absolute}` belongs to a stranger (user {status.st_uid}, group {status.st_gid}), "
             "which InferSession refuses",
             hint="copy it, so that it is yours",
         )
     if not os.access(absolute, os.R_OK):
-        raise EncoderError(f"The OM `{absolute}` may not be read by this user", hint=f"chmod 640 {absolute}")
+        raise GraphError(f"The OM `{absolute}` may not be read by this user", hint=f"chmod 640 {absolute}")
     if not status.st_size:
-        raise EncoderError(f"The OM `{absolute}` is empty", hint=_AGAIN)
+        raise GraphError(f"The OM `{absolute}` is empty", hint=_AGAIN)
     if status.st_size > MAX_OM_BYTES:
-        raise EncoderError(f"The OM `{absolute}` has {status.st_size:,} bytes, and InferSession takes {MAX_OM_BYTES:,}")
+        raise GraphError(f"The OM `{absolute}` has {status.st_size:,} bytes, and InferSession takes {MAX_OM_BYTES:,}")
 
 
 def check_om_path(path: str | os.PathLike[str]) -> None:
-    """What of `check_om_file` can be said from the name alone, before there is a file; raises EncoderError."""
+    """What of `check_om_file` can be said from the name alone, before there is a file; raises GraphError."""
     absolute = os.path.abspath(path)
     if absolute.lower().endswith(".onnx"):
-        raise EncoderError(
+        raise GraphError(
             f"`{absolute}` is an ONNX file, where an OM is wanted",
             hint="use `--vision onnx`, or make an OM of it with `llama-adapter export om`",
         )
     if not absolute.endswith(".om"):
-        raise EncoderError(
+        raise GraphError(
             f"`{absolute}` does not end in .om, as InferSession demands of an OM",
             hint="`llama-adapter export om` makes one from an ONNX file, with a name that InferSession takes",
         )
     if not _LEGAL_PATH.fullmatch(absolute):
         illegal = "".join(sorted(set(_LEGAL_PATH.sub("", absolute))))
-        raise EncoderError(
+        raise GraphError(
             f"The path `{absolute}` has characters that InferSession refuses: {illegal!a}",
             hint="move the file to a path of letters, digits and _ . / - only",
         )
     if len(absolute) > _MAX_PATH or any(len(part) > _MAX_COMPONENT for part in absolute.split("/")):
-        raise EncoderError("The path of the OM is too long for InferSession", hint="move the file to a shorter path")
+        raise GraphError("The path of the OM is too long for InferSession", hint="move the file to a shorter path")

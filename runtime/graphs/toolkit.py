@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from llama_adapter.vision.errors import EncoderError
+from llama_adapter.runtime.errors import GraphError
 
 ROOT_VARIABLES: Final = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_INSTALL_PATH")  # set_env.sh sets them
 # Where the installers propose to put CANN, and what it is called there, the newest form first.
@@ -85,7 +85,7 @@ def read_npu_smi(text: str) -> NpuTable:
 def find_atc(environ: Mapping[str, str] | None = None) -> Path:
     """The `atc` on PATH, else of the toolkit that the environment names, else of the usual folders.
 
-    Raises EncoderError where there is none.
+    Raises GraphError where there is none.
     """
     variables = os.environ if environ is None else environ
     on_path = shutil.which("atc", path=variables.get("PATH", ""))
@@ -96,7 +96,7 @@ def find_atc(environ: Mapping[str, str] | None = None) -> Path:
             candidate = root / place / "atc"
             if candidate.is_file() and os.access(candidate, os.X_OK):
                 return candidate
-    raise EncoderError(
+    raise GraphError(
         "There is no `atc` on PATH, nor in the usual folders of the Ascend toolkit",
         hint="install CANN's toolkit and `source` its set_env.sh; or take the line of --print-command to a machine "
         "that has it (no Ascend chip is needed there)",
@@ -104,13 +104,13 @@ def find_atc(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def detect_soc_version() -> str:
-    """The chip of this machine as `--soc_version` takes it, from `npu-smi info`; raises EncoderError."""
+    """The chip of this machine as `--soc_version` takes it, from `npu-smi info`; raises GraphError."""
     devices = read_npu_smi(_npu_smi("info")).devices
     if not devices:
-        raise EncoderError("`npu-smi info` lists no Ascend chip", hint=_NAME_THE_CHIP)
+        raise GraphError("`npu-smi info` lists no Ascend chip", hint=_NAME_THE_CHIP)
     versions = sorted({_soc_version(device.number, device.name) for device in devices})
     if len(versions) > 1:
-        raise EncoderError(f"This machine has several kinds of chips: {', '.join(versions)}", hint=_NAME_THE_CHIP)
+        raise GraphError(f"This machine has several kinds of chips: {', '.join(versions)}", hint=_NAME_THE_CHIP)
     return versions[0]
 
 
@@ -131,7 +131,7 @@ def _soc_version(device: int, name: str) -> str:
         return _with_prefix(name)
     soc = soc_from_board(_npu_smi("info", "-t", "board", "-i", str(device), "-c", "0"))
     if soc is None:
-        raise EncoderError(
+        raise GraphError(
             f"`npu-smi info` calls the chip {name}, which is a whole series, and its board says no more",
             hint="--soc-version is <Chip Name>_<NPU Name> of `npu-smi info -t board -i 0 -c 0`, "
             "for example Ascend910_9391",
@@ -146,14 +146,14 @@ def _with_prefix(name: str) -> str:
 def _npu_smi(*arguments: str) -> str:
     program = shutil.which("npu-smi")
     if program is None:
-        raise EncoderError("There is no `npu-smi` here, so this machine does not say its chip", hint=_NAME_THE_CHIP)
+        raise GraphError("There is no `npu-smi` here, so this machine does not say its chip", hint=_NAME_THE_CHIP)
     try:
         done = subprocess.run(
             [program, *arguments], capture_output=True, text=True, errors="replace", timeout=_INFO_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise EncoderError(f"`npu-smi` gives no answer: {error}", hint=_NAME_THE_CHIP) from None
+        raise GraphError(f"`npu-smi` gives no answer: {error}", hint=_NAME_THE_CHIP) from None
     if done.returncode:
         said = " ".join((done.stderr or done.stdout).split())[:300]
-        raise EncoderError(f"`npu-smi {' '.join(arguments)}` failed: {said}", hint=_NAME_THE_CHIP)
+        raise GraphError(f"`npu-smi {' '.join(arguments)}` failed: {said}", hint=_NAME_THE_CHIP)
     return done.stdout

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.pickles import ForeignObjectError, Module, PickleError, TensorHeader, Unread
 from llama_adapter.runtime.tensor_files.torch_files import CompressedError, TorchFile, module_tensors
 from llama_adapter.runtime.text import shown_excerpt

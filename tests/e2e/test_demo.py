@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 import demo_bsz
-from llama_adapter.app.errors import run_guarded
+from llama_adapter.app.terminal.run_guarded import run_guarded
 from tests.app.golden import GOLDEN, PICTURES, ROOT, case, picture
 
 VARIABLES = {

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from llama_adapter.app.captioning.spec import CaptionerSpec
-from llama_adapter.app.errors import Exit
 from llama_adapter.app.inputs import InputSpec
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.questions import Question
@@ -26,6 +25,7 @@ from llama_adapter.app.records.manifest import read_manifest
 from llama_adapter.app.records.record import Record, read_records
 from llama_adapter.app.scale.job import run_ray_job
 from llama_adapter.app.scale.options import RayOptions
+from llama_adapter.runtime.errors import ExitCode
 
 pytestmark = [
     pytest.mark.slow,
@@ -99,7 +99,7 @@ def assert_same(found: Counter[str], expected: Counter[str]) -> None:
 def expected(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Counter[str]:
     """The records of one process."""
     out = tmp_path_factory.mktemp("alone") / "answers.jsonl"
-    assert run_job(job_of(pictures, out=out)) == Exit.PICTURE_ERRORS
+    assert run_job(job_of(pictures, out=out)) == ExitCode.PICTURE_ERRORS
     return seen(out)
 
 
@@ -149,7 +149,7 @@ def test_a_lost_process_and_a_lost_machine_cost_and_repeat_nothing(
     code = run_ray_job(job_of(pictures, out=out), RayOptions(address=cluster.address))
 
     assert lost, "the machine was lost while the job ran"
-    assert code == Exit.PICTURE_ERRORS
+    assert code == ExitCode.PICTURE_ERRORS
     assert_same(seen(out), expected)
     (run,) = read_manifest(out)
     assert run.end_reason == "finished"
@@ -164,14 +164,14 @@ def test_an_interrupted_job_goes_on_where_it_ended(
     job = job_of(pictures, out=out)
     with monkeypatch.context() as interrupting:
         at_records(interrupting, {60: lambda: os.kill(os.getpid(), signal.SIGINT)})
-        assert run_ray_job(job, options) == Exit.INTERRUPTED
+        assert run_ray_job(job, options) == ExitCode.INTERRUPTED
     first = seen(out)
     assert 60 <= sum(first.values()) < sum(expected.values())
     assert first <= expected
     with open(out, "a") as file:
         file.write('{"id": "torn')
 
-    assert run_ray_job(job, options) == Exit.PICTURE_ERRORS
+    assert run_ray_job(job, options) == ExitCode.PICTURE_ERRORS
 
     assert_same(seen(out), expected)
     assert [run.end_reason for run in read_manifest(out)] == ["interrupted", "finished"]
@@ -187,7 +187,7 @@ def test_pictures_are_read_from_an_address_and_what_is_not_there_is_told(
 
     code = run_ray_job(job_of(*some, out=out), RayOptions(address=cluster.address, actors=1))
 
-    assert code == Exit.PICTURE_ERRORS
+    assert code == ExitCode.PICTURE_ERRORS
     found = {
         (record["picture"].rpartition("/")[2], (record["error"] or {}).get("code")) for record in read_records(out)
     }
@@ -233,7 +233,7 @@ def test_the_death_of_the_driver_s_own_node_is_told_and_the_same_command_goes_on
     assert "error: This process was ended from outside" in said
     assert "the same command goes on where this one ended" in said
     assert 4 <= len(kept) < 160
-    assert run_job(dataclasses.replace(job_of(pictures, out=out), questions=(Question(),))) == Exit.PICTURE_ERRORS
+    assert run_job(dataclasses.replace(job_of(pictures, out=out), questions=(Question(),))) == ExitCode.PICTURE_ERRORS
     records = list(read_records(out))
     assert records[: len(kept)] == kept
     assert Counter(record["picture"] for record in records) == Counter(map(str, pictures.iterdir()))

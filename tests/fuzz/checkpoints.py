@@ -20,23 +20,21 @@ from llama_adapter.app.models.bundle import read_manifest as read_bundle
 from llama_adapter.app.models.checkpoints import open_clip
 from llama_adapter.app.models.out_of_distribution import read_familiarity
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.errors import CheckpointError
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import open_adapter
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.llm.weights.names import llama_shapes
+from llama_adapter.runtime.errors import CheckpointError, GraphError
 from llama_adapter.runtime.graphs.card import EncoderCard
 from llama_adapter.runtime.graphs.sidecar import OmInput, OmSidecar
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
-from llama_adapter.vision.errors import EncoderError
-from llama_adapter.vision.weights import VisionCheckpointError
 from tests.fuzz.mutators import either, flipped, mutated_bytes, mutated_json, mutated_safetensors, mutated_zip
 from tests.fuzz.target import Target, refused, scratch
 
 _GOLDEN = Path(__file__).parents[1] / "golden"
-_REFUSALS = (CheckpointError, VisionCheckpointError, EncoderError)
+_REFUSALS = (CheckpointError, GraphError)
 _DIM, _VOCAB, _LAYERS, _FFN = 4, 6, 2, 8
 
 
@@ -114,7 +112,7 @@ def card(data: bytes) -> str:
         found = EncoderCard.from_json(text, file="encoder.onnx")
     except UnicodeDecodeError:
         return "no text"
-    except EncoderError as error:
+    except GraphError as error:
         return refused(error)
     assert EncoderCard.from_json(found.to_json(), file="again") == found
     return f"ok {found.dtype}"
@@ -127,7 +125,7 @@ def sidecar(data: bytes) -> str:
         found = OmSidecar.from_json(text, file="encoder.om.json")
     except UnicodeDecodeError:
         return "no text"
-    except EncoderError as error:
+    except GraphError as error:
         return refused(error)
     assert OmSidecar.from_json(found.to_json(), file="again") == found
     return f"ok {found.has_gears} {len(found.batch_sizes)}"

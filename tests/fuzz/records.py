@@ -8,12 +8,12 @@ import zlib
 from typing import Any
 
 from llama_adapter.app.calibration.file import read_calibration, write_calibration
-from llama_adapter.app.errors import UsageError
 from llama_adapter.app.exports.job import ExportRecordsJob, run_export_records
 from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.manifest import RunManifest, read_manifest, write_manifest
 from llama_adapter.app.records.record import Record, RecordFileError, parse_record, read_records, record_to_line
+from llama_adapter.runtime.errors import UsageError
 from tests.app.calibration.test_file import calibration as fitted
 from tests.app.recorded import FakeAnswer, FakeError, recorded
 from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines

@@ -8,13 +8,13 @@ import torch
 
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.errors import DeviceError
 from llama_adapter.llm.load import open_executor
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder, use_operators
 from llama_adapter.llm.runners.eager import EagerExecutor
 from llama_adapter.llm.runners.graph import GraphExecutor
 from llama_adapter.runtime.devices.backend import CpuBackend, CudaBackend, resolve_mode
 from llama_adapter.runtime.devices.cuda_graphs import CudaGraphs
+from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators.base import ATEN
 from llama_adapter.runtime.operators.cuda import FUSED
 from tests.fakes.cuda_graphs import FakeCuda

@@ -12,13 +12,13 @@ from torch import Tensor
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.engine.sequence import Request
-from llama_adapter.llm.errors import DeviceError
 from llama_adapter.llm.load import open_executor
 from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.runners.eager import EagerExecutor
 from llama_adapter.llm.runners.graph import GraphExecutor
 from llama_adapter.llm.runners.shapes import BucketedShapes, ExactShapes
 from llama_adapter.runtime.devices.backend import Capabilities, CpuBackend, OperatorChoice, resolve_mode
+from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators.base import ATEN, Operators
 from tests.llm.toys import CONFIG, EOS_ID, answers, drain, toy_decoder, toy_prompts, toy_requests, toy_visual_queries
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llama_adapter.llm.errors import CheckpointError
 from llama_adapter.llm.tokenizer import IncrementalDetokenizer, Tokenizer
+from llama_adapter.runtime.errors import CheckpointError
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MODEL = GOLDEN / "LLaMA" / "tokenizer.model"

@@ -12,7 +12,7 @@ from tests.npu.wheel import FakeNpu
 pytestmark = [pytest.mark.npu_contract, pytest.mark.slow]
 OPEN = """
 import json, sys
-from llama_adapter.llm.errors import DeviceError
+from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.devices.backend import open_backend
 try:
     open_backend(sys.argv[1])
@@ -75,7 +75,7 @@ def test_plain_torch_fails_beside_torch_npu_without_cann_unless_loading_is_left_
 
 WAIT = """
 import contextlib, io, json, os, sys
-from llama_adapter.app.errors import run_guarded
+from llama_adapter.app.terminal.run_guarded import run_guarded
 from llama_adapter.runtime.devices.backend import open_backend
 backend = open_backend("npu:0")
 told = {}

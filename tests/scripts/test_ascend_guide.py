@@ -18,16 +18,15 @@ import torch
 
 import demo_bsz
 from llama_adapter.app.cli import build_parser
-from llama_adapter.app.errors import RULES, describe
-from llama_adapter.llm.errors import DeviceError
 from llama_adapter.runtime.devices.backend import Capabilities, resolve_dtype, resolve_mode
 from llama_adapter.runtime.devices.npu import open_npu
 from llama_adapter.runtime.devices.npu_chips import FAMILIES
 from llama_adapter.runtime.devices.npu_errors import CODES
 from llama_adapter.runtime.devices.npu_load import explain_loading
+from llama_adapter.runtime.errors import DeviceError, GraphError, LlamaAdapterError
 from llama_adapter.runtime.graphs.atc_failures import explain as explain_atc
 from llama_adapter.runtime.graphs.om_failures import opening_failed, running_failed
-from llama_adapter.vision.errors import EncoderError
+from llama_adapter.runtime.problems import RULES, describe
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "ascend.md").read_text(encoding="utf-8")
@@ -163,7 +162,7 @@ def failures_of_an_om() -> list[Told]:
 
 def failures_of_atc() -> list[Told]:
     outputs = ("No module named 'sympy'", "soc_version Ascend1 is invalid", "E16002: x", "E10501: x")
-    return [told_of(EncoderError(explain_atc(output, returncode=1)[0])) for output in outputs]
+    return [told_of(GraphError(explain_atc(output, returncode=1)[0])) for output in outputs]
 
 
 @pytest.fixture
@@ -219,11 +218,17 @@ def templates(path: Path) -> set[tuple[str, str]]:
     return found
 
 
+def all_errors(kind: type[LlamaAdapterError]) -> set[type[LlamaAdapterError]]:
+    """The class and all below it that are imported."""
+    return {kind}.union(*map(all_errors, kind.__subclasses__()))
+
+
 @functools.cache
 def texts_of_the_program() -> list[tuple[str, int | None]]:
     """As `templates`, with exit codes, where a text is raised as one of our errors."""
-    files = [file for package in ("app", "llm", "vision") for file in sorted((ROOT / package).rglob("*.py"))]
+    files = [file for package in ("app", "llm", "runtime", "vision") for file in sorted((ROOT / package).rglob("*.py"))]
     codes = {name.rpartition(".")[2]: int(rule.exit_code) for name, rule in RULES.items()}
+    codes |= {kind.__name__: int(kind.exit_code) for kind in all_errors(LlamaAdapterError)}
     return [(text, codes.get(kind)) for text, kind in sorted(set().union(*map(templates, files)))]
 
 

@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from llama_adapter.app.models.checkpoints import open_clip
-from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.vision.encoder import PictureEncoder
-from llama_adapter.vision.weights import ClipSource, VisionCheckpointError, build_vision, read_clip
+from llama_adapter.vision.weights import ClipSource, build_vision, read_clip
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ARCHIVE = GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"
@@ -135,16 +135,14 @@ def test_clip_of_a_trainer_checkpoint_is_read_with_its_text_left_aside() -> None
 
 
 def test_heads_of_the_visual_blocks_are_asked_for() -> None:
-    with pytest.raises(
-        VisionCheckpointError, match="48 wide, and how many heads they have is stored in no file"
-    ) as caught:
+    with pytest.raises(CheckpointError, match="48 wide, and how many heads they have is stored in no file") as caught:
         build_vision(visual_of("BIAS-TINY"), name="BIAS-TINY", clip=CLIP)
     assert "--visual-heads" in caught.value.hint
 
 
 @pytest.mark.parametrize("heads", [5, -4])
 def test_heads_that_do_not_divide_the_width_are_refused(heads: int) -> None:
-    with pytest.raises(VisionCheckpointError, match=f"48 wide, which {heads} heads do not divide"):
+    with pytest.raises(CheckpointError, match=f"48 wide, which {heads} heads do not divide"):
         build_vision(visual_of("BIAS-TINY"), name="BIAS-TINY", clip=CLIP, visual_heads=heads)
 
 
@@ -166,45 +164,45 @@ def test_the_released_width_of_768_has_16_heads() -> None:
 )
 def test_a_tensor_missing_from_clip_is_named(openai: dict[str, Tensor], key: str) -> None:
     tensors = {name: tensor for name, tensor in openai.items() if name != key}
-    with pytest.raises(VisionCheckpointError, match=r"lacks 1 tensors \(`" + key.replace(".", r"\.")):
+    with pytest.raises(CheckpointError, match=r"lacks 1 tensors \(`" + key.replace(".", r"\.")):
         read_clip(tensors, name="clip")
 
 
 @pytest.mark.parametrize("key", ["visual.extra", "something", "transformer.resblocks.0.extra"])
 def test_an_unknown_tensor_in_clip_is_named(openai: dict[str, Tensor], key: str) -> None:
-    with pytest.raises(VisionCheckpointError, match="do not belong there .`" + key.replace(".", r"\.")):
+    with pytest.raises(CheckpointError, match="do not belong there .`" + key.replace(".", r"\.")):
         read_clip({**openai, key: torch.ones(1)}, name="clip")
 
 
 @pytest.mark.parametrize("key", ["visual_blocks.1.mlp.fc2.bias", "clip_proj_norm.weight", "visual_query.weight"])
 def test_a_tensor_missing_from_the_visual_part_is_named(key: str) -> None:
     visual = {name: tensor for name, tensor in visual_of("BIAS-TINY").items() if name != key}
-    with pytest.raises(VisionCheckpointError, match="lacks 1 tensors .`" + key.replace(".", r"\.")):
+    with pytest.raises(CheckpointError, match="lacks 1 tensors .`" + key.replace(".", r"\.")):
         build_vision(visual, name="BIAS-TINY", clip=CLIP, visual_heads=4)
 
 
 def test_an_unknown_visual_tensor_is_named() -> None:
     visual = {**visual_of("BIAS-TINY"), "visual_blocks.0.gamma": torch.ones(48)}
-    with pytest.raises(VisionCheckpointError, match=r"do not belong there \(`visual_blocks\.0\.gamma`"):
+    with pytest.raises(CheckpointError, match=r"do not belong there \(`visual_blocks\.0\.gamma`"):
         build_vision(visual, name="BIAS-TINY", clip=CLIP, visual_heads=4)
 
 
 def test_a_misshapen_tensor_is_told_with_both_shapes() -> None:
     visual = visual_of("BIAS-TINY") | {"visual_blocks.1.attn.qkv.bias": torch.ones(100)}
-    with pytest.raises(VisionCheckpointError, match=r"has the shape \[100\], where \[144\] is wanted"):
+    with pytest.raises(CheckpointError, match=r"has the shape \[100\], where \[144\] is wanted"):
         build_vision(visual, name="BIAS-TINY", clip=CLIP, visual_heads=4)
 
 
 def test_another_clip_than_the_adapters_is_told_with_both_widths(openai: dict[str, Tensor]) -> None:
     other = read_clip(openai | {"visual.proj": torch.ones(128, 512)}, name="ViT-B-32.pt")
-    with pytest.raises(VisionCheckpointError, match=r"wants CLIP features of width 48, and `ViT-B-32\.pt` gives 512"):
+    with pytest.raises(CheckpointError, match=r"wants CLIP features of width 48, and `ViT-B-32\.pt` gives 512"):
         build_vision(visual_of("BIAS-TINY"), name="BIAS-TINY", clip=other, visual_heads=4)
 
 
 def test_a_missing_clip_is_told() -> None:
-    with pytest.raises(VisionCheckpointError, match="holds no CLIP, and none was given"):
+    with pytest.raises(CheckpointError, match="holds no CLIP, and none was given"):
         build_vision(visual_of("BIAS-TINY"), name="BIAS-TINY", clip=None, visual_heads=4)
-    with pytest.raises(VisionCheckpointError, match=r"There is no CLIP at `absent\.pt`"):
+    with pytest.raises(CheckpointError, match=r"There is no CLIP at `absent\.pt`"):
         open_clip("absent.pt")
 
 
@@ -224,9 +222,9 @@ def test_clips_that_compute_differently_are_refused(tmp_path: Path, openai: dict
         ({"hidden_act": "gelu", "hidden_size": {}, "num_attention_heads": {}}, "computes with gelu"),
     ):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "clip", "vision_config": config}))
-        with pytest.raises(VisionCheckpointError, match=message):
+        with pytest.raises(CheckpointError, match=message):
             open_clip(tmp_path)
-    with pytest.raises(VisionCheckpointError, match="is a ResNet CLIP"):
+    with pytest.raises(CheckpointError, match="is a ResNet CLIP"):
         read_clip({"visual.layer1.0.conv1.weight": torch.ones(1)}, name="RN50.pt")
 
 
@@ -242,7 +240,7 @@ def test_clips_that_compute_differently_are_refused(tmp_path: Path, openai: dict
     ],
 )
 def test_another_file_in_the_place_of_clip_is_recognised(other: str, kind: str) -> None:
-    with pytest.raises((CheckpointError, VisionCheckpointError), match=kind):
+    with pytest.raises((CheckpointError), match=kind):
         open_clip(GOLDEN / other)
 
 
@@ -322,28 +320,28 @@ def test_tensors_of_another_kind_are_refused(
     openai: dict[str, Tensor], change: Callable[[Tensor], Tensor], kind: str
 ) -> None:
     message = rf"as a tensor of another kind \({kind}\)"
-    with pytest.raises(VisionCheckpointError, match=r"has `visual\.ln_pre\.bias` " + message):
+    with pytest.raises(CheckpointError, match=r"has `visual\.ln_pre\.bias` " + message):
         read_clip(openai | {"visual.ln_pre.bias": change(openai["visual.ln_pre.bias"].float())}, name="clip")
     visual = visual_of("BIAS-TINY")
     visual["clip_proj.bias"] = change(visual["clip_proj.bias"].float())
-    with pytest.raises(VisionCheckpointError, match=r"has `clip_proj\.bias` " + message):
+    with pytest.raises(CheckpointError, match=r"has `clip_proj\.bias` " + message):
         build_vision(visual, name="BIAS-TINY", clip=CLIP, visual_heads=4)
 
 
 @pytest.mark.parametrize("key", ["visual_blocks.0.mlp.fc1.bias", "visual_proj.weight", "clip_proj.bias"])
 def test_a_number_in_the_place_of_a_vector_is_told(key: str) -> None:
     visual = visual_of("BIAS-TINY") | {key: torch.zeros(())}
-    with pytest.raises(VisionCheckpointError, match="shape"):
+    with pytest.raises(CheckpointError, match="shape"):
         build_vision(visual, name="BIAS-TINY", clip=CLIP, visual_heads=4)
 
 
 def test_numbers_in_the_place_of_packed_vectors_are_told(openai: dict[str, Tensor]) -> None:
     tensors = to_huggingface(openai)
     tensors |= {f"vision_model.encoder.layers.0.self_attn.{n}_proj.bias": torch.zeros(()) for n in "qkv"}
-    with pytest.raises(VisionCheckpointError, match=r"qkv\.bias` has the shape \[3\]"):
+    with pytest.raises(CheckpointError, match=r"qkv\.bias` has the shape \[3\]"):
         build_vision(visual_of("BIAS-TINY"), name="BIAS-TINY", clip=read_clip(tensors, name="hf"), visual_heads=4)
 
 
 def test_a_clip_without_width_is_told(openai: dict[str, Tensor]) -> None:
-    with pytest.raises(VisionCheckpointError, match="sizes of CLIP in `clip` are impossible: image_size must be"):
+    with pytest.raises(CheckpointError, match="sizes of CLIP in `clip` are impossible: image_size must be"):
         read_clip(openai | {"visual.conv1.weight": torch.zeros(0, 3, 0, 0)}, name="clip")

@@ -22,7 +22,7 @@ class VisionBackend(Protocol):
     def encode(self, pixels_BHWC: np.ndarray) -> Tensor:
         """Pixels uint8 (B, S, S, 3) RGB -> visual query (B, Q, D), on the backend's device, in the encoder's type.
 
-        Raises EncoderError when an exported encoder, or what runs it, fails.
+        Raises GraphError when an exported encoder, or what runs it, fails.
         """
         ...
 

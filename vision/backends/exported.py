@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import EncoderCard
 from llama_adapter.runtime.graphs.ports import Port
 from llama_adapter.vision.backends.base import VisionBackend
-from llama_adapter.vision.errors import EncoderError
 
 FLOATS: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
 
@@ -51,23 +51,23 @@ class Signature:
         return np.ascontiguousarray(pixels_BHWC, dtype=self.dtype)
 
     def check_pixels(self, pixels_BHWC: np.ndarray) -> None:
-        """Raise EncoderError unless these are one or more pictures as the graph takes them."""
+        """Raise GraphError unless these are one or more pictures as the graph takes them."""
         given, side = pixels_BHWC.shape, self.image_size
         if pixels_BHWC.dtype != np.uint8 or len(given) != 4 or given[1:] != (side, side, 3) or not given[0]:
-            raise EncoderError(
+            raise GraphError(
                 f"`{self.file}` encodes pictures of uint8 (B, {side}, {side}, 3) with B at least 1, "
                 f"and was given {Port(name='', dtype=str(pixels_BHWC.dtype), shape=given)}",
                 hint="resize and crop with `vision.preprocess.preprocess`; height, width, colour in this order",
             )
 
     def check_output(self, output: np.ndarray, *, batch: int) -> None:
-        """Raise EncoderError unless this is the visual query (batch, Q, D) that the graph promised."""
+        """Raise GraphError unless this is the visual query (batch, Q, D) that the graph promised."""
         wanted = (batch, *self.output_shape)
         fits = len(output.shape) == 3 and all(
             want in (-1, have) for want, have in zip(wanted, output.shape, strict=True)
         )
         if not fits or output.dtype != self.output_dtype:
-            raise EncoderError(
+            raise GraphError(
                 f"`{self.file}` promises {Port(name='', dtype=str(self.output_dtype), shape=wanted)} for {batch} "
                 f"pictures, and gave {Port(name='', dtype=str(output.dtype), shape=output.shape)}",
                 hint="the file, or the runtime under it, is damaged: export the encoder again",
@@ -77,7 +77,7 @@ class Signature:
 def read_signature(
     inputs: Sequence[Port], outputs: Sequence[Port], *, file: str, card: EncoderCard | None, hint: str
 ) -> Signature:
-    """The graph as a `Signature`; raises EncoderError, with `hint`, when it is not that of a picture encoder.
+    """The graph as a `Signature`; raises GraphError, with `hint`, when it is not that of a picture encoder.
 
     The types are the graph's own, since conversion may change them; the sizes must be those of its card.
     """
@@ -85,13 +85,13 @@ def read_signature(
     side = _picture_side(pixels, file=file, hint=hint)
     if pixels.dtype not in FLOATS:
         advice = "; preprocessing compiled into the file (AIPP) is not used here" if pixels.dtype == "uint8" else ""
-        raise EncoderError(
+        raise GraphError(
             f"`{file}` takes pixels of {pixels.dtype}, and an encoder is wanted that takes float32 or float16",
             hint=hint + advice,
         )
     query = _only(outputs, "output", file=file, hint=hint)
     if len(query.shape) != 3 or query.dtype not in FLOATS:
-        raise EncoderError(
+        raise GraphError(
             f"`{file}` gives {query}, and a visual query of float32 or float16 (B, Q, D) is wanted", hint=hint
         )
     _check_batch(pixels, file=file, hint=hint)
@@ -109,9 +109,9 @@ def read_signature(
 
 
 def check_owner(process: int, *, file: str) -> None:
-    """Raise EncoderError unless this is the process that opened the encoder: threads and replies are its own."""
+    """Raise GraphError unless this is the process that opened the encoder: threads and replies are its own."""
     if os.getpid() != process:
-        raise EncoderError(
+        raise GraphError(
             f"`{file}` was opened by the process that this one was forked from",
             hint="open the encoder in each process that uses it",
         )
@@ -125,7 +125,7 @@ def to_tensor(output: np.ndarray) -> Tensor:
 def _only(ports: Sequence[Port], kind: str, *, file: str, hint: str) -> Port:
     if len(ports) != 1:
         names = ", ".join(f"{port.name} {port}" for port in ports)
-        raise EncoderError(f"`{file}` has {len(ports)} {kind}s, and one is wanted: {names}", hint=hint)
+        raise GraphError(f"`{file}` has {len(ports)} {kind}s, and one is wanted: {names}", hint=hint)
     return ports[0]
 
 
@@ -137,17 +137,17 @@ def _picture_side(port: Port, *, file: str, hint: str) -> int:
     if len(shape) == 4 and shape[1] == 3:
         # The same number of bytes: a runtime that counts bytes only would run it, and the answer would be noise.
         layout = ": colour stands before height and width (NCHW), so pixels would be read in the wrong order"
-    raise EncoderError(f"`{file}` takes {port}, and pictures are given as (B, S, S, 3){layout}", hint=hint)
+    raise GraphError(f"`{file}` takes {port}, and pictures are given as (B, S, S, 3){layout}", hint=hint)
 
 
 def _check_batch(port: Port, *, file: str, hint: str) -> None:
-    """Raise EncoderError for a fixed batch of nothing, and of more than this machine could hold."""
+    """Raise GraphError for a fixed batch of nothing, and of more than this machine could hold."""
     batch = port.shape[0]
     if not batch:
-        raise EncoderError(f"`{file}` takes {port}, which is no picture at all", hint=hint)
+        raise GraphError(f"`{file}` takes {port}, which is no picture at all", hint=hint)
     num_bytes = math.prod(port.shape) * (1 + FLOATS[port.dtype].itemsize)  # of the pixels, and of them in its own type
     if batch > 0 and num_bytes > _memory_bytes():
-        raise EncoderError(
+        raise GraphError(
             f"`{file}` was compiled for {batch:,} pictures at once, whose pixels alone take {num_bytes / 1e9:,.1f} GB "
             f"of the {_memory_bytes() / 1e9:,.1f} GB here",
             hint=f"make it again for a smaller batch: {hint}",
@@ -163,7 +163,7 @@ def _check_card(signature: Signature, card: EncoderCard) -> None:
     side, query = signature.image_size, signature.output_shape
     differs = any(have not in (-1, want) for have, want in zip(query, card.output_shape, strict=True))
     if side != card.input_shape[0] or differs:
-        raise EncoderError(
+        raise GraphError(
             f"`{signature.file}` says that it makes {card.output_shape} of pictures of {card.input_shape[0]} pixels, "
             f"and its graph makes {query} of {side} pixels",
             hint="the file was changed after its export: export the encoder again",

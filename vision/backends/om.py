@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import EncoderCard, is_same
 from llama_adapter.runtime.graphs.ladder import run_ladder
 from llama_adapter.runtime.graphs.worker import Worker
 from llama_adapter.vision.backends.exported import check_owner, to_tensor
 from llama_adapter.vision.backends.om_session import OmSession
-from llama_adapter.vision.errors import EncoderError
 
 
 class OmVisionBackend:
@@ -27,7 +27,7 @@ class OmVisionBackend:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, device_id: int = 0) -> None:
-        """Raises EncoderError for files, installations and devices that are of no use."""
+        """Raises GraphError for files, installations and devices that are of no use."""
         self._file = str(path)
         self._name = f"ais_bench (device {device_id})"
         self.device_ms: float | None = None  # of the last `encode`, as ais_bench measured it; None where it did not
@@ -67,10 +67,10 @@ class OmVisionBackend:
     def encode(self, pixels_BHWC: np.ndarray) -> Tensor:
         """Pixels uint8 (B, S, S, 3) RGB -> visual query (B, Q, D) on the CPU, in the graph's type.
 
-        Raises EncoderError for other pixels, and when the device fails.
+        Raises GraphError for other pixels, and when the device fails.
         """
         if not self._finalizer.alive:
-            raise EncoderError(f"`{self._file}` was closed and encodes nothing more")
+            raise GraphError(f"`{self._file}` was closed and encodes nothing more")
         check_owner(self._owner, file=self._file)
         self._signature.check_pixels(pixels_BHWC)
         return to_tensor(self._worker.call(lambda: self._encode(pixels_BHWC)))
@@ -102,14 +102,14 @@ def _om_files(path: Path) -> list[Path]:
         return [path]
     files = sorted(path.glob("*.om"))
     if not files:
-        raise EncoderError(
+        raise GraphError(
             f"The folder `{path}` holds no .om file", hint="`llama-adapter export om --out FOLDER/NAME` makes some"
         )
     return files
 
 
 def _by_size(sessions: list[OmSession], *, path: str) -> dict[int, OmSession]:
-    """Which session runs which batch size, ascending; raises EncoderError when they are not of one encoder."""
+    """Which session runs which batch size, ascending; raises GraphError when they are not of one encoder."""
     found: dict[int, OmSession] = {}
     first = sessions[0]
     for session in sessions:
@@ -118,14 +118,14 @@ def _by_size(sessions: list[OmSession], *, path: str) -> dict[int, OmSession]:
             for field in ("image_size", "output_dtype", "output_shape")
         )
         if not same or not _is_one_encoder(session.card, first.card):
-            raise EncoderError(
+            raise GraphError(
                 f"The OM files of `{path}` are not of one encoder: `{session.signature.file}` differs from "
                 f"`{first.signature.file}`",
                 hint="keep one encoder's files in a folder, each with its side-car",
             )
         for size in session.batch_sizes:
             if size in found:
-                raise EncoderError(
+                raise GraphError(
                     f"The folder `{path}` has two files for a batch of {size}: `{found[size].signature.file}` and "
                     f"`{session.signature.file}`",
                     hint="keep one of them",

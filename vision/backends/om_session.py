@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import EncoderCard
 from llama_adapter.runtime.graphs.om_failures import import_failed, opening_failed, running_failed
 from llama_adapter.runtime.graphs.ports import Port
 from llama_adapter.runtime.graphs.sidecar import check_om_file, read_valid_sidecar, sidecar_path
 from llama_adapter.runtime.graphs.stdout import root_logger_kept, stdout_caught
 from llama_adapter.vision.backends.exported import Signature, read_signature
-from llama_adapter.vision.errors import EncoderError
 
 _LOG = logging.getLogger(__name__)
 _HINT = "make the OM with `llama-adapter export om` from an ONNX of `llama-adapter export onnx`"
@@ -32,7 +32,7 @@ class OmSession:
     """
 
     def __init__(self, path: Path, *, device_id: int) -> None:
-        """Raises EncoderError for everything that is in the way."""
+        """Raises GraphError for everything that is in the way."""
         self._file, self._device_id = os.path.abspath(path), device_id
         check_om_file(self._file)
         self._sidecar = read_valid_sidecar(self._file)
@@ -105,7 +105,7 @@ class OmSession:
         except Exception as error:
             raise self._opening_failed(error, said=caught.complaints()) from error
 
-    def _opening_failed(self, error: Exception, *, said: str) -> EncoderError:
+    def _opening_failed(self, error: Exception, *, said: str) -> GraphError:
         return opening_failed(error, said=said, file=self._file, soc=self._soc, device=self._device_id)
 
     def _describe(self) -> tuple[Port, Signature]:
@@ -119,12 +119,12 @@ class OmSession:
         return inputs[0], read_signature(inputs, outputs, file=self._file, card=self.card, hint=_HINT)
 
     def _check_sidecar(self) -> None:
-        """Raise EncoderError when the input that the side-car tells of is not the one that the file has."""
+        """Raise GraphError when the input that the side-car tells of is not the one that the file has."""
         if self._sidecar is None:
             return
         told = self._sidecar.input
         if (told.dtype, told.shape) != (self._port.dtype, self._port.shape):
-            raise EncoderError(
+            raise GraphError(
                 f"`{self._file}` takes {self._port}, and its side-car says that it takes {told}",
                 hint=f"the side-car was changed, or is that of another file: {_HINT}",
             )
@@ -133,7 +133,7 @@ class OmSession:
         """From the side-car or, for a fixed OM without one, from the file."""
         fixed, sidecar = self.signature.batch, self._sidecar
         if fixed is None and sidecar is None:
-            raise EncoderError(
+            raise GraphError(
                 f"`{self._file}` takes several batch sizes (gears), and without its side-car "
                 f"`{sidecar_path(self._file).name}` nobody can tell which",
                 hint=f"put the side-car beside it, or {_HINT}",
@@ -141,7 +141,7 @@ class OmSession:
         sizes = sidecar.batch_sizes if sidecar is not None else (fixed or 0,)
         matches = sidecar is None or (sidecar.has_gears if fixed is None else sidecar.batch_sizes == (fixed,))
         if not matches or self._size != [self._bytes_of(max(sizes))]:
-            raise EncoderError(
+            raise GraphError(
                 f"`{self._file}` takes {self._port} of {self._size[0]:,} bytes, which is not the batch {_list(sizes)} "
                 "that was to be expected",
                 hint=f"its side-car is that of another file: {_HINT}" if sidecar is not None else _HINT,

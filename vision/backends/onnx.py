@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import METADATA_KEY, EncoderCard, check_dtypes
 from llama_adapter.runtime.graphs.ladder import run_ladder
 from llama_adapter.runtime.graphs.packages import INSTALL_HINT
 from llama_adapter.runtime.graphs.ports import Port
 from llama_adapter.runtime.graphs.seal import SEAL_KEY, check_seal
 from llama_adapter.vision.backends.exported import read_signature, to_tensor
-from llama_adapter.vision.errors import EncoderError
 
 _HINT = "export the encoder with `llama-adapter export onnx`"
 _NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # since 1.31 it keeps a diary of its use in the home folder
@@ -27,7 +27,7 @@ _DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
 class OnnxVisionBackend:
     """Runs an ONNX file: one of our export, or any that takes (B, S, S, 3) pixels 0..255 and normalises inside.
 
-    Raises EncoderError for a file or an installation that is of no use.
+    Raises GraphError for a file or an installation that is of no use.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, threads: int | None = None) -> None:
@@ -65,15 +65,15 @@ class OnnxVisionBackend:
     def encode(self, pixels_BHWC: np.ndarray) -> Tensor:
         """Pixels uint8 (B, S, S, 3) RGB -> visual query (B, Q, D) on the CPU, in the graph's type.
 
-        Raises EncoderError for other pixels, and when onnxruntime fails.
+        Raises GraphError for other pixels, and when onnxruntime fails.
         """
         if self._session is None:
-            raise EncoderError(f"`{self._file}` was closed and encodes nothing more")
+            raise GraphError(f"`{self._file}` was closed and encodes nothing more")
         self._signature.check_pixels(pixels_BHWC)
         try:
             return to_tensor(run_ladder(pixels_BHWC, self.batch_sizes, self._run))
         except MemoryError:
-            raise EncoderError(f"The memory is not enough to run `{self._file}`", hint=self._smaller()) from None
+            raise GraphError(f"The memory is not enough to run `{self._file}`", hint=self._smaller()) from None
 
     def close(self) -> None:
         """Give back the memory of the graph."""
@@ -90,7 +90,7 @@ class OnnxVisionBackend:
         try:
             (output,) = self._session.run([self._output], {self._input: pixels})
         except Exception as error:  # onnxruntime's classes have no base of their own
-            raise EncoderError(
+            raise GraphError(
                 f"onnxruntime failed on `{self._file}` with {pixels.dtype} {pixels.shape}: {_words(error)}",
                 hint=f"if it is the memory: {self._smaller()}; else export the encoder again",
             ) from error
@@ -102,13 +102,13 @@ class OnnxVisionBackend:
 def _open(path: Path, *, threads: int) -> Any:
     """An onnxruntime InferenceSession."""
     if path.suffix == ".om":
-        raise EncoderError(
+        raise GraphError(
             f"`{path}` is an OM file by its name, where ONNX is wanted",
             hint="use `--vision om`, or the ONNX file that it was made from",
         )
     if not path.is_file():
         kind = "is not a file" if path.exists() else "does not exist"
-        raise EncoderError(f"The ONNX file `{path}` {kind}", hint=_HINT)
+        raise GraphError(f"The ONNX file `{path}` {kind}", hint=_HINT)
     runtime = _onnxruntime()
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -120,7 +120,7 @@ def _open(path: Path, *, threads: int) -> Any:
         # Without its fallback, to the same provider again, which it announces on stdout.
         return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0)
     except Exception as error:
-        raise EncoderError(
+        raise GraphError(
             f"onnxruntime {runtime.__version__} cannot open `{path}`: {_words(error)}",
             hint=f"the file is damaged, incomplete (its .data file?) or no ONNX file: {_HINT}",
         ) from error
@@ -128,12 +128,12 @@ def _open(path: Path, *, threads: int) -> Any:
 
 def _onnxruntime() -> Any:
     if importlib.util.find_spec("onnxruntime") is None:
-        raise EncoderError("Running an ONNX file needs onnxruntime, which is not installed", hint=INSTALL_HINT)
+        raise GraphError("Running an ONNX file needs onnxruntime, which is not installed", hint=INSTALL_HINT)
     os.environ.setdefault(_NO_TELEMETRY, "1")  # read when it is imported
     try:
         return importlib.import_module("onnxruntime")
     except Exception as error:  # a wheel built against another numpy, a library that is missing
-        raise EncoderError(
+        raise GraphError(
             f"onnxruntime is installed and cannot be imported: {_words(error)}", hint=INSTALL_HINT
         ) from error
 

@@ -46,7 +46,7 @@ _OPENERS: Mapping[str, Callable[[EncoderSpec], ExportedBackend]] = {
 
 
 def open_encoder(spec: EncoderSpec) -> ExportedBackend:
-    """The backend of `spec`, loaded and checked, not warmed up. Raises EncoderError when it cannot be had."""
+    """The backend of `spec`, loaded and checked, not warmed up. Raises GraphError when it cannot be had."""
     if spec.own_process:
         # A fresh process would take another number of threads than this one was told to.
         here = dataclasses.replace(spec, own_process=False, threads=spec.threads or torch.get_num_threads())

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import EncoderCard
 from llama_adapter.vision.backends.exported import ExportedBackend, check_owner
-from llama_adapter.vision.errors import EncoderError
 
 CLOSE_LIMIT_S = 10.0
 # A fresh interpreter: a device's runtime does not survive a fork, and multiprocessing's own way would run the caller's
@@ -51,8 +51,8 @@ class _Reply:
     number: int
     output: np.ndarray | None = None
     device_ms: float | None = None
-    error: EncoderError | None = None
-    fault: str = ""  # the traceback of what is no EncoderError
+    error: GraphError | None = None
+    fault: str = ""  # the traceback of what is no GraphError
 
 
 class ProcessVisionBackend:
@@ -63,7 +63,7 @@ class ProcessVisionBackend:
     """
 
     def __init__(self, opener: Callable[[], ExportedBackend], *, file: str) -> None:
-        """`opener` must be picklable; `file` is for messages. Raises what it raises, and EncoderError where it dies."""
+        """`opener` must be picklable; `file` is for messages. Raises what it raises, and GraphError where it dies."""
         self._file = file
         self._owner = os.getpid()
         self._process, self._connection = _start()
@@ -100,17 +100,17 @@ class ProcessVisionBackend:
     def encode(self, pixels_BHWC: np.ndarray) -> Tensor:
         """Pixels uint8 (B, S, S, 3) RGB -> visual query (B, Q, D) on the CPU.
 
-        Raises EncoderError as the backend does, and when its process is no more.
+        Raises GraphError as the backend does, and when its process is no more.
         """
         with self._lock:
             if self._was_cut:
-                raise EncoderError(
+                raise GraphError(
                     f"The process of the encoder `{self._file}` was ended, because a message to it or from it was "
                     "interrupted half-way",
                     hint="open the encoder again",
                 )
             if not self._finalizer.alive:
-                raise EncoderError(f"`{self._file}` was closed and encodes nothing more")
+                raise GraphError(f"`{self._file}` was closed and encodes nothing more")
             check_owner(self._owner, file=self._file)
             self._number += 1
             self._send((self._number, pixels_BHWC))
@@ -158,12 +158,12 @@ class ProcessVisionBackend:
             self.close()
             raise
 
-    def _death(self) -> EncoderError:
+    def _death(self) -> GraphError:
         """The process has gone: how."""
         try:
             code = self._process.wait(CLOSE_LIMIT_S)
         except subprocess.TimeoutExpired:
-            return EncoderError(f"The process of the encoder `{self._file}` no longer answers")
+            return GraphError(f"The process of the encoder `{self._file}` no longer answers")
         if code >= 0:
             how, hint = f"with exit code {code}", "what it said last is above, on stderr"
         else:
@@ -171,7 +171,7 @@ class ProcessVisionBackend:
             hint = "it crashed; what it said last is above, on stderr"
             if -code == signal.SIGKILL:
                 hint = "the system may have run out of memory: try a smaller --batch-size"
-        return EncoderError(f"The process of the encoder `{self._file}` was ended {how}", hint=hint)
+        return GraphError(f"The process of the encoder `{self._file}` was ended {how}", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +205,8 @@ def _answer(connection: Connection, number: int, function: Callable[[], Any]) ->
     """What `function` returns; None after its error was sent to the other side."""
     try:
         return function()
-    except EncoderError as error:
-        connection.send(_Reply(number=number, error=EncoderError(error.message, hint=error.hint)))
+    except GraphError as error:
+        connection.send(_Reply(number=number, error=GraphError(error.message, hint=error.hint)))
     except Exception:
         connection.send(_Reply(number=number, fault=traceback.format_exc()))
     return None

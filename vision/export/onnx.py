@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, get_args
 import torch
 from torch import Tensor, nn
 
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import INPUT, METADATA_KEY, OUTPUT, EncoderCard, EncoderDtype, fingerprint
 from llama_adapter.runtime.graphs.defaults import DTYPE, OPSET, OPSETS
 from llama_adapter.runtime.graphs.packages import require
@@ -23,7 +24,6 @@ from llama_adapter.runtime.graphs.seal import SEAL_KEY, blank_seal, seal
 from llama_adapter.vision.block import plain_attention
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state, use_attention
-from llama_adapter.vision.errors import EncoderError
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -63,7 +63,7 @@ def export_onnx(
     with the returned card and the digest of its bytes in its metadata; weights beyond 2 GB go to `<path>.data`. `name`
     is the model's for people.
     `check` is given the complete file before it is put in place; what it raises is raised, and nothing is left.
-    Raises EncoderError without the packages for it, and for weights that `dtype` cannot hold; ValueError for an
+    Raises GraphError without the packages for it, and for weights that `dtype` cannot hold; ValueError for an
     unknown dtype or opset; RuntimeError when `state` is not of `config`.
     """
     if dtype not in get_args(EncoderDtype):
@@ -97,7 +97,7 @@ def _cast(key: str, tensor: Tensor, *, dtype: torch.dtype) -> Tensor:
     cast = tensor.detach().cpu().to(dtype)
     if not bool(torch.isfinite(cast).all()):
         why = "are too large for float16" if bool(torch.isfinite(tensor).all()) else "are not finite"
-        raise EncoderError(
+        raise GraphError(
             f"Values of `{key}` {why}",
             hint="export with --dtype float32" if "large" in why else "the checkpoint is damaged",
         )

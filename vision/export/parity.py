@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.vision.backends.onnx import OnnxVisionBackend
 from llama_adapter.vision.encoder import PictureEncoder
-from llama_adapter.vision.errors import EncoderError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +47,7 @@ class Parity:
 def compare(onnx_path: str | os.PathLike[str], encoder: PictureEncoder, pixels_BHWC: NDArray[np.uint8]) -> Parity:
     """Run the graph in onnxruntime and `encoder` in torch, as it is: give it in float32.
 
-    `pixels_BHWC` (B, S, S, 3) RGB, at least one picture. Raises EncoderError without onnxruntime and when the graph
+    `pixels_BHWC` (B, S, S, 3) RGB, at least one picture. Raises GraphError without onnxruntime and when the graph
     cannot be loaded or run, ValueError without pictures.
     """
     if not len(pixels_BHWC):
@@ -67,7 +67,7 @@ def judge(runs_RBQD: NDArray[Any], reference_BQD: NDArray[np.float32], *, bound:
     """Compare R runs over the same pictures with the reference."""
     runs, reference = runs_RBQD.astype(np.float64), reference_BQD.astype(np.float64)
     if runs.shape[1:] != reference.shape:
-        raise EncoderError(
+        raise GraphError(
             f"The graph makes visual queries of shape {runs.shape[2:]}, and the model of {reference.shape[1:]}",
             hint="it was exported from another model: export it again",
         )

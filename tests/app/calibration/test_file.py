@@ -12,7 +12,7 @@ from llama_adapter.app.calibration.file import Calibration, read_calibration, wr
 from llama_adapter.app.calibration.fitting import Examples, calibrate
 from llama_adapter.app.calibration.measures import apply_temperature
 from llama_adapter.app.calibration.report import Mistake, format_calibration
-from llama_adapter.app.errors import UsageError
+from llama_adapter.runtime.errors import UsageError
 
 
 def examples(count: int = 200) -> Examples:

@@ -11,7 +11,7 @@ from llama_adapter.app.calibration.file import read_calibration
 from llama_adapter.app.calibration.job import CalibrationJob, run_calibration
 from llama_adapter.app.captioning.resources import sample_pictures
 from llama_adapter.app.captioning.spec import CaptionerSpec
-from llama_adapter.app.errors import Exit, UsageError
+from llama_adapter.runtime.errors import ExitCode, UsageError
 
 
 class Labels:
@@ -48,7 +48,7 @@ def labels(tmp_path: Path) -> Labels:
 def test_the_embedded_model_is_right_about_its_sample_pictures(
     labels: Labels, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert labels.calibrate(plot=str(labels.folder / "plot.png")) == Exit.OK
+    assert labels.calibrate(plot=str(labels.folder / "plot.png")) == ExitCode.OK
 
     found = read_calibration(str(labels.folder / "c.json"))
     assert (found.num_examples, found.before.accuracy, found.question) == (len(labels.rows), 1.0, None)
@@ -79,7 +79,7 @@ def test_pictures_that_cannot_be_read_are_counted_and_left_out(
     (labels.folder / "broken.png").write_bytes(b"no picture")
     labels.rows += [("broken.png", "Is there a red star?", "yes"), ("missing.png", "Is there a red star?", "no")]
 
-    assert labels.calibrate() == Exit.PICTURE_ERRORS
+    assert labels.calibrate() == ExitCode.PICTURE_ERRORS
     found = read_calibration(str(labels.folder / "c.json"))
     assert (found.num_examples, found.num_unreadable) == (len(labels.rows) - 2, 2)
     out, talk = capsys.readouterr()
@@ -91,7 +91,7 @@ def test_pictures_that_cannot_be_read_are_counted_and_left_out(
 def test_where_no_picture_can_be_read_nothing_is_written(labels: Labels) -> None:
     labels.rows = [("missing.png", "Is there a red star?", "no")]
 
-    assert labels.calibrate() == Exit.FAILED
+    assert labels.calibrate() == ExitCode.FAILED
     assert not (labels.folder / "c.json").exists()
 
 

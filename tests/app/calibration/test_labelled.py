@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_adapter.app.calibration.labelled import read_labelled
-from llama_adapter.app.errors import UsageError
+from llama_adapter.runtime.errors import UsageError
 
 CHOICES = ("Yes", "No")
 

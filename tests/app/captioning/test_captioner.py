@@ -19,8 +19,9 @@ from llama_adapter import Answer, Captioner, RawPrompt, TextDelta
 from llama_adapter.app.captioning.captioner import WorkItem, work_items
 from llama_adapter.app.captioning.stage_clock import STAGES
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.errors import DeviceError, PromptTooLongError
+from llama_adapter.llm.errors import PromptTooLongError
 from llama_adapter.llm.prompt import format_prompt
+from llama_adapter.runtime.errors import DeviceError
 from tests.app.golden import GOLDEN, model_options
 
 PICTURES = sorted((GOLDEN / "images").iterdir())

@@ -23,7 +23,7 @@ from llama_adapter.app.captioning.oom_retry import attempt
 from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.online.service import Ask, Service
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.errors import DeviceError
+from llama_adapter.runtime.errors import DeviceError
 from tests.app.golden import model_options
 from tests.app.narrow import SHORTAGES, Device, narrow
 from tests.llm.test_async_readback import QueuedBackend

@@ -14,10 +14,10 @@ from llama_adapter.app.captioning.resources import sample_pictures
 from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.cli import build_parser, main
 from llama_adapter.app.doctor.environment import Probe
-from llama_adapter.app.errors import UsageError
 from llama_adapter.app.records.manifest import read_manifest
 from llama_adapter.app.records.record import read_records
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.runtime.errors import UsageError
 from tests.app.command import Run
 from tests.app.golden import CASES, ROOT, case_runs, model_flags, picture
 

@@ -12,8 +12,8 @@ from llama_adapter.app.cli import main
 from llama_adapter.app.cli.run_server import API_KEY_VARIABLE, ServeJob, check_packages, read_api_keys
 from llama_adapter.app.doctor.environment import PAGE_PACKAGES, SERVER_PACKAGES
 from llama_adapter.app.doctor.probes import IMPORT_NAMES
-from llama_adapter.app.errors import Exit, UsageError
 from llama_adapter.app.online.types import ServiceLimits
+from llama_adapter.runtime.errors import ExitCode, UsageError
 
 
 def test_a_line_of_the_log_holds_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,7 +34,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[ServeJob]:
 
     def note(job: ServeJob) -> int:
         served.append(job)
-        return Exit.OK
+        return ExitCode.OK
 
     monkeypatch.setattr(llama_adapter.app.cli.run_server, "run_serve", note)
     return served
@@ -44,7 +44,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[ServeJob]:
 def test_without_flags_it_serves_the_embedded_model_to_this_machine(
     jobs: list[ServeJob], command: str, port: int, has_page: bool
 ) -> None:
-    assert main([command]) == Exit.OK
+    assert main([command]) == ExitCode.OK
     assert jobs == [
         ServeJob(spec=CaptionerSpec(), limits=ServiceLimits(), has_page=has_page, host="127.0.0.1", port=port)
     ]
@@ -53,7 +53,7 @@ def test_without_flags_it_serves_the_embedded_model_to_this_machine(
 def test_flags_reach_the_job(jobs: list[ServeJob]) -> None:
     flags = "--host 0.0.0.0 --port 0 --host-name a.example --host-name b.example --allow-url-host pictures.example "
     flags += "--max-waiting 7 --timeout-s 3.5 --batch-size 2 --precision int8 --drain-s 1 --quiet"
-    assert main(["serve", *flags.split()]) == Exit.OK
+    assert main(["serve", *flags.split()]) == ExitCode.OK
     (job,) = jobs
     assert (job.host, job.port, job.drain_s, job.quiet) == ("0.0.0.0", 0, 1.0, True)
     assert (job.host_names, job.allowed_hosts) == (("a.example", "b.example"), ("pictures.example",))
@@ -75,7 +75,7 @@ def test_flags_reach_the_job(jobs: list[ServeJob]) -> None:
 def test_flags_that_cannot_be_meant_are_told_by_their_name(
     jobs: list[ServeJob], capsys: pytest.CaptureFixture[str], flags: list[str], word: str
 ) -> None:
-    assert main(["serve", *flags]) == Exit.USAGE
+    assert main(["serve", *flags]) == ExitCode.USAGE
     assert word in capsys.readouterr().err
     assert jobs == []
 

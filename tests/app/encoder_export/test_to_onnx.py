@@ -21,7 +21,7 @@ from llama_adapter.app.cli import build_parser, main
 from llama_adapter.app.encoder_export import to_om, to_onnx
 from llama_adapter.app.encoder_export.talk import told_parity
 from llama_adapter.app.encoder_export.to_onnx import EncoderSources, OnnxJob, load_encoder
-from llama_adapter.app.errors import Exit
+from llama_adapter.runtime.errors import CheckpointError, ExitCode
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.sidecar import read_sidecar
 from llama_adapter.vision.config import VisionConfig
@@ -29,7 +29,6 @@ from llama_adapter.vision.export.onnx import export_onnx
 from llama_adapter.vision.export.parity import Parity
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
-from llama_adapter.vision.weights import VisionCheckpointError
 from tests.app.golden import GOLDEN, ROOT, picture
 
 pytestmark = pytest.mark.slow
@@ -52,7 +51,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     stdout, stderr = io.StringIO(), io.StringIO()
     with redirect_stdout(stdout), redirect_stderr(stderr):
         code = main(["export", "onnx", *MODEL, "--dtype", "float16", "--pictures", picture(), "--out", str(out)])
-    assert code == Exit.OK
+    assert code == ExitCode.OK
     return Run(out, stdout.getvalue(), stderr.getvalue())
 
 
@@ -121,7 +120,7 @@ def test_a_file_that_is_there_is_not_replaced(tmp_path: Path, capsys: pytest.Cap
     out = tmp_path / "clip.onnx"
     out.write_text("mine")
 
-    assert main(["export", "onnx", *MODEL, "--out", str(out)]) == Exit.USAGE
+    assert main(["export", "onnx", *MODEL, "--out", str(out)]) == ExitCode.USAGE
     assert "--force" in capsys.readouterr().err
     assert out.read_text() == "mine"
 
@@ -131,7 +130,7 @@ def test_a_file_is_replaced_by_force_and_an_export_is_repeatable(exported: Path,
     out = tmp_path / "clip.onnx"
     out.write_text("mine")
 
-    assert main(["export", "onnx", *MODEL, "--out", str(out), "--force", "--dtype", "float16"]) == Exit.OK
+    assert main(["export", "onnx", *MODEL, "--out", str(out), "--force", "--dtype", "float16"]) == ExitCode.OK
     assert out.read_bytes() == exported.read_bytes()
 
 
@@ -146,7 +145,7 @@ def test_a_graph_that_computes_something_else_is_not_put_in_place(
 
     code = main(["export", "onnx", *MODEL, "--dtype", "float16", "--out", str(tmp_path / "clip.onnx")])
 
-    assert code == Exit.FAILED
+    assert code == ExitCode.FAILED
     assert "does not compute what the encoder does" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -160,7 +159,7 @@ def test_clip_is_found_where_it_usually_lies(place: str, tmp_path: Path, monkeyp
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(folders["here"])
     sources = EncoderSources(adapter=str(adapter), visual_heads=4)
-    with pytest.raises(VisionCheckpointError) as caught:
+    with pytest.raises(CheckpointError) as caught:
         load_encoder(sources)
     assert "--clip" in caught.value.hint
     for folder in folders.values():
@@ -196,7 +195,7 @@ def test_the_embedded_model_has_an_encoder_and_a_bundle_may_be_named() -> None:
 def test_flags_that_cannot_be_meant_are_usage_errors(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     out = [] if "--out" in flags else ["--out", "clip.onnx"]
 
-    assert main(["export", "onnx", *flags, *out]) == Exit.USAGE
+    assert main(["export", "onnx", *flags, *out]) == ExitCode.USAGE
     assert capsys.readouterr().err.startswith("error: ")
 
 
@@ -206,7 +205,7 @@ def test_the_command_is_printed_where_there_is_no_atc(exported: Path, capsys: py
     code = main([*asked, "--batch-sizes", "1,8", "--atc-flag=--op_precision_mode=my mode.ini"])
 
     lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
-    assert code == Exit.OK
+    assert code == ExitCode.OK
     assert [line[0] for line in lines] == ["atc", "atc"]
     assert [next(flag for flag in line if "input_shape" in flag) for line in lines] == [
         "--input_shape=input:1,224,224,3",
@@ -221,7 +220,7 @@ def test_the_command_is_printed_where_there_is_no_atc(exported: Path, capsys: py
 def test_what_is_missing_is_told(
     exported: Path, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["export", "om", str(exported), *flags]) == Exit.FAILED
+    assert main(["export", "om", str(exported), *flags]) == ExitCode.FAILED
     assert said in capsys.readouterr().err
     assert [path.name for path in exported.parent.iterdir()] == ["clip.onnx"]
 
@@ -235,15 +234,15 @@ def test_an_onnx_becomes_om(
 
     code = main([*asked, "--soc-version", "Ascend310P3"])
 
-    assert code == Exit.OK
+    assert code == ExitCode.OK
     assert capsys.readouterr().out.splitlines() == [str(tmp_path / name) for name in names]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names, *(f"{name}.json" for name in names)])
     sidecars = [read_sidecar(tmp_path / name) for name in names]
     assert [sidecar.batch_sizes for sidecar in sidecars if sidecar] == ([(1, 4)] if flags else [(1,), (4,)])
     assert all(sidecar and sidecar.card == read_graph(exported).card for sidecar in sidecars)
 
-    assert main([*asked, "--soc-version", "Ascend310P3"]) == Exit.USAGE  # there already
-    assert main([*asked, "--soc-version", "Ascend310P3", "--force"]) == Exit.OK
+    assert main([*asked, "--soc-version", "Ascend310P3"]) == ExitCode.USAGE  # there already
+    assert main([*asked, "--soc-version", "Ascend310P3", "--force"]) == ExitCode.OK
 
 
 @pytest.mark.usefixtures("with_atc")
@@ -253,17 +252,17 @@ def test_what_the_lint_refuses_is_converted_only_by_force(tmp_path: Path, capsys
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), tmp_path / "gelu.onnx")
     asked = ["export", "om", str(tmp_path / "gelu.onnx"), "--soc-version", "Ascend310P3"]
 
-    assert main(asked) == Exit.FAILED
+    assert main(asked) == ExitCode.FAILED
     assert "ATC will refuse" in capsys.readouterr().err
 
-    assert main([*asked, "--force"]) == Exit.FAILED
+    assert main([*asked, "--force"]) == ExitCode.FAILED
     assert "E16002" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["gelu.onnx"]
 
 
 @pytest.mark.parametrize("sizes", ["", "1,", "0", "-1,2", "one", "1;2"])
 def test_batch_sizes_are_whole_numbers(exported: Path, sizes: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", "om", str(exported), f"--batch-sizes={sizes}"]) == Exit.USAGE
+    assert main(["export", "om", str(exported), f"--batch-sizes={sizes}"]) == ExitCode.USAGE
     assert "whole numbers" in capsys.readouterr().err
 
 
@@ -271,7 +270,7 @@ def test_batch_sizes_are_whole_numbers(exported: Path, sizes: str, capsys: pytes
 def test_what_atc_would_refuse_is_a_usage_error(
     exported: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["export", "om", str(exported), "--soc-version", "Ascend310P3", *flags]) == Exit.USAGE
+    assert main(["export", "om", str(exported), "--soc-version", "Ascend310P3", *flags]) == ExitCode.USAGE
     assert capsys.readouterr().err.startswith("error: ")
 
 
@@ -332,7 +331,7 @@ def test_an_onnx_of_others_becomes_an_om_whose_gears_are_known(
 
     code = main(["export", "om", str(foreign), "--gears", "--batch-sizes", "1,4", "--soc-version", "Ascend310P3"])
 
-    assert code == Exit.OK
+    assert code == ExitCode.OK
     assert "was not exported here" in capsys.readouterr().err
     sidecar = read_sidecar(tmp_path / "foreign.om")
     assert sidecar is not None
@@ -352,7 +351,7 @@ def test_the_script_of_the_ascend_guide_writes_the_same_file(exported: Path, tmp
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_the_embedded_model_can_be_exported_in_the_older_opset_too(dtype: str, tmp_path: Path) -> None:
     """In the usual one, tests/e2e/test_ascend_route.py does."""
-    assert main(["export", "onnx", "--out", str(tmp_path / "x.onnx"), "--dtype", dtype, "--opset", "17"]) == Exit.OK
+    assert main(["export", "onnx", "--out", str(tmp_path / "x.onnx"), "--dtype", dtype, "--opset", "17"]) == ExitCode.OK
 
 
 @pytest.mark.slow
@@ -365,7 +364,7 @@ def test_all_files_are_made_also_when_nobody_reads_their_names(exported: Path, t
     done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True)
     os.close(writing)
 
-    assert done.returncode == Exit.OK, done.stderr
+    assert done.returncode == ExitCode.OK, done.stderr
     assert "Traceback" not in done.stderr
     assert [path.name for path in sorted(tmp_path.glob("*.om"))] == ["clip_bs1.om", "clip_bs2.om", "clip_bs4.om"]
 
@@ -387,7 +386,7 @@ def test_without_any_picture_that_can_be_read_nothing_is_exported(
 ) -> None:
     asked = ["export", "onnx", *MODEL, "--out", str(tmp_path / "clip.onnx"), "--pictures", "/none.png"]
 
-    assert main(asked) == Exit.FAILED
+    assert main(asked) == ExitCode.FAILED
     assert "None of the pictures can be read" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -414,7 +413,7 @@ def test_without_any_picture_that_can_be_read_nothing_is_exported(
 def test_values_that_are_refused_name_their_flags_before_any_file_is_read(
     flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["export", "om", "/none.onnx", *flags]) == Exit.USAGE
+    assert main(["export", "om", "/none.onnx", *flags]) == ExitCode.USAGE
     assert said in capsys.readouterr().err
 
 
@@ -424,7 +423,7 @@ def test_a_path_that_the_runtime_would_refuse_is_told_before_the_work(
 ) -> None:
     asked = ["export", "om", str(exported), "--soc-version", "Ascend310P3", "--out", "my clips/clip", *flags]
 
-    assert main(asked) == Exit.FAILED
+    assert main(asked) == ExitCode.FAILED
     captured = capsys.readouterr()
     assert "InferSession refuses: ' '" in captured.err
     assert "--out" in captured.err
@@ -433,7 +432,7 @@ def test_a_path_that_the_runtime_would_refuse_is_told_before_the_work(
 
 @pytest.mark.usefixtures("without_atc")
 def test_a_line_for_another_machine_needs_a_chip(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", "om", str(exported), "--print-command"]) == Exit.FAILED
+    assert main(["export", "om", str(exported), "--print-command"]) == ExitCode.FAILED
     assert "--soc-version Ascend310P3" in capsys.readouterr().err
 
 
@@ -451,22 +450,22 @@ def test_what_is_printed_makes_the_same_om_as_the_command_itself(
 ) -> None:
     (tmp_path / "there").mkdir()
     asked = ["export", "om", str(exported), "--soc-version", "Ascend310P3", *flags]
-    assert main([*asked, "--out", str(tmp_path / "there" / "clip"), "--print-command"]) == Exit.OK
+    assert main([*asked, "--out", str(tmp_path / "there" / "clip"), "--print-command"]) == ExitCode.OK
     printed = capsys.readouterr()
     subprocess.run(shlex.split(printed.out), check=True, cwd=tmp_path, capture_output=True)
     afterwards = next(line for line in printed.err.splitlines() if line.startswith("afterwards: llama-adapter "))
     adopting = shlex.split(afterwards.removeprefix("afterwards: llama-adapter "))
 
-    assert main(adopting) == Exit.OK
+    assert main(adopting) == ExitCode.OK
     made = Path(capsys.readouterr().out.strip())
-    assert main([*asked, "--out", str(tmp_path / "here" / "clip")]) == Exit.OK
+    assert main([*asked, "--out", str(tmp_path / "here" / "clip")]) == ExitCode.OK
 
     assert read_sidecar(made) == read_sidecar(tmp_path / "here" / made.name) is not None
     assert made.stat().st_mode & 0o777 == 0o640
     capsys.readouterr()
-    assert main(adopting) == Exit.USAGE  # there already
+    assert main(adopting) == ExitCode.USAGE  # there already
     assert "--out" not in capsys.readouterr().err
-    assert main([*adopting, "--force"]) == Exit.OK
+    assert main([*adopting, "--force"]) == ExitCode.OK
 
 
 @pytest.mark.parametrize("place", ["/proc/q.onnx", "file/q.onnx", "folder.onnx"])
@@ -478,7 +477,7 @@ def test_a_place_that_cannot_be_written_is_told_before_the_model_is_read(
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
 
-    assert main(["export", "onnx", "--adapter", "/none.pth", "--out", place, "--force"]) == Exit.FAILED
+    assert main(["export", "onnx", "--adapter", "/none.pth", "--out", place, "--force"]) == ExitCode.FAILED
 
     assert f"`{place}` cannot be written" in capsys.readouterr().err
     assert sorted(tmp_path.rglob("*")) == before
@@ -491,7 +490,10 @@ def test_free_sides_are_refused_even_by_force(tmp_path: Path, capsys: pytest.Cap
     graph = helper.make_graph([helper.make_node("Relu", ["input"], ["output"])], "test", ports[:1], ports[1:])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), tmp_path / "free.onnx")
 
-    assert main(["export", "om", str(tmp_path / "free.onnx"), "--soc-version", "Ascend310P3", "--force"]) == Exit.FAILED
+    assert (
+        main(["export", "om", str(tmp_path / "free.onnx"), "--soc-version", "Ascend310P3", "--force"])
+        == ExitCode.FAILED
+    )
     assert "fixed sides" in capsys.readouterr().err
 
 
@@ -523,5 +525,5 @@ def test_the_script_tells_what_it_cannot_use(
 ) -> None:
     from scripts.pth2onnx import main as script
 
-    assert script(arguments) == Exit.USAGE
+    assert script(arguments) == ExitCode.USAGE
     assert said in capsys.readouterr().err

@@ -14,10 +14,10 @@ import pytest
 
 from llama_adapter.app.calibration.file import Calibration, write_calibration
 from llama_adapter.app.calibration.fitting import Examples, calibrate
-from llama_adapter.app.errors import Exit, UsageError
 from llama_adapter.app.exports.job import ExportRecordsJob, run_export_records
 from llama_adapter.app.records.manifest import RunManifest, runs_behind, write_manifest
 from llama_adapter.app.records.record import ErrorRecord, Record, read_records, record_to_line
+from llama_adapter.runtime.errors import ExitCode, UsageError
 
 
 def record(picture: str = "a.png", *, text: str = "a star", prompt: str = "What?", **changes: Any) -> Record:
@@ -90,7 +90,7 @@ def test_superseded_failures_and_a_torn_last_line_are_left_out_and_the_file_stay
     answers.write([failed() | {"run": "earlier"}, record(), failed("b.png")], end='{"id": "torn')
     before = answers.path.read_bytes()
 
-    assert answers.export("jsonl", "clean.jsonl") == Exit.OK
+    assert answers.export("jsonl", "clean.jsonl") == ExitCode.OK
     assert list(read_records(answers.folder / "clean.jsonl")) == [record(), failed("b.png")]
     assert answers.path.read_bytes() == before
     assert answers.names() == ["answers.jsonl", "clean.jsonl"]
@@ -178,8 +178,10 @@ def test_names_and_texts_are_no_formulas(answers: Answers) -> None:
 def test_without_a_place_the_table_goes_to_stdout(answers: Answers, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     answers.write([record()])
 
-    assert answers.export("csv") == Exit.OK
-    assert run_export_records(ExportRecordsJob(records=(str(answers.path),), to="csv", out="-", quiet=True)) == Exit.OK
+    assert answers.export("csv") == ExitCode.OK
+    assert (
+        run_export_records(ExportRecordsJob(records=(str(answers.path),), to="csv", out="-", quiet=True)) == ExitCode.OK
+    )
     out, talk = capfdbinary.readouterr()
     assert out.count(b'"a.png"') == 2
     assert talk == b"1 records on stdout; 0 without an answer, 0 superseded\n"
@@ -226,10 +228,10 @@ def test_numbers_out_of_range_are_refused_with_the_job(settings: dict[str, Any])
 def test_sidecars_hold_the_last_answer_or_what_was_decided(answers: Answers) -> None:
     answers.write([failed("a.png"), record("a.png"), record("a.png", id="other model", text="a moon"), failed("b.png")])
 
-    assert answers.export("sidecars", "texts") == Exit.OK
+    assert answers.export("sidecars", "texts") == ExitCode.OK
     assert [path.read_text() for path in (answers.folder / "texts").iterdir()] == ["a moon\n"]
     answers.write([asked("a.png", 0.6)])
-    assert answers.export("sidecars", "decided", abstain=(0.2, 0.8)) == Exit.OK
+    assert answers.export("sidecars", "decided", abstain=(0.2, 0.8)) == ExitCode.OK
     assert (answers.folder / "decided" / "a.txt").read_text() == "undecided\n"
 
 
@@ -238,7 +240,7 @@ def test_a_text_that_could_not_be_written_is_told_and_the_exit_code_says_so(
 ) -> None:
     answers.write([record(str(answers.folder / "gone.png"))])
 
-    assert answers.export("sidecars") == Exit.FAILED
+    assert answers.export("sidecars") == ExitCode.FAILED
     assert "gone.png: there is no such picture; name a folder as --out" in capsys.readouterr().err
 
 
@@ -250,12 +252,12 @@ def test_beside_a_picture_in_no_folder_of_the_job_nothing_is_written_until_it_is
         (elsewhere / name).touch()
     answers.write([record(str(elsewhere / "passwd")), record(str(elsewhere / "shadow"))])
 
-    assert answers.export("sidecars", force=True) == Exit.FAILED
+    assert answers.export("sidecars", force=True) == ExitCode.FAILED
     assert sorted(path.name for path in elsewhere.iterdir()) == ["passwd", "shadow"]
     told = capsys.readouterr().err
     assert "it is in no folder that texts may be written to" in told
     assert f"--below {elsewhere}" in told
-    assert answers.export("sidecars", below=(str(elsewhere),)) == Exit.OK
+    assert answers.export("sidecars", below=(str(elsewhere),)) == ExitCode.OK
     assert (elsewhere / "passwd.txt").read_text() == "a star\n"
 
 
@@ -268,7 +270,7 @@ def test_the_current_folder_and_that_of_the_records_are_those_of_the_job(
     (answers.folder / "b.png").touch()
     answers.write([record("a.png"), record(str(answers.folder / "b.png"))])
 
-    assert answers.export("sidecars") == Exit.OK
+    assert answers.export("sidecars") == ExitCode.OK
     assert (current / "a.txt").exists()
     assert (answers.folder / "b.txt").exists()
 
@@ -281,7 +283,7 @@ def test_the_root_is_no_folder_of_a_job_even_if_it_is_the_current_one(
     answers.write([record(str(picture))])
     monkeypatch.chdir("/")
 
-    assert answers.export("sidecars") == Exit.FAILED
+    assert answers.export("sidecars") == ExitCode.FAILED
     assert not picture.with_suffix(".txt").exists()
 
 
@@ -306,9 +308,9 @@ def test_pictures_that_earlier_versions_recorded_by_an_escaped_name_get_their_te
     (answers.folder / "9.41\u202fAM.png").touch()
     answers.write([record(str(answers.folder / r"9.41\u202fAM.png"))])
 
-    assert answers.export("sidecars") == Exit.OK
+    assert answers.export("sidecars") == ExitCode.OK
     assert (answers.folder / "9.41\u202fAM.txt").read_text() == "a star\n"
-    assert answers.export("metadata", "") == Exit.OK
+    assert answers.export("metadata", "") == ExitCode.OK
     assert json.loads((answers.folder / "metadata.jsonl").read_text())["file_name"] == "9.41\u202fAM.png"
 
 
@@ -331,7 +333,7 @@ def test_metadata_names_pictures_from_its_own_folder(answers: Answers) -> None:
     strange = record(str(pictures / "a.png")) | {"unfamiliar": True}
     answers.write([strange, asked(str(pictures / "sub/b.png"), 0.9), failed("elsewhere.png")])
 
-    assert answers.export("metadata", "pics") == Exit.OK
+    assert answers.export("metadata", "pics") == ExitCode.OK
     lines = [json.loads(line) for line in (pictures / "metadata.jsonl").read_text().splitlines()]
     assert [(line["file_name"], line["text"]) for line in lines] == [("a.png", "a star"), ("sub/b.png", "Yes")]
     assert lines[0].keys() == lines[1].keys()
@@ -342,7 +344,7 @@ def test_metadata_leaves_out_what_is_not_there_and_tells(answers: Answers, capsy
     answers.write([record(str(answers.folder / "a.png")), record(str(answers.folder / "x.tar/b.png"))])
     (answers.folder / "a.png").touch()
 
-    assert answers.export("metadata", "metadata.jsonl") == Exit.FAILED
+    assert answers.export("metadata", "metadata.jsonl") == ExitCode.FAILED
     assert len((answers.folder / "metadata.jsonl").read_text().splitlines()) == 1
     assert "b.png: there is no such picture" in capsys.readouterr().err
 
@@ -399,7 +401,7 @@ def test_parquet_holds_every_record_with_the_runs(answers: Answers) -> None:
     manifest = RunManifest(run="run-1", spec={}, model_digest="abc", versions={})
     write_manifest(answers.path, manifest=manifest)
 
-    assert answers.export("parquet", "out.parquet", abstain=(0.1, 0.9)) == Exit.OK
+    assert answers.export("parquet", "out.parquet", abstain=(0.1, 0.9)) == ExitCode.OK
     caption, yes, failure, half = pq.read_table(answers.folder / "out.parquet").to_pylist()
     assert (caption["text"], caption["choice"], caption["decision"]) == ("a star", None, None)
     assert (yes["choice"], yes["decision"]) == ([("Yes", 0.8), ("No", 0.2)], "undecided")
@@ -447,7 +449,7 @@ def test_without_pyarrow_parquet_names_the_extra_before_any_work(
 def test_many_rows_can_be_divided_into_files(answers: Answers, to: Any) -> None:
     answers.write([record(f"{number}.png") for number in range(7)])
 
-    assert answers.export(to, "parts", rows_per_file=3) == Exit.OK
+    assert answers.export(to, "parts", rows_per_file=3) == ExitCode.OK
 
     folder = answers.folder / "parts"
     assert sorted(path.name for path in folder.iterdir()) == [f"part-0000{number}.{to}" for number in range(3)]
@@ -504,7 +506,7 @@ def test_names_that_are_not_utf8_are_escaped_where_only_text_can_be_and_refused_
     assert [Path(one["picture"]).name for one in read_records(answers.folder / "out.jsonl")] == [raw, good]
     answers.export("csv", "out.csv")
     assert [Path(row["picture"]).name for row in answers.rows()] == [r"inv\udcff.png", good]
-    assert answers.export("metadata", "") == Exit.FAILED
+    assert answers.export("metadata", "") == ExitCode.FAILED
     lines = (answers.folder / "metadata.jsonl").read_bytes().splitlines()
     assert [json.loads(line)["file_name"] for line in lines] == [good]
     assert r"inv\xff.png: its name is not UTF-8" in capsys.readouterr().err

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_adapter.app.errors import UsageError
 from llama_adapter.app.exports.survey import Selection, Survey, record_files, survey
 from llama_adapter.app.records.record import ErrorRecord, Record, RecordFileError, record_to_line
+from llama_adapter.runtime.errors import UsageError
 
 ALL = Selection()
 

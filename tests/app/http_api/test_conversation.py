@@ -90,7 +90,7 @@ def test_what_is_no_question_about_one_picture_is_refused(
     with pytest.raises(ApiError) as caught:
         question(*messages, **parameters)
 
-    assert (caught.value.status, caught.value.code, caught.value.param) == (400, code, param)
+    assert (caught.value.http_status, caught.value.code, caught.value.param) == (400, code, param)
 
 
 def test_more_pictures_than_one_are_no_matter_in_messages_before_the_newest_picture() -> None:

@@ -231,7 +231,7 @@ def test_redirects_come_to_an_end() -> None:
 def test_a_picture_that_is_announced_too_large_is_not_read() -> None:
     error = Site({"/": answer(b"", content_length="1001")}).refused()
 
-    assert (error.code, error.status) == ("image_file_too_large", 413)
+    assert (error.code, error.http_status) == ("image_file_too_large", 413)
 
 
 @pytest.mark.parametrize("framing", [{"transfer_encoding": "chunked"}, {"connection": "close"}])

@@ -59,7 +59,7 @@ def test_a_parameter_that_is_not_supported_passes_at_its_neutral_value_and_as_nu
 def test_a_parameter_that_is_not_supported_is_refused_by_name_and_told_how_to_send_it(name: str, value: Any) -> None:
     error = refusal(chat(**{name: value}))
 
-    assert (error.status, error.code, error.param) == (400, "unsupported_parameter", name)
+    assert (error.http_status, error.code, error.param) == (400, "unsupported_parameter", name)
     assert NEUTRAL_VALUES.get(name, "null") in error.message
 
 
@@ -95,7 +95,7 @@ def test_a_parameter_that_is_not_supported_is_refused_by_name_and_told_how_to_se
 def test_a_wrong_request_is_told_what_is_wrong_and_where(content: Any, code: str, param: str | None) -> None:
     error = refusal(content)
 
-    assert (error.status, error.code, error.param) == (400, code, param)
+    assert (error.http_status, error.code, error.param) == (400, code, param)
 
 
 @pytest.mark.parametrize(

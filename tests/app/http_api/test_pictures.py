@@ -70,7 +70,7 @@ def test_other_media_types_are_refused(media_type: str) -> None:
 def test_base64_is_taken_only_as_the_standard_has_it(text: str) -> None:
     error = refused(f"data:image/png;base64,{text}")
 
-    assert (error.code, error.status) == ("invalid_base64_image", 400)
+    assert (error.code, error.http_status) == ("invalid_base64_image", 400)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_picture_of_just_the_limit_is_taken(num_bytes: int) -> None:
 def test_a_picture_beyond_the_limit_is_refused(num_bytes: int) -> None:
     error = refused(data_uri(bytes(num_bytes)))
 
-    assert (error.code, error.status) == ("image_file_too_large", 413)
+    assert (error.code, error.http_status) == ("image_file_too_large", 413)
     assert f"{num_bytes:,}" in error.message
 
 
@@ -133,7 +133,7 @@ def test_a_picture_beyond_the_limit_is_never_decoded_nor_copied() -> None:
 def test_nothing_but_data_and_http_is_opened(url: str) -> None:
     error = refused(url, settings=PictureSettings(max_picture_bytes=100, allowed_hosts=("example.com",)))
 
-    assert (error.code, error.status) == ("invalid_image_url", 400)
+    assert (error.code, error.http_status) == ("invalid_image_url", 400)
     assert "data:image/png;base64" in error.message
 
 

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from llama_adapter.app.captioning.answers import NOT_FINITE, AnswerError
-from llama_adapter.app.errors import RULES
 from llama_adapter.app.http_api.picture_errors import PictureRefusedError
 from llama_adapter.app.http_api.problems import ApiError, of_answer, of_refusal, of_status, retry_after
 from llama_adapter.app.online.types import BusyError, UnavailableError
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
+from llama_adapter.runtime.problems import rule_for
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES
 
 
@@ -21,7 +21,7 @@ def error(code: str) -> AnswerError:
 def test_a_picture_that_cannot_be_read_is_the_request_s_fault(code: str) -> None:
     problem = of_answer(error(code))
 
-    assert (problem.status, problem.code, problem.param) == (400, code, "messages")
+    assert (problem.http_status, problem.code, problem.param) == (400, code, "messages")
 
 
 @pytest.mark.parametrize(
@@ -37,12 +37,12 @@ def test_a_picture_that_cannot_be_read_is_the_request_s_fault(code: str) -> None
 def test_an_answer_that_failed_is_not_the_request_s_fault(told: AnswerError, status: int) -> None:
     problem = of_answer(told)
 
-    assert (problem.status, problem.code, problem.param) == (status, told.code, None)
+    assert (problem.http_status, problem.code, problem.param) == (status, told.code, None)
     assert problem.headers == {503: {"retry-after": "1"}, 504: {"x-should-retry": "false"}}.get(status, {})
 
 
 def test_a_code_that_nobody_knows_is_the_server_s_fault() -> None:
-    assert of_answer(error("new")).status == 500
+    assert of_answer(error("new")).http_status == 500
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_code_that_nobody_knows_is_the_server_s_fault() -> None:
 def test_a_request_that_is_not_taken_has_a_status_and_a_code(raised: Exception, status: int, code: str) -> None:
     problem = of_refusal(raised)
 
-    assert (problem.status, problem.code) == (status, code)
+    assert (problem.http_status, problem.code) == (status, code)
     assert problem.headers == ({"retry-after": "2"} if status in (429, 503) else {})
 
 
@@ -70,8 +70,7 @@ def test_an_error_of_the_program_is_not_taken_for_one_of_the_request() -> None:
 
 def test_statuses_agree_with_the_table_of_errors() -> None:
     for raised in (PromptTooLongError(600, 512), PromptError("Bad"), ValueError("Bad")):
-        kind = type(raised)
-        assert of_refusal(raised).status == RULES[f"{kind.__module__}.{kind.__qualname__}"].http_status
+        assert of_refusal(raised).http_status == rule_for(raised).http_status
 
 
 @pytest.mark.parametrize(("seconds", "value"), [(None, "1"), (0.0, "1"), (0.2, "1"), (1.0, "1"), (59.01, "60")])

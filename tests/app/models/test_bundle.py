@@ -24,7 +24,7 @@ from llama_adapter.app.models.bundle import (
 )
 from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, assemble_sources
 from llama_adapter.app.models.tensor_files import TensorForm, expected_forms
-from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.runtime.errors import CheckpointError
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 PICTURE = GOLDEN / "images" / "tiny_10x10.png"

@@ -19,8 +19,7 @@ from llama_adapter.app.models.checkpoints import (
     claimed_digest,
     find_llama,
 )
-from llama_adapter.llm.errors import CheckpointError
-from llama_adapter.vision.weights import VisionCheckpointError
+from llama_adapter.runtime.errors import CheckpointError
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 LLAMA = GOLDEN / "LLaMA"
@@ -152,7 +151,7 @@ def test_weights_without_params_are_told(tmp_path: Path) -> None:
 
 
 def test_heads_of_the_visual_blocks_are_asked_for() -> None:
-    with pytest.raises(VisionCheckpointError, match="how many heads they have is stored in no file"):
+    with pytest.raises(CheckpointError, match="how many heads they have is stored in no file"):
         assemble_sources(sources(visual_heads=None))
 
 

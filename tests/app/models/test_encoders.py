@@ -11,15 +11,14 @@ import torch
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.cli import main
-from llama_adapter.app.errors import Exit
 from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.checkpoints import ModelSources, assemble_sources
 from llama_adapter.app.models.encoders import encoder_spec
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.runtime.devices.backend import Capabilities, CpuBackend
+from llama_adapter.runtime.errors import ExitCode, GraphError
 from llama_adapter.runtime.graphs.card import fingerprint, is_same
 from llama_adapter.vision.config import VisionConfig
-from llama_adapter.vision.errors import EncoderError
 from llama_adapter.vision.export.onnx import export_onnx
 from tests.app.golden import model_flags, model_options, picture
 
@@ -83,22 +82,18 @@ def test_the_encoder_of_full_weights_goes_beside_8_bit_ones(encoder: Path, tmp_p
 
 @pytest.mark.parametrize("options", [model_options("CAPTION-TINY"), without_clip("CAPTION-TINY")])
 def test_the_encoder_of_another_model_is_refused(encoder: Path, options: dict[str, object]) -> None:
-    with pytest.raises(
-        EncoderError, match=r"exported from BIAS-TINY, and its visual blocks are not those of"
-    ) as caught:
+    with pytest.raises(GraphError, match=r"exported from BIAS-TINY, and its visual blocks are not those of") as caught:
         Captioner.load(**options, encoder=encoder)
     assert "llama-adapter export onnx" in caught.value.hint
 
 
 def test_an_encoder_of_another_width_is_refused(encoder: Path) -> None:
-    with pytest.raises(EncoderError, match=r"makes 10 visual queries of width \d+, and the model embedded reads 10 of"):
+    with pytest.raises(GraphError, match=r"makes 10 visual queries of width \d+, and the model embedded reads 10 of"):
         Captioner.load(encoder=encoder)
 
 
 def test_an_encoder_for_the_other_order_of_colours_is_refused(encoder: Path) -> None:
-    with pytest.raises(
-        EncoderError, match="reads colours in the order rgb, and the model BIAS-TINY was trained on bgr"
-    ):
+    with pytest.raises(GraphError, match="reads colours in the order rgb, and the model BIAS-TINY was trained on bgr"):
         Captioner.load(**model_options(), encoder=encoder, channel_order="bgr")
 
 
@@ -138,12 +133,12 @@ def test_a_half_that_is_not_there_has_no_fingerprint() -> None:
 
 
 def test_an_encoder_exported_with_another_number_of_heads_is_refused(encoder: Path) -> None:
-    with pytest.raises(EncoderError, match="exported with query num_heads 4, where 2 is wanted"):
+    with pytest.raises(GraphError, match="exported with query num_heads 4, where 2 is wanted"):
         Captioner.load(**model_options() | {"visual_heads": 2}, encoder=encoder)
 
 
 def test_an_encoder_that_is_not_there_is_told_before_anything_is_read() -> None:
-    with pytest.raises(EncoderError, match=r"The encoder `none.om` does not exist"):
+    with pytest.raises(GraphError, match=r"The encoder `none.om` does not exist"):
         Captioner.load(llama_dir="nowhere", adapter="nothing", encoder="none.om")
 
 
@@ -193,15 +188,15 @@ def test_where_an_exported_encoder_runs(
     ],
 )
 def test_flags_that_cannot_be_meant_are_told(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["caption", picture(), *flags]) == Exit.USAGE
+    assert main(["caption", picture(), *flags]) == ExitCode.USAGE
     assert told in capsys.readouterr().err
 
 
 def test_the_command_line_takes_an_encoder(encoder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = ["caption", picture(), "--format", "text", "--max-new-tokens", "8", *model_flags()]
-    assert main(common) == Exit.OK
+    assert main(common) == ExitCode.OK
     expected = capsys.readouterr().out
-    assert main([*common, "--vision", "onnx", "--encoder", str(encoder)]) == Exit.OK
+    assert main([*common, "--vision", "onnx", "--encoder", str(encoder)]) == ExitCode.OK
     assert capsys.readouterr().out == expected
 
 
@@ -214,7 +209,7 @@ def test_a_card_of_another_sort_is_told(encoder: Path, tmp_path: Path) -> None:
     faulty = {"name": ["a name"], "opset": "18", "dtype": 4, "vision": [], "fingerprint": 5}
     broken = [json.dumps({**json.loads(card.to_json()), key: value}) for key, value in faulty.items()]
     for text in (*broken, "", "[]", "{}", card.to_json().replace('"version": 1', '"version": 2'), card.to_json()[:-9]):
-        with pytest.raises(EncoderError, match="`f`"):
+        with pytest.raises(GraphError, match="`f`"):
             EncoderCard.from_json(text, file="f")
     with pytest.raises(ValueError, match="float32 or float16"):
         EncoderCard(name="m", vision=config, dtype="int8", opset=18, fingerprint={})  # type: ignore[arg-type]
@@ -235,7 +230,7 @@ def test_the_demo_takes_an_encoder_where_the_guide_has_its_om(
     for clip_dir in ("", str(tmp_path), str(tmp_path / "clip.onnx")):
         monkeypatch.setattr("sys.argv", ["demo_bsz.py", "--infer-loop", "1", "--batch-size", "3"])
         monkeypatch.setenv("CLIP_DIR", clip_dir)
-        assert demo_bsz.main() == Exit.OK
+        assert demo_bsz.main() == ExitCode.OK
         results.append([line for line in capsys.readouterr().out.splitlines() if line.startswith("[result]")])
     assert results[0]
     assert results[1] == results[2] == results[0]

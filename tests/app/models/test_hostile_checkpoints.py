@@ -14,12 +14,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from llama_adapter.app.doctor.model import diagnose
-from llama_adapter.app.errors import Exit, describe
 from llama_adapter.app.models.bundle import load_bundle, read_manifest, save_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, assemble_sources, open_clip
-from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.runtime.errors import CheckpointError, ExitCode
+from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
-from llama_adapter.vision.weights import VisionCheckpointError
 from tests.fakes.hostile_archive import write_hostile_archive
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -42,12 +41,12 @@ def bundle(tmp_path: Path, model: LoadedModel) -> Path:
 def refused(action: Callable[[], object]) -> str:
     """The sentence of a refusal, which comes soon, can be printed, and is not long."""
     before = time.monotonic()
-    with pytest.raises((CheckpointError, VisionCheckpointError)) as caught:
+    with pytest.raises(CheckpointError) as caught:
         action()
     assert time.monotonic() - before < PATIENCE
     assert caught.value.message.isprintable()
     assert len(caught.value.message) < 3000
-    assert describe(caught.value).exit_code == Exit.FAILED
+    assert describe(caught.value).exit_code == ExitCode.FAILED
     return caught.value.message
 
 

@@ -17,7 +17,7 @@ from llama_adapter.app.encoder_export.to_onnx import EncoderSources, load_encode
 from llama_adapter.app.models.bundle import convert, load_bundle, read_manifest, save_bundle
 from llama_adapter.app.models.checkpoints import ModelSources, file_digest
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
-from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
 from tests.app.golden import model_options, picture
 from tests.app.models.test_bundle import is_mapped

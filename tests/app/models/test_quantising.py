@@ -16,9 +16,9 @@ from llama_adapter.app.models.quantising import (
 )
 from llama_adapter.app.models.random_model import random_model
 from llama_adapter.app.models.tensor_files import sketch
-from llama_adapter.llm.errors import CheckpointError
 from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.vision.encoder import encoder_from_state
 from tests.llm.toys import CONFIG, toy_decoder
 

@@ -15,9 +15,9 @@ from llama_adapter.app.models.random_model import (
     random_state,
     vision_config,
 )
-from llama_adapter.llm.errors import DeviceError
 from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.llm.tokenizer import IncrementalDetokenizer, Tokenizer
+from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.vision.encoder import encoder_from_state
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from llama_adapter.app.captioning.answers import Answer
-from llama_adapter.app.errors import Exit, Problem, UsageError
 from llama_adapter.app.inputs import PictureInput
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.records.file import RecordWriter
@@ -19,6 +18,8 @@ from llama_adapter.app.scale.chunks import AnsweredChunk, Chunk, Known, in_chunk
 from llama_adapter.app.scale.drive import Drive, check_alike, loaded
 from llama_adapter.app.scale.options import WorkersFailedError
 from llama_adapter.app.scale.worker import NotLoaded
+from llama_adapter.runtime.errors import ExitCode, UsageError
+from llama_adapter.runtime.problems import Problem
 from tests.app.scale.made import FIRST, INFO, QUESTIONS, answer_to, desk_of, known_of
 
 
@@ -210,9 +211,11 @@ def test_once_stopped_nothing_more_is_begun(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "kind"), [(Exit.USAGE, UsageError), (Exit.FAILED, WorkersFailedError)], ids=["usage", "failed"]
+    ("exit_code", "kind"),
+    [(ExitCode.USAGE, UsageError), (ExitCode.FAILED, WorkersFailedError)],
+    ids=["usage", "failed"],
 )
-def test_what_goes_wrong_on_a_machine_is_told_with_its_name(exit_code: Exit, kind: type[Exception]) -> None:
+def test_what_goes_wrong_on_a_machine_is_told_with_its_name(exit_code: ExitCode, kind: type[Exception]) -> None:
     problem = Problem(exit_code=exit_code, http_status=500, sentence="It broke", hint="mend it")
 
     with pytest.raises(kind, match="On there: It broke") as caught:

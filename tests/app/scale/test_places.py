@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 
-from llama_adapter.app.errors import UsageError
 from llama_adapter.app.scale.cluster import joined_cluster
 from llama_adapter.app.scale.options import RayOptions
 from llama_adapter.app.scale.places import Machine, num_reading_tasks, plan_places
+from llama_adapter.runtime.errors import UsageError
 
 
 def machine(name: str, **resources: float) -> Machine:

@@ -6,12 +6,13 @@ import pytest
 
 from llama_adapter.app.calibration.decisions import Rule
 from llama_adapter.app.captioning.answers import Answer, AnswerError
-from llama_adapter.app.errors import Exit, Problem
 from llama_adapter.app.web.chat_state import MAX_TURNS, Chat, ChatSession, PickedPicture, Turn
 from llama_adapter.app.web.chat_view import conversation, picture_line, tokens_per_second
 from llama_adapter.app.web.escaping import escaped, milliseconds, named, size
 from llama_adapter.app.web.yes_no_state import Judged
 from llama_adapter.app.web.yes_no_view import percent, results
+from llama_adapter.runtime.errors import ExitCode
+from llama_adapter.runtime.problems import Problem
 
 EVIL = "<img src=x onerror=alert(1)>\"'&\u202egnp.exe"
 PICTURE = PickedPicture(source="/a.png", shown="/a.png", name="a.png", width=4, height=3, num_bytes=2000)
@@ -49,7 +50,7 @@ def assert_harmless(html: str) -> None:
         shown(Turn(question="q", text=EVIL)),
         shown(Turn(question="q", answer=answer(text=EVIL))),
         shown(Turn(question="q", answer=answer(finish="error", error=AnswerError(code="truncated", message=EVIL)))),
-        shown(Turn(question="q", problem=Problem(exit_code=Exit.USAGE, http_status=400, sentence=EVIL, hint=EVIL))),
+        shown(Turn(question="q", problem=Problem(exit_code=ExitCode.USAGE, http_status=400, sentence=EVIL, hint=EVIL))),
         picture_line(Chat(picture=PickedPicture(source="s", shown="s", name=EVIL, width=1, height=1))),
         picture_line(Chat(picture=PickedPicture(source="s", shown="s", name="n", problem=EVIL))),
         results((Judged(name=EVIL, choice={EVIL: 0.9, "no": 0.1}),), (EVIL, "no"), Rule()),

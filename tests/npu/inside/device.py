@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from llama_adapter.llm.errors import DeviceError
 from llama_adapter.runtime.devices.backend import Backend, open_backend
+from llama_adapter.runtime.errors import DeviceError
 
 
 def facts(backend: Backend) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from llama_adapter.llm.errors import DeviceError
 from llama_adapter.llm.runners.shapes import powers_of_two
 from llama_adapter.runtime.devices import backend
 from llama_adapter.runtime.devices.backend import CpuBackend, accelerator_kind, open_backend, open_best
+from llama_adapter.runtime.errors import DeviceError
 
 
 def test_auto_is_the_cpu_where_nothing_else_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.adopt import adopt_om
 from llama_adapter.runtime.graphs.atc import command, make_om
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.sidecar import read_sidecar
-from llama_adapter.vision.errors import EncoderError
 from tests.runtime.graphs.test_atc import atc, file, planned
 
 pytestmark = pytest.mark.slow
@@ -45,7 +45,7 @@ def test_what_the_runtime_would_refuse_is_not_adopted(file: Path, tmp_path: Path
     elif kind == "empty":
         request.output.touch()
 
-    with pytest.raises(EncoderError, match=said):
+    with pytest.raises(GraphError, match=said):
         adopt_om(request, graph=read_graph(file))
 
     assert not (tmp_path / "clip_bs1.om.json").exists()

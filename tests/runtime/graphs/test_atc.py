@@ -13,13 +13,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.atc import AtcRequest, command, make_om, plan
 from llama_adapter.runtime.graphs.card import METADATA_KEY, EncoderCard
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.sidecar import file_sha256, read_sidecar, sidecar_path
 from llama_adapter.runtime.graphs.toolkit import find_atc
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
-from llama_adapter.vision.errors import EncoderError
 from tests.fakes.om_format import read_fake_om
 
 FAKES = Path(__file__).resolve().parents[2] / "fakes"
@@ -236,7 +236,7 @@ def test_a_failure_leaves_what_was_there(file: Path, atc: Path, tmp_path: Path) 
     before = {path.name: path.read_bytes() for path in request.output.parent.iterdir()}
     failing = script(tmp_path, 'echo half > "$out.om"; echo "E19999: Inner Error!"; exit 1')
 
-    with pytest.raises(EncoderError, match="failed inside"):
+    with pytest.raises(GraphError, match="failed inside"):
         make_om(request, atc=failing, graph=read_graph(file))
 
     assert {path.name: path.read_bytes() for path in request.output.parent.iterdir()} == before
@@ -245,17 +245,17 @@ def test_a_failure_leaves_what_was_there(file: Path, atc: Path, tmp_path: Path) 
 def test_success_without_a_file_is_a_failure(file: Path, tmp_path: Path) -> None:
     atc = script(tmp_path, "echo ATC run success; touch fusion_result.json")
 
-    with pytest.raises(EncoderError, match=r"left no clip_bs1\.om but fusion_result\.json"):
+    with pytest.raises(GraphError, match=r"left no clip_bs1\.om but fusion_result\.json"):
         make_om(planned(file, tmp_path / "clip")[0], atc=atc, graph=read_graph(file))
 
 
 def test_an_atc_that_cannot_run_is_told(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(EncoderError, match="cannot be run"):
+    with pytest.raises(GraphError, match="cannot be run"):
         make_om(planned(file, tmp_path / "clip")[0], atc=tmp_path / "none", graph=read_graph(file))
 
 
 def test_a_name_that_the_runtime_refuses_is_told_before_minutes_of_work(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(EncoderError, match="characters that InferSession refuses"):
+    with pytest.raises(GraphError, match="characters that InferSession refuses"):
         make_om(planned(file, tmp_path / "my clip")[0], atc=tmp_path / "none", graph=read_graph(file))
 
 
@@ -274,7 +274,7 @@ def test_refusals_of_atc_are_explained(
 ) -> None:
     file = write_onnx(tmp_path / "clip.onnx", operator=operator)
 
-    with pytest.raises(EncoderError, match=said) as caught:
+    with pytest.raises(GraphError, match=said) as caught:
         make_om(planned(file, tmp_path / "clip", **flags)[0], atc=atc, graph=read_graph(file))
 
     assert hint in caught.value.hint
@@ -296,7 +296,7 @@ def test_the_stand_in_takes_flags_in_both_forms(file: Path, atc: Path, tmp_path:
 def test_sides_that_are_free_never_reach_atc(tmp_path: Path, shape: tuple[Any, ...]) -> None:
     file = write_onnx(tmp_path / "clip.onnx", shape=shape, card=False)
 
-    with pytest.raises(EncoderError, match="free in more than its batch") as caught:
+    with pytest.raises(GraphError, match="free in more than its batch") as caught:
         planned(file, tmp_path / "clip")
 
     assert "fixed sides" in caught.value.hint
@@ -309,7 +309,7 @@ def test_while_atc_is_at_work_its_time_is_told_and_its_words_are_kept(
     told: list[float] = []
     atc = script(tmp_path, "echo early; sleep 0.5; echo E19999: late; exit 1")
 
-    with pytest.raises(EncoderError, match=r"(?s)failed inside.*early.*late"):
+    with pytest.raises(GraphError, match=r"(?s)failed inside.*early.*late"):
         make_om(planned(file, tmp_path / "clip")[0], atc=atc, graph=read_graph(file), tick=told.append)
 
     assert len(told) >= 2

@@ -7,9 +7,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.lint import Complaint, lint_graph
-from llama_adapter.vision.errors import EncoderError
 
 
 def write(
@@ -154,10 +154,10 @@ def test_weights_are_no_inputs(file: Path) -> None:
 def test_what_is_no_onnx_is_told(file: Path, content: bytes) -> None:
     file.write_bytes(content)
 
-    with pytest.raises(EncoderError, match="is no ONNX file"):
+    with pytest.raises(GraphError, match="is no ONNX file"):
         lint(file)
 
 
 def test_a_missing_file_is_told(file: Path) -> None:
-    with pytest.raises(EncoderError, match="does not exist"):
+    with pytest.raises(GraphError, match="does not exist"):
         lint(file)

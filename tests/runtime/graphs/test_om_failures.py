@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.acl_codes import KINDS, NAMES, CodeKind, find_code
 from llama_adapter.runtime.graphs.om_failures import import_failed, opening_failed, running_failed
 from llama_adapter.runtime.graphs.sidecar import sidecar_path
 from llama_adapter.vision.backends.om import OmVisionBackend
-from llama_adapter.vision.errors import EncoderError
 from tests.fakes.exported import make_om, sample_pixels
 
 pytestmark = pytest.mark.slow
 
 
-def refusal(path: Path, *, device_id: int = 0) -> EncoderError:
-    with pytest.raises(EncoderError) as caught:
+def refusal(path: Path, *, device_id: int = 0) -> GraphError:
+    with pytest.raises(GraphError) as caught:
         OmVisionBackend(path, device_id=device_id)
     assert str(path) in caught.value.message
     assert caught.value.hint
@@ -39,7 +39,7 @@ def om(tmp_path: Path) -> Path:
 
 def test_without_ais_bench_it_says_where_to_get_it(install: Callable[..., None], om: Path) -> None:
     install()
-    with pytest.raises(EncoderError) as caught:
+    with pytest.raises(GraphError) as caught:
         OmVisionBackend(om)
     assert caught.value.message == "Running an OM file needs ais_bench, which is not installed"
     assert "neither part is on PyPI" in caught.value.hint
@@ -47,7 +47,7 @@ def test_without_ais_bench_it_says_where_to_get_it(install: Callable[..., None],
 
 def test_the_other_package_of_that_name_is_told_apart(install: Callable[..., None], om: Path) -> None:
     install("clash")
-    with pytest.raises(EncoderError, match=r"not Ascend's: it has no `ais_bench\.infer`") as caught:
+    with pytest.raises(GraphError, match=r"not Ascend's: it has no `ais_bench\.infer`") as caught:
         OmVisionBackend(om)
     assert "ais-bench-benchmark" in caught.value.hint
     assert "uninstall" in caught.value.hint
@@ -57,7 +57,7 @@ def test_half_an_ais_bench_is_told(install: Callable[..., None], om: Path, tmp_p
     install("2024")
     session = shutil.copy(Path(__file__).parents[2] / "fakes/ais_bench/aclruntime/ais_bench_session.py", tmp_path)
     monkeypatch.syspath_prepend(str(Path(session).parent))
-    with pytest.raises(EncoderError, match="its other part, aclruntime, is not") as caught:
+    with pytest.raises(GraphError, match="its other part, aclruntime, is not") as caught:
         OmVisionBackend(om)
     assert "for another Python" in caught.value.message
     assert "set_env.sh" in caught.value.hint
@@ -65,7 +65,7 @@ def test_half_an_ais_bench_is_told(install: Callable[..., None], om: Path, tmp_p
 
 def test_without_cann_it_says_to_source_its_settings(install: Callable[..., None], om: Path) -> None:
     install("2024", "aclruntime", "no_cann")
-    with pytest.raises(EncoderError, match=r"CANN's libraries are not found: libascendcl\.so") as caught:
+    with pytest.raises(GraphError, match=r"CANN's libraries are not found: libascendcl\.so") as caught:
         OmVisionBackend(om)
     assert "source <CANN>/set_env.sh" in caught.value.hint
     assert "--vision onnx" in caught.value.hint
@@ -111,7 +111,7 @@ def test_what_the_import_printed_is_in_the_message(install: Callable[..., None],
     install()
     sys.path.insert(0, str(tmp_path / "broken"))
     try:
-        with pytest.raises(EncoderError) as caught:
+        with pytest.raises(GraphError) as caught:
             OmVisionBackend(om)
     finally:
         sys.path.remove(str(tmp_path / "broken"))
@@ -358,7 +358,7 @@ def test_files_of_two_encoders_or_of_one_batch_size_do_not_go_together(acl: Any,
 )
 def test_pixels_of_another_form_never_reach_the_device(acl: Any, om: Path, pixels: np.ndarray) -> None:
     backend = OmVisionBackend(om)
-    with pytest.raises(EncoderError, match=r"encodes pictures of uint8 \(B, 224, 224, 3\)"):
+    with pytest.raises(GraphError, match=r"encodes pictures of uint8 \(B, 224, 224, 3\)"):
         backend.encode(pixels)
     assert acl.RECORD.calls == []
     backend.close()
@@ -369,7 +369,7 @@ def test_a_failure_on_the_device_names_model_wanted_and_given(
 ) -> None:
     backend = OmVisionBackend(om)
     monkeypatch.setenv("FAKE_FAIL", "execute")
-    with pytest.raises(EncoderError) as caught:
+    with pytest.raises(GraphError) as caught:
         backend.encode(sample_pixels()[:3])
     assert (
         f"cannot run `{om}` (made for Ascend310P3), which takes float16 (any, 224, 224, 3) of batch 1, 4 and was given "
@@ -389,7 +389,7 @@ def test_a_context_that_was_taken_away_is_told(acl: Any, om: Path, monkeypatch: 
         raise RuntimeError("[107002][Error code unknown] ")
 
     monkeypatch.setattr(backend._sessions[0]._session, "infer", fail)
-    with pytest.raises(EncoderError, match="something reset the device in this process") as caught:
+    with pytest.raises(GraphError, match="something reset the device in this process") as caught:
         backend.encode(sample_pixels()[:1])
     assert "process of its own" in caught.value.hint
     backend.close()
@@ -407,7 +407,7 @@ def test_memory_that_is_short_is_told(acl: Any, om: Path, monkeypatch: pytest.Mo
 def test_a_closed_backend_says_so(acl: Any, om: Path) -> None:
     backend = OmVisionBackend(om)
     backend.close()
-    with pytest.raises(EncoderError, match="was closed"):
+    with pytest.raises(GraphError, match="was closed"):
         backend.encode(sample_pixels()[:1])
 
 

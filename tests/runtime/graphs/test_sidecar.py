@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs import sidecar as module
 from llama_adapter.runtime.graphs.card import EncoderCard
 from llama_adapter.runtime.graphs.sidecar import (
@@ -22,7 +23,6 @@ from llama_adapter.runtime.graphs.sidecar import (
     write_sidecar,
 )
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
-from llama_adapter.vision.errors import EncoderError
 
 SIDECAR = OmSidecar(
     card=EncoderCard(
@@ -97,7 +97,7 @@ def test_a_sidecar_survives_its_way_to_the_disk(om: Path) -> None:
 def test_a_damaged_sidecar_is_told_with_its_name(om: Path, change: dict[str, Any]) -> None:
     sidecar_path(om).write_text(json.dumps(json.loads(SIDECAR.to_json()) | change))
 
-    with pytest.raises(EncoderError, match=r"clip\.om\.json") as caught:
+    with pytest.raises(GraphError, match=r"clip\.om\.json") as caught:
         read_sidecar(om)
 
     assert "export" in caught.value.hint
@@ -135,7 +135,7 @@ def test_the_digest_of_several_files_is_that_of_all_their_bytes(tmp_path: Path) 
 def test_what_is_no_sidecar_is_told(om: Path, content: bytes) -> None:
     sidecar_path(om).write_bytes(content)
 
-    with pytest.raises(EncoderError, match=r"clip\.om\.json") as caught:
+    with pytest.raises(GraphError, match=r"clip\.om\.json") as caught:
         read_sidecar(om)
 
     assert not re.search("codec|recursion|digit", caught.value.message)
@@ -153,7 +153,7 @@ def test_every_field_of_a_card_and_of_a_sidecar_is_refused_in_words_where_it_is_
                 continue
             holder[path[-1]] = odd
             sidecar_path(om).write_text(json.dumps(values))
-            with pytest.raises(EncoderError) as caught:
+            with pytest.raises(GraphError) as caught:
                 read_sidecar(om)
             assert not PYTHON.search(caught.value.message), caught.value.message
             told += 1
@@ -181,7 +181,7 @@ def test_a_usual_file_is_fine(om: Path) -> None:
 
 
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
-    with pytest.raises(EncoderError, match="does not exist"):
+    with pytest.raises(GraphError, match="does not exist"):
         check_om_file(tmp_path / "clip.om")
 
 
@@ -189,14 +189,14 @@ def test_a_link_is_refused(om: Path) -> None:
     link = om.with_name("link.om")
     link.symlink_to(om)
 
-    with pytest.raises(EncoderError, match="symbolic link"):
+    with pytest.raises(GraphError, match="symbolic link"):
         check_om_file(link)
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "folder.om").mkdir()
 
-    with pytest.raises(EncoderError, match="no regular file"):
+    with pytest.raises(GraphError, match="no regular file"):
         check_om_file(tmp_path / "folder.om")
 
 
@@ -204,7 +204,7 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_others_may_write_is_refused(om: Path, mode: int) -> None:
     om.chmod(mode)
 
-    with pytest.raises(EncoderError, match="can be written by others") as caught:
+    with pytest.raises(GraphError, match="can be written by others") as caught:
         check_om_file(om)
 
     assert "chmod 640" in caught.value.hint
@@ -212,28 +212,28 @@ def test_a_file_that_others_may_write_is_refused(om: Path, mode: int) -> None:
 
 @pytest.mark.parametrize("name", ["my clip.om", "clip+.om", "clip\u00e9.om", "c@.om"])
 def test_illegal_characters_are_refused_and_shown(tmp_path: Path, name: str) -> None:
-    with pytest.raises(EncoderError, match="has characters that InferSession refuses"):
+    with pytest.raises(GraphError, match="has characters that InferSession refuses"):
         check_om_file(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["clip.om.bak", "clip", "clip.OM"])
 def test_another_suffix_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(EncoderError, match=r"does not end in \.om"):
+    with pytest.raises(GraphError, match=r"does not end in \.om"):
         check_om_file(tmp_path / name)
 
 
 def test_too_long_a_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EncoderError, match="too long"):
+    with pytest.raises(GraphError, match="too long"):
         check_om_file(tmp_path / ("x" * 300 + ".om"))
 
 
 def test_an_empty_and_a_huge_file_are_refused(om: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_OM_BYTES", 1)
-    with pytest.raises(EncoderError, match="2 bytes"):
+    with pytest.raises(GraphError, match="2 bytes"):
         check_om_file(om)
 
     om.write_bytes(b"")
-    with pytest.raises(EncoderError, match="is empty"):
+    with pytest.raises(GraphError, match="is empty"):
         check_om_file(om)
 
 
@@ -241,7 +241,7 @@ def test_a_strangers_file_is_refused_unless_it_is_of_a_group_of_ours(om: Path, m
     monkeypatch.setattr(os, "geteuid", lambda: om.stat().st_uid + 1)
     monkeypatch.setattr(os, "getegid", lambda: om.stat().st_gid + 1)
     monkeypatch.setattr(os, "getgroups", lambda: [])
-    with pytest.raises(EncoderError, match="belongs to a stranger"):
+    with pytest.raises(GraphError, match="belongs to a stranger"):
         check_om_file(om)
 
     monkeypatch.setattr(os, "getgroups", lambda: [om.stat().st_gid])
@@ -249,7 +249,7 @@ def test_a_strangers_file_is_refused_unless_it_is_of_a_group_of_ours(om: Path, m
 
 
 def test_an_onnx_file_is_told_by_its_name_with_both_ways_to_use_it(tmp_path: Path) -> None:
-    with pytest.raises(EncoderError, match="is an ONNX file, where an OM is wanted") as caught:
+    with pytest.raises(GraphError, match="is an ONNX file, where an OM is wanted") as caught:
         check_om_file(tmp_path / "clip.onnx")
 
     assert "--vision onnx" in caught.value.hint

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs import toolkit
 from llama_adapter.runtime.graphs.toolkit import (
     Npu,
@@ -15,7 +16,6 @@ from llama_adapter.runtime.graphs.toolkit import (
     soc_from_board,
     toolkit_folders,
 )
-from llama_adapter.vision.errors import EncoderError
 
 HEAD = """\
 +--------------------------------------------------------------------------------------------------------+
@@ -130,7 +130,7 @@ def test_a_chip_that_cannot_be_told_has_to_be_named(
 ) -> None:
     npu_smi(tmp_path, monkeypatch, info=info, code=code)
 
-    with pytest.raises(EncoderError, match=said) as caught:
+    with pytest.raises(GraphError, match=said) as caught:
         detect_soc_version()
 
     assert "--soc-version" in caught.value.hint
@@ -139,7 +139,7 @@ def test_a_chip_that_cannot_be_told_has_to_be_named(
 def test_a_machine_without_chips_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    with pytest.raises(EncoderError, match="no `npu-smi`"):
+    with pytest.raises(GraphError, match="no `npu-smi`"):
         detect_soc_version()
 
 
@@ -164,7 +164,7 @@ def test_atc_on_path_comes_first(tmp_path: Path) -> None:
 def test_a_machine_without_atc_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolkit, "INSTALL_FOLDERS", ())
 
-    with pytest.raises(EncoderError, match="There is no `atc`") as caught:
+    with pytest.raises(GraphError, match="There is no `atc`") as caught:
         find_atc({"PATH": ""})
 
     assert "--print-command" in caught.value.hint

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from llama_adapter.llm.errors import CheckpointError
+from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
 from llama_adapter.runtime.tensor_files.pickles import PickleError, read_pickle
 from tests.fakes.hostile_archive import write_hostile_archive

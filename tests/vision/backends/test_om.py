@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import torch
 
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import EncoderCard
 from llama_adapter.runtime.graphs.sidecar import read_sidecar, write_sidecar
 from llama_adapter.vision.backends.om import OmVisionBackend
-from llama_adapter.vision.errors import EncoderError
 from tests.fakes.exported import make_om, sample_pixels, sample_queries
 
 pytestmark = pytest.mark.slow
@@ -106,7 +106,7 @@ def test_a_folder_of_files_that_answer_differently_is_refused(
         make_om(tmp_path / f"clip_bs{size}.om", [size])
     change_card(tmp_path / "clip_bs4.om", change)
 
-    with pytest.raises(EncoderError, match="are not of one encoder"):
+    with pytest.raises(GraphError, match="are not of one encoder"):
         OmVisionBackend(tmp_path)
 
     assert acl.RECORD.freed == acl.RECORD.loaded
@@ -136,7 +136,7 @@ def test_a_process_that_was_forked_off_leaves_the_sessions_alone(acl: Any, tmp_p
         said = 1
         try:
             backend.encode(sample_pixels()[:1])
-        except EncoderError as error:
+        except GraphError as error:
             said = 0 if "forked" in error.message else 2
         finally:
             backend._finalizer()  # as at the end of a program

@@ -12,11 +12,11 @@ import onnx
 import pytest
 import torch
 
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import METADATA_KEY
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.seal import SEAL_KEY, blank_seal, check_seal, seal
 from llama_adapter.vision.backends.onnx import OnnxVisionBackend
-from llama_adapter.vision.errors import EncoderError
 from tests.fakes.exported import embedded_encoder, embedded_onnx, sample_pixels, sample_queries
 from tests.fakes.foreign_onnx import foreign_onnx
 
@@ -95,7 +95,7 @@ def test_a_file_that_is_no_picture_encoder_is_refused_by_what_it_is(
     changes: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     file = foreign_onnx(tmp_path / "foreign.onnx", **changes)
-    with pytest.raises(EncoderError, match=words) as caught:
+    with pytest.raises(GraphError, match=words) as caught:
         OnnxVisionBackend(file)
     assert str(file) in caught.value.message
     assert "llama-adapter export onnx" in caught.value.hint
@@ -113,7 +113,7 @@ def test_a_file_that_is_no_picture_encoder_is_refused_by_what_it_is(
 )
 def test_pixels_of_another_form_are_refused_before_they_are_run(pixels: np.ndarray, words: str) -> None:
     backend = OnnxVisionBackend(embedded_onnx())
-    with pytest.raises(EncoderError, match=words):
+    with pytest.raises(GraphError, match=words):
         backend.encode(pixels)
 
 
@@ -128,7 +128,7 @@ def test_a_missing_file_a_folder_and_noise_are_told_apart(tmp_path: Path) -> Non
         (noise, "cannot open"),
         (cut, "cannot open"),
     ):
-        with pytest.raises(EncoderError, match=words) as caught:
+        with pytest.raises(GraphError, match=words) as caught:
             OnnxVisionBackend(path)
         assert "export" in caught.value.hint
 
@@ -137,13 +137,13 @@ def test_a_card_of_another_graph_is_not_believed(tmp_path: Path) -> None:
     card = OnnxVisionBackend(embedded_onnx()).card
     assert card is not None
     file = foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3), metadata={METADATA_KEY: card.to_json()})
-    with pytest.raises(EncoderError, match=r"says that it makes \(10, 192\) of pictures of 224 pixels"):
+    with pytest.raises(GraphError, match=r"says that it makes \(10, 192\) of pictures of 224 pixels"):
         OnnxVisionBackend(file)
 
 
 def test_a_card_that_cannot_be_read_is_an_error_of_its_own(tmp_path: Path) -> None:
     file = foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3), metadata={METADATA_KEY: "{}"})
-    with pytest.raises(EncoderError, match="says of itself cannot be read"):
+    with pytest.raises(GraphError, match="says of itself cannot be read"):
         OnnxVisionBackend(file)
 
 
@@ -151,7 +151,7 @@ def test_a_failure_of_the_runtime_names_the_model_and_what_it_was_given(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3), only_batch=4)
-    with pytest.raises(EncoderError, match=r"onnxruntime failed on .*a\.onnx` with float32 \(3, 2, 2, 3\): .*Reshape"):
+    with pytest.raises(GraphError, match=r"onnxruntime failed on .*a\.onnx` with float32 \(3, 2, 2, 3\): .*Reshape"):
         OnnxVisionBackend(file).encode(np.zeros((3, 2, 2, 3), dtype=np.uint8))
     assert capfd.readouterr() == ("", "")
 
@@ -159,9 +159,9 @@ def test_a_failure_of_the_runtime_names_the_model_and_what_it_was_given(
 @pytest.mark.parametrize("output", [np.zeros((1, 9, 192)), np.zeros((2, 10, 192)), np.zeros((10, 192))])
 def test_a_result_of_another_size_than_promised_is_refused(output: np.ndarray) -> None:
     signature = OnnxVisionBackend(embedded_onnx())._signature
-    with pytest.raises(EncoderError, match=r"promises float32 \(1, 10, 192\) for 1 pictures, and gave float32"):
+    with pytest.raises(GraphError, match=r"promises float32 \(1, 10, 192\) for 1 pictures, and gave float32"):
         signature.check_output(output.astype(np.float32), batch=1)
-    with pytest.raises(EncoderError, match="and gave float64"):
+    with pytest.raises(GraphError, match="and gave float64"):
         signature.check_output(np.zeros((1, 10, 192)), batch=1)
 
 
@@ -169,7 +169,7 @@ def test_without_the_package_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
     file = foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3))
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find(name))
-    with pytest.raises(EncoderError, match="onnxruntime, which is not installed") as caught:
+    with pytest.raises(GraphError, match="onnxruntime, which is not installed") as caught:
         OnnxVisionBackend(file)
     assert caught.value.hint == "in the folder of this project: pip install --editable '.[onnx]'"
 
@@ -179,7 +179,7 @@ def test_a_package_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPa
         raise ImportError("numpy.core.multiarray failed to import")
 
     monkeypatch.setattr("importlib.import_module", fail)
-    with pytest.raises(EncoderError, match=r"cannot be imported: numpy\.core\.multiarray failed"):
+    with pytest.raises(GraphError, match=r"cannot be imported: numpy\.core\.multiarray failed"):
         OnnxVisionBackend(foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3)))
 
 
@@ -187,7 +187,7 @@ def test_a_closed_backend_says_so_and_may_be_closed_again() -> None:
     backend = OnnxVisionBackend(embedded_onnx())
     for _ in range(2):
         backend.close()
-    with pytest.raises(EncoderError, match="was closed"):
+    with pytest.raises(GraphError, match="was closed"):
         backend.encode(sample_pixels()[:1])
 
 
@@ -231,7 +231,7 @@ def test_whatever_damage_a_file_has_nothing_is_said_on_stdout(
     (tmp_path / name).write_bytes(b"")
 
     for file in ("damaged.onnx", "external.onnx"):
-        with pytest.raises(EncoderError, match="cannot open"):
+        with pytest.raises(GraphError, match="cannot open"):
             OnnxVisionBackend(tmp_path / file)
 
     assert capfd.readouterr() == ("", "")
@@ -245,7 +245,7 @@ def test_a_session_is_opened_without_a_second_try(tmp_path: Path, capfd: pytest.
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(onnxruntime.InferenceSession, "_create_inference_session", fail)
-        with pytest.raises(EncoderError, match="Exception during initialization"):
+        with pytest.raises(GraphError, match="Exception during initialization"):
             OnnxVisionBackend(foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3)))
 
     assert capfd.readouterr().out == ""
@@ -258,7 +258,7 @@ def test_a_batch_that_nobody_can_give_is_refused_when_the_file_is_opened(
     batch: int, words: str, tmp_path: Path
 ) -> None:
     file = foreign_onnx(tmp_path / "a.onnx", (batch, 2, 2, 3), output_shape=(batch, 2, 3))
-    with pytest.raises(EncoderError, match=words) as caught:
+    with pytest.raises(GraphError, match=words) as caught:
         OnnxVisionBackend(file)
     assert "--batch-size" not in caught.value.hint
 
@@ -270,7 +270,7 @@ def test_memory_that_a_fixed_batch_exhausts_is_not_blamed_on_the_callers_batch(t
     for shape, words in (((4, 2, 2, 3), "compiled for 4 pictures at once"), (("n", 2, 2, 3), "smaller --batch-size")):
         backend: Any = OnnxVisionBackend(foreign_onnx(tmp_path / "a.onnx", shape, output_shape=(shape[0], 2, 3)))
         backend._run = exhaust
-        with pytest.raises(EncoderError, match="memory is not enough") as caught:
+        with pytest.raises(GraphError, match="memory is not enough") as caught:
             backend.encode(np.zeros((1, 2, 2, 3), dtype=np.uint8))
         assert words in caught.value.hint
 
@@ -283,12 +283,12 @@ def test_a_card_of_another_type_than_its_graph_is_not_believed(tmp_path: Path) -
     file = tmp_path / "a.onnx"
     onnx.save(model, file)
     for read in (OnnxVisionBackend, read_graph):
-        with pytest.raises(EncoderError, match="says that it is of float16, and its graph is of float32"):
+        with pytest.raises(GraphError, match="says that it is of float16, and its graph is of float32"):
             read(file)
 
 
 def test_an_om_is_told_by_its_name() -> None:
-    with pytest.raises(EncoderError, match="is an OM file by its name") as caught:
+    with pytest.raises(GraphError, match="is an OM file by its name") as caught:
         OnnxVisionBackend("clip.om")
     assert "--vision om" in caught.value.hint
 
@@ -298,7 +298,7 @@ def test_a_file_whose_weights_were_changed_is_refused(tmp_path: Path, place: flo
     content = bytearray(embedded_onnx().read_bytes())
     content[int(place * len(content))] ^= 1
     (tmp_path / "clip.onnx").write_bytes(content)
-    with pytest.raises(EncoderError, match=r"clip\.onnx` was changed after its export") as caught:
+    with pytest.raises(GraphError, match=r"clip\.onnx` was changed after its export") as caught:
         OnnxVisionBackend(tmp_path / "clip.onnx")
     assert "export the encoder again" in caught.value.hint
 
@@ -313,5 +313,5 @@ def test_weights_in_a_file_of_their_own_are_sealed_too(tmp_path: Path) -> None:
     check_seal(path, entry)
     (tmp_path / "clip.onnx.data").write_bytes(b"others!")
     for wrong in (entry, "", "0" * 64, "x" * 64 + " ../clip.onnx.data", entry[:-5]):
-        with pytest.raises(EncoderError, match="was changed after its export"):
+        with pytest.raises(GraphError, match="was changed after its export"):
             check_seal(path, wrong)

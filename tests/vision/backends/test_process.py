@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.vision.backends.exported import ExportedBackend
 from llama_adapter.vision.backends.onnx import OnnxVisionBackend
 from llama_adapter.vision.backends.open import EncoderSpec, open_encoder
 from llama_adapter.vision.backends.process import ProcessVisionBackend
-from llama_adapter.vision.errors import EncoderError
 from tests.fakes.exported import embedded_onnx, make_om, sample_pixels
 from tests.fakes.foreign_onnx import foreign_onnx
 
@@ -62,7 +62,7 @@ class Habit(enum.IntEnum):
 
 
 def refuses() -> ExportedBackend:
-    raise EncoderError("No such encoder", hint="make one")
+    raise GraphError("No such encoder", hint="make one")
 
 
 def pictures(habit: Habit = Habit.NONE) -> np.ndarray:
@@ -84,7 +84,7 @@ def test_it_gives_what_the_same_backend_gives_here(tmp_path: Path) -> None:
     assert torch.equal(apart.encode(sample_pixels()[:3]), here.encode(sample_pixels()[:3]))
     assert (apart.card, apart.batch_sizes, apart.image_size) == (here.card, here.batch_sizes, here.image_size)
     assert apart.name == "onnxruntime (CPUExecutionProvider), own process"
-    with pytest.raises(EncoderError, match=r"encodes pictures of uint8") as caught:
+    with pytest.raises(GraphError, match=r"encodes pictures of uint8") as caught:
         apart.encode(pictures())
     assert "preprocess" in caught.value.hint
     assert len(apart.encode(sample_pixels()[:1])) == 1
@@ -103,7 +103,7 @@ def test_an_om_runs_there_too_and_its_time_is_known_here(acl: Any, tmp_path: Pat
 
 @pytest.mark.slow
 def test_an_encoder_that_cannot_be_opened_there_is_the_same_error_here() -> None:
-    with pytest.raises(EncoderError, match=r"^No such encoder$") as caught:
+    with pytest.raises(GraphError, match=r"^No such encoder$") as caught:
         ProcessVisionBackend(refuses, file="odd.onnx")
     assert caught.value.hint == "make one"
 
@@ -111,7 +111,7 @@ def test_an_encoder_that_cannot_be_opened_there_is_the_same_error_here() -> None
 def test_a_killed_process_is_an_error_and_not_a_wait() -> None:
     with closing(ProcessVisionBackend(Odd, file="odd.onnx")) as backend:
         for _ in range(2):
-            with pytest.raises(EncoderError, match=r"encoder `odd\.onnx` was ended by SIGKILL") as caught:
+            with pytest.raises(GraphError, match=r"encoder `odd\.onnx` was ended by SIGKILL") as caught:
                 backend.encode(pictures(Habit.DIE))
             assert "memory" in caught.value.hint
 
@@ -120,7 +120,7 @@ def test_a_killed_process_is_an_error_and_not_a_wait() -> None:
 def test_a_process_that_exits_says_its_code() -> None:
     with (
         closing(ProcessVisionBackend(Odd, file="odd.onnx")) as backend,
-        pytest.raises(EncoderError, match="was ended with exit code 7"),
+        pytest.raises(GraphError, match="was ended with exit code 7"),
     ):
         backend.encode(pictures(Habit.EXIT))
 
@@ -179,7 +179,7 @@ def test_a_message_cut_in_two_ends_the_process_and_the_next_call_says_so(
         assert backend._process.returncode == -signal.SIGKILL
         for _ in range(2):
             with pytest.raises(
-                EncoderError, match=r"`odd\.onnx` was ended, because a message .* was interrupted"
+                GraphError, match=r"`odd\.onnx` was ended, because a message .* was interrupted"
             ) as caught:
                 backend.encode(pictures())
             assert caught.value.hint == "open the encoder again"
@@ -212,7 +212,7 @@ def test_closing_ends_it_and_leaves_no_zombie(capfd: pytest.CaptureFixture[str])
         backend.close()
     assert backend._process.returncode == 0
     assert capfd.readouterr() == ("", "noise from below\n")  # and what it prints does not get among our data
-    with pytest.raises(EncoderError, match="was closed"):
+    with pytest.raises(GraphError, match="was closed"):
         backend.encode(pictures())
 
 
@@ -277,7 +277,7 @@ def test_a_process_that_was_forked_off_does_not_end_it(odd: ProcessVisionBackend
         said = 1
         try:
             odd.encode(pictures())
-        except EncoderError as error:
+        except GraphError as error:
             said = 0 if "forked" in error.message else 2
         finally:
             odd._finalizer()  # as at the end of a program

@@ -12,13 +12,13 @@ import onnxruntime
 import pytest
 import torch
 
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs import packages
 from llama_adapter.runtime.graphs.card import METADATA_KEY, EncoderCard
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.lint import lint_graph
 from llama_adapter.runtime.graphs.ports import Port
 from llama_adapter.runtime.graphs.seal import SEAL_KEY
-from llama_adapter.vision.errors import EncoderError
 from llama_adapter.vision.export.onnx import export_onnx
 from llama_adapter.vision.export.parity import compare
 
@@ -130,7 +130,7 @@ def test_weights_that_float16_cannot_hold_are_refused(exported: Callable[..., An
     made = exported("rgb", "float16", 18)
     state = made.encoder.state_dict() | {"query.queries": torch.full_like(made.encoder.query.queries, 1e6)}
 
-    with pytest.raises(EncoderError, match=r"`query\.queries` are too large for float16") as caught:
+    with pytest.raises(GraphError, match=r"`query\.queries` are too large for float16") as caught:
         export_onnx(made.encoder.config, state, tmp_path / "clip.onnx", name="tiny", dtype="float16")
 
     assert "float32" in caught.value.hint
@@ -143,7 +143,7 @@ def test_missing_packages_are_told_with_the_way_to_get_them(
     made = exported("rgb", "float16", 18)
     monkeypatch.setattr(packages, "find_spec", lambda name: None)
 
-    with pytest.raises(EncoderError, match="onnx, onnxscript, which are missing") as caught:
+    with pytest.raises(GraphError, match="onnx, onnxscript, which are missing") as caught:
         export_onnx(made.encoder.config, made.encoder.state_dict(), tmp_path / "clip.onnx", name="tiny")
 
     assert caught.value.hint == "in the folder of this project: pip install --editable '.[onnx]'"

@@ -1,0 +1,128 @@
+"""What an error means outside: exit code, HTTP status, a sentence and a hint.
+
+Errors of this package carry all of that. Others are looked up by the name of their class, so that nothing is imported
+for it; those of a device, which have no class of their own, by their text.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llama_adapter.runtime.devices.host_memory import tells_shortage
+from llama_adapter.runtime.devices.npu_errors import NpuFailure, explain_npu_error, shorten_npu_error
+from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
+from llama_adapter.runtime.torch_import import explain_torch_import
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """What a foreign error means outside; `hint` is for errors that carry none of their own."""
+
+    exit_code: ExitCode
+    http_status: int
+    hint: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """An error as people and other programs read it."""
+
+    exit_code: ExitCode
+    http_status: int
+    sentence: str
+    hint: str = ""
+
+
+_OUT_OF_MEMORY = Rule(exit_code=ExitCode.FAILED, http_status=503, hint="try a smaller --batch-size")
+_DEVICE_FAILED = Rule(exit_code=ExitCode.FAILED, http_status=500)
+_NO_THREAD = Rule(
+    exit_code=ExitCode.FAILED,
+    http_status=503,
+    hint="the limit on processes or memory is reached; `ulimit -u` and `ulimit -v` show both",
+)
+_NO_TORCH = Rule(exit_code=ExitCode.FAILED, http_status=500)
+_UNEXPECTED = Rule(
+    exit_code=ExitCode.FAILED, http_status=500, hint="this is a fault of the program; --debug shows where it happened"
+)
+
+# Errors of Python and torch.
+RULES: Mapping[str, Rule] = {
+    "torch.OutOfMemoryError": _OUT_OF_MEMORY,
+    "builtins.MemoryError": _OUT_OF_MEMORY,
+    # A value that our own settings refuse; the messages are written for users.
+    "builtins.ValueError": Rule(exit_code=ExitCode.USAGE, http_status=400),
+    "builtins.OSError": Rule(
+        exit_code=ExitCode.FAILED, http_status=500, hint="check the path, its permissions and the disk"
+    ),
+    "builtins.ModuleNotFoundError": Rule(
+        exit_code=ExitCode.FAILED,
+        http_status=500,
+        hint="the packages are in the project's environment: run `make demo` once, then `source .venv/bin/activate`",
+    ),
+    # The reader of a pipe (`head`) has what it wanted.
+    "builtins.BrokenPipeError": Rule(exit_code=ExitCode.OK, http_status=500),
+    "builtins.KeyboardInterrupt": Rule(exit_code=ExitCode.INTERRUPTED, http_status=503),
+}
+
+
+def rule_for(error: BaseException) -> Rule:
+    """What the error carries itself, or the rule of its nearest base class in the table."""
+    if isinstance(error, LlamaAdapterError):
+        return Rule(exit_code=error.exit_code, http_status=error.http_status)
+    if _is_failed_allocation(error):
+        return _OUT_OF_MEMORY
+    if explain_torch_import(error) is not None:
+        return _NO_TORCH
+    if isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # Python's words
+        return _NO_THREAD
+    if (failure := _device_failure(error)) is not None:
+        return _OUT_OF_MEMORY if failure.is_memory else _DEVICE_FAILED
+    for base in type(error).__mro__:
+        rule = RULES.get(f"{base.__module__}.{base.__qualname__}")
+        if rule is not None:
+            return rule
+    return _UNEXPECTED
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was not enough, of the host or of a device, or the error came of that: less at once may do."""
+    earlier: BaseException | None = error
+    seen: list[BaseException] = []
+    while earlier is not None and all(earlier is not other for other in seen):
+        if rule_for(earlier) is _OUT_OF_MEMORY:
+            return True
+        seen.append(earlier)
+        earlier = earlier.__cause__ or earlier.__context__
+    return False
+
+
+def describe(error: BaseException) -> Problem:
+    """The error in a sentence and a hint."""
+    rule = rule_for(error)
+    sentence = str(getattr(error, "message", "")) or _own_words(error)
+    failure = _device_failure(error)
+    if failure is not None:
+        sentence = f"{failure.sentence[0].upper()}{failure.sentence[1:]}: {shorten_npu_error(str(error))}"
+        return Problem(exit_code=rule.exit_code, http_status=rule.http_status, sentence=sentence, hint=failure.hint)
+    if rule is _OUT_OF_MEMORY:
+        sentence = "The memory is not enough" + (f": {sentence}" if sentence else "")
+    elif rule is _UNEXPECTED:
+        sentence = f"Unexpected {type(error).__name__}: {sentence}"
+    hint = str(getattr(error, "hint", "")) or rule.hint
+    sentence, hint = explain_torch_import(error) or (sentence, hint)
+    return Problem(exit_code=rule.exit_code, http_status=rule.http_status, sentence=sentence, hint=hint)
+
+
+def _own_words(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror + (f": `{error.filename}`" if error.filename is not None else "")
+    return " ".join(str(error).split())
+
+
+def _device_failure(error: BaseException) -> NpuFailure | None:
+    """What a device's own error means; torch has one class for all of them."""
+    return explain_npu_error(str(error)) if isinstance(error, RuntimeError) else None
+
+
+def _is_failed_allocation(error: BaseException) -> bool:
+    """Where torch has no class of its own for it."""
+    return isinstance(error, RuntimeError) and tells_shortage(str(error))
