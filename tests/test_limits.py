@@ -27,7 +27,7 @@ DEFAULTED_ELSEWHERE = {
     ("ArchiveLimits", "max_entry_bytes"): ServiceLimits().max_picture_bytes,
 }
 # In these, every public constant of that form is a limit.
-ROOMS = ("app/inputs", "app/reading", "app/server", "app/service", "app/web", "vision/image.py")
+ROOMS = ("app/inputs", "app/reading", "app/http_api", "app/online", "app/web", "vision/image.py")
 CONSTANT = re.compile(r"(DEFAULT_)?MAX_\w+|DEFAULT_\w+_BYTES|\w+_LIMIT_S")
 
 
@@ -59,7 +59,7 @@ LIMITS = page_limits()
 
 
 def default_in_code(limit: Limit) -> Any:
-    found = getattr(importlib.import_module(limit.module), limit.name)
+    found = getattr(importlib.import_module(f"llama_adapter.{limit.module}"), limit.name)
     if limit.field is None:
         return found
     if isinstance(getattr(found, limit.field, None), property):
@@ -115,7 +115,7 @@ def flags(*command: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("limit", [limit for limit in LIMITS if limit.flag], ids=lambda limit: limit.flag)
 def test_a_flag_on_the_page_exists_and_has_that_default(limit: Limit) -> None:
-    commands = ("caption", "ask") if limit.module.startswith("llama_adapter.app.jobs") else ("serve", "web")
+    commands = ("caption", "ask") if limit.module.startswith("app.jobs") else ("serve", "web")
     for command in commands:
         scale = 2**20 if str(limit.flag).endswith("-mib") else 1
         assert flags(command)[str(limit.flag)] * scale == limit.default, command

@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import torch
 
+from llama_adapter.runtime.errors import LlamaAdapterError
+
 MAX_BYTES: Final = 4 << 20  # of one pickle; that of LLaMA-65B with its optimiser has a tenth of it
 _MAX_SIDE: Final = 1 << 48
 _MAX_DIMS: Final = 16
@@ -82,7 +84,7 @@ _MODULE = re.compile(r"__torch__(\.\w+)+", re.ASCII)
 _CUSTOM = "__torch__.torch.classes."  # implemented in C++, with a form of their own
 
 
-class PickleError(Exception):
+class PickleError(LlamaAdapterError):
     """Bytes that are no pickle of torch's, or a damaged one."""
 
 

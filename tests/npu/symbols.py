@@ -14,7 +14,7 @@ from tests.npu.wheel import CHIPS, FakeNpu, fake_npu
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "npu-symbols.md"
-SOURCES = sorted((ROOT / "llm" / "runtime").glob("npu*.py"))
+SOURCES = [*sorted((ROOT / "runtime" / "devices").glob("npu*.py")), ROOT / "runtime" / "operators" / "npu.py"]
 MODULES = {"torch_npu": "torch_npu", "torchair": "torchair", "configs": "torchair.configs.compiler_config"}
 COMPILER = ("torch.compile", "backend")
 

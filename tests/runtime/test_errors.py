@@ -38,7 +38,9 @@ def error_classes() -> list[type[BaseException]]:
             names = [
                 node.name
                 for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-                if isinstance(node, ast.ClassDef) and node.name.endswith("Error") and not node.name.startswith("_")
+                if isinstance(node, ast.ClassDef)
+                and not node.name.startswith("_")
+                and any(isinstance(base, ast.Name) and base.id.endswith(("Error", "Exception")) for base in node.bases)
             ]
             if names:
                 place = path.relative_to(ROOT).with_suffix("")
@@ -296,7 +298,8 @@ def test_what_is_said_on_a_closed_stderr_is_not_said_on_stdout(closed: str) -> N
 def test_a_name_that_the_terminal_cannot_show_is_written_as_an_escape(encoding: str) -> None:
     program = (
         "import sys\n"
-        "from llama_adapter.app.errors import UsageError, run_guarded\n"
+        "from llama_adapter.app.terminal.run_guarded import run_guarded\n"
+        "from llama_adapter.runtime.errors import UsageError\n"
         "def action():\n"
         "    print('a\\udcff')\n"
         "    raise UsageError('no b\\udcff')\n"

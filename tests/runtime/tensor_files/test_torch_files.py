@@ -22,7 +22,7 @@ from llama_adapter.runtime.tensor_files.files import read_tensor_file
 from llama_adapter.runtime.tensor_files.pickles import PickleError, read_pickle
 from tests.fakes.hostile_archive import write_hostile_archive
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 CLIP = GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"
 pytestmark = pytest.mark.filterwarnings(  # torch's own, of TorchScript
     "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning"
