@@ -1,1 +1,1 @@
-"""Composition and front ends: the command line, the HTTP API, the web page, jobs."""
+"""Front ends and composition: the command line, the HTTP API, the web page, jobs over many pictures."""

@@ -1,35 +1,66 @@
 """Captioning and questioning pictures with LLaMA-Adapter models: `from llama_adapter import Captioner`.
 
-The folders `app`, `vision`, `llm` and `runtime` of a checkout are links to those at its root; a wheel holds them as
-folders of this package.
+In a checkout, `llama_adapter/app`, `vision`, `llm`, `runtime` and `assets` are links to the folders at its root. In a wheel
+they are folders.
 """
 
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llama_adapter.app.captioning.captioner import Answer, Captioner, RawPrompt, TextDelta
+    from llama_adapter.llm.errors import PromptError, PromptTooLongError
+    from llama_adapter.runtime.errors import CheckpointError, DeviceError, GraphError, LlamaAdapterError, UsageError
+    from llama_adapter.vision.errors import PictureError
 
 __version__ = "0.1.0"
-__all__ = ["Answer", "Captioner", "RawPrompt", "TextDelta", "__version__"]
+__all__ = [
+    "Answer",
+    "Captioner",
+    "CheckpointError",
+    "DeviceError",
+    "GraphError",
+    "LlamaAdapterError",
+    "PictureError",
+    "PromptError",
+    "PromptTooLongError",
+    "RawPrompt",
+    "TextDelta",
+    "UsageError",
+    "__version__",
+]
 
-for _part in ("app", "assets", "llm", "runtime", "vision"):
-    if not Path(__file__).with_name(_part).is_dir():
+for _folder in ("app", "assets", "llm", "runtime", "vision"):
+    if not Path(__file__).with_name(_folder).is_dir():
         raise ImportError(
-            f"llama_adapter/{_part} is not a link to {_part}/: this checkout has no symbolic links. "
-            "Clone it again with `git clone -c core.symlinks=true`, or install a wheel."
+            f"llama_adapter/{_folder} is not a folder. In a checkout it is a symbolic link to {_folder}/, and this "
+            "checkout has no symbolic links. Clone it again with `git clone -c core.symlinks=true`, or install a wheel."
         )
+
+# Public names that are loaded on first use, so that `llama-adapter --help` does not wait for torch.
+_HOMES = {
+    "llama_adapter.app.captioning.captioner": ("Answer", "Captioner", "RawPrompt", "TextDelta"),
+    "llama_adapter.llm.errors": ("PromptError", "PromptTooLongError"),
+    "llama_adapter.runtime.errors": (
+        "CheckpointError",
+        "DeviceError",
+        "GraphError",
+        "LlamaAdapterError",
+        "UsageError",
+    ),
+    "llama_adapter.vision.errors": ("PictureError",),
+}
 
 
 def __getattr__(name: str) -> object:
-    # Loaded on first use: `llama-adapter --help` must not wait for torch.
-    if name in __all__:
-        from llama_adapter.runtime.torch_import import note_torch_import
+    for home, names in _HOMES.items():
+        if name in names:
+            try:
+                return getattr(importlib.import_module(home), name)
+            except RuntimeError as error:
+                from llama_adapter.runtime.torch_import import note_torch_import
 
-        try:
-            from llama_adapter.app.captioning import captioner
-        except RuntimeError as error:
-            note_torch_import(error)
-            raise
-        return getattr(captioner, name)
+                note_torch_import(error)
+                raise
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,89 @@
+"""The package `llama_adapter` as users install it: one import name, and a clear error where its links are missing."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import llama_adapter
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("app", "assets", "llm", "runtime", "vision")
+
+
+def run(*arguments: str, cwd: Path, path: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(path)},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    built = run("-m", "hatchling", "build", "-t", "wheel", "-d", str(folder), cwd=ROOT, path=ROOT)
+    assert built.returncode == 0, built.stderr
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+@pytest.mark.slow
+def test_a_wheel_installs_nothing_but_llama_adapter(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {tuple(name.split("/")[:2]) for name in archive.namelist()}
+
+    version = llama_adapter.__version__
+    assert {name[0] for name in names} == {"llama_adapter", f"llama_adapter-{version}.dist-info"}
+    assert {name[1] for name in names if name[0] == "llama_adapter"} >= {*FOLDERS, "__init__.py", "py.typed"}
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_answers_from_a_folder_with_packages_of_the_same_names(wheel: Path, tmp_path: Path) -> None:
+    site, user = tmp_path / "site", tmp_path / "user"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    user.mkdir()
+    for name in ("app", "llm", "vision", "runtime"):
+        (user / f"{name}.py").write_text("raise SystemExit('a module of the user was imported')")
+    shutil.copy(next((ROOT / "assets" / "pictures").glob("*.png")), user / "picture.png")
+    program = (
+        "import llama_adapter; print(llama_adapter.__file__);"
+        "print(llama_adapter.Captioner.load().generate(['picture.png'])[0].text)"
+    )
+
+    ran = run("-c", program, cwd=user, path=site)
+
+    assert ran.returncode == 0, ran.stderr
+    file, text = ran.stdout.splitlines()
+    assert Path(file).parent == site / "llama_adapter"
+    assert text
+
+
+def test_a_checkout_without_links_says_so(tmp_path: Path) -> None:
+    package = tmp_path / "llama_adapter"
+    package.mkdir()
+    shutil.copy(ROOT / "llama_adapter" / "__init__.py", package)
+    for name in FOLDERS:  # as git writes a link where there are none
+        (package / name).write_text(f"../{name}")
+
+    ran = run("-c", "import llama_adapter", cwd=tmp_path, path=tmp_path)
+
+    assert ran.returncode == 1
+    assert "core.symlinks=true" in ran.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", llama_adapter.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(llama_adapter, name) is not None
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="Captoner"):
+        _ = llama_adapter.Captoner
