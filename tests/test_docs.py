@@ -1,0 +1,90 @@
+"""The commands of the README and of the guides in docs/ work as they are written, and the pages' links lead somewhere.
+
+A block of commands that follows a line `<!-- run -->` is run by bash, in the order of the page, in a folder that looks
+like the checkout. What the commands write there is removed afterwards.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+BLOCK = re.compile(r"^<!-- run -->\s*\n```bash\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+MARK = re.compile(r"^<!-- run -->", re.MULTILINE)
+LINK = re.compile(r"\]\((?!https?://)([^)#]+)(?:#([^)]+))?\)")
+PAGES = [
+    path.relative_to(ROOT).as_posix() for path in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
+]
+# The Ascend guide runs on simulated tools: tests/scripts/test_ascend_guide.py.
+RUN = [page for page in PAGES if MARK.search((ROOT / page).read_text(encoding="utf-8")) and page != "docs/ascend.md"]
+
+
+def runnable_blocks(page: str) -> list[str]:
+    return BLOCK.findall(page)
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of the headings, as the repository's host makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The files of the checkout under their names, and a `llama-adapter` that runs them."""
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    for entry in ROOT.iterdir():
+        if not entry.name.startswith("."):
+            (folder / entry.name).symlink_to(entry)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, command in {"python": sys.executable, "llama-adapter": f"{sys.executable} -m llama_adapter"}.items():
+        (programs / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        (programs / name).chmod(0o755)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", RUN)
+def test_the_commands_of_a_page_work(page: str, checkout: Path) -> None:
+    environment = {
+        **os.environ,
+        "PATH": f"{checkout.parent / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+    }
+    for block in runnable_blocks((ROOT / page).read_text(encoding="utf-8")):
+        ran = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", block], cwd=checkout, env=environment, capture_output=True, text=True
+        )
+        assert ran.returncode == 0, f"{block}\nended with {ran.returncode}:\n{ran.stdout}\n{ran.stderr}"
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_every_mark_has_its_block(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+
+    assert len(runnable_blocks(text)) == len(MARK.findall(text)) > 0
+
+
+def test_only_marked_blocks_are_run() -> None:
+    page = "```bash\nrm -r x\n```\n\n<!-- run -->\n```bash\necho a\necho b\n```\n\n```python\n1\n```\n"
+
+    assert runnable_blocks(page) == ["echo a\necho b\n"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_links_of_a_page_lead_to_files_and_headings(page: str) -> None:
+    place = (ROOT / page).parent
+    for target, anchor in LINK.findall((ROOT / page).read_text(encoding="utf-8")):
+        assert (place / target).exists(), target
+        if anchor:
+            assert anchor in anchors(place / target), f"{target}#{anchor}"
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_bytes()) <= 8192
