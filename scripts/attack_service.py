@@ -2,20 +2,21 @@
 
 Usage: python -m scripts.attack_service [--kinds TEXT ...] [--seconds N] [--tree FOLDER] [--out FOLDER]
 
-Servers are processes on loopback. `--tree` takes the server of another checkout, to compare. The exit code is 1 when a
-good request was not answered, or answered wrong.
+Servers are processes on loopback. `--tree` starts the server of another checkout, for comparison. The exit code is 1
+if a good request got no answer or a wrong one.
 """
 
-import argparse
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.measuring.circumstances import load_average
-from scripts.bench_service import DOCS, here, write
+from scripts.bench_service import PACKAGES
+from scripts.common import Tell, add_out, machine, parser_of, silent, tell
+from scripts.pages.render import save_part
 from scripts.service_bench.attack import attack
 from scripts.service_bench.load import warm_up
 from scripts.service_bench.process import ServerProcess
@@ -27,10 +28,8 @@ GOOD, ATTACKERS = 32, 8
 CALM_S = 5.0
 
 
-def measure(
-    kinds: Sequence[str], *, attack_s: float, tree: Path | None, tell: Callable[[str], None] = lambda line: None
-) -> dict[str, Any]:
-    """Each kind at a server of its own, as JSON values."""
+def measure(kinds: Sequence[str], *, attack_s: float, tree: Path | None, tell: Tell = silent) -> dict[str, Any]:
+    """Attack a fresh server with each kind; all figures as JSON values."""
     load_before, questions = load_average(), captions()
     with Captioner.load() as captioner:
         expected = [text for text, _, _ in own_answers(captioner, questions)]
@@ -60,29 +59,23 @@ def measure(
         "calm_s": CALM_S,
         "attack_s": attack_s,
         "largest_mb": max(len(KINDS[kind]()) for kind in kinds) / 1e6,
-        "circumstances": here(load_before=load_before),
+        "circumstances": machine(*PACKAGES, load_before=load_before),
     }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Attack, tell and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kinds", nargs="+", default=[], metavar="TEXT", help="kinds whose name has it (default: all)")
+    """Attack and write."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--kinds", nargs="+", default=[], metavar="TEXT", help="kinds with this text (default: all)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each attack (default: %(default)g)")
     parser.add_argument("--tree", type=Path, help="checkout whose server is attacked (default: this one)")
-    parser.add_argument("--out", type=Path, default=DOCS, help="folder of service.json and service.md (default: docs)")
+    add_out(parser, "service")
     options = parser.parse_args(arguments)
     kinds = [kind for kind in KINDS if not options.kinds or any(text in kind for text in options.kinds)]
     if not kinds:
-        parser.error(f"--kinds names none of: {', '.join(KINDS)}")
-    content = measure(
-        kinds,
-        attack_s=options.seconds,
-        tree=options.tree,
-        tell=lambda line: print(line, file=sys.stderr, flush=True),
-    )
-    options.out.mkdir(parents=True, exist_ok=True)
-    write("attack", content, options.out)
+        parser.error(f"--kinds matches none of: {', '.join(KINDS)}")
+    content = measure(kinds, attack_s=options.seconds, tree=options.tree, tell=tell)
+    save_part("service", "attack", content, options.out)
     under_attack = [row["under_attack"] for row in content["rows"]]
     return int(any(figures["num_failed"] or figures["num_wrong"] for figures in under_attack))
 

@@ -1,47 +1,46 @@
-"""Measures what is around the model: batching, folders of many sizes, where a decode step's time goes, and reading.
+"""Measures the engine around the model: batching, folders of many sizes, parts of a decode step, and reading.
 
 Usage: python -m scripts.bench_engine [--quick] [--device D] [--dtype T] [--rounds N] [--out FOLDER]
-
-Writes engine.json and engine.md. `--quick` only shows that it runs: tiny models, few pictures, one round, and nothing
-is written without `--out`.
 """
 
-import argparse
 import dataclasses
-import json
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import torch
 
-from llama_adapter.app.captioning.resources import sample_pictures
-from llama_adapter.app.captioning.spec import DEFAULT_BATCH_SIZE
+from llama_adapter.app.captioning.assemble import ModelLoader, Parts, assemble_parts
+from llama_adapter.app.captioning.resources import embedded_model
+from llama_adapter.app.captioning.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.app.measuring.circumstances import circumstances, load_average
+from llama_adapter.app.models.bundle import load_bundle
+from llama_adapter.app.models.checkpoints import LoadedModel
+from llama_adapter.app.models.random_model import LLAMA_SIZES, random_model
 from llama_adapter.runtime.devices.backend import DTYPES
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
+from scripts.common import Tell, parse_settings, parser_of, sample_files, silent, tell
 from scripts.engine_bench.batching import measure_batching
 from scripts.engine_bench.folder import measure_folders
-from scripts.engine_bench.models import ModelName, opened
-from scripts.engine_bench.page import as_markdown
 from scripts.engine_bench.reading import SIZES, measure_change, measure_reading
 from scripts.engine_bench.step_time import measure_step
+from scripts.pages.render import save
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+ModelName = Literal["embedded", "tiny", "160M", "1B"]  # all but the first with random weights
 FOLDER_DTYPE = "float32"
-_NUM_SAMPLES = 28  # pictures that are told apart; more are these again
+_NUM_SAMPLES = 28  # different pictures
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What is measured, and how much of it."""
+    """What is measured, and how much."""
 
     device: str = "cpu"
-    dtypes: tuple[str, ...] = ("float32", "bfloat16")  # of the decoder beside the embedded model
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")  # of the decoder
     model: ModelName = "160M"
     pictures: int = 64
     num_slots: int = 16
@@ -63,11 +62,11 @@ QUICK = Settings(
 )
 
 
-def measure(settings: Settings, *, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Everything, as JSON values; `tell` gets a line for each thing that was measured."""
+def measure(settings: Settings, *, tell: Tell = silent) -> dict[str, Any]:
+    """All figures as JSON values; `tell` gets a line for each measurement."""
     load_before, started = load_average(), time.perf_counter()
     with opened("embedded", dtype=FOLDER_DTYPE, device=settings.device, num_slots=DEFAULT_BATCH_SIZE) as parts:
-        # First of all, since the most memory that a process ever had never falls.
+        # First, because a process's peak memory never falls.
         folders = measure_folders(parts, sizes=settings.folders, rounds=settings.rounds)
         change = measure_change(parts)
     reading = [measure_reading(megapixels=size, rounds=settings.rounds) for size in settings.megapixels]
@@ -88,10 +87,8 @@ def measure(settings: Settings, *, tell: Callable[[str], None] = lambda line: No
     }
 
 
-def _decoders(
-    settings: Settings, *, tell: Callable[[str], None]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, str]]:
-    """Batching and steps of every decoder and type, and what they were measured on."""
+def _decoders(settings: Settings, *, tell: Tell) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, str]]:
+    """Batching and steps of every decoder and type, and the device they ran on."""
     batching: list[dict[str, Any]] = []
     steps: list[dict[str, Any]] = []
     about: dict[str, str] = {}
@@ -118,46 +115,41 @@ def _decoders(
     return batching, steps, about
 
 
+@contextmanager
+def opened(name: ModelName, *, dtype: str, device: str, num_slots: int) -> Iterator[Parts]:
+    """The parts of a model with `num_slots` rows. A random decoder gets a random encoder of the embedded one's size."""
+
+    def load(dtype: torch.dtype) -> LoadedModel:
+        small = load_bundle(embedded_model(), dtype=dtype).vision_config
+        query = dataclasses.replace(small.query, output_dim=LLAMA_SIZES[name].dim)
+        return random_model(name, dtype=dtype, vision=dataclasses.replace(small, query=query))
+
+    loader: ModelLoader | None = None if name == "embedded" else load
+    parts = assemble_parts(CaptionerSpec(device=device, dtype=dtype, batch_size=num_slots), load=loader)
+    try:
+        yield parts
+    finally:
+        parts.vision.close()
+
+
 def _pixels(size: int) -> np.ndarray:
     """Sample pictures, (B, S, S, 3)."""
-    files = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))[:_NUM_SAMPLES]
-    return np.stack([preprocess(load_picture(file).image, size=size) for file in files])
-
-
-def write(content: Mapping[str, Any], folder: Path) -> None:
-    """engine.json and engine.md."""
-    (folder / "engine.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    (folder / "engine.md").write_text(as_markdown(content), encoding="utf-8")
-
-
-def settings_from(options: argparse.Namespace) -> Settings:
-    """What the flags ask for."""
-    settings = dataclasses.replace(QUICK if options.quick else Settings(), device=options.device)
-    if options.dtype is not None:
-        settings = dataclasses.replace(settings, dtypes=(options.dtype,))
-    return settings if options.rounds is None else dataclasses.replace(settings, rounds=options.rounds)
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
-    return int(text)
+    return np.stack([preprocess(load_picture(file).image, size=size) for file in sample_files()[:_NUM_SAMPLES]])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small and fast: does it run?")
+    """Measure and write."""
+    parser = parser_of(__doc__)
     parser.add_argument("--device", default=Settings().device)
     parser.add_argument("--dtype", choices=tuple(DTYPES), help="of the decoder (default: float32 and bfloat16)")
-    parser.add_argument("--rounds", type=_whole, help="of every measurement (default: 3, with --quick 1)")
-    parser.add_argument("--out", type=Path, help="folder to write to (default: docs, with --quick none)")
-    options = parser.parse_args(arguments)
-    folder = options.out or (None if options.quick else DOCS)
+    flags = {"rounds": "of every measurement"}
+    options, settings, folder = parse_settings(
+        parser, arguments, page="engine", full=Settings(), quick=QUICK, flags=flags
+    )
+    dtypes = settings.dtypes if options.dtype is None else (options.dtype,)
+    content = measure(dataclasses.replace(settings, device=options.device, dtypes=dtypes), tell=tell)
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)  # what is wrong with it shows before an hour of measuring
-    content = measure(settings_from(options), tell=lambda line: print(line, file=sys.stderr))
-    if folder is not None:
-        write(content, folder)
+        save("engine", content, folder)
 
 
 if __name__ == "__main__":

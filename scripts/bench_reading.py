@@ -1,20 +1,15 @@
-"""Measures how fast pictures are read, in threads and in processes, and writes docs/reading.json and docs/reading.md.
+"""Measures how fast pictures are opened, hashed, decoded and resized, in threads and in processes.
 
 Usage: python -m scripts.bench_reading [--seconds N] [--rounds N] [--out FOLDER] [--quick]
 
-Reading is opening, hashing, decoding and resizing, without any model. `--quick` only shows that it runs, and writes
-nothing without `--out`.
+Writes docs/reading.json and docs/reading.md. No model is used.
 """
 
-import argparse
-import dataclasses
 import itertools
-import json
 import os
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,26 +18,28 @@ from typing import Any
 import numpy as np
 
 from llama_adapter.app.captioning.spec import CaptionerSpec
-from llama_adapter.app.measuring.circumstances import circumstances, load_average
+from llama_adapter.app.measuring.circumstances import load_average
 from llama_adapter.app.reading.isolated import IsolatedReader
 from llama_adapter.app.reading.prefetch import Prefetcher
 from llama_adapter.app.reading.reader import PictureReader, Reader
-from scripts.reading_bench.page import as_markdown
-from scripts.reading_bench.pictures import KINDS, make_pictures
+from scripts.common import Tell, in_turn, machine, parse_settings, parser_of, sample_files, silent, tell
+from scripts.pages.render import save
+from scripts.photographs import write_photographs
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+DRAWINGS = "drawings"
+PHOTOGRAPHS = {"1 MP JPEG": (1152, 864), "4 MP JPEG": (2304, 1728), "12 MP JPEG": (4000, 3000)}
+KINDS = (DRAWINGS, *PHOTOGRAPHS)
+NUM_PHOTOGRAPHS = 4  # of each size; more would only take longer to draw
 SIZE = 224
 TIMEOUT_S = 60.0
-MIN_PICTURES = 8  # of each sample, so that the last ones, for which not all are at work, count for little
-
-Tell = Callable[[str], None]
+MIN_PICTURES = 8  # per sample, so that the end, where not all threads have work, counts for little
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """How much is measured."""
 
-    seconds: float = 12.0  # of each way and kind, all rounds together
+    seconds: float = 12.0  # of each row, all rounds together
     rounds: int = 6
     kinds: tuple[str, ...] = KINDS
     at_once: tuple[int, ...] = (1, 2)
@@ -51,9 +48,9 @@ class Settings:
 QUICK = Settings(seconds=0.1, rounds=1, kinds=KINDS[:2])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class Way:
-    """A way to read, with what holds its processes."""
+    """A way to read."""
 
     reader: str  # thread or process
     at_once: int
@@ -61,18 +58,18 @@ class Way:
 
     @property
     def process_ids(self) -> tuple[int, ...]:
+        """Of the reading processes, if any."""
         return self.read.process_ids if isinstance(self.read, IsolatedReader) else ()
 
 
-def measure(settings: Settings, *, tell: Tell = lambda line: None) -> dict[str, Any]:
-    """Everything, as JSON values; `tell` gets a line for each thing that was measured."""
+def measure(settings: Settings, *, tell: Tell = silent) -> dict[str, Any]:
+    """All figures as JSON values; `tell` gets a line for each measurement."""
     load_before, started = load_average(), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        pictures = make_pictures(Path(folder), kinds=settings.kinds)
+        pictures = {kind: _pictures(kind, Path(folder)) for kind in settings.kinds}
         file_bytes = {kind: int(np.mean([os.path.getsize(path) for path in pictures[kind]])) for kind in settings.kinds}
         ways = list(_ways(settings, stack))
         rows = [row for kind in settings.kinds for row in _rows(kind, pictures[kind], ways, settings, tell)]
-    about = circumstances(load_before=load_before)
     return {
         "rows": rows,
         "overhead": [_overhead(kind, rows) for kind in settings.kinds],
@@ -81,42 +78,43 @@ def measure(settings: Settings, *, tell: Tell = lambda line: None) -> dict[str, 
         "seconds": settings.seconds,
         "size": SIZE,
         "elapsed_s": time.perf_counter() - started,
-        "circumstances": about | {"omp_num_threads": os.environ.get("OMP_NUM_THREADS", "unset")},
+        "circumstances": machine(load_before=load_before),
     }
+
+
+def _pictures(kind: str, folder: Path) -> list[str]:
+    if kind == DRAWINGS:
+        return list(map(str, sample_files()))
+    width, height = PHOTOGRAPHS[kind]
+    return list(map(str, write_photographs(folder, NUM_PHOTOGRAPHS, width=width, height=height)))
 
 
 def _ways(settings: Settings, stack: ExitStack) -> Iterator[Way]:
     spec = CaptionerSpec()
     for at_once in settings.at_once:
         yield Way(reader="thread", at_once=at_once, read=PictureReader(spec, size=SIZE))
-        apart = IsolatedReader(spec, size=SIZE, timeout_s=TIMEOUT_S, num_processes=at_once)
-        stack.callback(apart.close)
-        yield Way(reader="process", at_once=at_once, read=apart)
+        isolated = IsolatedReader(spec, size=SIZE, timeout_s=TIMEOUT_S, num_processes=at_once)
+        stack.callback(isolated.close)
+        yield Way(reader="process", at_once=at_once, read=isolated)
 
 
 def _rows(
     kind: str, paths: Sequence[str], ways: Sequence[Way], settings: Settings, tell: Tell
 ) -> Iterator[dict[str, Any]]:
-    """All ways in turn, round by round, with the same number of pictures each time."""
-    for way in ways:  # files into the system's memory, processes started
+    """All ways in turn, with the same number of pictures each time."""
+    for way in ways:  # fill the page cache, start the processes
         _sample(way, paths, number=2 * len(paths))
-    seconds = settings.seconds / settings.rounds
     alone = _sample(ways[0], paths, number=len(paths))
-    number = max(MIN_PICTURES, int(seconds * alone["pictures_per_s"]))
-    samples: list[list[dict[str, float]]] = [[] for _ in ways]
-    for _ in range(settings.rounds):
-        for way, taken in zip(ways, samples, strict=True):
-            taken.append(_sample(way, paths, number=number))
-    for way, taken in zip(ways, samples, strict=True):
-        rates = [sample["pictures_per_s"] for sample in taken]
+    number = max(MIN_PICTURES, int(settings.seconds / settings.rounds * alone["pictures_per_s"]))
+    for way, samples in in_turn(ways, lambda way: _sample(way, paths, number=number), rounds=settings.rounds).items():
         row = {"pictures": kind, "reader": way.reader, "at_once": way.at_once, "num_pictures": number}
-        row |= {name: float(np.median([sample[name] for sample in taken])) for name in taken[0]}
-        tell(f"{kind}, {way.at_once} {way.reader}: {row['pictures_per_s']:.1f} pictures a second")
-        yield row | {"rounds": rates}
+        row |= {name: float(np.median([sample[name] for sample in samples])) for name in samples[0]}
+        tell(f"{kind}, {way.at_once} {way.reader}: {row['pictures_per_s']:.1f} pictures/s")
+        yield row | {"rounds": [sample["pictures_per_s"] for sample in samples]}
 
 
 def _sample(way: Way, paths: Sequence[str], *, number: int) -> dict[str, float]:
-    """Read so many pictures as a job does, `at_once` of them at a time."""
+    """Read `number` pictures as a job does, `at_once` of them at a time."""
     items = itertools.islice(itertools.cycle(paths), number)
     with Prefetcher(items, way.read.read, ahead=2 * way.at_once, num_threads=way.at_once) as ahead:
         cpu_s, started = _cpu_s(way.process_ids), time.perf_counter()
@@ -130,7 +128,7 @@ def _sample(way: Way, paths: Sequence[str], *, number: int) -> dict[str, float]:
 
 
 def _cpu_s(process_ids: Sequence[int]) -> float:
-    """Seconds of processor time that this process and those have had; to a hundredth for those."""
+    """Processor seconds of this process and of those; the latter to a hundredth."""
     total = time.process_time()
     for process_id in process_ids:
         fields = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
@@ -139,34 +137,23 @@ def _cpu_s(process_ids: Sequence[int]) -> float:
 
 
 def _overhead(kind: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a process of its own costs a picture, by medians of rounds: each with its neighbour in time."""
+    """The cost of a separate process per picture: the median difference between neighbouring rounds."""
     alone = {row["reader"]: row for row in rows if row["pictures"] == kind and row["at_once"] == 1}
-    wall_ms = [
-        1e3 / apart - 1e3 / here
-        for here, apart in zip(alone["thread"]["rounds"], alone["process"]["rounds"], strict=True)
-    ]
+    pairs = zip(alone["thread"]["rounds"], alone["process"]["rounds"], strict=True)
+    wall_ms = [1e3 / isolated - 1e3 / here for here, isolated in pairs]
     cpu_ms = alone["process"]["cpu_ms"] - alone["thread"]["cpu_ms"]
     return {"pictures": kind, "wall_ms": float(np.median(wall_ms)), "cpu_ms": cpu_ms, "rounds": wall_ms}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small and fast: does it run?")
-    parser.add_argument("--seconds", type=float, help=f"of each row (default: {Settings().seconds:g})")
-    parser.add_argument("--rounds", type=int, help=f"these seconds are divided into (default: {Settings().rounds})")
-    parser.add_argument("--out", type=Path, help="folder of reading.json and reading.md (default: docs)")
-    options = parser.parse_args(arguments)
-    given = {name: getattr(options, name) for name in ("seconds", "rounds") if getattr(options, name) is not None}
-    if any(value <= 0 for value in given.values()):
-        parser.error("--seconds and --rounds are above 0")
-    settings = dataclasses.replace(QUICK if options.quick else Settings(), **given)
-    content = measure(settings, tell=lambda line: print(line, file=sys.stderr, flush=True))
-    folder = options.out or (None if options.quick else DOCS)
+    flags = {"seconds": "of each row, all rounds together", "rounds": "that the seconds are divided into"}
+    _, settings, folder = parse_settings(
+        parser_of(__doc__), arguments, page="reading", full=Settings(), quick=QUICK, flags=flags
+    )
+    content = measure(settings, tell=tell)
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "reading.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        (folder / "reading.md").write_text(as_markdown(content), encoding="utf-8")
+        save("reading", content, folder)
 
 
 if __name__ == "__main__":

@@ -2,39 +2,29 @@
 
 Usage: python -m scripts.bench_service [--seconds N] [--rounds N] [--clients N ...] [--out FOLDER] [--quick]
 
-Servers are processes on loopback; the clients are in this one, beside a captioner that says what is right. `--quick`
-only shows that it runs, and writes nothing without `--out`.
+Servers are processes on loopback. The clients are in this process, beside a captioner that gives the right answers.
 """
 
-import argparse
 import asyncio
-import dataclasses
-import json
-import os
-import sys
+import itertools
+import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.spec import DEFAULT_BATCH_SIZE
-from llama_adapter.app.measuring.circumstances import circumstances, load_average
+from llama_adapter.app.measuring.circumstances import load_average
 from llama_adapter.app.online.types import ServiceLimits
+from scripts.common import Tell, machine, parse_settings, parser_of, silent, tell
+from scripts.pages.render import save_part
 from scripts.service_bench.load import Sample, run_load, summary, warm_up
-from scripts.service_bench.page import as_markdown
 from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.promises import check_equality, end_under_load, overload, own_answers, sampled
 from scripts.service_bench.questions import CAPTION, Question, Workload, all_questions, captions
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
 PACKAGES = ("fastapi", "starlette", "uvicorn", "h11")
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +34,7 @@ class Settings:
     clients: tuple[int, ...] = (1, 8, 32)
     seconds: float = 10.0  # of each load, all rounds together
     rounds: int = 4
-    num_questions: int | None = None  # compared with the captioner's answers; None: all
+    num_questions: int | None = None  # compared with the captioner's answers; None means all
     times_too_many: int = 10
     end_after_s: float = 2.0
 
@@ -52,13 +42,13 @@ class Settings:
 QUICK = Settings(clients=(1, 4), seconds=0.5, rounds=1, num_questions=6, times_too_many=2, end_after_s=0.3)
 
 
-def measure(settings: Settings, *, tell: Tell = lambda line: None) -> dict[str, Any]:
-    """Everything, as JSON values; `tell` gets a line for each thing that was measured."""
+def measure(settings: Settings, *, tell: Tell = silent) -> dict[str, Any]:
+    """All figures as JSON values; `tell` gets a line for each measurement."""
     load_before, started = load_average(), time.perf_counter()
     questions = captions()
     with Captioner.load() as captioner:
         expected = [text for text, _, _ in own_answers(captioner, questions)]
-        # A server for each part: what one part leaves behind must not show in the next.
+        # Each part gets a fresh server, so that it is not affected by the one before.
         with ServerProcess() as server:
             rows, alone = _loads(server, captioner, questions, settings=settings, expected=expected, tell=tell)
         with ServerProcess() as server:
@@ -78,7 +68,7 @@ def measure(settings: Settings, *, tell: Tell = lambda line: None) -> dict[str, 
         "overload": crowded,
         "end": end,
         "elapsed_s": time.perf_counter() - started,
-        "circumstances": here(load_before=load_before),
+        "circumstances": machine(*PACKAGES, load_before=load_before),
     }
 
 
@@ -91,28 +81,27 @@ def _loads(
     expected: Sequence[str],
     tell: Tell,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The loads in turn, and the captioner by itself between them."""
+    """Rows of all loads, measured in turn, and the rate of the captioner alone."""
     workloads = {name: Workload(questions, is_new=name == "new") for name in ("new", "known")}
     for workload in workloads.values():
         asyncio.run(warm_up(server, workload, number=len(questions)))
     seconds = settings.seconds / settings.rounds
-    samples: dict[tuple[str, int], list[Sample]] = {}
+    ways = list(itertools.product(workloads, settings.clients))
+    samples: dict[tuple[str, int], list[Sample]] = {way: [] for way in ways}
     alone: list[float] = []
     for _ in range(settings.rounds):
-        for clients in settings.clients:
-            for name, workload in workloads.items():
-                sample = asyncio.run(run_load(server, workload, clients=clients, seconds=seconds, expected=expected))
-                samples.setdefault((name, clients), []).append(sample)
+        for name, clients in ways:
+            load = run_load(server, workloads[name], clients=clients, seconds=seconds, expected=expected)
+            samples[name, clients].append(asyncio.run(load))
         alone.append(_own_rate(captioner, questions, seconds=seconds))
-    order = sorted(samples, key=lambda key: (list(workloads).index(key[0]), key[1]))
-    rows = [{"pictures": name} | summary(samples[name, clients]) for name, clients in order]
+    rows = [{"pictures": name} | summary(samples[name, clients]) for name, clients in ways]
     for row in rows:
-        tell(f"{row['pictures']}, {row['clients']} clients: {row['requests_per_s']:.1f} requests a second")
-    return rows, {"pictures_per_s": float(np.median(alone)), "rounds": alone}
+        tell(f"{row['pictures']}, {row['clients']} clients: {row['requests_per_s']:.1f} requests/s")
+    return rows, {"pictures_per_s": statistics.median(alone), "rounds": alone}
 
 
 def _own_rate(captioner: Captioner, questions: Sequence[Question], *, seconds: float) -> float:
-    """Pictures a second of calls with all pictures, without a server."""
+    """Pictures per second without a server, all pictures per call."""
     pictures = [question.picture for question in questions]
     number, started = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - started) < seconds or not number:
@@ -134,7 +123,7 @@ def _equality(server: ServerProcess, captioner: Captioner, *, settings: Settings
 def _overload(
     server: ServerProcess, questions: list[Question], *, settings: Settings, expected: Sequence[str], tell: Tell
 ) -> dict[str, Any]:
-    """All requests come from one address, so that one client's share of the queue is all there is."""
+    """More requests than the server holds. All come from one address and share one client's part of the queue."""
     limits = ServiceLimits()
     holds = DEFAULT_BATCH_SIZE + min(limits.max_waiting, limits.max_waiting_per_client)
     workload = Workload(questions, is_new=True)
@@ -157,46 +146,16 @@ def _end(
     return row
 
 
-def here(*, load_before: list[float] | None) -> dict[str, Any]:
-    """The circumstances, with the versions of the server's packages."""
-    about = circumstances(load_before=load_before)
-    about["versions"] |= {name: metadata.version(name) for name in PACKAGES}
-    return about | {"omp_num_threads": os.environ.get("OMP_NUM_THREADS", "unset")}
-
-
-def write(part: str, content: Mapping[str, Any], folder: Path) -> None:
-    """Put one part into service.json, keep the other one, and write service.md anew."""
-    file = folder / "service.json"
-    whole = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    whole[part] = content
-    file.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-    (folder / "service.md").write_text(as_markdown(whole), encoding="utf-8")
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small and fast: does it run?")
-    parser.add_argument("--seconds", type=float, help=f"of each load (default: {Settings().seconds:g})")
-    parser.add_argument("--rounds", type=int, help=f"these seconds are divided into (default: {Settings().rounds})")
-    parser.add_argument("--clients", type=int, nargs="+", help="at once (default: 1 8 32)")
-    parser.add_argument("--out", type=Path, help="folder of service.json and service.md (default: docs)")
-    options = parser.parse_args(arguments)
-    given = {name: getattr(options, name) for name in ("seconds", "rounds", "clients")}
-    if any(
-        value is not None and min([value] if not isinstance(value, list) else value) <= 0 for value in given.values()
-    ):
-        parser.error("--seconds, --rounds and --clients are above 0")
-    if given["clients"] is not None:
-        given["clients"] = tuple(given["clients"])
-    settings = dataclasses.replace(
-        QUICK if options.quick else Settings(), **{name: value for name, value in given.items() if value is not None}
+    flags = {"seconds": "of each load, all rounds together", "rounds": "that the seconds are divided into"}
+    flags |= {"clients": "numbers of clients at once"}
+    _, settings, folder = parse_settings(
+        parser_of(__doc__), arguments, page="service", full=Settings(), quick=QUICK, flags=flags
     )
-    content = measure(settings, tell=lambda line: print(line, file=sys.stderr, flush=True))
-    folder = options.out or (None if options.quick else DOCS)
+    content = measure(settings, tell=tell)
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        write("load", content, folder)
+        save_part("service", "load", content, folder)
 
 
 if __name__ == "__main__":

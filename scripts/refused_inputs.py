@@ -1,22 +1,22 @@
-"""Sends a server what it has to refuse, and writes statuses, times and memory to docs/service.json and docs/service.md.
+"""Sends invalid requests to a server, and writes statuses, times and memory to docs/service.json and docs/service.md.
 
 Usage: python -m scripts.refused_inputs [--out FOLDER]
 
-The exit code is 1 when a request was not refused as it should be.
+The exit code is 1 if a request gets another status or code than expected.
 """
 
-import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from llama_adapter.app.measuring.circumstances import load_average
 from llama_adapter.app.online.types import ServiceLimits
-from scripts.bench_service import DOCS, here, write
+from scripts.bench_service import PACKAGES
+from scripts.common import Tell, add_out, machine, parser_of, silent, tell
+from scripts.pages.render import save_part
 from scripts.service_bench import bad_files
 from scripts.service_bench.client import ask_once
 from scripts.service_bench.exchange import exchange
@@ -27,11 +27,11 @@ from scripts.service_bench.site import RedirectingSite
 
 SITE = ("-m", "scripts.service_bench.site")
 LARGEST = "not refused: the largest picture that is read"
-_SETTLE_S = 0.3  # until memory that a request leaves behind is given back, if it is
+_SETTLE_S = 0.3  # before memory left by a request is measured
 
 
-def measure(*, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Every case at one server, as JSON values."""
+def measure(*, tell: Tell = silent) -> dict[str, Any]:
+    """Send every case to one server; all figures as JSON values."""
     load_before = load_average()
     with RedirectingSite() as site:
         hosts = [flag for host in allowed_hosts(site.port) for flag in ("--allow-url-host", host)]
@@ -47,12 +47,12 @@ def measure(*, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any
         "rows": rows,
         "resident_mb": resident_mb,
         "resident_after_mb": resident_after_mb,
-        "circumstances": here(load_before=load_before),
+        "circumstances": machine(*PACKAGES, load_before=load_before),
     }
 
 
 async def ask_all_pictures(server: ServerProcess) -> None:
-    """Good requests; raises RuntimeError unless all are answered."""
+    """Ask about all samples. Raises RuntimeError unless all are answered."""
     for question in captions():
         reply = await ask_once(server.host, server.port, question.body(stream=False), timeout_s=60)
         if reply.outcome != "answered":
@@ -69,12 +69,12 @@ def _largest() -> Case:
     )
 
 
-def _row(server: ServerProcess, case: Case, *, tell: Callable[[str], None]) -> dict[str, Any]:
+def _row(server: ServerProcess, case: Case, *, tell: Tell) -> dict[str, Any]:
     pieces = case.pieces()
     if isinstance(pieces, list):
-        pieces = list(pieces)  # made before the clock runs
+        pieces = list(pieces)  # made before the clock starts
     before = server.resident_mb()
-    with suppress(OSError):  # where it may not be reset, growth is that over the peak so far
+    with suppress(OSError):  # without permission to reset it, growth is that over the peak so far
         server.forget_peak()
     peak_before = server.peak_mb()
     came = exchange(server.host, server.port, pieces)
@@ -94,13 +94,12 @@ def _row(server: ServerProcess, case: Case, *, tell: Callable[[str], None]) -> d
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Ask, tell and write; 1 when something was not refused as it should be."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=DOCS, help="folder of service.json and service.md (default: docs)")
+    """Send and write; 1 if an answer is not as expected."""
+    parser = parser_of(__doc__)
+    add_out(parser, "service")
     options = parser.parse_args(arguments)
-    content = measure(tell=lambda line: print(line, file=sys.stderr, flush=True))
-    options.out.mkdir(parents=True, exist_ok=True)
-    write("refusals", content, options.out)
+    content = measure(tell=tell)
+    save_part("service", "refusals", content, options.out)
     return 0 if all(row["is_right"] for row in content["rows"]) else 1
 
 

@@ -1,1 +1,1 @@
-"""What `scripts/bench_engine.py` measures, a module each."""
+"""Measurements of `scripts.bench_engine`, one module each."""

@@ -1,4 +1,4 @@
-"""A job of captions that end at different lengths, by continuous batching and by static batches of the same engine."""
+"""Captions of different lengths, by continuous and by static batching on the same engine."""
 
 import itertools
 import random
@@ -18,18 +18,19 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.engine.sequence import Request
 from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.prompt import format_prompt
+from scripts.common import in_turn
 
 LEAST_TOKENS, MOST_TOKENS = 4, 64
-_NEVER = -1  # no token's id: captions end at their planned lengths
+_NEVER = -1  # not a token id, so captions end at their planned lengths
 Policy = Literal["continuous", "static", "static, ended rows leave"]
 POLICIES: tuple[Policy, ...] = ("continuous", "static", "static, ended rows leave")
 _COMPARED: tuple[Policy, ...] = ("continuous", "static")
-PrefixSource = Callable[[Sequence[int]], list[Prefix]]  # indices of pictures -> what the decoder sees of them
+PrefixSource = Callable[[Sequence[int]], list[Prefix]]  # indices of pictures -> their prefixes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchingResult:
-    """Medians over rounds, of a job of `pictures`; `speedups` are medians of rounds against continuous batching."""
+    """Medians over rounds of a job of `pictures`; `speedups` compare continuous batching with each policy by round."""
 
     with_encoder: bool
     pictures: int
@@ -37,14 +38,12 @@ class BatchingResult:
     tokens: int  # of all captions, each at its own length
     pictures_per_s: dict[Policy, float]
     speedups: dict[Policy, float]
-    program_s: dict[
-        Policy, dict[Program, float]
-    ]  # of one more job each, in which the device is waited for at each call
+    program_s: dict[Policy, dict[Program, float]]  # of one more job each, waiting for the device after each call
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """Captions to make: the tokens of each, in order, and what they begin with."""
+    """Captions to generate: the number of tokens of each, their prompt, and their pictures."""
 
     lengths: tuple[int, ...]
     prompt_ids: tuple[int, ...]
@@ -52,7 +51,7 @@ class Job:
 
 
 def planned_lengths(number: int) -> tuple[int, ...]:
-    """Lengths evenly from 4 to 64 tokens, in an order that is the same at every call."""
+    """Lengths evenly spread from 4 to 64 tokens, in a fixed random order."""
     span = MOST_TOKENS - LEAST_TOKENS
     lengths = [LEAST_TOKENS + round(span * index / max(1, number - 1)) for index in range(number)]
     random.Random(0).shuffle(lengths)
@@ -62,7 +61,7 @@ def planned_lengths(number: int) -> tuple[int, ...]:
 def measure_batching(
     parts: Parts, *, pixels_BHWC: np.ndarray, pictures: int, rounds: int, with_encoder: bool
 ) -> BatchingResult:
-    """The policies in turn, `rounds` times, after one short job of each that is not counted."""
+    """Measure the policies in turn, after one short warm-up job of each."""
     policies = _COMPARED if with_encoder else POLICIES
     prompt_ids = tuple(parts.model.tokenizer.encode(format_prompt(parts.info.default_prompt)))
     engine = Engine(parts.executor, eos_id=_NEVER)
@@ -72,13 +71,16 @@ def measure_batching(
         prefixes=_prefix_source(parts, engine, pixels_BHWC, with_encoder=with_encoder),
     )
     warm_up = Job(lengths=(LEAST_TOKENS,) * engine.num_slots, prompt_ids=prompt_ids, prefixes=job.prefixes)
-    seconds: dict[Policy, list[float]] = {policy: [] for policy in policies}
-    for number, policy in itertools.product(range(rounds + 1), policies):
+
+    def timed(policy: Policy, *, job: Job = job) -> float:
         started = time.perf_counter()
-        run_job(engine, job if number else warm_up, policy=policy)
+        run_job(engine, job, policy=policy)
         parts.backend.synchronise()
-        if number:
-            seconds[policy].append(time.perf_counter() - started)
+        return time.perf_counter() - started
+
+    for policy in policies:
+        timed(policy, job=warm_up)
+    seconds = in_turn(policies, timed, rounds=rounds)
     continuous = seconds["continuous"]
     return BatchingResult(
         with_encoder=with_encoder,
@@ -90,13 +92,12 @@ def measure_batching(
             policy: statistics.median(other / ours for other, ours in zip(taken, continuous, strict=True))
             for policy, taken in seconds.items()
         },
-        # The encoder's share follows from the difference to a job without.
         program_s={} if with_encoder else {policy: _program_seconds(parts, job, policy) for policy in _COMPARED},
     )
 
 
 def run_job(engine: Engine, job: Job, *, policy: Policy) -> list[int]:
-    """Make all captions; returns how many tokens each got: with the policy static, as many as its batch's longest."""
+    """Generate all captions; returns the number of tokens of each. With "static" that is the longest of its batch."""
     made = [0] * len(job.lengths)
     if policy == "continuous":
         _run_continuous(engine, job, made)
@@ -116,7 +117,7 @@ def _program_seconds(parts: Parts, job: Job, policy: Policy) -> dict[Program, fl
 
 
 def _run_continuous(engine: Engine, job: Job, made: list[int]) -> None:
-    """No slot stays free: a batch of pictures is encoded whenever fewer captions than slots are under way."""
+    """Encode another batch of pictures whenever fewer captions than slots are in progress."""
     waiting = iter(range(len(job.lengths)))
     exhausted = False
     while True:
@@ -130,7 +131,7 @@ def _run_continuous(engine: Engine, job: Job, made: list[int]) -> None:
 
 
 def _run_static(engine: Engine, job: Job, made: list[int], *, to_longest: bool) -> None:
-    """Batches that fill the slots, one after the other; the rows run to the longest, or leave at their own end."""
+    """One full batch after the other; rows run to the longest one, or leave at their own end."""
     for start in range(0, len(job.lengths), engine.num_slots):
         batch = list(range(start, min(start + engine.num_slots, len(job.lengths))))
         lengths = [job.lengths[index] for index in batch]
@@ -153,7 +154,7 @@ def _step(engine: Engine, made: list[int]) -> None:
 
 
 def _prefix_source(parts: Parts, engine: Engine, pixels_BHWC: np.ndarray, *, with_encoder: bool) -> PrefixSource:
-    """Encodes the pictures that are asked for, or has done so before the job."""
+    """Encodes the requested pictures; without `with_encoder` they are encoded before the job."""
 
     def encode(indices: Sequence[int]) -> list[Prefix]:
         chosen_BHWC = pixels_BHWC[[index % len(pixels_BHWC) for index in indices]]

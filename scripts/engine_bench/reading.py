@@ -1,7 +1,6 @@
-"""Reading pictures exactly and fast: pictures a second at two sizes, and what fast changes in pixels and captions."""
+"""Reading pictures exactly and fast: pictures per second at two sizes, and differences in pixels and captions."""
 
 import io
-import itertools
 import statistics
 import time
 from collections.abc import Iterator, Mapping
@@ -14,14 +13,15 @@ from PIL import Image
 
 from llama_adapter.app.captioning.assemble import Parts
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.captioning.resources import sample_pictures
 from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import Reading, preprocess
+from scripts.common import in_turn, sample_files
+from scripts.photographs import photograph
 
 SIZES: Mapping[int, tuple[int, int]] = {1: (1152, 864), 12: (4000, 3000)}  # by megapixels
 READINGS: tuple[Reading, ...] = ("exact", "fast")
-_SAMPLE_SIDE = 1600  # of samples that are told about
+_SAMPLE_SIDE = 1600  # pixels, of enlarged samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ class SpeedResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChangeResult:
-    """What the embedded model makes of the samples, enlarged to JPEGs, read fast instead of exactly."""
+    """Differences between fast and exact reading of the samples, enlarged to JPEGs, with the embedded model."""
 
     pictures: int
     same_captions: int
@@ -44,15 +44,17 @@ class ChangeResult:
 
 
 def measure_reading(*, megapixels: int, rounds: int) -> SpeedResult:
-    """Both ways in turn, on a picture like a photograph: noise at many scales."""
-    data = _jpeg(_noise(*SIZES[megapixels]))
-    seconds: dict[Reading, list[float]] = {reading: [] for reading in READINGS}
+    """Read a picture like a photograph both ways, in turn."""
+    data = _jpeg(photograph(*SIZES[megapixels], seed=0))
+
+    def timed(reading: Reading) -> float:
+        started = time.perf_counter()
+        read(data, reading)
+        return time.perf_counter() - started
+
     with _one_thread():
         pixels = {reading: read(data, reading) for reading in READINGS}
-        for _, reading in itertools.product(range(4 * rounds), READINGS):
-            started = time.perf_counter()
-            read(data, reading)
-            seconds[reading].append(time.perf_counter() - started)
+        seconds = in_turn(READINGS, timed, rounds=4 * rounds)
     difference = np.abs(pixels["fast"].astype(int) - pixels["exact"])
     return SpeedResult(
         megapixels=megapixels,
@@ -63,9 +65,8 @@ def measure_reading(*, megapixels: int, rounds: int) -> SpeedResult:
 
 
 def measure_change(parts: Parts) -> ChangeResult:
-    """By the model of `parts` and another captioner like it."""
-    files = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
-    pictures = [_jpeg(_enlarged(Image.open(file))) for file in files]
+    """Compare by the model of `parts` and another captioner like it."""
+    pictures = [_jpeg(_enlarged(Image.open(file))) for file in sample_files()]
     queries = {
         reading: parts.vision.encode(np.stack([read(data, reading) for data in pictures])).float()
         for reading in READINGS
@@ -81,7 +82,7 @@ def measure_change(parts: Parts) -> ChangeResult:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Pillow takes one, torch as many as it has: pictures are read side by side, so that is no gain of one of them."""
+    """Limit torch to one thread, as Pillow, because jobs read several pictures side by side."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -91,7 +92,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def read(data: bytes, reading: Reading) -> np.ndarray:
-    """As the captioner reads a file: pixels (224, 224, 3)."""
+    """Pixels (224, 224, 3), as the captioner reads a file."""
     return preprocess(load_picture(data, least_side=448 if reading == "fast" else None).image, reading=reading)
 
 
@@ -108,14 +109,3 @@ def _jpeg(image: Image.Image) -> bytes:
     file = io.BytesIO()
     image.save(file, "JPEG", quality=90)
     return file.getvalue()
-
-
-def _noise(width: int, height: int) -> Image.Image:
-    random = np.random.default_rng(0)
-    levels = np.zeros((height, width, 3), np.float32)
-    for scale in (4, 16, 64, 256):  # pixels; coarse structure is stronger, as in photographs
-        for channel in range(3):
-            coarse = random.normal(size=(height // scale + 2, width // scale + 2)).astype(np.float32)
-            levels[..., channel] += np.asarray(Image.fromarray(coarse).resize((width, height))) * scale**0.5
-    levels -= levels.min()
-    return Image.fromarray((levels * (255 / levels.max())).astype(np.uint8))

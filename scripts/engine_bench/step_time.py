@@ -1,8 +1,7 @@
-"""Where the time of a decode step goes: the model's matrix products, its attention, its other operators, and the host.
+"""Where the time of a decode step goes: linear layers, attention, other operators, and the host.
 
-The kernels run a whole step in one call that no profiler sees into, so parts are told apart by measuring: the linear
-layers by themselves, and what a step that attends to many places takes longer than one that attends to one. From that
-follows what a place costs, and so what those of the picture cost that every step attends to.
+The kernels run a whole step in one call, so the parts are separated by measurement: the linear layers alone, and the
+extra time of a step that attends to many positions. The cost per position also gives that of the picture's positions.
 """
 
 import statistics
@@ -19,34 +18,29 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.engine.sequence import Request
 from llama_adapter.llm.model.adapter import Prefix
 
-NUM_PLACES = 88  # attended to: a prompt of 56 tokens and half of a caption
+NUM_PLACES = 88  # positions attended to: a prompt of 56 tokens and half of a caption
 _NUM_STEPS = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """A step of `rows`, medians in ms. What is neither linear layers nor attention is overhead."""
+    """A step of `rows`, medians in ms. Everything but linear layers and attention is overhead."""
 
     rows: int
     places: int
     step_ms: float
     linears_ms: float
     attention_ms: float
-    other_ms: float  # of the device's program: norms, rotary positions, activations, embeddings, handing over
+    other_ms: float  # rest of the device's program: norms, rotary positions, activations, embeddings, copies
     host_ms: float  # of the engine around it: choosing tokens, scheduling
     overhead_share: float
 
 
 def measure_step(parts: Parts, *, rows: int, rounds: int) -> StepResult:
-    """Medians over `rounds`, of parts that were measured in turn."""
+    """Medians over `rounds` of the parts, measured in turn."""
     decoder = _decoder(parts)
-    times: dict[str, list[float]] = {"step": [], "program": [], "short": [], "linears": []}
-    for number in range(rounds + 1):
-        measured = _round(parts, decoder, rows=rows)
-        if number:  # the first one warms up
-            for name, seconds in measured.items():
-                times[name].append(seconds)
-    step, program, short, linears = (statistics.median(times[name]) * 1e3 for name in times)
+    measured = [_round(parts, decoder, rows=rows) for _ in range(rounds + 1)][1:]  # the first one warms up
+    step, program, short, linears = (statistics.median(times) * 1e3 for times in zip(*measured, strict=True))
     config = parts.model.decoder_config
     picture_places = config.num_queries * config.num_adapter_layers / config.num_layers
     attention = max(program - short, 0.0) / (NUM_PLACES - 1) * (NUM_PLACES + picture_places)
@@ -64,19 +58,20 @@ def measure_step(parts: Parts, *, rows: int, rounds: int) -> StepResult:
     )
 
 
-def _round(parts: Parts, decoder: Any, *, rows: int) -> dict[str, float]:
+def _round(parts: Parts, decoder: Any, *, rows: int) -> tuple[float, float, float, float]:
+    """Seconds of a whole step, of its program, of the program at one position, and of the linear layers."""
     executor, wait = parts.executor, parts.backend.synchronise
     tokens = [index + 3 for index in range(rows)]
-    return {
-        "step": _engine_step(parts, rows=rows),
-        "program": _median(lambda: executor.decode(tokens, [NUM_PLACES - 1] * rows), wait),
-        "short": _median(lambda: executor.decode(tokens, [0] * rows), wait),
-        "linears": _linears(decoder, parts, rows=rows),
-    }
+    return (
+        _engine_step(parts, rows=rows),
+        _median(lambda: executor.decode(tokens, [NUM_PLACES - 1] * rows), wait),
+        _median(lambda: executor.decode(tokens, [0] * rows), wait),
+        _linears(decoder, parts, rows=rows),
+    )
 
 
 def _engine_step(parts: Parts, *, rows: int) -> float:
-    """A whole step of the engine, at about as many places as the program alone is measured at."""
+    """A whole step of the engine, at about as many positions as the program alone."""
     engine = Engine(parts.executor, eos_id=-1)
     config = parts.model.decoder_config
     shape = (config.num_adapter_layers, 1, config.num_heads, config.num_queries, config.head_dim)
@@ -93,7 +88,7 @@ def _engine_step(parts: Parts, *, rows: int) -> float:
 
 
 def _linears(decoder: Any, parts: Parts, *, rows: int) -> float:
-    """All linear layers of a step by themselves, one after the other."""
+    """All linear layers of a step, one after the other."""
     layers = _linear_layers(decoder)
     inputs = {size: _input(parts, rows, size) for size in {layer.in_features for layer in layers}}
 
@@ -101,7 +96,7 @@ def _linears(decoder: Any, parts: Parts, *, rows: int) -> float:
         for layer in layers:
             layer(inputs[layer.in_features])
 
-    # What Python takes to make a call is no matrix product: as many calls of next to nothing are taken off.
+    # Subtract Python's cost of a call, measured on layers of next to no work.
     small = torch.nn.Linear(16, 16, dtype=parts.model.dtype, device=parts.backend.device).requires_grad_(False)
     holder = torch.nn.ModuleList([small])
     parts.backend.prepare(holder)
@@ -117,17 +112,17 @@ def _input(parts: Parts, rows: int, size: int) -> torch.Tensor:
 
 
 def _decoder(parts: Parts) -> Any:
-    return parts.executor._decoder  # type: ignore[attr-defined]  # no one but a benchmark asks for it
+    return parts.executor._decoder  # type: ignore[attr-defined]  # only needed by this benchmark
 
 
 def _linear_layers(decoder: Any) -> list[Any]:
-    """Those of a step, of whatever class they are; the adapter's own run once a picture."""
+    """Those of a step, of any class; the adapter's own layers run once per picture."""
     of_prefixes = set(decoder.adapter.modules())
     return [layer for layer in decoder.modules() if hasattr(layer, "in_features") and layer not in of_prefixes]
 
 
 def _median(work: Callable[[], object], wait: Callable[[], None]) -> float:
-    """Seconds of a call, the device waited for, over as many as a caption has."""
+    """Median seconds of a call that waits for the device."""
     seconds = []
     for _ in range(_NUM_STEPS):
         wait()

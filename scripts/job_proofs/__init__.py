@@ -1,1 +1,1 @@
-"""What is promised of folder jobs, put to the proof: kills, full disks, memory, resuming. See scripts/prove_jobs.py."""
+"""Tests of folder jobs at full size, one module per part of `scripts.prove_jobs`."""

@@ -1,4 +1,4 @@
-"""Jobs on a disk that is full, and on one that cannot be written, for real: on small file systems in memory."""
+"""Jobs on a full disk and on a read-only disk: small file systems in memory."""
 
 import subprocess
 import sys
@@ -8,19 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llama_adapter.app.records.record import read_records
-
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.common import ROOT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiskReport:
-    """What happened to a job of that many pictures."""
+    """Outcome of a job of `num_pictures`."""
 
     num_pictures: int
     full_exit_code: int
     full_said: str
     records_kept: int
-    is_whole: bool  # the file that the full disk left ends with a whole record
+    is_whole: bool  # the file on the full disk ends with a whole record
     completed_exit_code: int
     lost: int
     doubled: int
@@ -30,7 +29,7 @@ class DiskReport:
 
 @contextmanager
 def mounted(place: Path, options: str) -> Iterator[None]:
-    """A file system in memory. Raises OSError where this user may not mount."""
+    """Mount a file system in memory. Raises OSError without permission to mount."""
     place.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], capture_output=True, text=True)
     if done.returncode:
@@ -42,7 +41,7 @@ def mounted(place: Path, options: str) -> Iterator[None]:
 
 
 def prove_disks(pictures: list[Path], place: Path) -> DiskReport:
-    """Fill a disk with a job, make room, go on; then try one that is read-only."""
+    """Fill a disk with a job, enlarge it, resume; then try a read-only disk."""
     out = place / "answers.jsonl"
     command = [sys.executable, "-m", "llama_adapter", "caption", str(pictures[0].parent), "--out", str(out)]
     with mounted(place, "size=64k"):

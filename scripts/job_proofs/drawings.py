@@ -1,4 +1,4 @@
-"""Folders of pictures to work through: drawings of the embedded model's world, no two alike."""
+"""Folders of different drawings of the embedded model's world."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from scripts.train_embedded.world import sample_scene
 
 
 def write_drawings(folder: Path, count: int, *, seed: int = 1) -> list[Path]:
-    """`count` PNG files of 224 x 224 pixels, in order of their names."""
+    """Write `count` PNG files of 224 x 224 pixels; the paths in order of their names."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for index in range(count):
@@ -22,7 +22,7 @@ def write_drawings(folder: Path, count: int, *, seed: int = 1) -> list[Path]:
 
 
 def write_variations(folder: Path, count: int, *, seed: int = 1, drawings: int = 200) -> None:
-    """As many files from fewer drawings: bytes behind a PNG's end make other files of equal pictures."""
+    """Write `count` different files from fewer drawings, by appending bytes to PNG files."""
     originals = write_drawings(folder, min(count, drawings), seed=seed)
     data = [path.read_bytes() for path in originals]
     for index in range(len(originals), count):

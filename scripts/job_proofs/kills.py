@@ -1,41 +1,39 @@
-"""Kills a job again and again, at random moments, and looks at what is in its file each time."""
+"""Kills a job repeatedly at random moments, and checks its record file each time."""
 
 import random
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from llama_adapter.app.records.record import parse_record, read_records
+from scripts.common import ROOT, Tell, silent
 
-ROOT = Path(__file__).resolve().parents[2]
-_START_S = 3.0  # about what a run takes to start and to answer some
+_START_S = 3.0  # about the time in which a run starts and answers some pictures
 
 
 @dataclass(kw_only=True, slots=True)
 class KillReport:
-    """What came of it; all but the first five numbers should be zero."""
+    """Counts over all jobs; those after `torn_lines` should be zero."""
 
     num_pictures: int
     batch_size: int
-    kills: int = 0  # of a run that had not ended
-    jobs: int = 0  # finished, over however many runs
-    begun_again: list[int] = field(
-        default_factory=list
-    )  # for each kill: pictures that were begun and had no record yet
-    torn_lines: int = 0  # at the end of the file, mended by the next run
+    kills: int = 0  # of runs that had not ended
+    jobs: int = 0  # finished
+    begun_again: list[int] = field(default_factory=list)  # for each kill: pictures that were begun without a record
+    torn_lines: int = 0  # at the end of the file, repaired by the next run
     lost: int = 0
     doubled: int = 0
-    different: int = 0  # answers unlike those of an undisturbed run
+    different: int = 0  # answers that differ from an undisturbed run
     unreadable_lines: int = 0
     failed_runs: list[str] = field(default_factory=list)
 
     @property
     def most_begun_again(self) -> int:
-        """The most that one kill cost."""
+        """The largest number of pictures begun again after one kill."""
         return max(self.begun_again, default=0)
 
 
@@ -47,12 +45,11 @@ def kill_again_and_again(
     seed: int,
     batch_size: int = 8,
     flags: Sequence[str] = (),
-    tell: Callable[[str], None] = lambda line: None,
+    tell: Tell = silent,
 ) -> KillReport:
-    """Kill -9 jobs over a folder's `pictures` that many times; every job that was killed is taken up again.
+    """Run jobs over the folder of `pictures`, kill them with SIGKILL `kills` times in all, and resume each of them.
 
-    Half of the moments are drawn from the first seconds of a run, loading included, half right after a record that is
-    drawn from those that are missing.
+    Half of the kills come at a random moment in the first seconds of a run, half right after a random missing record.
     """
     draw = random.Random(seed)
     work.mkdir(parents=True, exist_ok=True)
@@ -101,7 +98,7 @@ def _run(work: Path, out: Path, command: Sequence[str]) -> "subprocess.Popen[byt
 
 
 def _look(report: KillReport, work: Path, out: Path) -> None:
-    """Right after a kill: whole lines are records, and what was begun is there but for a batch at most."""
+    """Check the file right after a kill: whole lines are records, and count pictures that were begun without one."""
     lines = _lines(out) if out.exists() else []
     records = [parse_record(line) for line in lines]
     report.unreadable_lines += sum(record is None for record in records)
@@ -113,7 +110,7 @@ def _look(report: KillReport, work: Path, out: Path) -> None:
 
 
 def _settle(report: KillReport, work: Path, out: Path, command: Sequence[str], *, expected: dict[str, str]) -> None:
-    """Let a job come to its end, compare, and throw it away."""
+    """Let a job finish, compare its answers, and delete it."""
     process = _run(work, out, command)
     if process.wait() != 0:
         report.failed_runs.append(f"exit code {process.returncode}: {(work / 'stderr').read_text()[-300:]}")
@@ -128,5 +125,5 @@ def _settle(report: KillReport, work: Path, out: Path, command: Sequence[str], *
 
 
 def _lines(path: Path) -> list[bytes]:
-    """The whole ones."""
+    """Whole lines."""
     return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]

@@ -1,4 +1,4 @@
-"""Memory of a long job while it runs: of the process itself, and of those that read pictures for it."""
+"""Memory of a long job while it runs, and the time for running a finished job again."""
 
 import subprocess
 import sys
@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.common import ROOT
+
 MIB = 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemorySample:
-    """Resident memory when so many pictures had their record."""
+    """Resident memory after `num_records` records, of the main process and of its reading processes."""
 
     num_records: int
     own_mib: float
@@ -21,7 +22,7 @@ class MemorySample:
 
 
 def watch_memory(folder: Path, out: Path, *, every: int, flags: Sequence[str] = ()) -> list[MemorySample]:
-    """Run a job over a folder and look after each `every` records. Raises RuntimeError if it fails."""
+    """Run a job over a folder, with a sample every `every` records. Raises RuntimeError if it fails."""
     command = [sys.executable, "-m", "llama_adapter", "caption", str(folder), "--out", str(out), "--quiet", *flags]
     samples: list[MemorySample] = []
     num_records, offset, due = 0, 0, every
@@ -41,6 +42,14 @@ def watch_memory(folder: Path, out: Path, *, every: int, flags: Sequence[str] = 
     return samples
 
 
+def time_known(folder: Path, out: Path) -> float:
+    """Seconds of a whole run of a finished job, startup included."""
+    started = time.perf_counter()
+    command = [sys.executable, "-m", "llama_adapter", "caption", str(folder), "--out", str(out), "--quiet"]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - started
+
+
 def _sample(process: int, num_records: int) -> MemorySample:
     children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     return MemorySample(
@@ -51,7 +60,7 @@ def _sample(process: int, num_records: int) -> MemorySample:
 
 
 def _resident(process: int) -> int:
-    """Bytes; 0 of a process that has just ended."""
+    """Bytes; 0 if the process has just ended."""
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except OSError:

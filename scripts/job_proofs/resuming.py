@@ -1,7 +1,5 @@
-"""What going on with a large file of records costs: looking through it, and passing by what is answered."""
+"""Time and memory for scanning a large record file when a job resumes."""
 
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +8,10 @@ from statistics import median
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.record import Record, record_to_line
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScanFigures:
-    """Of reading a file of records at the start of a run."""
+    """Cost of scanning a record file at the start of a run."""
 
     num_records: int
     file_mb: float
@@ -25,7 +21,7 @@ class ScanFigures:
 
 
 def write_records(path: Path, count: int) -> None:
-    """Records as a job writes them, of pictures that are nowhere."""
+    """Write `count` records like those of a job, for pictures that do not exist."""
     with open(path, "w", encoding="utf-8") as file:
         for number in range(count):
             record = Record(
@@ -44,7 +40,7 @@ def write_records(path: Path, count: int) -> None:
 
 
 def time_scan(path: Path, count: int, *, rounds: int) -> ScanFigures:
-    """Look through a file of `count` records, written to `path`."""
+    """Write `count` records to `path`, and scan them `rounds` times."""
     write_records(path, count)
     taken = []
     for _ in range(rounds):
@@ -59,11 +55,3 @@ def time_scan(path: Path, count: int, *, rounds: int) -> ScanFigures:
         rounds=taken,
         index_mb=index.num_bytes / 1e6,
     )
-
-
-def time_known(folder: Path, out: Path) -> float:
-    """Seconds of a whole run of a job that is done already, start and loading included."""
-    started = time.perf_counter()
-    command = [sys.executable, "-m", "llama_adapter", "caption", str(folder), "--out", str(out), "--quiet"]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - started

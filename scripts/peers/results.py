@@ -89,7 +89,11 @@ def load(path: Path) -> Results:
     """What `save` wrote; nothing where there is no file."""
     if not path.is_file():
         return Results()
-    values = json.loads(path.read_text(encoding="utf-8"))
+    return from_json(json.loads(path.read_text(encoding="utf-8")))
+
+
+def from_json(values: Mapping[str, Any]) -> Results:
+    """The content of the file."""
     return Results(
         runs=values["runs"],
         rows=tuple(Row(**{**row, "rates": tuple(row["rates"])}) for row in values["rows"]),

@@ -1,4 +1,4 @@
-"""The rounds of a run: child after child, one alive at a time, every engine once in each round."""
+"""The rounds of a run: each round measures every engine once, each in its own process, one at a time."""
 
 import itertools
 import os
@@ -12,28 +12,27 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from scripts.common import ROOT, Tell
 from scripts.peers.results import Missing, Results, Row
 from scripts.peers.sizes import DECODERS, ENCODERS, JOB_ENCODERS, JOB_ENDS, NUM_STEPS, job_size, place_of
 from scripts.peers.table import MACHINE, PARTS_OF, Section, chosen_engines, find_engine
 from scripts.peers.task import Reply, Task
 
-ROOT = Path(__file__).resolve().parents[2]
-# So many threads a child takes, whichever library does the work.
+# Threads of a child, for every library.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "ORT_DISABLE_TELEMETRY": "1"}
 
 Runner = Callable[[Task], Reply]
-Tell = Callable[[str], None]
 
 
-# Without slots, so that a default can be read off the class.
+# Without slots, so that defaults can be read from the class.
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What a run measures, as plain values."""
 
     sections: tuple[Section, ...]
     sizes: tuple[str, ...]  # of decoders and encoders
-    engines: tuple[str, ...] | None  # None: all but the slow options
+    engines: tuple[str, ...] | None  # None: all but the slow variants
     batch_sizes: tuple[int, ...] = (1, 5, 16)
     prefill_batch_sizes: tuple[int, ...] = (1, 5)
     rounds: int = 3
@@ -54,7 +53,7 @@ class Plan:
             raise ValueError(f"batch sizes must be at least 1, got {self.batch_sizes} and {self.prefill_batch_sizes}")
 
     def tasks(self) -> Iterator[Task]:
-        """All of one round, in order; the machine's own ceilings in front of each size."""
+        """All tasks of one round, in order; the ceilings of the machine come before each size."""
         for size in self.sizes:
             yield self._task("machine", MACHINE.name, size)
             section: Section = "vision" if size in ENCODERS else "decode"
@@ -83,7 +82,7 @@ class Plan:
 
 @dataclass(kw_only=True, slots=True)
 class Gathered:
-    """What has come in so far of one run."""
+    """Results of one run so far."""
 
     run: str
     circumstances: dict[str, Any] = field(default_factory=dict)
@@ -93,7 +92,7 @@ class Gathered:
     missing: dict[tuple[str, str, str], Missing] = field(default_factory=dict)
 
     def take(self, task: Task, reply: Reply, *, long_s: float) -> None:
-        """One child's reply."""
+        """Add one reply."""
         if reply.problem:
             self.missing[task.section, task.engine, task.size] = Missing(
                 engine=task.engine,
@@ -115,7 +114,7 @@ class Gathered:
                 self.too_long[task.engine, task.size].add((figure["part"], figure["batch"]))
 
     def next_task(self, task: Task) -> Task | None:
-        """The task without what is too long to repeat; None where nothing is left of it, or it cannot be run."""
+        """The task without figures that take too long; None if nothing is left of it or the engine failed."""
         if (task.section, task.engine, task.size) in self.missing:
             return None
         left_out = self.too_long[task.engine, task.size]
@@ -123,7 +122,7 @@ class Gathered:
         return None if is_all_out else replace(task, left_out=tuple(sorted(left_out)))
 
     def results(self, *, threads: int, settings: dict[str, Any]) -> Results:
-        """As rows, beside the circumstances and the settings of the run."""
+        """Rows, with the circumstances and the settings of the run."""
         rows = tuple(
             Row(
                 part=part,
@@ -142,9 +141,9 @@ class Gathered:
 
 
 def run_rounds(plan: Plan, *, tell: Tell, keep: Callable[[Results], None], run: Runner | None = None) -> Results:
-    """Make the files, then measure round after round; `keep` is given all results so far after each of them.
+    """Make the files, then measure round by round; `keep` gets all results so far after each round.
 
-    `run` answers a task, by default in a child process. An engine that fails or is missing is left out from then on.
+    `run` answers a task, by default in a child process. An engine that fails or is missing is skipped from then on.
     """
     run = run or run_child
     gathered = Gathered(run=datetime.now(UTC).isoformat(timespec="seconds"))
@@ -165,7 +164,7 @@ def run_rounds(plan: Plan, *, tell: Tell, keep: Callable[[Results], None], run: 
             tell(f"round {number}/{plan.rounds}, {index}/{len(tasks)}: {describe(asked, reply)} [{spent_s:.1f} s]")
         results = gathered.results(threads=plan.threads, settings=settings)
         keep(results)
-        tell(f"round {number} of {plan.rounds} ended, {time.perf_counter() - started:.0f} s since the first began")
+        tell(f"round {number} of {plan.rounds} done after {time.perf_counter() - started:.0f} s")
     return results
 
 
@@ -179,7 +178,7 @@ def wanted_rungs(task: Task) -> list[tuple[str, int]]:
 
 
 def run_child(task: Task, *, timeout_s: float = 600.0) -> Reply:
-    """Answer a task in a process of its own; one that dies, or hangs, is a failure in the reply."""
+    """Answer a task in a child process. A crash or a timeout is a failure in the reply."""
     environment = {**os.environ, **_QUIET, **dict.fromkeys(_THREAD_VARIABLES, str(task.threads))}
     try:
         done = subprocess.run(
@@ -193,7 +192,7 @@ def run_child(task: Task, *, timeout_s: float = 600.0) -> Reply:
     except subprocess.TimeoutExpired:
         return Reply(problem="failed", reason=f"took longer than {timeout_s:.0f} s")
     if done.returncode != 0 or not done.stdout.strip():
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         return Reply(problem="failed", reason=f"ended with status {done.returncode}: {last}")
     return Reply.from_json(done.stdout.strip().splitlines()[-1])
 
@@ -211,14 +210,14 @@ def describe(task: Task, reply: Reply) -> str:
 
 
 def _without_places(reason: str, *, work: str) -> str:
-    """Where things lie on this machine does not belong on the page."""
+    """Replace paths of this machine, which do not belong on the page."""
     for place, name in ((work, "WORK"), (sys.prefix, "PYTHON"), (str(ROOT), "ROOT")):
         reason = reason.replace(place, name)
     return reason
 
 
 def _make_files(plan: Plan, gathered: Gathered, *, run: Runner, tell: Tell) -> None:
-    """Before the rounds, with all processors: files that peers run, where they are not there yet."""
+    """Make missing files that peers run, before the rounds and with all processors."""
     Path(plan.work).mkdir(parents=True, exist_ok=True)
     for task in plan.tasks():
         file = find_engine(task.section, task.engine).file

@@ -1,4 +1,4 @@
-"""Slow pictures among good requests: what the good ones wait, what memory is taken, and how soon the server ends."""
+"""Slow pictures among good requests: latency of the good ones, memory, and time for the server to end."""
 
 import asyncio
 import subprocess
@@ -16,7 +16,7 @@ from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.questions import CAPTION, Question, Workload
 
 _LOOK_S = 0.2
-_END_LIMIT_S = 120.0  # a server that has not ended by then is killed
+_END_LIMIT_S = 120.0  # before the server is killed
 _ANSWER_LIMIT_S = 300.0
 
 
@@ -31,19 +31,18 @@ async def attack(
     attack_s: float,
     expected: Sequence[str],
 ) -> dict[str, Any]:
-    """`good` clients alone for `calm_s`, and for `attack_s` beside `attackers` that send the picture `slow` each."""
+    """Run `good` clients alone for `calm_s` seconds, then `attack_s` seconds beside `attackers` that send `slow`."""
     calm = await run_load(server, workload, clients=good, seconds=calm_s, expected=expected)
-    before_mb = server.tree_mb()
+    memory_mb = [server.tree_mb()]
     replies: list[Reply] = []
-    attacks = [asyncio.create_task(_send_slow(server, slow, number, replies)) for number in range(attackers)]
-    memory = asyncio.create_task(_most_memory(server))
+    tasks = [asyncio.create_task(_send_slow(server, slow, number, replies)) for number in range(attackers)]
+    tasks.append(asyncio.create_task(_watch_memory(server, memory_mb)))
     under_attack = await run_load(server, workload, clients=good, seconds=attack_s, expected=expected)
-    memory.cancel()
     outcomes = Counter(shown_outcome(reply) for reply in replies)
     outcomes["under way"] = attackers - len(replies)
-    for task in attacks:
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(*attacks, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
     ended = time.perf_counter()
     server.terminate()
     try:
@@ -54,20 +53,16 @@ async def attack(
         "calm": _figures(calm),
         "under_attack": _figures(under_attack),
         "slow": {name: number for name, number in outcomes.items() if number},
-        "memory_mb": before_mb,
-        "most_memory_mb": _most[server.pid],
+        "memory_mb": memory_mb[0],
+        "most_memory_mb": max(memory_mb[1:], default=0.0),
         "end_s": time.perf_counter() - ended,
         "exit_code": exit_code,
     }
 
 
-_most: dict[int, float] = {}  # memory by process, kept when the task that looks at it is cancelled
-
-
-async def _most_memory(server: ServerProcess) -> None:
-    _most[server.pid] = 0.0
+async def _watch_memory(server: ServerProcess, memory_mb: list[float]) -> None:
     while True:
-        _most[server.pid] = max(_most[server.pid], await asyncio.to_thread(server.tree_mb))
+        memory_mb.append(await asyncio.to_thread(server.tree_mb))
         await asyncio.sleep(_LOOK_S)
 
 

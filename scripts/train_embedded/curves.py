@@ -1,13 +1,12 @@
-"""Collects the curves of a training into docs/embedded-model.json, and plots them. Trains and measures nothing.
+"""Collects the curves of a training in docs/embedded-model.json, and plots them beside it.
 
 Usage: python -m scripts.train_embedded.curves [--run FOLDER] [--into FILE] [--redraw]
 
-Every NAME.curve.jsonl in the folder gives a curve and its row of the training table, every ablation-NAME.json what is
-told of an arm of the ablation, every variant of the stage `code` its last scores; stages that the folder lacks keep
-what they have. The plots stand beside the file: embedded-curves.png and embedded-ablation.png.
+Each NAME.curve.jsonl in the folder gives a curve and a row of the training table, each ablation-NAME.json the
+description of an arm, and each variant of the stage `code` its last scores. Stages missing in the folder stay as they
+are. The plots are embedded-curves.png and embedded-ablation.png.
 """
 
-import argparse
 import io
 import json
 import math
@@ -20,48 +19,42 @@ import numpy as np
 from PIL import Image
 
 from llama_adapter.runtime.atomic_write import atomic_write
-from scripts.train_embedded.results import PLACE, put, read, take
+from scripts.common import parser_of
+from scripts.train_embedded.results import PLACE, put, read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-STAGES = ("vision", "code", "slots", "reading")  # of the product, in the order of the training
+STAGES = ("vision", "code", "slots", "reading")  # of the product, in the order of training
 ARM = "ablation-"
-VARIANT = "code-"  # before the names of the code stage with one thing left out
+VARIANT = "code-"  # prefix of the code stage with one thing left out
 COMPARED = ("caption", "exist", "color", "rel_yn", "count_shape")
 LOSSES = ("loss", "answers")  # figures that are losses; all others are shares
 MOST_POINTS = 120
-MOST_LINES = 5  # shares of one stage that are told apart by name
+MOST_LINES = 5  # labelled lines in a plot
 COLORS = 128  # of a PNG
-PAIRS = "pair-"  # before tasks that were asked about never-drawn pairs
+PAIRS = "pair-"  # prefix of tasks about never-drawn pairs
 
-Series = Mapping[str, Sequence[float | None]]  # "step", "minutes" and the values beside them
+Series = Mapping[str, Sequence[float | None]]  # "step", "minutes", and a column for each name
 Curves = Mapping[str, Mapping[str, Series]]  # stage -> "figures" or "scores" -> series
 
 
 def collect(run: Path, into: Path) -> None:
-    """Put curves, the training table and what arms say of themselves into the JSON file `into`.
+    """Put curves, the training table and descriptions of arms into the JSON file `into`.
 
-    Raises OSError, and ValueError for a folder without curves and for lines that are none.
+    Raises OSError, and ValueError for a folder without curves and for invalid lines.
     """
     paths = sorted(run.glob("*.curve.jsonl"))
     if not paths:
-        raise ValueError(
-            f"Wanted files named NAME.curve.jsonl in {run}, found none. Name the training's folder by --run"
-        )
+        raise ValueError(f"no NAME.curve.jsonl in {run}: give the training's folder with --run")
     for path in paths:
         name = path.name.removesuffix(".curve.jsonl")
         points = _read_points(path)
         put(into, "curves", name, value={kind: thin(points, kind) for kind in ("figures", "scores")})
-        steps, num_steps, processor_s = (points[-1][key] for key in ("step", "num_steps", "processor_s"))
-        told = {
-            "steps": steps,
-            "num_steps": num_steps,
-            "processor_s": processor_s,
-            "minutes": round(processor_s / 60, 1),
-        }
-        put(into, "training", name, value=told)
+        last = {key: points[-1][key] for key in ("step", "num_steps", "processor_s")}
+        training = {"steps": last.pop("step"), **last, "minutes": round(last["processor_s"] / 60, 1)}
+        put(into, "training", name, value=training)
         if name.startswith(VARIANT):
             scores: dict[str, float] = next((point["scores"] for point in reversed(points) if "scores" in point), {})
             put(into, "variants", name, value=scores)
@@ -71,9 +64,9 @@ def collect(run: Path, into: Path) -> None:
 
 
 def thin(points: Sequence[Mapping[str, Any]], kind: str) -> dict[str, list[float | None]]:
-    """The points that have `kind`, at most 120 of them, as columns: step, minutes, and each name's values.
+    """At most 120 of the points that have `kind`, as columns: step, minutes, and the values of each name.
 
-    A value that a point lacks, or that is no finite number, is None. The first and the last point stay.
+    A value that is missing or not finite is None. The first and the last point stay.
     """
     having = [point for point in points if kind in point]
     if not having:
@@ -88,28 +81,46 @@ def thin(points: Sequence[Mapping[str, Any]], kind: str) -> dict[str, list[float
     }
 
 
-def mean_of_tasks(scores: Series, *, prefix: str = "") -> list[float | None]:
-    """The mean over tasks at each point, None where one is missing; with `prefix`, over tasks named so."""
-    chosen = [scores[name] for name in _tasks(scores, prefix=prefix)]
-    points = zip(*chosen, strict=True)
+def mean_of_tasks(scores: Series, *, pairs: bool = False) -> list[float | None]:
+    """The mean over tasks at each point, None where one is missing; with `pairs` over those of never-drawn pairs."""
+    points = zip(*(scores[name] for name in _tasks(scores, pairs=pairs)), strict=True)
     return [None if None in values else sum(filter(None, values)) / len(values) for values in points]
 
 
+def draw(content: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Draw the curves of `content` into `folder`; returns the files. Raises ValueError if there are none."""
+    curves: Curves = content.get("curves", {})
+    plots = {
+        "embedded-curves.png": (draw_stages, [name for name in STAGES if name in curves]),
+        "embedded-ablation.png": (
+            draw_arms,
+            [name for name in sorted(curves) if name.startswith(ARM) and curves[name]["scores"]],
+        ),
+    }
+    written = []
+    for file, (draw_plot, names) in plots.items():
+        if names:
+            draw_plot({name: curves[name] for name in names}, folder / file)
+            written.append(folder / file)
+    if not written:
+        raise ValueError("there are no curves: collect those of a training first")
+    return written
+
+
 def draw_stages(curves: Curves, place: Path) -> None:
-    """A column for each stage of the product that has a curve: its loss, and what share it gets right."""
+    """A column for each stage: its loss, and the shares it gets right."""
     from matplotlib.figure import Figure
 
-    stages = [name for name in STAGES if name in curves]
-    figure = Figure(figsize=(2.5 * len(stages) + 0.5, 5), layout="constrained")
-    panels = figure.subplots(2, len(stages), sharex="col", squeeze=False, height_ratios=(2, 3))
-    for stage, losses, shares in zip(stages, *panels, strict=True):
+    figure = Figure(figsize=(2.5 * len(curves) + 0.5, 5), layout="constrained")
+    panels = figure.subplots(2, len(curves), sharex="col", squeeze=False, height_ratios=(2, 3))
+    for stage, losses, shares in zip(curves, *panels, strict=True):
         figures = curves[stage]["figures"]
         for name in LOSSES:
             if name in figures:
-                losses.plot(_minutes(figures), _numbers(figures[name]), color="black", linewidth=1.2)
+                losses.plot(_numbers(figures["minutes"]), _numbers(figures[name]), color="black", linewidth=1.2)
         losses.set_yscale("log", nonpositive="mask")
         losses.set_title(stage, fontsize="medium")
-        _draw_shares(shares, curves[stage])
+        _draw_shares(shares, figures, curves[stage]["scores"])
         shares.set(xlabel="processor minutes", ylim=(0, 103))
         for panel in (losses, shares):
             panel.grid(alpha=0.3)
@@ -118,48 +129,39 @@ def draw_stages(curves: Curves, place: Path) -> None:
     _save(figure, place)
 
 
-def _draw_shares(panel: "Axes", curve: Mapping[str, Series]) -> None:
-    figures, scores = curve["figures"], curve["scores"]
+def _draw_shares(panel: "Axes", figures: Series, scores: Series) -> None:
     for name in _names(figures):
         if name not in LOSSES:
-            panel.plot(_minutes(figures), _percent(figures[name]), linewidth=1.2, label=f"{name}, in training")
-    names = _names(scores)
-    if len(names) <= MOST_LINES:
-        for name in names:
-            panel.plot(_minutes(scores), _percent(scores[name]), marker=".", linewidth=1.2, label=_label(name))
+            _line(panel, figures, figures[name], linewidth=1.2, label=f"{name}, in training")
+    if len(_names(scores)) <= MOST_LINES:
+        for name in _names(scores):
+            _line(panel, scores, scores[name], marker=".", linewidth=1.2, label=_label(name))
     else:
-        _summarise(panel, scores)
+        for number, name in enumerate(_tasks(scores)):
+            label = "each task" if number == 0 else None
+            _line(panel, scores, scores[name], color="grey", linewidth=0.6, alpha=0.7, label=label)
+        if "caption" in scores:
+            _line(panel, scores, scores["caption"], color="#c44e52", linewidth=1.6, label="caption")
+        _line(panel, scores, mean_of_tasks(scores), color="black", linewidth=1.6, label="mean of tasks")
+        if _tasks(scores, pairs=True):
+            means = mean_of_tasks(scores, pairs=True)
+            _line(panel, scores, means, color="black", linewidth=1.2, linestyle="--", label="never-drawn pairs")
     if panel.lines:
         panel.legend(fontsize="small", loc="lower right")
 
 
-def _summarise(panel: "Axes", scores: Series) -> None:
-    minutes = _minutes(scores)
-    for number, name in enumerate(_tasks(scores)):
-        label = "each task" if number == 0 else None
-        panel.plot(minutes, _percent(scores[name]), color="grey", linewidth=0.6, alpha=0.7, label=label)
-    if "caption" in scores:
-        panel.plot(minutes, _percent(scores["caption"]), color="#c44e52", linewidth=1.6, label="caption")
-    panel.plot(minutes, _percent(mean_of_tasks(scores)), color="black", linewidth=1.6, label="mean of tasks")
-    if _tasks(scores, prefix=PAIRS):
-        pairs = _percent(mean_of_tasks(scores, prefix=PAIRS))
-        panel.plot(minutes, pairs, color="black", linewidth=1.2, linestyle="--", label="never-drawn pairs")
-
-
 def draw_arms(curves: Curves, place: Path) -> None:
-    """The arms of the ablation that have scores, in six panels: the mean over tasks, and five of the tasks."""
+    """The arms of the ablation in six panels: the mean over tasks, and five of the tasks."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 5.8), layout="constrained")
     panels = figure.subplots(2, 3, sharex=True, sharey=True)
-    arms = [name for name in sorted(curves) if name.startswith(ARM) and curves[name]["scores"]]
     for panel, task in zip(panels.flat, ("mean of tasks", *COMPARED), strict=True):
-        for arm in arms:
-            scores = curves[arm]["scores"]
+        for arm, curve in curves.items():
+            scores = curve["scores"]
             values = mean_of_tasks(scores) if task == "mean of tasks" else scores.get(task)
             if values is not None:
-                label = arm.removeprefix(ARM)
-                panel.plot(_minutes(scores), _percent(values), marker=".", linewidth=1.4, label=label)
+                _line(panel, scores, values, marker=".", linewidth=1.4, label=arm.removeprefix(ARM))
         panel.set_title(task, fontsize="medium")
         panel.set(xlim=(0, None), ylim=(0, 103))
         panel.grid(alpha=0.3)
@@ -167,21 +169,12 @@ def draw_arms(curves: Curves, place: Path) -> None:
         panel.set_xlabel("processor minutes")
     for row in panels:
         row[0].set_ylabel("right answers, %")
-    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(arms))
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(curves))
     _save(figure, place)
 
 
-def draw(content: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Draw what `content` has curves of into `folder`; returns the files. Raises ValueError where it has none."""
-    curves = take(content, "curves")
-    written = []
-    if any(name in STAGES for name in curves):
-        written.append(folder / "embedded-curves.png")
-        draw_stages(curves, written[-1])
-    if any(name.startswith(ARM) and curves[name]["scores"] for name in curves):
-        written.append(folder / "embedded-ablation.png")
-        draw_arms(curves, written[-1])
-    return written
+def _line(panel: "Axes", series: Series, shares: Sequence[float | None], **style: Any) -> None:
+    panel.plot(_numbers(series["minutes"]), [100 * share for share in _numbers(shares)], **style)
 
 
 def _label(name: str) -> str:
@@ -190,7 +183,7 @@ def _label(name: str) -> str:
 
 
 def _save(figure: "Figure", place: Path) -> None:
-    """As a PNG of few colours, which is a third of the size."""
+    """Write a PNG of few colours, which is a third of the size."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
     with atomic_write(place) as file:
@@ -206,12 +199,9 @@ def _read_points(path: Path) -> list[dict[str, Any]]:
                 raise ValueError(f"step {point['step']} comes after step {points[-1]['step']}")
             points.append({key: point[key] for key in ("step", "num_steps", "processor_s")} | point)
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"Wanted JSON with step, num_steps and processor_s, steps ascending, in {path} line {number}, got "
-                f"`{line[:60]}` ({error}). Take the line out"
-            ) from None
+            raise ValueError(f"invalid point in {path} line {number}: `{line[:60]}` ({error})") from None
     if not points:
-        raise ValueError(f"Wanted a line for each point in {path}, it is empty. Take it away, or train the stage")
+        raise ValueError(f"{path} is empty")
     return points
 
 
@@ -223,19 +213,8 @@ def _names(series: Series) -> list[str]:
     return [name for name in series if name not in ("step", "minutes")]
 
 
-def _tasks(series: Series, *, prefix: str = "") -> list[str]:
-    names = _names(series)
-    return (
-        [name for name in names if name.startswith(prefix)] if prefix else [n for n in names if not n.startswith(PAIRS)]
-    )
-
-
-def _minutes(series: Series) -> list[float]:
-    return _numbers(series["minutes"])
-
-
-def _percent(values: Sequence[float | None]) -> list[float]:
-    return [100 * value for value in _numbers(values)]
+def _tasks(series: Series, *, pairs: bool = False) -> list[str]:
+    return [name for name in _names(series) if name.startswith(PAIRS) == pairs]
 
 
 def _numbers(values: Sequence[float | None]) -> list[float]:
@@ -244,28 +223,21 @@ def _numbers(values: Sequence[float | None]) -> list[float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line: the names of the plots on stdout."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.train_embedded.curves", description=__doc__.partition("\n\n")[0]
-    )
+    """Collect and draw; the names of the plots go to stdout."""
+    parser = parser_of(__doc__)
     parser.add_argument(
-        "--run",
-        type=Path,
-        default=Path(".work/embedded/run"),
-        help="where the training left its curves (default: %(default)s)",
+        "--run", type=Path, default=Path(".work/embedded/run"), help="folder of the curves (default: %(default)s)"
     )
-    parser.add_argument("--into", type=Path, default=PLACE, help="the file of figures (default: %(default)s)")
-    parser.add_argument("--redraw", action="store_true", help="collect nothing, draw what the file has")
+    parser.add_argument("--into", type=Path, default=PLACE, help="file of the figures (default: %(default)s)")
+    parser.add_argument("--redraw", action="store_true", help="collect nothing, draw the known curves")
     options = parser.parse_args(arguments)
     try:
-        import matplotlib.figure  # noqa: F401
-
         if not options.redraw:
             collect(options.run, options.into)
         for path in draw(read(options.into), options.into.parent):
             print(path)
     except ImportError as error:
-        parser.error(f"Plots need matplotlib, and it cannot be imported: {error}. pip install --editable '.[bench]'")
+        parser.error(f"plots need matplotlib ({error}): pip install --editable '.[bench]'")
     except (OSError, ValueError) as error:
         parser.error(str(error))
     return 0

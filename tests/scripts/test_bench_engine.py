@@ -1,6 +1,5 @@
 """The engine's benchmark: its jobs make the captions they say they make; how fast is nobody's promise."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,10 +8,9 @@ import pytest
 
 from llama_adapter.app.captioning.assemble import Parts
 from llama_adapter.llm.engine.engine import Engine
-from scripts.bench_engine import DOCS, QUICK, main, measure, write
+from scripts.bench_engine import main, opened
 from scripts.engine_bench.batching import POLICIES, Job, Policy, measure_batching, planned_lengths, run_job
-from scripts.engine_bench.models import opened
-from scripts.engine_bench.page import as_markdown
+from scripts.pages.render import read
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +50,6 @@ def test_every_policy_makes_the_planned_captions(parts: Parts, policy: Policy) -
     assert engine.num_unfinished == 0
 
 
-def test_the_page_is_what_the_figures_make() -> None:
-    figures = json.loads((DOCS / "engine.json").read_text(encoding="utf-8"))
-
-    assert as_markdown(figures) == (DOCS / "engine.md").read_text(encoding="utf-8")
-
-
 @pytest.mark.slow
 def test_a_policy_is_compared_with_continuous_batching(parts: Parts) -> None:
     pixels = np.zeros((2, *[parts.vision.image_size] * 2, 3), dtype=np.uint8)
@@ -72,39 +64,12 @@ def test_a_policy_is_compared_with_continuous_batching(parts: Parts) -> None:
 
 @pytest.mark.slow
 def test_everything_is_measured_and_written_as_json_and_page(tmp_path: Path) -> None:
-    content = measure(QUICK)
-    write(content, tmp_path)
+    main(["--quick", "--out", str(tmp_path)])
 
-    assert json.loads((tmp_path / "engine.json").read_text(encoding="utf-8")) == json.loads(json.dumps(content))
+    content = read("engine", tmp_path)
     page = (tmp_path / "engine.md").read_text(encoding="utf-8")
     assert page.count("| tiny | float32 | ") == page.count("| embedded | float32 | ") == 4
     assert [row["pictures"] for row in content["folders"]] == [1, 10]
     for row in content["steps"]:
         assert row["overhead_share"] == pytest.approx((row["other_ms"] + row["host_ms"]) / row["step_ms"])
         assert min(row[f"{name}_ms"] for name in ("step", "linears", "attention", "other", "host")) >= 0
-
-
-def test_an_unknown_type_is_a_usage_error() -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--dtype", "int4"])
-    assert ended.value.code == 2
-
-
-@pytest.mark.parametrize("rounds", ["0", "-1", "many"])
-def test_rounds_are_at_least_one(rounds: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--rounds", rounds])
-    assert ended.value.code == 2
-    assert "--rounds" in capsys.readouterr().err
-
-
-def test_a_quick_run_leaves_the_page_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    written: list[Path] = []
-    monkeypatch.setattr("scripts.bench_engine.measure", lambda settings, tell: {})
-    monkeypatch.setattr("scripts.bench_engine.write", lambda content, folder: written.append(folder))
-
-    main(["--quick"])
-    main(["--quick", "--out", str(tmp_path / "new")])
-
-    assert written == [tmp_path / "new"]
-    assert (tmp_path / "new").is_dir()

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench_reading import QUICK, main, measure
-from scripts.reading_bench.page import as_markdown
-from scripts.reading_bench.pictures import photograph
+from scripts.bench_reading import QUICK, measure
+from scripts.pages.render import render
+from scripts.photographs import photograph
 
 
 @pytest.mark.slow
@@ -18,7 +18,7 @@ def test_a_short_measurement_has_a_row_for_each_way_and_kind() -> None:
     assert len(set(ways)) == len(ways) == len(told) == 8
     assert all(row["pictures_per_s"] > 0 and len(row["rounds"]) == QUICK.rounds for row in figures["rows"])
     assert [cost["pictures"] for cost in figures["overhead"]] == list(QUICK.kinds)
-    page = as_markdown(figures)
+    page = render("reading", figures)
     assert all(f"| {pictures} |" in page for pictures in QUICK.kinds)
 
 
@@ -28,9 +28,3 @@ def test_a_photograph_is_the_same_each_time_and_takes_room_as_one_does(tmp_path:
 
     assert photograph(288, 216, seed=3).tobytes() == photograph(288, 216, seed=3).tobytes()
     assert 1.0 < num_bytes * 8 / (288 * 216) < 6.0  # bits a pixel
-
-
-def test_nothing_is_measured_for_no_time(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--seconds", "0"])
-    assert "above 0" in capsys.readouterr().err

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from scripts import attack_service
-from scripts.bench_service import DOCS, QUICK, main, measure, write
+from scripts.bench_service import QUICK, measure
+from scripts.pages.render import render
 from scripts.service_bench import slow_files
 from scripts.service_bench.client import Reply, ask_once
-from scripts.service_bench.page import as_markdown
 from scripts.service_bench.promises import at_the_end
 from scripts.service_bench.questions import CAPTION, Question, Workload
 
@@ -160,31 +160,6 @@ def test_what_counts_as_lost_at_the_end(started: float, outcome: Any, num_lost: 
     assert at_the_end([(0, reply)], ended_at=1.0, expected=["a star"])["num_lost"] == num_lost
 
 
-def test_the_page_is_what_the_figures_make() -> None:
-    figures = json.loads((DOCS / "service.json").read_text(encoding="utf-8"))
-
-    assert as_markdown(figures) == (DOCS / "service.md").read_text(encoding="utf-8")
-
-
-def test_a_part_is_written_and_the_others_stay(tmp_path: Path) -> None:
-    figures = json.loads((DOCS / "service.json").read_text(encoding="utf-8"))
-    assert figures.keys() == {"load", "attack", "refusals"}
-
-    write("load", figures["load"], tmp_path)
-    assert "Not measured yet." in (tmp_path / "service.md").read_text(encoding="utf-8")
-    write("attack", figures["attack"], tmp_path)
-    write("refusals", figures["refusals"], tmp_path)
-
-    assert (tmp_path / "service.md").read_text(encoding="utf-8") == as_markdown(figures)
-
-
-@pytest.mark.parametrize("flags", [["--rounds", "0"], ["--seconds", "-1"], ["--clients", "1", "0"]])
-def test_flags_that_make_no_sense_are_usage_errors(flags: list[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(flags)
-    assert ended.value.code == 2
-
-
 @pytest.mark.slow
 def test_a_service_keeps_its_promises_under_a_short_load() -> None:
     figures = measure(QUICK)
@@ -196,7 +171,7 @@ def test_a_service_keeps_its_promises_under_a_short_load() -> None:
     assert sum(overload["outcomes"].values()) == overload["requests"]
     assert overload["num_wrong"] == overload["num_without_retry_after"] == 0
     assert (figures["end"]["num_lost"], figures["end"]["num_wrong"], figures["end"]["exit_code"]) == (0, 0, 0)
-    assert as_markdown({"load": figures})
+    assert render("service", {"load": figures})
 
 
 @pytest.mark.slow

@@ -1,24 +1,14 @@
-"""The page about 8-bit weights: what is compared, and that it shows the figures that were written."""
+"""Measures of 8-bit weights."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from llama_adapter.app.captioning.captioner import Answer
 from scripts.int8_measures import VARIANTS, Halves, agreement, compare_logits, mixed_model
-from scripts.int8_report import as_markdown
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
 ANSWER = Answer(index=0, picture="x", digest="", prompt="", text="", token_ids=(5, 6, 7), finish="stop")
-
-
-def test_the_page_is_what_the_figures_make() -> None:
-    figures = json.loads((DOCS / "int8.json").read_text(encoding="utf-8"))
-
-    assert as_markdown(figures) == (DOCS / "int8.md").read_text(encoding="utf-8")
 
 
 def test_agreement_counts_tokens_at_their_places_and_what_one_caption_lacks() -> None:

@@ -1,61 +1,18 @@
-"""The proofs about folder jobs: what they write down, and what their page says of it."""
+"""Tests of folder jobs at full size: their committed results, and their inputs."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.record import read_records
 from scripts.job_proofs.drawings import write_drawings, write_variations
-from scripts.job_proofs.page import NOT_MEASURED, PARTS, as_markdown
 from scripts.job_proofs.resuming import time_scan
-from scripts.prove_jobs import DOCS, write_part
-
-ABOUT = {
-    "cpu": "a processor",
-    "num_cpus": 2,
-    "threads": 1,
-    "versions": {"python": "3.11"},
-    "commit": "abc",
-    "time": "now",
-    "load_before": [0.1, 0.1, 0.1],
-}
-
-
-def scan() -> dict[str, Any]:
-    figures = {"num_records": 100_000, "file_mb": 39.0, "seconds": 0.4, "rounds": [0.4, 0.5], "index_mb": 3.8}
-    return figures | {"circumstances": ABOUT}
-
-
-def test_a_part_is_put_beside_the_others(tmp_path: Path) -> None:
-    write_part("resuming", scan(), tmp_path)
-    write_part("disks", json.loads((DOCS / "jobs.json").read_text())["disks"], tmp_path)
-
-    content = json.loads((tmp_path / "jobs.json").read_text())
-    page = (tmp_path / "jobs.md").read_text()
-    assert set(content) == {"resuming", "disks"}
-    assert "Looking through 100,000 records (39 MB) takes 0.40 s" in page
-    assert page.count(NOT_MEASURED) == len(PARTS) - 2
-
-
-def test_a_machine_that_was_not_alone_is_told() -> None:
-    busy = {"resuming": scan() | {"circumstances": ABOUT | {"load_before": [1.5, 1.0, 1.0]}}}
-
-    assert "not alone" not in as_markdown({"resuming": scan()})
-    assert "**The machine was not alone**: 1.5 programs" in as_markdown(busy)
-
-
-def test_the_page_in_the_repository_is_that_of_its_figures() -> None:
-    content = json.loads((DOCS / "jobs.json").read_text(encoding="utf-8"))
-
-    assert (DOCS / "jobs.md").read_text(encoding="utf-8") == as_markdown(content)
-    assert set(content) == set(PARTS)
+from scripts.pages.render import read
 
 
 def test_what_is_promised_is_what_was_measured() -> None:
-    content = json.loads((DOCS / "jobs.json").read_text(encoding="utf-8"))
+    content = read("jobs")
     kills, disks = content["kills"], content["disks"]
 
     assert kills["kills"] >= 200

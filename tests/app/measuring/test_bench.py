@@ -17,7 +17,7 @@ from llama_adapter.app.measuring.plots import check_plot
 from llama_adapter.app.measuring.roofline import Work
 from llama_adapter.runtime.devices.backend import open_backend
 from llama_adapter.runtime.errors import UsageError
-from scripts.bench_report import as_markdown
+from scripts.pages.render import render
 
 pytestmark = pytest.mark.slow
 
@@ -97,7 +97,7 @@ def test_table_json_plot_and_page_are_made_of_one_result(tmp_path: Path) -> None
         write_plot(result, str(tmp_path / name))
 
     assert "random tiny" in format_table(result)
-    assert "## random tiny, caption, float32" in as_markdown([plain])
+    assert "## random tiny, caption, float32" in render("performance", [plain])
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "plot.svg").read_text(encoding="utf-8")
 

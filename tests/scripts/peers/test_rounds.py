@@ -2,22 +2,22 @@
 
 import importlib
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scripts.bench_peers import main
+from scripts.pages.render import render
 from scripts.peers import rounds
 from scripts.peers.child import answer
 from scripts.peers.measuring import Rungs, measure_decoder, median_of_warm
-from scripts.peers.report import as_markdown
 from scripts.peers.results import Missing, Results, Row, load, save
 from scripts.peers.rounds import Plan, run_rounds
 from scripts.peers.shares import share_of
 from scripts.peers.sizes import DECODERS, ENCODERS
-from scripts.peers.table import ENGINES, PARTS_OF, SECTIONS, chosen_engines
+from scripts.peers.table import ENGINES, PARTS_OF, chosen_engines
 from scripts.peers.targets import TARGETS, Target, check
 from scripts.peers.task import Reply, Task
 
@@ -101,7 +101,7 @@ def test_an_engine_that_cannot_be_measured_is_told_of_and_stops_nothing(tmp_path
         ("hf-float32", problem, "no luck in WORK, PYTHON")
     ]
     assert {one.engine for one in found.rows} == {"machine", "ours-float32"}
-    assert "no luck in WORK, PYTHON" in as_markdown(found)
+    assert "no luck in WORK, PYTHON" in render("peers", asdict(found))
 
 
 def test_a_missing_package_is_an_answer_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +236,7 @@ def test_the_page_marks_what_was_missed_and_says_what_bounds_it() -> None:
         row("matmul-bfloat16", (300e9,), part="ceiling"),
     )
 
-    page = as_markdown(found)
+    page = render("peers", asdict(found))
 
     assert "| 1B decode, batch 1 | ours-bfloat16 | llama.cpp-bf16 | 1.0x | 0.80x | **missed** | memory: 8" in page
     share = share_of(found.rows[0], found)
@@ -264,7 +264,7 @@ def test_a_share_is_of_the_ceilings_of_its_own_run() -> None:
 def test_figures_of_different_runs_are_told_apart() -> None:
     found = results(row("ours-float32", (10.0,)), row("hf-float32", (5.0,), run="second"), second={})
 
-    assert "hf-float32 (another run)" in as_markdown(found)
+    assert "hf-float32 (another run)" in render("peers", asdict(found))
 
 
 def test_the_report_alone_measures_nothing(tmp_path: Path) -> None:
@@ -295,18 +295,6 @@ def test_options_are_measured_only_when_they_are_named() -> None:
 
     assert "hf-bfloat16-compiled" not in names
     assert [one.name for one in chosen_engines(["hf-bfloat16-compiled"], "decode")] == ["hf-bfloat16-compiled"]
-
-
-def test_the_page_is_what_the_figures_make() -> None:
-    docs = rounds.ROOT / "docs"
-
-    assert as_markdown(load(docs / "peers.json")) == (docs / "peers.md").read_text(encoding="utf-8")
-
-
-def test_names_are_unique_in_their_section() -> None:
-    for section in SECTIONS:
-        names = [engine.name for engine in ENGINES if engine.section == section]
-        assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("changes", [{"sizes": ("2B",)}, {"rounds": 0}, {"threads": 0}, {"batch_sizes": ()}])

@@ -1,0 +1,1 @@
+"""Pages of docs/ as Jinja templates, and their renderer."""

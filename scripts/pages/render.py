@@ -1,0 +1,95 @@
+"""Renders pages of docs/ from their figures: docs/NAME.json and scripts/pages/NAME.md.jinja make docs/NAME.md.
+
+Usage: python -m scripts.pages.render [NAME ...]
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+TEMPLATES = Path(__file__).parent
+PAGES = tuple(sorted(path.name.removesuffix(".md.jinja") for path in TEMPLATES.glob("*.md.jinja")))
+
+
+def render(name: str, figures: Any) -> str:
+    """The page `name` of `figures`, the content of its JSON file. Raises jinja2.UndefinedError for a missing figure."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"f": _number, "spread": _spread, "cell": _cell}
+    page = environment.get_template(f"{name}.md.jinja").render(_context(name, figures))
+    return re.sub(r"\n{3,}", "\n\n", page).strip("\n") + "\n"
+
+
+def read(name: str, folder: Path = DOCS) -> Any:
+    """The figures of a page."""
+    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def save(name: str, figures: Any, folder: Path = DOCS) -> None:
+    """Write the figures and their page into `folder`."""
+    (folder / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    write(name, figures, folder)
+
+
+def save_part(name: str, part: str, figures: Any, folder: Path = DOCS) -> None:
+    """Replace one part of the figures, keep the others, and write both files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = read(name, folder) if (folder / f"{name}.json").exists() else {}
+    save(name, {**whole, part: figures}, folder)
+
+
+def write(name: str, figures: Any, folder: Path = DOCS) -> None:
+    """Write the page of `figures` into `folder`."""
+    (folder / f"{name}.md").write_text(render(name, figures), encoding="utf-8")
+
+
+def _context(name: str, figures: Any) -> dict[str, Any]:
+    """The variables of the template: the figures, and what two pages compute from them."""
+    if name == "performance":
+        from scripts.bench_report import page_context
+
+        return page_context(figures)
+    if name == "peers":
+        from scripts.peers.report import page_context as peers_context
+
+        return peers_context(figures)
+    return dict(figures)
+
+
+def _number(value: object, spec: str, unit: str = "") -> str:
+    """`value` by a Python format specification; None is a dash."""
+    str(value)  # raises UndefinedError for a missing figure
+    return "-" if value is None else f"{value:{spec}}{unit}"
+
+
+def _spread(values: Iterable[float], spec: str) -> str:
+    """Least and greatest value."""
+    ordered = sorted(values)
+    return f"{ordered[0]:{spec}} to {ordered[-1]:{spec}}"
+
+
+def _cell(value: object) -> str:
+    """A value in a table; a float as short as it can be."""
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text.replace("|", r"\|")
+
+
+def main(names: Sequence[str]) -> None:
+    """Render the named pages, or all of them."""
+    for name in names or PAGES:
+        write(name, read(name))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

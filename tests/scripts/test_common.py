@@ -1,0 +1,50 @@
+"""What benchmarks share."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from scripts.common import in_turn, parse_settings, parser_of
+from scripts.pages.render import DOCS
+
+
+@dataclass(frozen=True)
+class Settings:
+    seconds: float = 2.5
+    clients: tuple[int, ...] = (1, 8)
+    other: str = "kept"
+
+
+FULL, QUICK = Settings(), Settings(seconds=0.5, clients=(1,))
+
+
+def parsed(*arguments: str) -> tuple[Settings, Path | None]:
+    flags = {"seconds": "", "clients": ""}
+    _, settings, folder = parse_settings(parser_of(""), arguments, page="x", full=FULL, quick=QUICK, flags=flags)
+    return settings, folder
+
+
+def test_flags_replace_fields_of_the_settings() -> None:
+    assert parsed() == (FULL, DOCS)
+    assert parsed("--clients", "2", "3") == (Settings(clients=(2, 3)), DOCS)
+    assert parsed("--quick", "--seconds", "1") == (Settings(seconds=1.0, clients=(1,)), None)
+
+
+def test_a_quick_run_writes_only_into_a_given_folder(tmp_path: Path) -> None:
+    assert parsed("--quick", "--out", str(tmp_path / "new")) == (QUICK, tmp_path / "new")
+    assert (tmp_path / "new").is_dir()
+
+
+@pytest.mark.parametrize("flags", [["--seconds", "0"], ["--seconds", "nan"], ["--clients", "1", "-1"]])
+def test_values_that_are_not_above_0_are_usage_errors(flags: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parsed(*flags)
+    assert ended.value.code == 2
+
+
+def test_every_way_is_measured_once_in_each_round() -> None:
+    order: list[str] = []
+
+    assert in_turn("ab", lambda way: order.append(way) or len(order), rounds=2) == {"a": [1, 3], "b": [2, 4]}  # type: ignore[func-returns-value]
+    assert order == ["a", "b", "a", "b"]

@@ -1,0 +1,56 @@
+"""Pages of docs/ are rendered from their figures."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jinja2 import UndefinedError
+
+from scripts.pages.render import DOCS, PAGES, read, render, save_part
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_committed_page_is_that_of_the_committed_figures(name: str) -> None:
+    assert (DOCS / f"{name}.md").read_text(encoding="utf-8") == render(name, read(name))
+
+
+def test_every_file_of_figures_has_a_template() -> None:
+    assert {path.stem for path in DOCS.glob("*.json")} == set(PAGES)
+
+
+def test_a_missing_figure_is_an_error() -> None:
+    figures = read("ray")
+    del figures["rows"][0]["wall_s"]
+
+    with pytest.raises(UndefinedError, match="wall_s"):
+        render("ray", figures)
+
+
+def test_a_part_is_replaced_and_the_others_stay(tmp_path: Path) -> None:
+    figures = read("service")
+    for part in reversed(figures):
+        save_part("service", part, figures[part], tmp_path)
+
+    assert json.loads((tmp_path / "service.json").read_text(encoding="utf-8")) == figures
+    assert (tmp_path / "service.md").read_text(encoding="utf-8") == render("service", figures)
+
+
+@pytest.mark.parametrize(("name", "num_parts"), [("jobs", 5), ("service", 3)])
+def test_a_part_that_was_not_measured_says_so(name: str, num_parts: int) -> None:
+    assert render(name, {}).count("Not measured yet.") == num_parts
+
+
+@pytest.mark.parametrize(("load", "is_busy"), [([3.0, 0.2, 0.2], True), ([0.2, 3.0, 3.0], False), (None, False)])
+def test_a_busy_machine_is_noted(load: Any, is_busy: bool) -> None:
+    figures = read("reading")
+    figures["circumstances"] |= {"load_before": load, "num_cpus": 2}
+
+    assert ("The machine was busy" in render("reading", figures)) == is_busy
+
+
+def test_a_stage_that_was_stopped_shows_how_far_it_came() -> None:
+    figures = read("embedded-model")
+    figures["training"]["code"] |= {"steps": 1200, "num_steps": 4700}
+
+    assert "| code | 1,200 of 4,700 |" in render("embedded-model", figures)
