@@ -2,31 +2,38 @@
 
 import random
 
-from llama_adapter.llm.engine.requests import GenerateRequest
-from llama_adapter.llm.engine.sampler import Draw
+from llama_adapter.llm.engine.requests import Finish, GenerateRequest
+from llama_adapter.llm.runners.sampler import NO_TOKEN, Draw
 
 
 class Sequence:
-    """A running request. Its newest token has not been fed to the model yet.
+    """A request on its way to an answer. Its newest token has not been fed to the model yet.
 
-    Tokens are counted when their step is handed to the device, and come into `token_ids` when they are read.
+    Tokens are counted when their step is planned, and enter `token_ids` when they are read.
     """
 
-    def __init__(self, request: GenerateRequest, *, max_new_tokens: int) -> None:
+    def __init__(self, request: GenerateRequest, *, row: int, max_new_tokens: int) -> None:
+        """`row` is a number of its own; `max_new_tokens` is what request and context leave beyond the known ids."""
         self.request = request
+        self.row = row
+        self.slot = -1  # while it waits
         self.prompt_ids = request.prompt_ids + request.known_ids  # what is fed first
-        self.max_new_tokens = max_new_tokens  # what the request and the context leave beyond these
+        self.max_new_tokens = max_new_tokens
         self.token_ids: list[int] = []
-        self.has_ended = False  # what a step still says of it is dropped
-        self._num_steps = 0  # that choose a token of it
+        self._num_steps = 0  # planned steps that choose a token of it
         self._random = random.Random(request.sampling.seed)
         for _ in request.known_ids:
             self._uniform()
 
     @property
     def is_complete(self) -> bool:
-        """Whether its last token is chosen, read or not."""
+        """Whether the step of its last token is planned."""
         return self._num_steps >= self.max_new_tokens
+
+    @property
+    def has_unread_step(self) -> bool:
+        """Whether a step of it is planned whose token was not read."""
+        return self._num_steps > len(self.token_ids)
 
     @property
     def num_cached_tokens(self) -> int:
@@ -35,7 +42,7 @@ class Sequence:
 
     @property
     def next_position(self) -> int:
-        """Where its newest token goes. A complete sequence stays where it is, within the context."""
+        """Where its newest token is fed. A complete sequence stays where it is, within the context."""
         return self.num_cached_tokens - (1 if self.is_complete else 0)
 
     @property
@@ -43,10 +50,22 @@ class Sequence:
         """Where its last decode step wrote."""
         return self.num_cached_tokens - 1
 
-    def next_draw(self) -> Draw:
-        """The choice rule of its next token, which counts from now on; advances its randomness."""
+    def next_draw(self) -> Draw | None:
+        """How its next token is drawn, None for greedy. Counts the token and advances the random numbers."""
         self._num_steps += 1
-        return Draw(params=self.request.sampling, uniform=self._uniform())
+        sampling = self.request.sampling
+        if sampling.greedy:
+            return None
+        return Draw(sampling.temperature, sampling.top_p, sampling.top_k, self._uniform())
+
+    def take(self, token_id: int, *, eos_id: int) -> Finish | None:
+        """Append the token that was read; returns why the sequence ends with it, or None."""
+        if token_id == NO_TOKEN:
+            return "not_finite"
+        self.token_ids.append(token_id)
+        if token_id == eos_id:
+            return "stop"
+        return "length" if len(self.token_ids) == self.max_new_tokens else None
 
     def _uniform(self) -> float:
         return 0.0 if self.request.sampling.greedy else self._random.random()

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from llama_adapter.app.captioning.assemble import Parts
-from llama_adapter.app.measuring.meters import Meter, MeteredExecutor, Program
+from llama_adapter.app.measuring.meters import Meter, MeteredRunner, Program
 from llama_adapter.app.measuring.roofline import NumberSizes
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest
@@ -65,7 +65,7 @@ def measure_batching(
     """The policies in turn, `rounds` times, after one short job of each that is not counted."""
     policies = _COMPARED if with_encoder else POLICIES
     prompt_ids = tuple(parts.model.tokenizer.encode(format_prompt(parts.info.default_prompt)))
-    engine = Engine(parts.executor, eos_id=_NEVER)
+    engine = Engine(parts.runner, eos_id=_NEVER)
     job = Job(
         lengths=planned_lengths(pictures),
         prompt_ids=prompt_ids,
@@ -109,8 +109,8 @@ def _program_seconds(parts: Parts, job: Job, policy: Policy) -> dict[Program, fl
     meter = Meter(synchronise=parts.backend.synchronise)
     itemsize = parts.model.dtype.itemsize
     sizes = NumberSizes(weight=itemsize, other=itemsize)
-    executor = MeteredExecutor(parts.executor, meter=meter, num_slots=parts.executor.num_slots, sizes=sizes)
-    run_job(Engine(executor, eos_id=_NEVER), job, policy=policy)
+    runner = MeteredRunner(parts.runner, meter=meter, num_slots=parts.runner.config.num_slots, sizes=sizes)
+    run_job(Engine(runner, eos_id=_NEVER), job, policy=policy)
     programs: tuple[Program, ...] = ("prefill", "step")
     return {name: sum(call.seconds for call in meter.calls if call.program == name) for name in programs}
 

@@ -34,7 +34,7 @@ def measure_folders(parts: Parts, *, sizes: Sequence[int], rounds: int) -> list[
     """Caption jobs of these sizes in turn, after a small one that is not counted. Samples are read over and over."""
     captioner = parts.captioner()
     files = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
-    _answer(captioner, files, pictures=parts.executor.num_slots)
+    _answer(captioner, files, pictures=parts.runner.config.num_slots)
     rates: dict[int, list[float]] = {size: [] for size in sizes}
     cpu_ms: dict[int, list[float]] = {size: [] for size in sizes}
     memory: dict[int, tuple[float, float]] = {}

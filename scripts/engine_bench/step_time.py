@@ -18,6 +18,7 @@ from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.model.adapter import Prefix
+from llama_adapter.llm.runners.eager import EagerRunner
 
 NUM_PLACES = 88  # attended to: a prompt of 56 tokens and half of a caption
 _NUM_STEPS = 32
@@ -65,19 +66,19 @@ def measure_step(parts: Parts, *, rows: int, rounds: int) -> StepResult:
 
 
 def _round(parts: Parts, decoder: Any, *, rows: int) -> dict[str, float]:
-    executor, wait = parts.executor, parts.backend.synchronise
+    runner, wait = _eager(parts), parts.backend.synchronise
     tokens = [index + 3 for index in range(rows)]
     return {
         "step": _engine_step(parts, rows=rows),
-        "program": _median(lambda: executor.decode(tokens, [NUM_PLACES - 1] * rows), wait),
-        "short": _median(lambda: executor.decode(tokens, [0] * rows), wait),
+        "program": _median(lambda: runner.decode(tokens, [NUM_PLACES - 1] * rows), wait),
+        "short": _median(lambda: runner.decode(tokens, [0] * rows), wait),
         "linears": _linears(decoder, parts, rows=rows),
     }
 
 
 def _engine_step(parts: Parts, *, rows: int) -> float:
     """A whole step of the engine, at about as many places as the program alone is measured at."""
-    engine = Engine(parts.executor, eos_id=-1)
+    engine = Engine(parts.runner, eos_id=-1)
     config = parts.model.decoder_config
     shape = (config.num_adapter_layers, 1, config.num_heads, config.num_queries, config.head_dim)
     prefix = Prefix(*(torch.zeros(shape, dtype=parts.model.dtype, device=parts.backend.device) for _ in range(2)))
@@ -116,8 +117,14 @@ def _input(parts: Parts, rows: int, size: int) -> torch.Tensor:
     return torch.randn(rows, size, device=parts.backend.device).to(parts.model.dtype)
 
 
+def _eager(parts: Parts) -> EagerRunner:
+    """The runner, whose programs are called without plans."""
+    assert isinstance(parts.runner, EagerRunner)
+    return parts.runner
+
+
 def _decoder(parts: Parts) -> Any:
-    return parts.executor._decoder  # type: ignore[attr-defined]  # no one but a benchmark asks for it
+    return _eager(parts)._decoder  # only benchmarks need it
 
 
 def _linear_layers(decoder: Any) -> list[Any]:
