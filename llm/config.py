@@ -1,16 +1,18 @@
-"""Sizes of the language half of the model. Plain values only."""
+"""Settings of the language half: the decoder's sizes, and how the engine runs it."""
 
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
-_MAY_BE_ZERO = ("num_adapter_layers", "num_queries")  # a LLaMA without adapter
+import torch
+
+_MAY_BE_ZERO = ("num_adapter_layers", "num_queries")  # zero in a LLaMA without adapter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderConfig:
-    """A LLaMA decoder with zero-init gated adapter attention in its last `num_adapter_layers` layers."""
+    """Sizes of a LLaMA decoder with zero-init gated adapter attention in its last `num_adapter_layers` layers."""
 
     vocab_size: int
     dim: int
@@ -19,10 +21,10 @@ class DecoderConfig:
     ffn_dim: int
     norm_eps: float
     rope_theta: float = 10000.0
-    context: int = 512  # positions of one sequence, prompt and answer together
+    context: int = 512  # tokens of one sequence, prompt and answer together
     num_adapter_layers: int = 0
     num_queries: int = 0
-    # True when LoRA was merged into the token projections: the adapter then keeps its own bare K/V weights.
+    # True if LoRA is merged into the token projections: the adapter then has K/V weights of its own, without LoRA.
     separate_adapter_kv: bool = False
 
     def __post_init__(self) -> None:
@@ -39,7 +41,7 @@ class DecoderConfig:
 
     @property
     def first_adapter_layer(self) -> int:
-        """Index of the first layer that reads the picture."""
+        """Index of the first layer that attends to the picture."""
         return self.num_layers - self.num_adapter_layers
 
     def to_dict(self) -> dict[str, Any]:
@@ -48,12 +50,33 @@ class DecoderConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "DecoderConfig":
-        """Inverse of `to_dict`; raises TypeError when a field is unknown or missing, ValueError for a bad value."""
+        """Inverse of `to_dict`. Raises TypeError for unknown or missing fields, ValueError for bad values."""
         return cls(**values)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """How a decoder runs. The loader, the memory plan, the runner and the engine read the same one."""
+
+    decoder: DecoderConfig
+    dtype: torch.dtype  # of weights, keys, values and activations; int8 weights keep their own
+    num_slots: int = 1  # most rows that run at once
+    mode: str = "eager"  # or a graph mode of the device, as `resolve_mode` returns it
+    operators: Literal["auto", "aten"] = "auto"  # the device's fused operators where it has them, or plain torch
+    max_prefill_tokens: int = 8192  # of one padded prefill, unless a single prompt is longer
+
+    def __post_init__(self) -> None:
+        if self.num_slots < 1:
+            raise ValueError(f"num_slots must be at least 1, got {self.num_slots}")
+
+    @property
+    def context(self) -> int:
+        """Tokens of one sequence, prompt and answer together."""
+        return self.decoder.context
+
+
 def _check_numbers(config: DecoderConfig) -> None:
-    """Raise ValueError unless every field has its type, whole numbers are 1 or more, and others finite and above 0."""
+    """Raise ValueError unless every field has its type, integers are at least 1 and floats finite and above 0."""
     for field in fields(config):
         kind: Any = field.type
         value = getattr(config, field.name)

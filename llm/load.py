@@ -1,131 +1,84 @@
-"""From a decoder's state dict to an executor on a device."""
+"""From a decoder's state dict to a runner on a device."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.engine.engine import MAX_PREFILL_TOKENS
-from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, plan_memory
+from llama_adapter.llm.config import DecoderConfig, EngineConfig
+from llama_adapter.llm.memory_plan import MemoryPlan, plan_memory
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder, use_operators
-from llama_adapter.llm.runners.eager import EagerExecutor, Executor
-from llama_adapter.llm.runners.native import NativeExecutor, can_run
-from llama_adapter.llm.runners.shapes import BucketedShapes, ExactShapes
-from llama_adapter.runtime.devices.backend import EAGER, Backend, OperatorChoice
+from llama_adapter.llm.runners.base import Runner
+from llama_adapter.llm.runners.eager import EagerRunner
+from llama_adapter.llm.runners.graph import GraphRunner
+from llama_adapter.llm.runners.native import NativeRunner, can_run
+from llama_adapter.llm.runners.shapes import BUCKETED, EXACT
+from llama_adapter.runtime.devices.backend import EAGER, Backend
 from llama_adapter.runtime.operators.base import Operators
 from llama_adapter.runtime.schemes.quantised import SCALE
 
 
 def decoder_from_state(config: DecoderConfig, state: Mapping[str, Tensor]) -> LlamaAdapterDecoder:
-    """Decoder for inference around the tensors of `state`, which are shared, not copied.
+    """Decoder for inference that shares the tensors of `state`.
 
-    A linear layer with an int8 weight gets its scales as a buffer `weight_scale`; it computes only once a backend has
-    prepared it. Raises RuntimeError when keys or shapes are not those of `config`.
+    A linear layer with an int8 weight gets its scales as a buffer `weight_scale`; it computes only after a backend has
+    prepared it. Raises RuntimeError if keys or shapes do not match `config`.
     """
     with torch.device("meta"):
         decoder = LlamaAdapterDecoder(config)
-    decoder.requires_grad_(False)  # before whole numbers come, which have no gradient
-    _expect_scales(decoder, state)
-    decoder.load_state_dict(state, assign=True)
-    return decoder.eval()
-
-
-def _expect_scales(decoder: LlamaAdapterDecoder, state: Mapping[str, Tensor]) -> None:
+    decoder.requires_grad_(False)  # before integers arrive, which have no gradient
     for name, child in decoder.named_modules():
         weight = state.get(f"{name}.weight")
         if isinstance(child, nn.Linear) and weight is not None and weight.dtype == torch.int8:
             child.register_buffer(SCALE, torch.empty(child.out_features, device="meta"))
-
-
-def open_executor(
-    config: DecoderConfig,
-    state: Mapping[str, Tensor],
-    *,
-    backend: Backend,
-    num_slots: int,
-    mode: str = EAGER,
-    operators: OperatorChoice = "auto",
-    reserved: int = 0,
-) -> Executor:
-    """Executor with `num_slots` rows around the tensors of `state`, moved to the backend's device.
-
-    `mode` is as `resolve_mode` gives it; `reserved` bytes of the device are for others. Raises DeviceError, before
-    anything large is made, when weights and slots would not fit into the device's memory.
-    """
-    planned = planner(config, state, backend=backend, operators=operators, reserved=reserved)
-    check_memory(planned(num_slots), config, num_slots=num_slots, free=backend.free_bytes(), device=backend.name)
-    return place_decoder(config, state, backend=backend, mode=mode, operators=operators).executor(num_slots)
+    decoder.load_state_dict(state, assign=True)
+    return decoder.eval()
 
 
 def planner(
-    config: DecoderConfig,
-    state: Mapping[str, Tensor],
-    *,
-    backend: Backend,
-    operators: OperatorChoice = "auto",
-    reserved: int = 0,
+    config: EngineConfig, state: Mapping[str, Tensor], *, backend: Backend, reserved: int = 0
 ) -> Callable[[int], MemoryPlan]:
-    """From a number of rows to what an executor with as many would take of the device; arguments as `open_executor`."""
-    has_static_shapes = backend.capabilities.static_shapes
-    copies_weights = backend.capabilities.copies_weights
-    tensors = [tensor for tensor in state.values() if copies_weights or tensor.device != backend.device]
-    dtype = state["embedding.weight"].dtype
-    is_widened = not backend.computes_int8(dtype, wanted=operators)
+    """Function from a number of rows to the memory plan of a runner with that many.
+
+    `reserved` bytes of the device are for others.
+    """
+    capabilities = backend.capabilities
+    tensors = [tensor for tensor in state.values() if capabilities.copies_weights or tensor.device != backend.device]
+    is_widened = not backend.computes_int8(config.dtype, wanted=config.operators)
 
     def itemsize(tensor: Tensor) -> int:
-        return dtype.itemsize if is_widened and tensor.dtype == torch.int8 else tensor.itemsize
+        return config.dtype.itemsize if is_widened and tensor.dtype == torch.int8 else tensor.itemsize
 
     weights = reserved + sum(tensor.numel() * itemsize(tensor) for tensor in tensors)
-
-    def planned(num_slots: int) -> MemoryPlan:
-        return plan_memory(
-            config,
-            dtype=dtype,
-            num_slots=num_slots,
-            weights=weights,
-            max_prefill_tokens=MAX_PREFILL_TOKENS * (2 if has_static_shapes else 1),  # rows are rounded up
-        )
-
-    return planned
+    padding = 2 if capabilities.static_shapes else 1  # rows are rounded up to a power of two
+    return lambda num_slots: plan_memory(replace(config, num_slots=num_slots), weights=weights, padding=padding)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacedDecoder:
-    """A decoder on its device, laid out as it computes best; executors around it share its weights."""
+    """A decoder on its device, its weights in the layout that computes best. Its runners share the weights."""
 
     decoder: LlamaAdapterDecoder
+    config: EngineConfig
     backend: Backend
-    mode: str
     operators: Operators
 
-    def executor(self, num_slots: int) -> Executor:
-        """One with so many rows; what it takes is theirs alone."""
-        decoder, backend = self.decoder, self.backend
-        if self.mode != EAGER:
-            from llama_adapter.llm.runners.graph import GraphExecutor
-
-            return GraphExecutor(
-                decoder, backend=backend, num_slots=num_slots, mode=self.mode, operators=self.operators
-            )
-        if (kernels := backend.kernels) is not None and can_run(decoder):
-            return NativeExecutor(decoder, backend=backend, num_slots=num_slots, library=kernels)
-        shapes = BucketedShapes() if backend.capabilities.static_shapes else ExactShapes()
-        return EagerExecutor(decoder, backend=backend, num_slots=num_slots, shapes=shapes, operators=self.operators)
+    def runner(self, num_slots: int) -> Runner:
+        """Runner with `num_slots` rows, whose keys and values are its own."""
+        config, backend = replace(self.config, num_slots=num_slots), self.backend
+        if config.mode != EAGER:
+            return GraphRunner(self.decoder, config, backend=backend, operators=self.operators)
+        if (kernels := backend.kernels) is not None and can_run(self.decoder):
+            return NativeRunner(self.decoder, config, backend=backend, library=kernels)
+        shapes = BUCKETED if backend.capabilities.static_shapes else EXACT
+        return EagerRunner(self.decoder, config, backend=backend, operators=self.operators, shapes=shapes)
 
 
-def place_decoder(
-    config: DecoderConfig,
-    state: Mapping[str, Tensor],
-    *,
-    backend: Backend,
-    mode: str = EAGER,
-    operators: OperatorChoice = "auto",
-) -> PlacedDecoder:
-    """The decoder of `state` on the backend's device, without rows; arguments as `open_executor`."""
-    decoder = decoder_from_state(config, state).to(backend.device)
-    chosen = backend.choose_operators(config, dtype=state["embedding.weight"].dtype, wanted=operators, mode=mode)
-    backend.prepare(decoder, wanted=operators)
-    use_operators(decoder, chosen)
-    return PlacedDecoder(decoder=decoder, backend=backend, mode=mode, operators=chosen)
+def place_decoder(config: EngineConfig, state: Mapping[str, Tensor], *, backend: Backend) -> PlacedDecoder:
+    """The decoder of `state` on the backend's device, without rows. Raises as `decoder_from_state`."""
+    decoder = decoder_from_state(config.decoder, state).to(backend.device)
+    operators = backend.choose_operators(config.decoder, dtype=config.dtype, wanted=config.operators, mode=config.mode)
+    backend.prepare(decoder, wanted=config.operators)
+    use_operators(decoder, operators)
+    return PlacedDecoder(decoder=decoder, config=config, backend=backend, operators=operators)

@@ -1,21 +1,19 @@
-"""What a decoder will take of a device's memory, counted before any of it is taken."""
+"""Counts the memory that a decoder needs on a device, before any of it is allocated."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-import torch
-
-from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.config import EngineConfig
 from llama_adapter.runtime.errors import DeviceError
 
 _FLOAT32_BYTES = 4
-SPARE: Final = 0.1  # of what is free, which a number of rows that nobody asked for leaves alone
+SPARE: Final = 0.1  # share of the free memory that an automatic number of rows leaves alone
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
-    """Bytes by purpose. `activations` is the largest prefill's, an estimate of what is alive at its peak."""
+    """Bytes by purpose. `activations` is an estimate of the peak of the largest prefill."""
 
     weights: int
     slots: int
@@ -26,34 +24,29 @@ class MemoryPlan:
         return self.weights + self.slots + self.activations
 
 
-def slot_bytes(config: DecoderConfig, *, dtype: torch.dtype) -> int:
-    """Memory of one slot: keys and values of every position, and those of the picture."""
-    cached = config.num_layers * config.context + config.num_adapter_layers * config.num_queries
-    return 2 * cached * config.dim * dtype.itemsize
-
-
-def plan_memory(
-    config: DecoderConfig, *, dtype: torch.dtype, num_slots: int, weights: int, max_prefill_tokens: int
-) -> MemoryPlan:
-    """Plan for `num_slots` rows beside weights of that many bytes."""
-    num_tokens = min(num_slots * config.context, max(max_prefill_tokens, config.context))
+def plan_memory(config: EngineConfig, *, weights: int, padding: int = 1) -> MemoryPlan:
+    """Plan of an engine beside `weights` bytes. Rounded shapes make a prefill up to `padding` times larger."""
+    sizes, itemsize = config.decoder, config.dtype.itemsize
+    num_tokens = min(config.num_slots * config.context, max(padding * config.max_prefill_tokens, config.context))
     # The widest moments of a layer: the attention scores in float32 with their mask and their cast copy, or the
     # feed-forward network's two halves and their product.
-    attention = num_tokens * config.num_heads * config.context * (2 * _FLOAT32_BYTES + dtype.itemsize)
-    feed_forward = num_tokens * 3 * config.ffn_dim * dtype.itemsize
-    residual = num_tokens * 4 * config.dim * dtype.itemsize
-    logits = 2 * num_slots * config.vocab_size * _FLOAT32_BYTES
+    attention = num_tokens * sizes.num_heads * config.context * (2 * _FLOAT32_BYTES + itemsize)
+    feed_forward = num_tokens * 3 * sizes.ffn_dim * itemsize
+    residual = num_tokens * 4 * sizes.dim * itemsize
+    logits = 2 * config.num_slots * sizes.vocab_size * _FLOAT32_BYTES
+    # A slot holds keys and values of every position, and those of the picture.
+    cached = sizes.num_layers * config.context + sizes.num_adapter_layers * sizes.num_queries
     return MemoryPlan(
         weights=weights,
-        slots=num_slots * slot_bytes(config, dtype=dtype),
+        slots=config.num_slots * 2 * cached * sizes.dim * itemsize,
         activations=max(attention, feed_forward, logits) + residual,
     )
 
 
 def fitting_rows(planned: Callable[[int], MemoryPlan], *, free: int | None, most: int, unknown: int) -> int:
-    """The largest power of two, at most `most`, of rows whose plan leaves a tenth of what is free; at least 1.
+    """The largest power of two, 1 to `most`, of rows whose plan leaves a tenth of the `free` bytes.
 
-    Where the free memory is not known, it is at most `unknown`.
+    At most `unknown` rows where the free memory is not known.
     """
     limit = most if free is not None else min(most, unknown)
     num_rows = 1
@@ -62,14 +55,14 @@ def fitting_rows(planned: Callable[[int], MemoryPlan], *, free: int | None, most
     return num_rows
 
 
-def check_memory(plan: MemoryPlan, config: DecoderConfig, *, num_slots: int, free: int | None, device: str) -> None:
-    """Raise DeviceError when the plan needs more than what is free; an unknown amount is never too little."""
+def check_memory(plan: MemoryPlan, config: EngineConfig, *, free: int | None, device: str) -> None:
+    """Raise DeviceError if the plan needs more than `free` bytes; None means that they are not known."""
     if free is None or plan.total <= free:
         return
     parts = f"{plan.slots / 1e9:.1f} GB for keys and values and {plan.activations / 1e9:.1f} GB for computing"
     weights = f"{plan.weights / 1e9:.1f} GB for weights, " if plan.weights else ""
-    slots = "1 slot" if num_slots == 1 else f"{num_slots} slots"
-    smaller = "--batch-size or --context" if num_slots > 1 else "--context"
+    slots = "1 slot" if config.num_slots == 1 else f"{config.num_slots} slots"
+    smaller = "--batch-size or --context" if config.num_slots > 1 else "--context"
     raise DeviceError(
         f"{slots} with a context of {config.context} need {plan.total / 1e9:.1f} GB ({weights}{parts}), and "
         f"{free / 1e9:.1f} GB are free on {device}",

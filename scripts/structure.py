@@ -47,7 +47,7 @@ def main() -> None:
     depth = 3 if "llama_adapter" in options.packages else 2
     room = lambda module: ".".join(module.split(".")[:depth])  # noqa: E731 - used three times, here alone
     for module, imported in imports.items():
-        rooms[room(module)] |= {room(other) for other in imported} - {room(module)}
+        rooms[room(module)] |= {room(other) for other in imported} - {room(module)}  # type: ignore[no-untyped-call]
     used = [module for module in imports if graph.find_modules_that_directly_import(module)]
     single = [module for module in used if len(graph.find_modules_that_directly_import(module)) == 1]
     for name, folders in {

@@ -23,7 +23,7 @@ from llama_adapter.app.models.encoders import (
 from llama_adapter.app.models.memory_fit import place_model
 from llama_adapter.app.models.quantised_model import quantise_model
 from llama_adapter.llm.engine.engine import Engine
-from llama_adapter.llm.runners.eager import Executor
+from llama_adapter.llm.runners.base import Runner
 from llama_adapter.runtime.devices.backend import Backend, open_backend, open_best, resolve_dtype, resolve_mode
 from llama_adapter.runtime.graphs.card import EncoderCard
 from llama_adapter.vision.backends.base import VisionBackend
@@ -41,7 +41,7 @@ class Parts:
     model: LoadedModel  # without its weights, which may take memory twice
     backend: Backend
     vision: VisionBackend
-    executor: Executor
+    runner: Runner
     remember_rows: Callable[[int], str] | None = None  # for later runs, where batch sizes are left to us
 
     def captioner(self) -> Captioner:
@@ -50,7 +50,7 @@ class Parts:
             spec=self.spec,
             info=self.info,
             vision=self.vision,
-            engine=Engine(self.executor, eos_id=self.model.tokenizer.eos_id),
+            engine=Engine(self.runner, eos_id=self.model.tokenizer.eos_id),
             tokenizer=self.model.tokenizer,
             ood_detector=self.model.ood_detector,
             synchronise=self.backend.synchronise,
@@ -90,7 +90,7 @@ def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> P
         elif spec.vision_kind != "torch":
             foreign_note = f"`{spec.encoder}` does not say of which model it is, so that cannot be checked"
         placed = place_model(model, spec=spec, backend=backend, mode=mode)
-        executor = placed.halves.executor
+        runner = placed.halves.runner
         if placed.halves.vision is not None:
             vision = placed.halves.vision
         elif vision is None:
@@ -106,7 +106,7 @@ def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> P
         vision=spec.vision_kind,
         device=str(backend.device),
         mode=mode,
-        batch_size=executor.num_slots,
+        batch_size=runner.config.num_slots,
         context=model.decoder_config.context,
         channel_order=model.vision_config.channel_order,
         precision=model.precision,
@@ -121,7 +121,7 @@ def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> P
             precision=model.precision,
             vision=vision.name,
             mode=mode,
-            operators=executor.operators.name,
+            operators=runner.operators.name,
             encoder=None if spec.vision_kind == "torch" else encoder_identity(spec),
             notes=tuple(filter(None, (note, *model.notes, foreign_note, widened_note, placed.note))),
             context=model.decoder_config.context,
@@ -130,7 +130,7 @@ def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> P
         model=dataclasses.replace(model, vision_state={}, decoder_state={}),
         backend=backend,
         vision=vision,
-        executor=executor,
+        runner=runner,
         remember_rows=placed.remember_rows,
     )
 

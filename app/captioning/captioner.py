@@ -31,7 +31,7 @@ from llama_adapter.app.reading.reader import PictureReader, PictureReading, Read
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
-from llama_adapter.llm.runners.eager import WarmUp
+from llama_adapter.llm.runners.base import WarmUp
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.vision.backends.base import VisionBackend
 from llama_adapter.vision.image import PictureSource

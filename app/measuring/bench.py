@@ -1,6 +1,6 @@
 """What `bench` does: a workload at several batch sizes in turn, beside the ceilings of the device it runs on.
 
-Pictures are read, encoded and answered by the captioner itself, with meters around its encoder and its executor.
+Pictures are read, encoded and answered by the captioner itself, with meters around its encoder and its runner.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.measuring.bench_result import BenchResult, Ceilings, Round, Workload, summarise
 from llama_adapter.app.measuring.ceilings import measure_bandwidth, measure_matmul
 from llama_adapter.app.measuring.circumstances import circumstances, load_average
-from llama_adapter.app.measuring.meters import Meter, MeteredExecutor, MeteredVision
+from llama_adapter.app.measuring.meters import Meter, MeteredRunner, MeteredVision
 from llama_adapter.app.measuring.roofline import (
     NumberSizes,
     decoder_shapes,
@@ -148,7 +148,7 @@ class _Bench:
             parts,
             spec=dataclasses.replace(parts.spec, batch_size=batch_size),
             vision=MeteredVision(parts.vision, meter=self._meter, config=parts.model.vision_config, sizes=sizes),
-            executor=MeteredExecutor(parts.executor, meter=self._meter, num_slots=batch_size, sizes=sizes),
+            runner=MeteredRunner(parts.runner, meter=self._meter, num_slots=batch_size, sizes=sizes),
         )
         self._captioner = metered.captioner()
 

@@ -1,20 +1,17 @@
-"""An encoder and an executor that note how long each call took and what it had to do. They compute as those inside."""
+"""An encoder and a runner that note how long each call took and what it had to do. They compute as those inside."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 from torch import Tensor
 
 from llama_adapter.app.measuring.roofline import NumberSizes, Work, encoder_work, prefill_work, prefix_work, step_work
-from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.adapter import Prefix
-from llama_adapter.llm.runners.eager import Executor, ScoreRow, WarmUp
-from llama_adapter.llm.runners.prediction import Prediction
-from llama_adapter.runtime.devices.transfer import Transfer
+from llama_adapter.llm.runners.base import DecodePlan, Pending, Plan, Runner, ScorePlan, WarmUp
 from llama_adapter.runtime.operators.base import Operators
 from llama_adapter.vision.backends.base import VisionBackend
 from llama_adapter.vision.config import VisionConfig
@@ -73,51 +70,31 @@ class MeteredVision:
         self._inner.close()
 
 
-class MeteredExecutor:
-    """An executor whose calls are noted, with `num_slots` of its slots, so that one serves every batch size."""
+class MeteredRunner:
+    """A runner whose calls are noted, with `num_slots` of its slots, so that one serves every batch size."""
 
-    def __init__(self, inner: Executor, *, meter: Meter, num_slots: int, sizes: NumberSizes) -> None:
-        if not 1 <= num_slots <= inner.num_slots:
-            raise ValueError(f"num_slots must lie in 1..{inner.num_slots}, got {num_slots}")
+    def __init__(self, inner: Runner, *, meter: Meter, num_slots: int, sizes: NumberSizes) -> None:
+        if not 1 <= num_slots <= inner.config.num_slots:
+            raise ValueError(f"num_slots must lie in 1..{inner.config.num_slots}, got {num_slots}")
         self._inner, self._meter, self._sizes = inner, meter, sizes
-        self.num_slots = num_slots
-
-    @property
-    def config(self) -> DecoderConfig:
-        return self._inner.config
+        self.config = replace(inner.config, num_slots=num_slots)
 
     @property
     def operators(self) -> Operators:
         return self._inner.operators
 
-    @property
-    def queued(self) -> bool:
-        return self._inner.queued
-
-    @property
-    def transfer(self) -> Transfer:
-        return self._inner.transfer
-
     def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
         num_pictures = len(visual_query_BQD)
-        work = prefix_work(self.config, num_pictures=num_pictures, sizes=self._sizes)
+        work = prefix_work(self.config.decoder, num_pictures=num_pictures, sizes=self._sizes)
         with self._meter.note("prefix", num_pictures, work):
             return self._inner.project_prefix(visual_query_BQD)
 
-    def prefill(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> Prediction:
-        with self._note_prefill([len(prompt) for prompt in prompts], num_logits=len(prompts)):
-            return self._inner.prefill(prompts, prefixes, first_slot=first_slot)
-
-    def score(self, rows: Sequence[ScoreRow]) -> list[list[float]]:
-        # The last token of a choice is not fed, and each token of a choice needs its own logits.
-        lengths = [len(row.prompt_ids) + sum(len(choice) - 1 for choice in row.choices) for row in rows]
-        with self._note_prefill(lengths, num_logits=sum(len(choice) for row in rows for choice in row.choices)):
-            return self._inner.score(rows)
-
-    def decode(self, token_ids: Sequence[int] | Tensor, positions: Sequence[int]) -> Prediction:
-        work = step_work(self.config, positions=positions, sizes=self._sizes)
-        with self._meter.note("step", len(positions), work):
-            return self._inner.decode(token_ids, positions)
+    def run(self, plan: Plan) -> Pending:
+        """Note the plan's program and the choice of tokens that follows it."""
+        if not plan.rows:
+            return self._inner.run(plan)
+        with self._note(plan):
+            return self._inner.run(plan)
 
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
         self._inner.move(source, target, num_tokens=num_tokens)
@@ -125,9 +102,22 @@ class MeteredExecutor:
     def clear(self, slot: int, *, position: int | None = None) -> None:
         self._inner.clear(slot, position=position)
 
+    def reset(self) -> None:
+        self._inner.reset()
+
     def warm_up(self, *, prompt_tokens: int, new_tokens: int) -> WarmUp:
         return self._inner.warm_up(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
 
-    def _note_prefill(self, lengths: Sequence[int], *, num_logits: int) -> AbstractContextManager[None]:
-        work = prefill_work(self.config, lengths=lengths, num_logits=num_logits, sizes=self._sizes)
-        return self._meter.note("prefill", len(lengths), work)
+    def _note(self, plan: Plan) -> AbstractContextManager[None]:
+        decoder, num_rows = self.config.decoder, len(plan.rows)
+        if isinstance(plan, DecodePlan):
+            work = step_work(decoder, positions=plan.positions, sizes=self._sizes)
+            return self._meter.note("step", num_rows, work)
+        lengths, num_logits = [len(prompt) for prompt in plan.prompts], num_rows
+        if isinstance(plan, ScorePlan):
+            # The last token of a continuation is not fed, and each of its tokens needs its own logits.
+            continuations = [[len(ids) for ids in row] for row in plan.continuations]
+            lengths = [length + sum(row) - len(row) for length, row in zip(lengths, continuations, strict=True)]
+            num_logits = sum(map(sum, continuations))
+        work = prefill_work(decoder, lengths=lengths, num_logits=num_logits, sizes=self._sizes)
+        return self._meter.note("prefill", num_rows, work)

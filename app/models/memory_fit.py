@@ -4,7 +4,7 @@ Less memory than that may turn up later, while pictures are answered: see app/ca
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llama_adapter.app.captioning.oom_retry import attempt, free_memory
 from llama_adapter.app.captioning.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
@@ -12,9 +12,10 @@ from llama_adapter.app.models.batch_size_cache import Setting
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.encoders import encoder_bytes
 from llama_adapter.app.models.native_encoder import KernelsFirst, install_block_kernels
+from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.load import PlacedDecoder, place_decoder, planner
 from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, fitting_rows
-from llama_adapter.llm.runners.eager import Executor
+from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.shapes import powers_of_two
 from llama_adapter.runtime.devices.backend import Backend
 from llama_adapter.vision.backends.torch import TorchVisionBackend
@@ -24,9 +25,9 @@ from llama_adapter.vision.inference import HostEncoder
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Halves:
-    """What computes on the device; the executor's slots are the batch size."""
+    """What computes on the device; the runner's slots are the batch size."""
 
-    executor: Executor
+    runner: Runner
     vision: TorchVisionBackend | None  # None where an exported encoder takes its place
 
 
@@ -44,16 +45,17 @@ def place_model(model: LoadedModel, *, spec: CaptionerSpec, backend: Backend, mo
 
     Raises DeviceError, before anything large is made, when it would not fit into the device's memory.
     """
-    config, state, operators = model.decoder_config, model.decoder_state, spec.operators
+    config = EngineConfig(decoder=model.decoder_config, dtype=model.dtype, mode=mode, operators=spec.operators)
     reserved = encoder_bytes(spec, model, backend=backend)
-    planned = planner(config, state, backend=backend, operators=operators, reserved=reserved)
+    planned = planner(config, model.decoder_state, backend=backend, reserved=reserved)
     setting = _setting(model, dtype=spec.dtype, backend=backend, mode=mode)
     num_rows, note = spec.batch_size, ""
     is_auto = num_rows == "auto"
     if num_rows == "auto":
         num_rows, note = auto_rows(planned, backend=backend, setting=setting)
-    check_memory(planned(num_rows), config, num_slots=num_rows, free=backend.free_bytes(), device=backend.name)
-    decoder = place_decoder(config, state, backend=backend, mode=mode, operators=operators)
+    asked = replace(config, num_slots=num_rows)
+    check_memory(planned(num_rows), asked, free=backend.free_bytes(), device=backend.name)
+    decoder = place_decoder(config, model.decoder_state, backend=backend)
 
     def load(rows: int) -> Halves:
         return _halves(decoder, rows, spec=spec, model=model)
@@ -86,9 +88,9 @@ def load_halving(load: Callable[[int], Halves], num_rows: int, *, backend: Backe
 
 
 def _halves(decoder: PlacedDecoder, num_rows: int, *, spec: CaptionerSpec, model: LoadedModel) -> Halves:
-    executor, backend = decoder.executor(num_rows), decoder.backend
+    runner, backend = decoder.runner(num_rows), decoder.backend
     if spec.vision_kind != "torch":
-        return Halves(executor=executor, vision=None)
+        return Halves(runner=runner, vision=None)
     encoder = encoder_from_state(model.vision_config, model.vision_state)
     sizes = powers_of_two(num_rows) if backend.capabilities.static_shapes else None
     vision = TorchVisionBackend(encoder, device=backend.device, batch_sizes=sizes)
@@ -96,7 +98,7 @@ def _halves(decoder: PlacedDecoder, num_rows: int, *, spec: CaptionerSpec, model
     if backend.kernels is not None and isinstance(vision.module, HostEncoder):
         install_block_kernels(vision.module, library=backend.kernels)
         vision.module = KernelsFirst(vision.module)
-    return Halves(executor=executor, vision=vision)
+    return Halves(runner=runner, vision=vision)
 
 
 def _setting(model: LoadedModel, *, dtype: str, backend: Backend, mode: str) -> Setting:

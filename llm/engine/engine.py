@@ -1,4 +1,4 @@
-"""The engine: requests in, `step()` after `step()`, tokens out. Follow a request's life here, top to bottom."""
+"""The engine: requests in, `step()` after `step()`, tokens out. Read `submit`, `step`, `_settle` and `_end` in turn."""
 
 import math
 from collections.abc import Iterable
@@ -6,19 +6,16 @@ from typing import Protocol
 
 from torch import Tensor
 
-from llama_adapter.llm.engine.async_readback import AsyncReadback, Chosen
+from llama_adapter.llm.engine.requests import Output, Request, ScoreRequest
 from llama_adapter.llm.engine.scheduler import Scheduler
-from llama_adapter.llm.engine.sequence import Finish, Output, Request, Sequence
+from llama_adapter.llm.engine.sequence import Sequence
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.llm.model.adapter import Prefix
-from llama_adapter.llm.runners.eager import Executor, ScoreRow, WarmUp
-from llama_adapter.llm.runners.prediction import NO_TOKEN
-
-MAX_PREFILL_TOKENS = 8192
+from llama_adapter.llm.runners.base import Result, Runner, Scores, WarmUp
 
 
 class StageTimer(Protocol):
-    """Told at every boundary which stage begins: `pre`, `forward`, `post`."""
+    """Called when a stage of a step begins: `pre`, `forward`, `post`."""
 
     def enter(self, stage: str) -> None: ...
 
@@ -31,174 +28,154 @@ class NoTimer:
 
 
 class Engine:
-    """Continuous batching over one executor. Not thread-safe: one thread submits and steps."""
+    """Continuous batching on one runner. Not thread-safe: one thread submits and steps."""
 
-    def __init__(self, executor: Executor, *, eos_id: int, max_prefill_tokens: int = MAX_PREFILL_TOKENS) -> None:
+    def __init__(self, runner: Runner, *, eos_id: int) -> None:
+        """`eos_id` ends an answer."""
         self.timer: StageTimer = NoTimer()
-        self._executor = executor
-        self._pipeline = AsyncReadback(executor)
+        self._runner = runner
         self._eos_id = eos_id
-        self._scheduler = Scheduler(num_slots=executor.num_slots, max_prefill_tokens=max_prefill_tokens)
-        self._ended: list[Output] = []  # requests that ended without a step
+        self._scheduler = Scheduler(runner.config)
+        self._early: list[Output] = []  # requests that end without a step
 
     @property
     def num_slots(self) -> int:
-        """Rows that can run at once."""
-        return self._executor.num_slots
+        """Most rows that run at once."""
+        return self._runner.config.num_slots
 
     @property
     def num_rows(self) -> int:
-        """Rows that may run at once by now: all slots, or what `limit_rows` left of them."""
+        """Most rows that run at once now: all slots, or what `limit_rows` left of them."""
         return self._scheduler.num_rows
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that `step()` has still to answer."""
-        return len(self._scheduler.waiting) + len(self._scheduler.running) + len(self._ended)
+        """Requests without a complete answer."""
+        return len(self._scheduler.waiting) + len(self._scheduler.running) + len(self._early)
 
     def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
-        """Visual query (B, Q, D) -> the prefix of each picture; shared by all requests about that picture."""
-        return self._executor.project_prefix(visual_query_BQD)
+        """Visual query (B, Q, D) -> the prefix of each picture, shared by all requests about that picture."""
+        return self._runner.project_prefix(visual_query_BQD)
 
     def warm_up(self, *, prompt_tokens: int, new_tokens: int) -> WarmUp:
-        """Run, before the first request, the steps that prompts and answers of up to these lengths may need.
+        """Run the steps that prompts and answers of up to these lengths may need, before the first request.
 
-        Raises RuntimeError while requests are unanswered.
+        Raises RuntimeError while requests are unfinished.
         """
         if self.num_unfinished:
-            raise RuntimeError("An engine is warmed up before its first request, or when all are answered")
-        return self._executor.warm_up(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
+            raise RuntimeError("The engine can only be warmed up while it has no unfinished request")
+        return self._runner.warm_up(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
 
-    def check(self, prompt_ids: tuple[int, ...], choices: Iterable[tuple[int, ...]] = ()) -> None:
-        """Raise PromptTooLongError or PromptError when such a request could not be answered."""
-        config = self._executor.config
+    def check(self, prompt_ids: tuple[int, ...], continuations: Iterable[tuple[int, ...]] = ()) -> None:
+        """Raise PromptTooLongError or PromptError if the model cannot answer such a request."""
+        config = self._runner.config
+        vocab_size = config.decoder.vocab_size
         if not prompt_ids:
             raise PromptError("The prompt has no tokens", hint="give at least the begin-of-sequence token")
-        longest_choice = 0
-        for ids in (prompt_ids, *choices):
+        num_positions = len(prompt_ids)
+        for ids in (prompt_ids, *continuations):
             if not ids:
-                raise PromptError("A choice has no tokens", hint="give every choice at least one character")
-            if min(ids) < 0 or max(ids) >= config.vocab_size:
+                raise PromptError("A continuation has no tokens", hint="give every answer at least one character")
+            if min(ids) < 0 or max(ids) >= vocab_size:
                 raise PromptError(
-                    f"Token ids must lie in 0..{config.vocab_size - 1}, got {min(ids)}..{max(ids)}",
+                    f"Token ids must lie in 0..{vocab_size - 1}, got {min(ids)}..{max(ids)}",
                     hint="encode the prompt with this model's own tokenizer",
                 )
             if ids is not prompt_ids:
-                longest_choice = max(longest_choice, len(ids))
-        num_positions = len(prompt_ids) + max(longest_choice - 1, 0)
+                num_positions = max(num_positions, len(prompt_ids) + len(ids) - 1)
         if num_positions > config.context:
             raise PromptTooLongError(num_positions, config.context)
 
     def submit(self, request: Request) -> None:
-        """Queue a request; raises as `check` does."""
-        self.check(request.prompt_ids, request.choices)
-        room = self._executor.config.context - len(request.prompt_ids)
-        max_new_tokens = min(request.sampling.max_new_tokens, room) - len(request.known_ids)
-        if max_new_tokens <= 0 and not request.choices:
-            self._ended.append(Output(request_id=request.id, finish="length"))
+        """Queue a request. Raises as `check`."""
+        if isinstance(request, ScoreRequest):
+            self.check(request.prompt_ids, request.continuations)
+            self._scheduler.waiting.append(request)
             return
-        self._scheduler.waiting.append(Sequence(request, max_new_tokens=max_new_tokens))
+        self.check(request.prompt_ids)
+        room = self._runner.config.context - len(request.prompt_ids)
+        max_new_tokens = min(request.sampling.max_new_tokens, room) - len(request.known_ids)
+        if max_new_tokens <= 0:
+            self._early.append(Output(request_id=request.id, finish="length"))
+            return
+        self._scheduler.add(request, max_new_tokens=max_new_tokens)
+
+    def step(self) -> list[Output]:
+        """Run one program on the device and return its events; an idle engine returns none.
+
+        On a device with a queue, events come one step late.
+        """
+        self.timer.enter("pre")
+        if self._early:
+            early, self._early = self._early, []
+            return early
+        plan = self._scheduler.schedule()
+        if plan is None:
+            return []
+        self.timer.enter("forward")
+        pending = self._runner.run(plan)
+        return self._settle(pending.read())
+
+    def _settle(self, result: Result) -> list[Output]:
+        """Turn what was read into events; rows that end leave their slots."""
+        self.timer.enter("post")
+        if isinstance(result, Scores):
+            return [_score_output(*row) for row in zip(result.rows, result.logprobs, strict=True)]
+        outputs: list[Output] = []
+        ended: list[tuple[Sequence, bool]] = []
+        for row, token_id in zip(result.rows, result.token_ids, strict=True):
+            sequence = self._scheduler.find(row)
+            if sequence is None:  # it ended or was cancelled while this step was on its way
+                continue
+            finish = sequence.take(token_id, eos_id=self._eos_id)
+            text_id = None if finish in ("not_finite", "stop") else token_id
+            outputs.append(Output(request_id=sequence.request.id, token_id=text_id, finish=finish))
+            if finish is not None:
+                ended.append((sequence, finish != "not_finite"))
+        # From the last slot down, so that a row that moves into a freed slot is never one that ends too.
+        for sequence, is_finite in sorted(ended, key=lambda pair: pair[0].slot, reverse=True):
+            self._end(sequence, is_finite=is_finite)
+        return outputs
+
+    def _end(self, sequence: Sequence, *, is_finite: bool = True) -> None:
+        """The one place where a row ends: its slot is left clean, and the last running row takes it."""
+        if is_finite:
+            self._clean_unread(sequence, slot=sequence.slot)
+        else:
+            self._runner.clear(sequence.slot)
+        moved = self._scheduler.retire(sequence)
+        if moved is not None:
+            source = len(self._scheduler.running)
+            self._runner.move(source, moved.slot, num_tokens=moved.num_cached_tokens)
+            self._clean_unread(moved, slot=source)
+
+    def _clean_unread(self, sequence: Sequence, *, slot: int) -> None:
+        """Undo what an unread step of a sequence wrote to a slot: it may prove not finite when another row is there."""
+        if sequence.has_unread_step:
+            # Before its first token is read, nothing is known of its prompt and picture either.
+            self._runner.clear(slot, position=sequence.last_fed_position if sequence.token_ids else None)
 
     def cancel(self, request_id: int) -> None:
         """Forget a request, waiting or running; its slot is free at once. Unknown ids are ignored."""
-        self._ended = [output for output in self._ended if output.request_id != request_id]
-        for sequence in list(self._scheduler.waiting):
-            if sequence.request.id == request_id:
-                self._scheduler.waiting.remove(sequence)
-        for sequence in list(self._scheduler.running):
-            if sequence.request.id == request_id:
-                self._pipeline.wipe(sequence, slot=self._scheduler.slot_of(sequence))
-                self._leave(sequence)
+        self._early = [output for output in self._early if output.request_id != request_id]
+        for sequence in self._scheduler.cancel(request_id):
+            self._end(sequence)
 
     def limit_rows(self, num_rows: int) -> None:
-        """From now on run no more than `num_rows` at once, or score them; raises ValueError beyond 1..num_slots."""
+        """From now on run or score at most `num_rows` at once. Raises ValueError outside 1..num_slots."""
         self._scheduler.limit_rows(num_rows)
 
     def reset(self) -> None:
-        """Forget all requests, and clear all slots: after a step that raised, which may have left anything in them.
+        """Forget all requests and clear all slots, after a step that raised.
 
-        Who has no answer by then submits again, and may give what is known of it as `known_ids`.
+        Unfinished requests have to be submitted again, with the tokens received so far as `known_ids`.
         """
-        self._ended.clear()
+        self._early.clear()
         self._scheduler.clear()
-        self._pipeline.reset(num_slots=self.num_slots)
+        self._runner.reset()
 
-    def step(self) -> list[Output]:
-        """Run one program on the device and return the news; an idle engine returns nothing.
 
-        A device with a queue answers one step late: the first step's news come with the second.
-        """
-        self.timer.enter("pre")
-        if self._ended:
-            ended, self._ended = self._ended, []
-            return ended
-        if scored := self._scheduler.next_scored():
-            return self._score(scored)
-        first_slot = len(self._scheduler.running)
-        if admitted := self._scheduler.next_admitted():
-            self.timer.enter("forward")
-            return self._extend(self._pipeline.prefill(admitted, first_slot=first_slot))
-        if running := list(self._scheduler.running):
-            self.timer.enter("forward")
-            return self._extend(self._pipeline.decode(running))
-        return []
-
-    def _extend(self, chosen: Chosen) -> list[Output]:
-        """Give sequences their next tokens; those that end leave their slots."""
-        self.timer.enter("post")
-        outputs: list[Output] = []
-        ended: list[Sequence] = []
-        for sequence, token_id in zip(*chosen, strict=True):
-            if sequence.has_ended:
-                continue
-            finish: Finish | None = None
-            if token_id == NO_TOKEN:
-                finish = "not_finite"
-            else:
-                sequence.token_ids.append(token_id)
-                if token_id == self._eos_id:
-                    finish = "stop"
-                elif len(sequence.token_ids) == sequence.max_new_tokens:
-                    finish = "length"
-            has_text = finish not in ("not_finite", "stop")
-            outputs.append(
-                Output(request_id=sequence.request.id, token_id=token_id if has_text else None, finish=finish)
-            )
-            if finish is not None:
-                ended.append(sequence)
-                slot = self._scheduler.slot_of(sequence)
-                if finish == "not_finite":
-                    self._pipeline.clear(slot)
-                else:
-                    self._pipeline.wipe(sequence, slot=slot)
-        # Only now: before any row moves, each that ends has left its slot clean.
-        for sequence in ended:
-            self._leave(sequence)
-        return outputs
-
-    def _score(self, sequences: list[Sequence]) -> list[Output]:
-        self.timer.enter("forward")
-        rows = [
-            ScoreRow(
-                prompt_ids=sequence.request.prompt_ids,
-                choices=sequence.request.choices,
-                prefix=sequence.request.prefix,
-            )
-            for sequence in sequences
-        ]
-        scores = self._executor.score(rows)
-        self.timer.enter("post")
-        return [
-            Output(
-                request_id=sequence.request.id,
-                finish="choice" if all(map(math.isfinite, logprobs)) else "not_finite",
-                choice_logprobs=tuple(logprobs),
-            )
-            for sequence, logprobs in zip(sequences, scores, strict=True)
-        ]
-
-    def _leave(self, sequence: Sequence) -> None:
-        sequence.has_ended = True
-        move = self._scheduler.retire(sequence)
-        if move is not None:
-            self._pipeline.move(self._scheduler.running[move.target], source=move.source, target=move.target)
+def _score_output(request_id: int, logprobs: Iterable[float]) -> Output:
+    logprobs = tuple(logprobs)
+    is_finite = all(map(math.isfinite, logprobs))
+    return Output(request_id=request_id, finish="scored" if is_finite else "not_finite", logprobs=logprobs)

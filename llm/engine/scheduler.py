@@ -1,80 +1,119 @@
-"""Who runs next: waiting and running sequences, and the slots they hold. Policy only, no tensors.
+"""Decides what runs next: waiting and running sequences, and the slots they hold. No tensors.
 
-Running sequences hold slots 0..n-1: the list index is the slot. When one leaves, the last takes its place.
+Running sequences hold slots 0..n-1: the list index is the slot. When one ends, the last takes its place.
 """
 
+import itertools
 from collections import deque
-from typing import NamedTuple
+from typing import TypeVar
 
+from llama_adapter.llm.config import EngineConfig
+from llama_adapter.llm.engine.requests import GenerateRequest, ScoreRequest
 from llama_adapter.llm.engine.sequence import Sequence
+from llama_adapter.llm.runners.base import DecodePlan, Plan, PrefillPlan, ScorePlan
 
+_rows = itertools.count()  # of all engines: a runner may still return a step of an earlier one
 
-class Move(NamedTuple):
-    """The sequence in slot `source` now belongs in slot `target`."""
-
-    source: int
-    target: int
+_Waiting = TypeVar("_Waiting", Sequence, ScoreRequest)
 
 
 class Scheduler:
-    """First come, first served; new sequences are admitted before running ones go on."""
+    """First come, first served. New sequences are admitted before running ones go on."""
 
-    def __init__(self, *, num_slots: int, max_prefill_tokens: int) -> None:
-        if num_slots < 1:
-            raise ValueError(f"num_slots must be at least 1, got {num_slots}")
-        self.num_slots = num_slots
-        self.num_rows = num_slots  # of them, from slot 0 on, those that are given out
-        self.max_prefill_tokens = max_prefill_tokens
-        self.waiting: deque[Sequence] = deque()
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self.num_rows = config.num_slots  # most rows at once, see `limit_rows`
+        self.waiting: deque[Sequence | ScoreRequest] = deque()
         self.running: list[Sequence] = []
+        self._by_row: dict[int, Sequence] = {}  # the running ones
 
     def limit_rows(self, num_rows: int) -> None:
-        """From now on run no more than so many at once; those that do already are left alone.
-
-        Raises ValueError for less than one, and for more than there are slots.
-        """
-        if not 1 <= num_rows <= self.num_slots:
-            raise ValueError(f"num_rows must lie in 1..{self.num_slots}, got {num_rows}")
+        """From now on run at most `num_rows` at once; running sequences are left alone. Raises ValueError."""
+        if not 1 <= num_rows <= self._config.num_slots:
+            raise ValueError(f"num_rows must lie in 1..{self._config.num_slots}, got {num_rows}")
         self.num_rows = num_rows
 
-    def clear(self) -> None:
-        """Forget all sequences."""
-        self.waiting.clear()
-        self.running.clear()
+    def add(self, request: GenerateRequest, *, max_new_tokens: int) -> None:
+        """Queue a request that generates at least one token."""
+        self.waiting.append(Sequence(request, row=next(_rows), max_new_tokens=max_new_tokens))
 
-    def next_scored(self) -> list[Sequence]:
-        """Take the sequences at the head of the queue that are scored: they need no slot."""
-        return self._take(scored=True, limit=self.num_rows)
+    def schedule(self) -> Plan | None:
+        """The next program, None when idle. Planned sequences are running, and their tokens are counted."""
+        if requests := self._take(ScoreRequest, limit=self.num_rows):
+            return ScorePlan(
+                rows=[request.id for request in requests],
+                prompts=[request.prompt_ids for request in requests],
+                continuations=[request.continuations for request in requests],
+                prefixes=[request.prefix for request in requests],
+            )
+        first_slot = len(self.running)
+        if admitted := self._take(Sequence, limit=self.num_rows - first_slot):
+            for slot, sequence in enumerate(admitted, start=first_slot):
+                sequence.slot = slot
+                self._by_row[sequence.row] = sequence
+            self.running += admitted
+            return PrefillPlan(
+                rows=[sequence.row for sequence in admitted],
+                prompts=[sequence.prompt_ids for sequence in admitted],
+                prefixes=[sequence.request.prefix for sequence in admitted],
+                draws=[sequence.next_draw() for sequence in admitted],
+                first_slot=first_slot,
+            )
+        if not self.running:
+            return None
+        # Without a step where every sequence ends with a token that is not read yet.
+        rows = [] if all(sequence.is_complete for sequence in self.running) else self.running
+        return DecodePlan(
+            rows=[sequence.row for sequence in rows],
+            positions=[sequence.next_position for sequence in rows],
+            draws=[sequence.next_draw() for sequence in rows],
+        )
 
-    def next_admitted(self) -> list[Sequence]:
-        """Take waiting sequences into the free slots; they are running from now on."""
-        admitted = self._take(scored=False, limit=self.num_rows - len(self.running))
-        self.running.extend(admitted)
-        return admitted
+    def find(self, row: int) -> Sequence | None:
+        """The running sequence of a row; None if it has ended."""
+        return self._by_row.get(row)
 
-    def slot_of(self, sequence: Sequence) -> int:
-        """The slot that a running sequence holds."""
-        return self.running.index(sequence)
-
-    def retire(self, sequence: Sequence) -> Move | None:
-        """End a running sequence; says which slot must move so that slots in use stay 0..n-1."""
-        slot = self.slot_of(sequence)
+    def retire(self, sequence: Sequence) -> Sequence | None:
+        """End a running sequence; returns the one that now has its slot and still lies in slot `len(running)`."""
+        del self._by_row[sequence.row]
         last = self.running.pop()
         if last is sequence:
             return None
-        self.running[slot] = last
-        return Move(source=len(self.running), target=slot)
+        self.running[sequence.slot] = last
+        last.slot = sequence.slot
+        return last
 
-    def _take(self, *, scored: bool, limit: int) -> list[Sequence]:
-        """From the head of the queue, as many of the kind as fit in `limit` rows and one padded prefill."""
-        taken: list[Sequence] = []
+    def cancel(self, request_id: int) -> list[Sequence]:
+        """Remove a request from the queue; returns its running sequences, which have to be retired."""
+        for waiting in list(self.waiting):
+            if (waiting.request.id if isinstance(waiting, Sequence) else waiting.id) == request_id:
+                self.waiting.remove(waiting)
+        return [sequence for sequence in self.running if sequence.request.id == request_id]
+
+    def clear(self) -> None:
+        """Forget all requests."""
+        self.waiting.clear()
+        self.running.clear()
+        self._by_row.clear()
+
+    def _take(self, kind: type[_Waiting], *, limit: int) -> list[_Waiting]:
+        """From the head of the queue, as many of a kind as fit in `limit` rows and one padded prefill."""
+        taken: list[_Waiting] = []
         widest = 0
         while self.waiting and len(taken) < limit:
             head = self.waiting[0]
-            if bool(head.request.choices) != scored:
+            if not isinstance(head, kind):
                 break
-            widest = max(widest, head.num_prefill_tokens)
-            if taken and widest * (len(taken) + 1) > self.max_prefill_tokens:
+            widest = max(widest, _num_tokens(head))
+            if taken and widest * (len(taken) + 1) > self._config.max_prefill_tokens:
                 break
-            taken.append(self.waiting.popleft())
+            taken.append(head)
+            self.waiting.popleft()
         return taken
+
+
+def _num_tokens(waiting: Sequence | ScoreRequest) -> int:
+    """Tokens of the row of its first forward pass: the prompt, and the continuations if it is scored."""
+    if isinstance(waiting, Sequence):
+        return len(waiting.prompt_ids)
+    return len(waiting.prompt_ids) + sum(len(continuation) - 1 for continuation in waiting.continuations)

@@ -1,69 +1,39 @@
-"""What is asked of the engine, what it answers, and the state of one request in between."""
+"""The state of one generating request between its steps."""
 
 import random
-from dataclasses import dataclass, field
-from typing import Literal
 
-from llama_adapter.llm.engine.sampler import Draw
-from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.model.adapter import Prefix
-
-Finish = Literal["stop", "length", "choice", "not_finite"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """One prompt about one picture.
-
-    With `choices` (token ids of each answer) nothing is generated: the choices are weighed against each other. With
-    `known_ids`, how the answer of an earlier attempt began, it goes on from there: they are not given again, count as
-    new tokens, and have used up what was drawn for them, so that equal seeds go on to draw as they did.
-    """
-
-    id: int
-    prompt_ids: tuple[int, ...]
-    prefix: Prefix  # (A, 1, N, Q, H), from `Engine.project_prefix`
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    choices: tuple[tuple[int, ...], ...] = ()
-    known_ids: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Output:
-    """News of one request: a token, or its end, or both. The end-of-sequence token itself is not passed on."""
-
-    request_id: int
-    token_id: int | None = None
-    finish: Finish | None = None  # "not_finite": the model's numbers overflowed, there is no answer
-    choice_logprobs: tuple[float, ...] = ()  # with finish "choice": one per choice, not normalised
+from llama_adapter.llm.engine.requests import Finish, GenerateRequest
+from llama_adapter.llm.runners.sampler import NO_TOKEN, Draw
 
 
 class Sequence:
-    """A running request. Its newest token has not been fed to the model yet.
+    """A request on its way to an answer. Its newest token has not been fed to the model yet.
 
-    Tokens are counted when their step is handed to the device, and come into `token_ids` when they are read.
+    Tokens are counted when their step is planned, and enter `token_ids` when they are read.
     """
 
-    def __init__(self, request: Request, *, max_new_tokens: int) -> None:
+    def __init__(self, request: GenerateRequest, *, row: int, max_new_tokens: int) -> None:
+        """`row` is a number of its own; `max_new_tokens` is what request and context leave beyond the known ids."""
         self.request = request
+        self.row = row
+        self.slot = -1  # while it waits
         self.prompt_ids = request.prompt_ids + request.known_ids  # what is fed first
-        self.max_new_tokens = max_new_tokens  # what the request and the context leave beyond these
+        self.max_new_tokens = max_new_tokens
         self.token_ids: list[int] = []
-        self.has_ended = False  # what a step still says of it is dropped
-        self._num_steps = 0  # that choose a token of it
+        self._num_steps = 0  # planned steps that choose a token of it
         self._random = random.Random(request.sampling.seed)
         for _ in request.known_ids:
             self._uniform()
 
     @property
-    def num_prefill_tokens(self) -> int:
-        """Length of the row that its first forward pass computes: the prompt, and behind it what is scored."""
-        return len(self.prompt_ids) + sum(len(choice) - 1 for choice in self.request.choices)
+    def is_complete(self) -> bool:
+        """Whether the step of its last token is planned."""
+        return self._num_steps >= self.max_new_tokens
 
     @property
-    def is_complete(self) -> bool:
-        """Whether its last token is chosen, read or not."""
-        return self._num_steps >= self.max_new_tokens
+    def has_unread_step(self) -> bool:
+        """Whether a step of it is planned whose token was not read."""
+        return self._num_steps > len(self.token_ids)
 
     @property
     def num_cached_tokens(self) -> int:
@@ -72,7 +42,7 @@ class Sequence:
 
     @property
     def next_position(self) -> int:
-        """Where its newest token goes. A complete sequence stays where it is, within the context."""
+        """Where its newest token is fed. A complete sequence stays where it is, within the context."""
         return self.num_cached_tokens - (1 if self.is_complete else 0)
 
     @property
@@ -80,10 +50,22 @@ class Sequence:
         """Where its last decode step wrote."""
         return self.num_cached_tokens - 1
 
-    def next_draw(self) -> Draw:
-        """The choice rule of its next token, which counts from now on; advances its randomness."""
+    def next_draw(self) -> Draw | None:
+        """How its next token is drawn, None for greedy. Counts the token and advances the random numbers."""
         self._num_steps += 1
-        return Draw(params=self.request.sampling, uniform=self._uniform())
+        sampling = self.request.sampling
+        if sampling.greedy:
+            return None
+        return Draw(sampling.temperature, sampling.top_p, sampling.top_k, self._uniform())
+
+    def take(self, token_id: int, *, eos_id: int) -> Finish | None:
+        """Append the token that was read; returns why the sequence ends with it, or None."""
+        if token_id == NO_TOKEN:
+            return "not_finite"
+        self.token_ids.append(token_id)
+        if token_id == eos_id:
+            return "stop"
+        return "length" if len(self.token_ids) == self.max_new_tokens else None
 
     def _uniform(self) -> float:
         return 0.0 if self.request.sampling.greedy else self._random.random()

@@ -8,48 +8,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
-from llama_adapter.llm.runners.eager import DecodeProgram, EagerExecutor
-from llama_adapter.llm.runners.shapes import BucketedShapes, SteppedShapes
+from llama_adapter.llm.runners.eager import DecodeProgram, EagerRunner
+from llama_adapter.llm.runners.shapes import BUCKETED, STEPPED
 from llama_adapter.runtime.devices.backend import Backend
 from llama_adapter.runtime.devices.npu_errors import explain_npu_error
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators.base import ATEN, Operators
 
-# Programs of one executor: doublings of rows times doublings of positions, far from it. torch's own limit is 8, beyond
-# which it would run them uncompiled, or fail.
+# Far above the programs of one runner, doublings of rows times doublings of positions. torch's own limit is 8, beyond
+# which it runs programs uncompiled, or fails.
 _MAX_PROGRAMS = 256
 
 
-class GraphExecutor(EagerExecutor):
-    """As `EagerExecutor`, with decode steps compiled by the backend when their shape first comes.
+class GraphRunner(EagerRunner):
+    """As `EagerRunner`, with decode steps compiled by the backend in `config.mode` when their shape first occurs.
 
     Shapes of steps are rounded up to few, and cache and prefix lie at fixed addresses, so that a program stays valid.
     """
 
     def __init__(
-        self,
-        decoder: LlamaAdapterDecoder,
-        *,
-        backend: Backend,
-        num_slots: int,
-        mode: str,
-        operators: Operators = ATEN,
+        self, decoder: LlamaAdapterDecoder, config: EngineConfig, *, backend: Backend, operators: Operators = ATEN
     ) -> None:
-        shapes = BucketedShapes() if backend.capabilities.static_shapes else SteppedShapes()
-        super().__init__(decoder, backend=backend, num_slots=num_slots, shapes=shapes, operators=operators)
-        self._mode = mode
+        shapes = BUCKETED if backend.capabilities.static_shapes else STEPPED
+        super().__init__(decoder, config, backend=backend, operators=operators, shapes=shapes)
         self._programs: dict[tuple[int, int], DecodeProgram] = {}
 
     @property
     def programs(self) -> tuple[tuple[int, int], ...]:
-        """Rows and positions of the programs that were compiled so far."""
+        """Rows and positions of the programs compiled so far."""
         return tuple(self._programs)
 
     def _decode_program(self, num_rows: int, length: int) -> DecodeProgram:
         key = num_rows, length
         if key not in self._programs:
-            compiled = self._backend.compile(super()._decode_program(num_rows, length), mode=self._mode)
+            compiled = self._backend.compile(super()._decode_program(num_rows, length), mode=self.config.mode)
 
             def first_call(tokens_R1: Tensor, positions_R: Tensor) -> tuple[Tensor, Tensor]:
                 prediction = self._compile_by_running(compiled, tokens_R1, positions_R, length=length)
@@ -62,25 +56,25 @@ class GraphExecutor(EagerExecutor):
     def _compile_by_running(
         self, compiled: DecodeProgram, tokens_R1: Tensor, positions_R: Tensor, *, length: int
     ) -> tuple[Tensor, Tensor]:
-        """Compilers work when a program is first called; what fails then is the mode, not the request."""
+        """Compilers work at a program's first call; a failure then is the mode's, not the request's."""
         try:
             with _many_programs():
                 return compiled(tokens_R1, positions_R)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # compilers raise whatever they like
+        except Exception as error:  # compilers raise errors of any kind
             if explain_npu_error(str(error)) is not None:
                 raise  # the device itself failed
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise DeviceError(
                 f"{self._backend.name} cannot compile a decode step of {len(tokens_R1)} rows and {length} positions "
-                f"in mode `{self._mode}` ({type(error).__name__}: {reason})",
+                f"in mode `{self.config.mode}` ({type(error).__name__}: {reason})",
                 hint="pass `--mode eager`",
             ) from error
 
 
 def _many_programs() -> AbstractContextManager[Any]:
-    """Let torch's compiler keep as many programs as there may be, where a mode uses it: then it is imported by now."""
+    """Raise the limit of torch's compiler, if the mode uses it: then it is imported by now."""
     if "torch._dynamo" not in sys.modules:
         return contextlib.nullcontext()
     limits = {"recompile_limit": _MAX_PROGRAMS, "accumulated_recompile_limit": _MAX_PROGRAMS}

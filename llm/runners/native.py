@@ -1,4 +1,4 @@
-"""The decoder's programs as single calls of the kernels: tokens of all rows together, without padding."""
+"""Runs the decoder's programs as single calls of the C kernels: tokens of all rows together, without padding."""
 
 # A adapter layers, R rows, T tokens of all rows, Q queries, N heads, H head size, D model width, V vocabulary
 
@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.model.llama import Layer, LlamaAdapterDecoder
-from llama_adapter.llm.runners.eager import EagerExecutor, ScoreRow
-from llama_adapter.llm.runners.prediction import Prediction
+from llama_adapter.llm.runners.base import ScorePlan
+from llama_adapter.llm.runners.eager import EagerRunner
+from llama_adapter.llm.runners.sampler import Prediction
+from llama_adapter.llm.runners.scoring import ScoreLayout, lay_out, sum_scores
 from llama_adapter.runtime.devices.backend import Backend
 from llama_adapter.runtime.kernels.library import KINDS, Library
 from llama_adapter.runtime.kernels.linear import NativeLinear
@@ -24,13 +27,13 @@ from llama_adapter.runtime.operators.base import ATEN
 
 _BLOCK = 64  # outputs that the kernels compute together
 _LANES = 16  # floats of a vector
-_MAX_TOKENS = 2048  # of one call; more of them would not be faster, only take memory
+_MAX_TOKENS = 2048  # of one call; more would not be faster, only take memory
 
-NATIVE = dataclasses.replace(ATEN, name="native")  # the plain ones remain for what is computed outside of the kernels
+NATIVE = dataclasses.replace(ATEN, name="native")  # plain ones compute what is outside of the kernels
 
 
 def can_run(decoder: LlamaAdapterDecoder) -> bool:
-    """Whether the kernels take this decoder, whose linear layers were replaced already."""
+    """Whether the kernels can run this decoder; its linear layers are prepared already."""
     config = decoder.config
     linears = [module for layer in decoder.layers for module in _linears(layer)]  # type: ignore[arg-type]
     return (
@@ -48,7 +51,7 @@ def _linears(layer: Layer) -> tuple[torch.nn.Module, ...]:
 
 @dataclass(slots=True)
 class _Tokens:
-    """Tokens of several rows, one row's behind the other's, as batch_t of decoder.h describes them."""
+    """Tokens of several rows, one row after another, as batch_t of decoder.h describes them."""
 
     ids: list[int] = field(default_factory=list)
     run_rows: list[int] = field(default_factory=list)
@@ -60,7 +63,7 @@ class _Tokens:
     logit_tokens: list[int] = field(default_factory=list)
 
     def add(self, ids: Sequence[int], *, place: int = 0, position: int = 0, shared_end: int = 0) -> None:
-        """Tokens that see places 0..shared_end-1 and, from `place` on, each other backwards."""
+        """Tokens that attend to places 0..shared_end-1 and, from `place` on, to each other backwards."""
         count = len(ids)
         self.ids.extend(ids)
         self.places.extend(range(place, place + count))
@@ -69,20 +72,22 @@ class _Tokens:
         self.starts.extend(itertools.repeat(place, count))
 
     def end_row(self, row: int) -> None:
-        """What was added since the last one is of `row`; raises IndexError when that is nothing."""
+        """Tokens added since the last call belong to `row`. Raises IndexError if there are none."""
         if len(self.ids) == self.run_starts[-1]:
             raise IndexError(f"row {row} has no tokens")
         self.run_rows.append(row)
         self.run_starts.append(len(self.ids))
 
 
-class NativeExecutor(EagerExecutor):
-    """As `EagerExecutor`, by the kernels; only the picture's prefix is still projected by torch's module."""
+class NativeRunner(EagerRunner):
+    """As `EagerRunner`, computed by the kernels; only the picture's prefix is projected by torch's module."""
 
-    def __init__(self, decoder: LlamaAdapterDecoder, *, backend: Backend, num_slots: int, library: Library) -> None:
-        super().__init__(decoder, backend=backend, num_slots=num_slots, operators=NATIVE)
+    def __init__(
+        self, decoder: LlamaAdapterDecoder, config: EngineConfig, *, backend: Backend, library: Library
+    ) -> None:
+        super().__init__(decoder, config, backend=backend, operators=NATIVE)
         self._library = library
-        self._kept: list[Tensor] = []  # what the structures point to
+        self._kept: list[Tensor] = []  # tensors that the structures point to
         self._struct = self._describe(decoder)
         self._pointer = ctypes.addressof(self._struct)
 
@@ -121,7 +126,7 @@ class NativeExecutor(EagerExecutor):
         )
 
     def _floats(self, tensor: Tensor) -> int:
-        """Address of a float32 copy that lives as long as this executor."""
+        """Address of a float32 copy that lives as long as this runner."""
         self._kept.append(tensor.detach().float().contiguous())
         return self._kept[-1].data_ptr()
 
@@ -132,9 +137,7 @@ class NativeExecutor(EagerExecutor):
     @torch.inference_mode()
     @torch_stands_aside()
     def prefill(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> Prediction:
-        slots = slice(first_slot, first_slot + len(prompts))
-        self._prefix.k[:, slots] = torch.cat([prefix.k for prefix in prefixes], dim=1)
-        self._prefix.v[:, slots] = torch.cat([prefix.v for prefix in prefixes], dim=1)
+        self._place(prefixes, first_slot=first_slot)
         rows = zip(itertools.count(first_slot), prompts)
         parts = [self._run(tokens, self._cache.k, self._cache.v, self._prefix) for tokens in _prompts(rows)]
         if len(parts) == 1:
@@ -159,34 +162,31 @@ class NativeExecutor(EagerExecutor):
 
     @torch.inference_mode()
     @torch_stands_aside()
-    def score(self, rows: Sequence[ScoreRow]) -> list[list[float]]:
-        config = self.config
-        widest = max(len(row.prompt_ids) + sum(map(len, row.choices)) for row in rows)
-        # Of one layer: no layer looks at another's, and nothing is kept beyond this call.
-        shape = (1, len(rows), config.num_heads, widest, config.head_dim)
-        k, v = (torch.empty(shape, dtype=self._cache.k.dtype) for _ in range(2))
-        prefix = Prefix(self._joined([row.prefix.k for row in rows]), self._joined([row.prefix.v for row in rows]))
-        logits_TV = torch.cat([self._run(tokens, k, v, prefix).logits_RV for tokens in _scored(rows)])
-        targets = torch.tensor([token for row in rows for choice in row.choices for token in choice])
-        per_token = logits_TV.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
-        lengths = [len(choice) for row in rows for choice in row.choices]
-        scores = iter([float(part.sum()) for part in torch.split(per_token, lengths)])
-        return [list(itertools.islice(scores, len(row.choices))) for row in rows]
+    def score(self, plan: ScorePlan) -> list[list[float]]:
+        layouts = [lay_out(*question) for question in zip(plan.prompts, plan.continuations, strict=True)]
+        sizes, widest = self.config.decoder, max(len(layout.token_ids) for layout in layouts)
+        # Of one layer: no layer reads another's, and nothing is kept beyond this call.
+        shape = (1, len(layouts), sizes.num_heads, widest, sizes.head_dim)
+        k, v = (torch.empty(shape, dtype=self.config.dtype) for _ in range(2))
+        prefix = Prefix(*map(self._joined, zip(*plan.prefixes, strict=True)))
+        logits_TV = torch.cat([self._run(tokens, k, v, prefix).logits_RV for tokens in _scored(layouts)])
+        targets_T = torch.tensor([token for layout in layouts for token in layout.targets])
+        return sum_scores(logits_TV, targets_T, layouts)
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """Keys or values of several pictures as the kernels read them; raises ValueError for those of another model."""
-        joined = torch.cat(list(parts), dim=1).to(self._prefix.k.dtype).contiguous()
+        """Keys or values of several pictures as the kernels read them. Raises ValueError for those of another model."""
+        joined = torch.cat(list(parts), dim=1).to(self.config.dtype).contiguous()
         layers, _, *sizes = self._prefix.k.shape
         if joined.shape != (layers, len(parts), *sizes):
             raise ValueError(f"prefixes of {tuple(joined.shape)} for slots of {tuple(self._prefix.k.shape)}")
         return joined
 
     def _run(self, tokens: _Tokens, k: Tensor, v: Tensor, prefix: Prefix) -> Prediction:
-        """What follows the tokens that are asked about; keys and values are (L or 1, R, N, P, H), written in place."""
+        """What follows each token in `logit_tokens`. Keys and values (L or 1, R, N, P, H) are written in place."""
         _check(tokens, num_rows=k.shape[1], num_places=k.shape[3], context=self.config.context)
         x_TD = self._decoder.embedding(torch.tensor(tokens.ids)).float()
         num_logits = len(tokens.logit_tokens)
-        logits_RV = torch.empty(num_logits, self.config.vocab_size)
+        logits_RV = torch.empty(num_logits, self.config.decoder.vocab_size)
         best_R = torch.empty(num_logits, dtype=torch.int64)
         batch = BatchStruct(
             num_tokens=len(tokens.ids),
@@ -222,29 +222,26 @@ def _prompts(rows: Iterable[tuple[int, Sequence[int]]]) -> Iterable[_Tokens]:
     yield tokens
 
 
-def _scored(rows: Sequence[ScoreRow]) -> Iterable[_Tokens]:
-    """Prompts with all their choices behind them: each choice sees the prompt and itself, and goes on from its end.
-
-    Logits are those that predict the tokens of all choices in turn; what a choice's last token predicts is not asked.
-    """
+def _scored(layouts: Sequence[ScoreLayout]) -> Iterable[_Tokens]:
+    """Prompts with their continuations, in portions of few enough tokens."""
     tokens = _Tokens()
-    for row, scored in enumerate(rows):
-        length = len(scored.prompt_ids)
+    for row, layout in enumerate(layouts):
+        length = layout.prompt_length
         if tokens.ids and len(tokens.ids) + length > _MAX_TOKENS:
             yield tokens
             tokens = _Tokens()
         first = len(tokens.ids)
-        tokens.add(scored.prompt_ids)
-        for choice in scored.choices:
-            start = len(tokens.ids)
-            tokens.logit_tokens += [first + length - 1, *range(start, start + len(choice) - 1)]
-            tokens.add(choice[:-1], place=start - first, position=length, shared_end=length)
+        tokens.add(layout.token_ids[:length])
+        for span in layout.spans:
+            ids = layout.token_ids[span.start : span.stop]
+            tokens.add(ids, place=span.start, position=length, shared_end=length)
         tokens.end_row(row)
+        tokens.logit_tokens.extend(first + place for place in layout.predictors)
     yield tokens
 
 
 def _check(tokens: _Tokens, *, num_rows: int, num_places: int, context: int) -> None:
-    """Raise IndexError for what is out of range: the kernels read and write where they are told."""
+    """Raise IndexError for values out of range: the kernels read and write without bounds checks."""
     num_tokens = len(tokens.ids)
     if len(tokens.places) != num_tokens or len(tokens.positions) != num_tokens:
         raise IndexError(f"{len(tokens.positions)} positions of {num_tokens} tokens")
@@ -259,7 +256,7 @@ def _check(tokens: _Tokens, *, num_rows: int, num_places: int, context: int) -> 
 
 
 def _native(module: torch.nn.Module) -> NativeLinear:
-    assert isinstance(module, NativeLinear), "`can_run` was asked first"
+    assert isinstance(module, NativeLinear), "`can_run` was true"
     return module
 
 

@@ -1,94 +1,41 @@
-"""Which shapes the programs run in: exactly what is needed, or rounded up to few where every new shape costs."""
+"""Which shapes programs run in: exactly what is needed, or rounded up to few where every new shape costs."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
-LEAST_LENGTH = 64  # positions
+
+class Rounding(Protocol):
+    """A size to compute in, at least `needed` and at most `limit`."""
+
+    def __call__(self, needed: int, *, limit: int) -> int: ...
 
 
-class Shapes(Protocol):
-    """Sizes to compute in, for sizes that are needed; never above `limit`, which is at least what is needed."""
-
-    @property
-    def are_few(self) -> bool:
-        """Whether decode steps come in few shapes, so that all of them can be run up front."""
-        ...
-
-    def rows(self, needed: int, *, limit: int) -> int:
-        """Rows of a batch of prompts or pictures."""
-        ...
-
-    def step_rows(self, needed: int, *, limit: int) -> int:
-        """Rows of a decode step."""
-        ...
-
-    def prompt(self, needed: int, *, limit: int) -> int:
-        """Tokens of a padded prompt."""
-        ...
-
-    def length(self, needed: int, *, limit: int) -> int:
-        """Positions that a decode step attends to."""
-        ...
+def exact(needed: int, *, limit: int) -> int:
+    """No rounding."""
+    return needed
 
 
-class ExactShapes:
-    """Nothing is rounded."""
+def multiple_of(step: int) -> Rounding:
+    """Round up to a multiple of `step`."""
 
-    are_few = False
+    def rounded(needed: int, *, limit: int) -> int:
+        return min(-(-needed // step) * step, limit)
 
-    def rows(self, needed: int, *, limit: int) -> int:
-        return needed
-
-    def step_rows(self, needed: int, *, limit: int) -> int:
-        return needed
-
-    def prompt(self, needed: int, *, limit: int) -> int:
-        return needed
-
-    def length(self, needed: int, *, limit: int) -> int:
-        return needed
+    return rounded
 
 
-class BucketedShapes:
-    """Rows and attended positions double from bucket to bucket; prompts, which cost most, go up in steps.
+def power_of_two(least: int) -> Rounding:
+    """Round up to a power of two, at least `least`."""
 
-    For devices that compile every shape they meet.
-    """
+    def rounded(needed: int, *, limit: int) -> int:
+        return min(max(_next_power_of_two(needed), least), limit)
 
-    are_few = True
-
-    def rows(self, needed: int, *, limit: int) -> int:
-        return min(_next_power_of_two(needed), limit)
-
-    def step_rows(self, needed: int, *, limit: int) -> int:
-        return self.rows(needed, limit=limit)
-
-    def prompt(self, needed: int, *, limit: int) -> int:
-        return min(_rounded_up(needed, LEAST_LENGTH), limit)
-
-    def length(self, needed: int, *, limit: int) -> int:
-        return min(max(_next_power_of_two(needed), LEAST_LENGTH), limit)
+    return rounded
 
 
-class SteppedShapes:
-    """For devices that record decode steps and take any other shape: steps in finer buckets, prompts almost exact.
-
-    Up to 8 rows there is a bucket for each, then four for every doubling: at most a fifth of the rows is idle.
-    """
-
-    are_few = True
-
-    def rows(self, needed: int, *, limit: int) -> int:
-        return needed
-
-    def step_rows(self, needed: int, *, limit: int) -> int:
-        step = max(_next_power_of_two(needed) // 8, 1)
-        return min(_rounded_up(needed, step), limit)
-
-    def prompt(self, needed: int, *, limit: int) -> int:
-        return min(_rounded_up(needed, 8), limit)  # fused attention wants its mask aligned
-
-    def length(self, needed: int, *, limit: int) -> int:
-        return min(_rounded_up(needed, LEAST_LENGTH), limit)
+def four_per_doubling(needed: int, *, limit: int) -> int:
+    """Exact up to 8, then four sizes for every doubling: at most a fifth of the rows is idle."""
+    return multiple_of(max(_next_power_of_two(needed) // 8, 1))(needed, limit=limit)
 
 
 def powers_of_two(limit: int) -> tuple[int, ...]:
@@ -96,9 +43,25 @@ def powers_of_two(limit: int) -> tuple[int, ...]:
     return tuple(sorted({*(1 << exponent for exponent in range(limit.bit_length())), limit}))
 
 
-def _rounded_up(number: int, step: int) -> int:
-    return -(-number // step) * step
-
-
 def _next_power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shapes:
+    """How each size of a program is rounded."""
+
+    are_few: bool = False  # decode steps come in few shapes, so that all of them can run up front
+    rows: Rounding = exact  # of a batch of prompts or pictures
+    step_rows: Rounding = exact  # of a decode step
+    prompt: Rounding = exact  # tokens of a padded prompt
+    length: Rounding = exact  # positions that a decode step attends to
+
+
+EXACT = Shapes()
+# For devices that compile every shape. Prompts, which cost most, are rounded in steps.
+BUCKETED = Shapes(
+    are_few=True, rows=power_of_two(1), step_rows=power_of_two(1), prompt=multiple_of(64), length=power_of_two(64)
+)
+# For devices that record decode steps and take any other shape. Fused attention wants its mask aligned to 8.
+STEPPED = Shapes(are_few=True, step_rows=four_per_doubling, prompt=multiple_of(8), length=multiple_of(64))

@@ -19,27 +19,14 @@ from llama_adapter.runtime.errors import CheckpointError
 _ROTATED = ("attention.wq", "attention.wk")
 
 
-def build_decoder(
-    source: LlamaSource,
-    adapter: AdapterFile | None,
-    *,
-    vocab_size: int,
-    context: int = 512,
-    dtype: torch.dtype = torch.float32,
-) -> tuple[DecoderConfig, dict[str, Tensor]]:
-    """Configuration and state dict of `LlamaAdapterDecoder`, in `dtype`; without an adapter, LLaMA alone.
+def plan_decoder(
+    source: LlamaSource, adapter: AdapterFile | None, *, vocab_size: int, context: int = 512
+) -> DecoderConfig:
+    """The decoder's configuration; the tensors stay on disk. Without an adapter, LLaMA alone.
 
     `vocab_size` is the tokenizer's. Raises CheckpointError if tokenizer, LLaMA and adapter do not fit together or the
     adapter is incomplete.
     """
-    config = plan_decoder(source, adapter, vocab_size=vocab_size, context=context)
-    return config, dict(decoder_tensors(config, source=source, adapter=adapter, dtype=dtype))
-
-
-def plan_decoder(
-    source: LlamaSource, adapter: AdapterFile | None, *, vocab_size: int, context: int = 512
-) -> DecoderConfig:
-    """Check that everything fits and return the configuration; the tensors stay on disk. Raises as `build_decoder`."""
     if source.vocab_size != vocab_size:
         raise CheckpointError(
             f"The tokenizer has {vocab_size} pieces, and the LLaMA in `{source.name}` has {source.vocab_size} tokens",

@@ -73,7 +73,7 @@ class Backend(Protocol):
 
     @property
     def kernels(self) -> Library | None:
-        """Of our own, where modules were prepared with them: what `NativeExecutor` needs."""
+        """Of our own, where modules were prepared with them: what `NativeRunner` needs."""
         ...
 
     def synchronise(self) -> None:

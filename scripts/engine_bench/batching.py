@@ -11,11 +11,11 @@ from typing import Literal
 import numpy as np
 
 from llama_adapter.app.captioning.assemble import Parts
-from llama_adapter.app.measuring.meters import Meter, MeteredExecutor, Program
+from llama_adapter.app.measuring.meters import Meter, MeteredRunner, Program
 from llama_adapter.app.measuring.roofline import NumberSizes
 from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.engine.sequence import Request
 from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.prompt import format_prompt
 from scripts.common import in_turn
@@ -64,7 +64,7 @@ def measure_batching(
     """Measure the policies in turn, after one short warm-up job of each."""
     policies = _COMPARED if with_encoder else POLICIES
     prompt_ids = tuple(parts.model.tokenizer.encode(format_prompt(parts.info.default_prompt)))
-    engine = Engine(parts.executor, eos_id=_NEVER)
+    engine = Engine(parts.runner, eos_id=_NEVER)
     job = Job(
         lengths=planned_lengths(pictures),
         prompt_ids=prompt_ids,
@@ -110,8 +110,8 @@ def _program_seconds(parts: Parts, job: Job, policy: Policy) -> dict[Program, fl
     meter = Meter(synchronise=parts.backend.synchronise)
     itemsize = parts.model.dtype.itemsize
     sizes = NumberSizes(weight=itemsize, other=itemsize)
-    executor = MeteredExecutor(parts.executor, meter=meter, num_slots=parts.executor.num_slots, sizes=sizes)
-    run_job(Engine(executor, eos_id=_NEVER), job, policy=policy)
+    runner = MeteredRunner(parts.runner, meter=meter, num_slots=parts.runner.config.num_slots, sizes=sizes)
+    run_job(Engine(runner, eos_id=_NEVER), job, policy=policy)
     programs: tuple[Program, ...] = ("prefill", "step")
     return {name: sum(call.seconds for call in meter.calls if call.program == name) for name in programs}
 
@@ -145,7 +145,7 @@ def _submit(engine: Engine, job: Job, indices: Sequence[int], *, lengths: Sequen
         return
     for index, prefix, length in zip(indices, job.prefixes(indices), lengths, strict=True):
         sampling = SamplingParams(max_new_tokens=length)
-        engine.submit(Request(id=index, prompt_ids=job.prompt_ids, prefix=prefix, sampling=sampling))
+        engine.submit(GenerateRequest(id=index, prompt_ids=job.prompt_ids, prefix=prefix, sampling=sampling))
 
 
 def _step(engine: Engine, made: list[int]) -> None:

@@ -33,7 +33,7 @@ class FolderResult:
 def measure_folders(parts: Parts, *, sizes: Sequence[int], rounds: int) -> list[FolderResult]:
     """Run caption jobs of these sizes in turn over repeated samples, after a small warm-up job."""
     captioner = parts.captioner()
-    _answer(captioner, pictures=parts.executor.num_slots)
+    _answer(captioner, pictures=parts.runner.config.num_slots)
     found = in_turn(sorted(sizes), lambda size: _measure(captioner, size), rounds=rounds)
     results = []
     for size in sizes:

@@ -14,9 +14,10 @@ import torch
 
 from llama_adapter.app.captioning.assemble import Parts
 from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.engine.sequence import Request
 from llama_adapter.llm.model.adapter import Prefix
+from llama_adapter.llm.runners.eager import EagerRunner
 
 NUM_PLACES = 88  # positions attended to: a prompt of 56 tokens and half of a caption
 _NUM_STEPS = 32
@@ -60,26 +61,26 @@ def measure_step(parts: Parts, *, rows: int, rounds: int) -> StepResult:
 
 def _round(parts: Parts, decoder: Any, *, rows: int) -> tuple[float, float, float, float]:
     """Seconds of a whole step, of its program, of the program at one position, and of the linear layers."""
-    executor, wait = parts.executor, parts.backend.synchronise
+    runner, wait = _eager(parts), parts.backend.synchronise
     tokens = [index + 3 for index in range(rows)]
     return (
         _engine_step(parts, rows=rows),
-        _median(lambda: executor.decode(tokens, [NUM_PLACES - 1] * rows), wait),
-        _median(lambda: executor.decode(tokens, [0] * rows), wait),
+        _median(lambda: runner.decode(tokens, [NUM_PLACES - 1] * rows), wait),
+        _median(lambda: runner.decode(tokens, [0] * rows), wait),
         _linears(decoder, parts, rows=rows),
     )
 
 
 def _engine_step(parts: Parts, *, rows: int) -> float:
     """A whole step of the engine, at about as many positions as the program alone."""
-    engine = Engine(parts.executor, eos_id=-1)
+    engine = Engine(parts.runner, eos_id=-1)
     config = parts.model.decoder_config
     shape = (config.num_adapter_layers, 1, config.num_heads, config.num_queries, config.head_dim)
     prefix = Prefix(*(torch.zeros(shape, dtype=parts.model.dtype, device=parts.backend.device) for _ in range(2)))
     prompt = tuple(range(3, 3 + NUM_PLACES - _NUM_STEPS // 2))
     sampling = SamplingParams(max_new_tokens=_NUM_STEPS + 2)
     for index in range(rows):
-        engine.submit(Request(id=index, prompt_ids=prompt, prefix=prefix, sampling=sampling))
+        engine.submit(GenerateRequest(id=index, prompt_ids=prompt, prefix=prefix, sampling=sampling))
     engine.step()
     seconds = _median(engine.step, parts.backend.synchronise)
     while engine.num_unfinished:
@@ -109,6 +110,12 @@ def _linears(decoder: Any, parts: Parts, *, rows: int) -> float:
 
 def _input(parts: Parts, rows: int, size: int) -> torch.Tensor:
     return torch.randn(rows, size, device=parts.backend.device).to(parts.model.dtype)
+
+
+def _eager(parts: Parts) -> EagerRunner:
+    """The runner, whose programs are called without plans."""
+    assert isinstance(parts.runner, EagerRunner)
+    return parts.runner
 
 
 def _decoder(parts: Parts) -> Any:

@@ -99,7 +99,7 @@ def _our_decoder(task: Task, engine: Engine) -> OurDecoder:
     vision = encoder_sizes("vit-tiny", output_dim=config.dim)
     most = max((*task.batch_sizes, *task.prefill_batch_sizes))
     parts = open_parts(config, vision, dtype=engine.dtype, precision=engine.precision, batch_size=most)
-    return OurDecoder(parts.executor)
+    return OurDecoder(parts.runner)
 
 
 def _our_vision(task: Task, engine: Engine) -> OurVision:

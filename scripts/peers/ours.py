@@ -15,8 +15,9 @@ from llama_adapter.app.captioning.resources import sample_pictures
 from llama_adapter.app.captioning.spec import CaptionerSpec, Precision
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
-from llama_adapter.llm.engine.sequence import Request
-from llama_adapter.llm.runners.eager import Executor
+from llama_adapter.llm.engine.requests import GenerateRequest, Request
+from llama_adapter.llm.runners.base import Runner
+from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.runtime.devices.backend import DTYPES, open_backend
 from llama_adapter.vision.backends.base import VisionBackend
 from llama_adapter.vision.config import VisionConfig
@@ -41,26 +42,27 @@ def open_parts(
 
 
 class OurDecoder:
-    """The executor, adapter on: what the engine calls in each of its steps."""
+    """The runner, adapter on: what the engine calls in each of its steps."""
 
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-        config = executor.config
+    def __init__(self, runner: Runner) -> None:
+        assert isinstance(runner, EagerRunner), "its programs are called without plans"
+        self._runner = runner
+        config = runner.config.decoder
         visual_query_BQD = torch.randn(1, config.num_queries, config.dim, generator=torch.Generator().manual_seed(0))
-        self._prefix = executor.project_prefix(visual_query_BQD)[0]
+        self._prefix = runner.project_prefix(visual_query_BQD)[0]
         self._num_tokens = 0
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         self._num_tokens = len(prompts[0])
-        prediction = self._executor.prefill(prompts, [self._prefix] * len(prompts), first_slot=0)
+        prediction = self._runner.prefill(prompts, [self._prefix] * len(prompts), first_slot=0)
         return prediction.best_R.tolist()
 
     def spread(self, num_rows: int) -> None:
         for row in range(1, num_rows):
-            self._executor.move(0, row, num_tokens=self._num_tokens)
+            self._runner.move(0, row, num_tokens=self._num_tokens)
 
     def step(self, token_ids: Sequence[int], position: int) -> list[int]:
-        prediction = self._executor.decode(token_ids, [position] * len(token_ids))
+        prediction = self._runner.decode(token_ids, [position] * len(token_ids))
         return prediction.best_R.tolist()
 
 
@@ -80,11 +82,12 @@ class OurVision:
 class PlannedEngine(Engine):
     """An engine whose requests end where `ends` says, in the order in which they come."""
 
-    def __init__(self, executor: Executor, *, eos_id: int) -> None:
-        super().__init__(executor, eos_id=eos_id)
+    def __init__(self, runner: Runner, *, eos_id: int) -> None:
+        super().__init__(runner, eos_id=eos_id)
         self.ends: Iterator[int] = iter(())
 
     def submit(self, request: Request) -> None:
+        assert isinstance(request, GenerateRequest)
         sampling = dataclasses.replace(request.sampling, max_new_tokens=next(self.ends))
         super().submit(dataclasses.replace(request, sampling=sampling))
 
@@ -102,7 +105,7 @@ class OurJob:
     """The caption job through the captioner."""
 
     def __init__(self, parts: Parts) -> None:
-        self._engine = PlannedEngine(parts.executor, eos_id=parts.model.tokenizer.eos_id)
+        self._engine = PlannedEngine(parts.runner, eos_id=parts.model.tokenizer.eos_id)
         self._captioner = Captioner(
             spec=parts.spec,
             info=parts.info,

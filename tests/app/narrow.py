@@ -10,6 +10,7 @@ from torch import Tensor
 
 from llama_adapter.app.captioning.assemble import Parts
 from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.llm.runners.base import DecodePlan, Plan, PrefillPlan, ScorePlan
 
 SHORTAGES: dict[str, Callable[[], Exception]] = {
     "torch": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
@@ -45,8 +46,8 @@ class Device:
         self.calls.append((program, count))
 
 
-class NarrowExecutor:
-    """An executor that lacks memory, before it has begun or when all is done but the answer."""
+class NarrowRunner:
+    """A runner that lacks memory, before it has begun or when all is done but the answer."""
 
     def __init__(self, inner: Any, device: Device, *, is_late: bool = False) -> None:
         self._inner, self._device, self._is_late = inner, device, is_late
@@ -54,23 +55,15 @@ class NarrowExecutor:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def prefill(self, prompts: Any, prefixes: Any, *, first_slot: int) -> Any:
-        return self._run("prefill", len(prompts), lambda: self._inner.prefill(prompts, prefixes, first_slot=first_slot))
-
-    def decode(self, token_ids: Any, positions: Any) -> Any:
-        return self._run("decode", len(positions), lambda: self._inner.decode(token_ids, positions))
-
-    def score(self, rows: Any) -> Any:
-        return self._run("score", len(rows), lambda: self._inner.score(rows))
+    def run(self, plan: Plan) -> Any:
+        program = {PrefillPlan: "prefill", DecodePlan: "decode", ScorePlan: "score"}[type(plan)]
+        pending = self._inner.run(plan) if self._is_late else None
+        self._device.take(program, len(plan.rows), self._device.rows if program in self._device.programs else None)
+        return pending if self._is_late else self._inner.run(plan)
 
     def warm_up(self, **lengths: int) -> Any:
-        self._device.take("warm_up", self._inner.num_slots, self._device.rows)
+        self._device.take("warm_up", self._inner.config.num_slots, self._device.rows)
         return self._inner.warm_up(**lengths)
-
-    def _run(self, program: str, count: int, run: Callable[[], Any]) -> Any:
-        result = run() if self._is_late else None
-        self._device.take(program, count, self._device.rows if program in self._device.programs else None)
-        return result if self._is_late else run()
 
 
 class NarrowVision:
@@ -90,6 +83,6 @@ class NarrowVision:
 
 def narrow(parts: Parts, device: Device, *, is_late: bool = False) -> Captioner:
     """A captioner around the weights of `parts`, on such a device."""
-    executor: Any = NarrowExecutor(parts.executor, device, is_late=is_late)
+    runner: Any = NarrowRunner(parts.runner, device, is_late=is_late)
     vision: Any = NarrowVision(parts.vision, device)
-    return dataclasses.replace(parts, executor=executor, vision=vision).captioner()
+    return dataclasses.replace(parts, runner=runner, vision=vision).captioner()

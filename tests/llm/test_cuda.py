@@ -1,4 +1,4 @@
-"""NVIDIA GPUs, acted out: fused operators compute what plain ones do, and recorded steps answer as eager ones."""
+"""NVIDIA GPUs, simulated: fused operators compute what plain ones do, and recorded steps answer as eager ones."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,17 +8,26 @@ import torch
 
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.load import open_executor
-from llama_adapter.llm.model.llama import LlamaAdapterDecoder, use_operators
-from llama_adapter.llm.runners.eager import EagerExecutor
-from llama_adapter.llm.runners.graph import GraphExecutor
+from llama_adapter.llm.model.llama import use_operators
+from llama_adapter.llm.runners.graph import GraphRunner
 from llama_adapter.runtime.devices.backend import CpuBackend, CudaBackend, resolve_mode
 from llama_adapter.runtime.devices.cuda_graphs import CudaGraphs
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators.base import ATEN
 from llama_adapter.runtime.operators.cuda import FUSED
 from tests.fakes.cuda_graphs import FakeCuda
-from tests.llm.toys import CONFIG, EOS_ID, answers, drain, toy_decoder, toy_prompts, toy_requests, toy_visual_queries
+from tests.llm.toys import (
+    CONFIG,
+    EOS_ID,
+    answer,
+    eager,
+    eager_config,
+    open_runner,
+    toy_decoder,
+    toy_prompts,
+    toy_requests,
+    toy_visual_queries,
+)
 
 WIDE = replace(CONFIG, context=256)
 
@@ -79,11 +88,11 @@ def test_a_decoder_of_fused_operators_gives_the_plain_logits() -> None:
     for operators in (ATEN, FUSED):
         decoder = toy_decoder()
         use_operators(decoder, operators)
-        executor = EagerExecutor(decoder, backend=CpuBackend(), num_slots=3, operators=operators)
-        prefixes = executor.project_prefix(toy_visual_queries(3))
+        runner = eager(decoder, num_slots=3, operators=operators)
+        prefixes = runner.project_prefix(toy_visual_queries(3))
         for prompts in (toy_prompts(3), [toy_prompts(1)[0]] * 3):
-            logits.append(executor.prefill(prompts, prefixes, first_slot=0).logits_RV)
-            logits.append(executor.decode([5, 6, 7], [len(prompt) for prompt in prompts]).logits_RV)
+            logits.append(runner.prefill(prompts, prefixes, first_slot=0).logits_RV)
+            logits.append(runner.decode([5, 6, 7], [len(prompt) for prompt in prompts]).logits_RV)
     for plain, fused in zip(logits[:4], logits[4:], strict=True):
         torch.testing.assert_close(fused, plain, atol=1e-4, rtol=1e-4)
 
@@ -105,17 +114,13 @@ def test_recorded_steps_read_late_give_the_answers_of_eager_ones(cuda: FakeCuda)
         SamplingParams(max_new_tokens=2 + 6 * index, temperature=index % 2, top_k=20, seed=index) for index in range(6)
     ]
     state = toy_decoder(WIDE).state_dict()
-    graphs = open_executor(WIDE, state, backend=HostCuda(), num_slots=3, mode="cuda_graph")
-    plain = open_executor(WIDE, state, backend=CpuBackend(), num_slots=1, operators="aten")
-    results = []
-    for executor in (graphs, plain):
-        engine = Engine(executor, eos_id=EOS_ID)
-        for request in toy_requests(engine, prompts, sampling=sampling):
-            engine.submit(request)
-        results.append(answers(drain(engine)))
+    graphs = open_runner(WIDE, state, backend=HostCuda(), num_slots=3, mode="cuda_graph")
+    plain = open_runner(WIDE, state, backend=CpuBackend(), num_slots=1, operators="aten")
+    engines = [Engine(runner, eos_id=EOS_ID) for runner in (graphs, plain)]
+    results = [answer(engine, toy_requests(engine, prompts, sampling=sampling)) for engine in engines]
 
     assert results[0] == results[1]
-    assert isinstance(graphs, GraphExecutor)
+    assert isinstance(graphs, GraphRunner)
     assert cuda.num_captures() == len(graphs.programs)
     assert {rows for rows, _ in graphs.programs} == {1, 2, 3}
     assert {length for _, length in graphs.programs} == {64, 128}
@@ -125,22 +130,20 @@ def test_recorded_steps_read_late_give_the_answers_of_eager_ones(cuda: FakeCuda)
 
 
 def test_a_warm_up_records_everything_up_front(cuda: FakeCuda) -> None:
-    executor = open_executor(CONFIG, toy_decoder().state_dict(), backend=HostCuda(), num_slots=9, mode="cuda_graph")
-    done = executor.warm_up(prompt_tokens=20, new_tokens=44)
+    runner = open_runner(CONFIG, toy_decoder().state_dict(), backend=HostCuda(), num_slots=9, mode="cuda_graph")
+    done = runner.warm_up(prompt_tokens=20, new_tokens=44)
 
-    assert isinstance(executor, GraphExecutor)
-    assert sorted(executor.programs) == [(rows, 64) for rows in range(1, 10)]
+    assert sorted(runner.programs) == [(rows, 64) for rows in range(1, 10)]
     assert done.programs == 18
     assert cuda.num_captures() == 9
 
 
-def test_a_step_that_asks_the_host_cannot_be_recorded_and_the_mode_is_named(cuda: FakeCuda) -> None:
-    backend = HostCuda()
-    decoder: LlamaAdapterDecoder = toy_decoder()
+def test_a_step_that_reads_from_the_device_cannot_be_recorded(cuda: FakeCuda) -> None:
+    decoder = toy_decoder()
     use_operators(decoder, replace(FUSED, swiglu=lambda x: ATEN.swiglu(x) * (2.0 if bool(x.isnan().any()) else 1.0)))
-    executor = GraphExecutor(decoder, backend=backend, num_slots=2, mode="cuda_graph")
-    with pytest.raises(DeviceError, match="not permitted when stream is capturing") as caught:
-        executor.decode([5], [0])
+    runner = GraphRunner(decoder, eager_config(decoder, num_slots=2, mode="cuda_graph"), backend=HostCuda())
+    with pytest.raises(DeviceError, match="stream is capturing") as caught:
+        runner.decode([5], [0])
     assert caught.value.hint == "pass `--mode eager`"
 
 

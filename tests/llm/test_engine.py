@@ -1,20 +1,31 @@
 """The engine's promises, on random weights."""
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import GenerateRequest, Output, ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.engine.sequence import Request
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
-from llama_adapter.llm.model.adapter import Prefix
+from llama_adapter.llm.runners.base import DecodePlan
+from llama_adapter.llm.runners.eager import EagerRunner
+from llama_adapter.llm.runners.shapes import BUCKETED, EXACT
+from llama_adapter.runtime.devices.backend import CpuBackend
 from tests.llm.toys import (
     CONFIG,
     EOS_ID,
+    SMALL,
+    WHOLE_CONTEXT,
+    Answers,
+    QueuedBackend,
+    answer,
     answers,
     drain,
+    eager,
     toy_decoder,
     toy_engine,
     toy_prompts,
@@ -23,20 +34,17 @@ from tests.llm.toys import (
 )
 
 PROMPTS = toy_prompts(16)
+SMALL_PROMPTS = [tuple(token % SMALL.vocab_size for token in prompt[:9]) for prompt in toy_prompts(9, longest=12)]
 
 
-def run(
-    num_slots: int, order: list[int], *, temperature: float = 0.0, **options: int
-) -> dict[int, tuple[list[int], str | None]]:
+def run(num_slots: int, order: list[int], *, temperature: float = 0.0, **options: int) -> Answers:
     engine = toy_engine(toy_decoder(), num_slots=num_slots, **options)
     sampling = [
         SamplingParams(max_new_tokens=3 + index, temperature=temperature, top_p=0.9, top_k=40, seed=index)
         for index in range(len(PROMPTS))
     ]
     requests = toy_requests(engine, PROMPTS, sampling=sampling)
-    for index in order:
-        engine.submit(requests[index])
-    return answers(drain(engine))
+    return answer(engine, [requests[index] for index in order])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -45,86 +53,77 @@ def test_answers_do_not_depend_on_the_batch_or_the_order(num_slots: int, tempera
     alone = run(1, list(range(16)), temperature=temperature)
     order = random.Random(num_slots).sample(range(16), 16)
     assert run(num_slots, order, temperature=temperature) == alone
+    assert run(num_slots, order, temperature=temperature, max_prefill_tokens=40) == alone
     assert all(ids for ids, _ in alone.values())
 
 
-def test_answers_do_not_depend_on_how_prompts_are_grouped_into_prefills() -> None:
-    assert run(16, list(range(16)), max_prefill_tokens=40) == run(16, list(range(16)))
-
-
-def test_rows_that_end_together_leave_the_others_untouched() -> None:
-    # Equal limits end several rows in one step, so that slots move in a chain.
+@pytest.mark.parametrize("prompts", [PROMPTS[:8], [PROMPTS[5]] * 8], ids=["ragged", "equal"])
+def test_rows_that_end_together_leave_the_others_untouched(prompts: list[tuple[int, ...]]) -> None:
+    # Equal limits end several rows in one step, so that slots move in a chain. Equal prompts share their computation.
     decoder = toy_decoder()
     sampling = [SamplingParams(max_new_tokens=[4, 9][index % 2]) for index in range(8)]
     results = []
     for num_slots in (1, 8):
         engine = toy_engine(decoder, num_slots=num_slots)
-        for request in toy_requests(engine, PROMPTS[:8], sampling=sampling):
-            engine.submit(request)
-        results.append(answers(drain(engine)))
+        results.append(answer(engine, toy_requests(engine, prompts, sampling=sampling)))
     assert results[0] == results[1]
+    assert len({tuple(ids) for ids, _ in results[0].values()}) > 2
 
 
-def test_every_row_stops_at_the_end_token_and_does_not_pass_it_on() -> None:
-    decoder = toy_decoder()
-    engine = toy_engine(decoder, num_slots=4)
-    request = toy_requests(engine, PROMPTS[:1], sampling=[SamplingParams(max_new_tokens=30)])[0]
-    engine.submit(request)
-    free_running, _ = answers(drain(engine))[0]
-    # Call the token it chose fifth the end token: the answer must now stop right before its first appearance.
+def test_every_row_stops_at_the_end_token_and_does_not_output_it() -> None:
+    engine = toy_engine(toy_decoder(), num_slots=4)
+    (request,) = toy_requests(engine, PROMPTS[:1], sampling=[SamplingParams(max_new_tokens=30)])
+    free_running, _ = answer(engine, [request])[0]
+    # With the fifth token as the end token, the answer stops right before its first appearance.
     end_id = free_running[4]
-    engine = Engine(engine._executor, eos_id=end_id)
-    for copy in range(3):
-        engine.submit(Request(id=copy, prompt_ids=request.prompt_ids, prefix=request.prefix))
-    for ids, finish in answers(drain(engine)).values():
-        assert ids == free_running[: free_running.index(end_id)]
-        assert finish == "stop"
+    expected = free_running[: free_running.index(end_id)], "stop"
+    copies = [replace(request, id=copy) for copy in range(3)]
+    assert answer(Engine(engine._runner, eos_id=end_id), copies) == dict.fromkeys(range(3), expected)
 
 
-def test_the_context_limits_the_answer_and_a_full_prompt_gets_an_empty_one() -> None:
-    engine = toy_engine(toy_decoder(), num_slots=2)
-    prompts = [tuple([1] * 60), tuple([1] * CONFIG.context)]
-    for request in toy_requests(engine, prompts, sampling=[SamplingParams(max_new_tokens=50)] * 2):
-        engine.submit(request)
-    collected = answers(drain(engine))
-    assert len(collected[0][0]) == CONFIG.context - 60
-    assert collected[1] == ([], "length")
-
-
-def test_no_tokens_are_generated_when_none_are_asked_for() -> None:
-    engine = toy_engine(toy_decoder(), num_slots=2)
-    request = toy_requests(engine, PROMPTS[:1], sampling=[SamplingParams(max_new_tokens=0)])[0]
-    engine.submit(request)
-    assert answers(drain(engine)) == {0: ([], "length")}
+@pytest.mark.parametrize(
+    ("prompt_length", "max_new_tokens", "known_ids", "num_tokens"),
+    [
+        (60, 50, (), CONFIG.context - 60),
+        (CONFIG.context, 50, (), 0),
+        (5, 0, (), 0),
+        (5, 3, (6, 7), 1),
+        (5, 3, (6, 7, 8), 0),
+    ],
+)
+def test_context_limit_and_known_tokens_bound_the_answer(
+    prompt_length: int, max_new_tokens: int, known_ids: tuple[int, ...], num_tokens: int
+) -> None:
+    engine = toy_engine(toy_decoder(), num_slots=2, eos_id=-7)
+    sampling = [SamplingParams(max_new_tokens=max_new_tokens)]
+    (request,) = toy_requests(engine, [tuple([1] * prompt_length)], sampling=sampling)
+    ids, finish = answer(engine, [replace(request, known_ids=known_ids)])[0]
+    assert (len(ids), finish) == (num_tokens, "length")
 
 
 def test_a_prompt_beyond_the_context_is_refused_with_both_lengths() -> None:
     engine = toy_engine(toy_decoder(), num_slots=1)
-    with pytest.raises(PromptTooLongError, match=r"65 tokens.*holds 64"):
-        engine.check(tuple([1] * 65))
-    with pytest.raises(PromptTooLongError, match="66 tokens"):
-        engine.check(tuple([1] * 64), [(5, 6, 7)])
-    engine.check(tuple([1] * 64), [(5,), (6,)])
+    for prompt_length, continuations, num_tokens in ((65, (), 65), (64, ((5, 6, 7),), 66)):
+        with pytest.raises(PromptTooLongError) as caught:
+            engine.check(tuple([1] * prompt_length), continuations)
+        assert (caught.value.num_tokens, caught.value.context) == (num_tokens, 64)
+    engine.check(tuple([1] * 64), ((5,), (6,)))
 
 
-@pytest.mark.parametrize(("prompt", "choices"), [((), ()), ((1, 300), ()), ((-1,), ()), ((1,), ((5,), ()))])
+@pytest.mark.parametrize(("prompt", "continuations"), [((), ()), ((1, 300), ()), ((-1,), ()), ((1,), ((5,), ()))])
 def test_ids_that_the_model_does_not_have_are_refused(
-    prompt: tuple[int, ...], choices: tuple[tuple[int, ...], ...]
+    prompt: tuple[int, ...], continuations: tuple[tuple[int, ...], ...]
 ) -> None:
     with pytest.raises(PromptError):
-        toy_engine(toy_decoder(), num_slots=1).check(prompt, choices)
+        toy_engine(toy_decoder(), num_slots=1).check(prompt, continuations)
 
 
-def test_cancelled_requests_free_their_slot_and_say_nothing_more() -> None:
+def test_cancelled_requests_free_their_slot_and_output_nothing_more() -> None:
     decoder = toy_decoder()
-    sampling = [SamplingParams(max_new_tokens=12)] * 6
-    undisturbed = toy_engine(decoder, num_slots=2)
-    for request in toy_requests(undisturbed, PROMPTS[:6], sampling=sampling):
-        undisturbed.submit(request)
-    expected = answers(drain(undisturbed))
-
     engine = toy_engine(decoder, num_slots=2)
-    for request in toy_requests(engine, PROMPTS[:6], sampling=sampling):
+    requests = toy_requests(engine, PROMPTS[:6], sampling=[SamplingParams(max_new_tokens=12)] * 6)
+    expected = answer(toy_engine(decoder, num_slots=2), requests)
+    for request in requests:
         engine.submit(request)
     outputs = engine.step() + engine.step() + engine.step()
     engine.cancel(0)  # running
@@ -136,89 +135,155 @@ def test_cancelled_requests_free_their_slot_and_say_nothing_more() -> None:
     assert {index: collected[index] for index in (1, 2, 3, 4)} == {index: expected[index] for index in (1, 2, 3, 4)}
 
 
-def score(prompt: tuple[int, ...], choices: list[tuple[int, ...]], *, companions: int = 0) -> tuple[float, ...]:
-    engine = toy_engine(toy_decoder(), num_slots=4)
-    prefixes = engine.project_prefix(toy_visual_queries(1 + companions))
-    engine.submit(Request(id=0, prompt_ids=prompt, prefix=prefixes[0], choices=tuple(choices)))
-    for index in range(1, companions + 1):
-        engine.submit(Request(id=index, prompt_ids=PROMPTS[index], prefix=prefixes[index], choices=((5, 6, 7), (8,))))
-    outputs = drain(engine)
-    (own,) = (output for output in outputs if output.request_id == 0)
-    assert own.finish == "choice"
-    return own.choice_logprobs
+def score(
+    prompts: list[tuple[int, ...]], continuations: tuple[tuple[int, ...], ...], *, num_slots: int = 4, **options: Any
+) -> list[tuple[float, ...]]:
+    """Scores of the same continuations of each prompt, each about a picture of its own."""
+    engine = toy_engine(toy_decoder(), num_slots=num_slots, **options)
+    prefixes = engine.project_prefix(toy_visual_queries(len(prompts)))
+    for index, (prompt, prefix) in enumerate(zip(prompts, prefixes, strict=True)):
+        engine.submit(ScoreRequest(id=index, prompt_ids=prompt, prefix=prefix, continuations=continuations))
+    outputs = sorted(drain(engine), key=lambda output: output.request_id)
+    assert {output.finish for output in outputs} == {"scored"}
+    return [output.logprobs for output in outputs]
 
 
-def naive_logprob(prompt: tuple[int, ...], choice: tuple[int, ...]) -> float:
-    """One plain forward pass over prompt and choice."""
+def naive_logprob(prompt: tuple[int, ...], continuation: tuple[int, ...]) -> float:
+    """One plain forward pass over prompt and continuation."""
     decoder = toy_decoder()
-    ids = torch.tensor([[*prompt, *choice]])
+    ids = torch.tensor([[*prompt, *continuation]])
     length = ids.shape[1]
     prefix = decoder.project_prefix(toy_visual_queries(1))
     mask = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
     logprobs = decoder.logits(decoder(ids, torch.arange(length)[None], mask, prefix))[0].log_softmax(-1)
-    return sum(float(logprobs[len(prompt) - 1 + i, token]) for i, token in enumerate(choice))
+    return sum(float(logprobs[len(prompt) - 1 + i, token]) for i, token in enumerate(continuation))
 
 
-def test_choices_are_scored_as_if_each_followed_the_prompt_alone() -> None:
-    choices = [(7,), (8, 9, 10), (8, 11), (EOS_ID,)]
-    expected = [naive_logprob(PROMPTS[3], choice) for choice in choices]
-    assert score(PROMPTS[3], choices) == pytest.approx(expected, abs=1e-5)
-    assert score(PROMPTS[3], choices, companions=3) == pytest.approx(expected, abs=1e-5)
+def test_continuations_are_scored_as_if_each_followed_the_prompt_alone() -> None:
+    continuations = ((7,), (8, 9, 10), (8, 11), (EOS_ID,))
+    expected = [naive_logprob(PROMPTS[3], continuation) for continuation in continuations]
+    for companions in ([], PROMPTS[1:3]):
+        for shapes in (EXACT, BUCKETED):
+            scores = score([PROMPTS[3], *companions], continuations, shapes=shapes)
+            assert scores[0] == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_question_about_many_pictures_is_scored_as_about_each_alone() -> None:
-    """Equal questions share what does not depend on the picture; two different ones share nothing."""
-    decoder = toy_decoder()
-    choices = ((7,), (8, 9, 10), (8, 11))
-    for prompts in ([PROMPTS[3]] * 5, [PROMPTS[3]] * 4 + [PROMPTS[4]]):
-        results: list[dict[int, tuple[float, ...]]] = []
-        for num_slots in (1, 5):
-            engine = toy_engine(decoder, num_slots=num_slots)
-            prefixes = engine.project_prefix(toy_visual_queries(5))
-            for index, prompt in enumerate(prompts):
-                engine.submit(Request(id=index, prompt_ids=prompt, prefix=prefixes[index], choices=choices))
-            results.append({output.request_id: output.choice_logprobs for output in drain(engine)})
-        for index in range(5):
-            assert results[1][index] == pytest.approx(results[0][index], abs=1e-5)
-        assert len(set(results[0].values())) == 5
+@pytest.mark.parametrize("prompts", [[PROMPTS[3]] * 5, [PROMPTS[3]] * 4 + [PROMPTS[4]]], ids=["equal", "different"])
+def test_prompts_about_many_pictures_are_scored_as_each_alone(prompts: list[tuple[int, ...]]) -> None:
+    continuations = ((7,), (8, 9, 10), (8, 11))
+    alone, together = (score(prompts, continuations, num_slots=num_slots) for num_slots in (1, 5))
+    for one, other in zip(alone, together, strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+    assert len(set(alone)) == 5
 
 
-def test_a_prompt_about_many_pictures_is_answered_as_about_each_alone() -> None:
-    decoder = toy_decoder()
-    sampling = [SamplingParams(max_new_tokens=8)] * 6
-    results = []
-    for num_slots in (1, 6):
-        engine = toy_engine(decoder, num_slots=num_slots)
-        for request in toy_requests(engine, [PROMPTS[5]] * 6, sampling=sampling):
-            engine.submit(request)
-        results.append(answers(drain(engine)))
-    assert results[0] == results[1]
-    assert len({tuple(ids) for ids, _ in results[0].values()}) > 1
+def test_a_score_that_is_not_finite_ends_its_own_request_only() -> None:
+    engine = toy_engine(toy_decoder(), num_slots=2)
+    good, bad = engine.project_prefix(toy_visual_queries(2))
+    bad = bad._replace(k=bad.k * float("nan"))
+    for index, prefix in enumerate((good, bad)):
+        engine.submit(ScoreRequest(id=index, prompt_ids=PROMPTS[1], prefix=prefix, continuations=((5,), (6, 7))))
+    assert {output.request_id: output.finish for output in drain(engine)} == {0: "scored", 1: "not_finite"}
 
 
 def test_scored_and_generated_requests_share_a_queue() -> None:
     engine = toy_engine(toy_decoder(), num_slots=3)
     prefixes = engine.project_prefix(toy_visual_queries(6))
     for index in range(6):
-        choices = ((5,), (6, 7)) if index % 2 else ()
-        sampling = SamplingParams(max_new_tokens=4)
-        engine.submit(
-            Request(id=index, prompt_ids=PROMPTS[index], prefix=prefixes[index], choices=choices, sampling=sampling)
-        )
+        common: dict[str, Any] = {"id": index, "prompt_ids": PROMPTS[index], "prefix": prefixes[index]}
+        if index % 2:
+            engine.submit(ScoreRequest(**common, continuations=((5,), (6, 7))))
+        else:
+            engine.submit(GenerateRequest(**common, sampling=SamplingParams(max_new_tokens=4)))
     finishes = {output.request_id: output.finish for output in drain(engine) if output.finish}
-    assert finishes == {index: "choice" if index % 2 else "length" for index in range(6)}
+    assert finishes == {index: "scored" if index % 2 else "length" for index in range(6)}
 
 
 def test_a_slot_keeps_nothing_of_the_picture_before() -> None:
-    """The prefix of a finished picture must not reach the next one in its slot."""
     decoder = toy_decoder()
-    engine = toy_engine(decoder, num_slots=1)
-    first, second = engine.project_prefix(toy_visual_queries(2))
-    assert not torch.equal(first.k, second.k)
-    ids = []
-    for order in ([first, second], [second]):
-        engine = toy_engine(decoder, num_slots=1)
-        for index, prefix in enumerate(order):
-            engine.submit(Request(id=index, prompt_ids=PROMPTS[1], prefix=Prefix(*prefix)))
-        ids.append(answers(drain(engine))[len(order) - 1])
-    assert ids[0] == ids[1]
+    first, second = toy_requests(
+        toy_engine(decoder, num_slots=1), [PROMPTS[1]] * 2, sampling=[SamplingParams(max_new_tokens=64)] * 2
+    )
+    together = answer(toy_engine(decoder, num_slots=1), [first, second])
+    assert together[1] == answer(toy_engine(decoder, num_slots=1), [second])[1]
+    assert together[0] != together[1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("backend", [CpuBackend(), QueuedBackend()], ids=["at once", "queued"])
+def test_answers_resumed_after_a_reset_are_the_same(backend: CpuBackend, temperature: float) -> None:
+    decoder = toy_decoder(SMALL)
+    sampling = [
+        SamplingParams(max_new_tokens=4 + 3 * index, temperature=temperature, top_p=0.9, seed=index)
+        for index in range(len(SMALL_PROMPTS))
+    ]
+    plain = toy_engine(decoder, num_slots=4)
+    requests = toy_requests(plain, SMALL_PROMPTS, sampling=sampling, config=SMALL)
+    expected = answer(plain, requests)
+
+    draw = random.Random(1)
+    shapes = draw.choice([EXACT, BUCKETED, WHOLE_CONTEXT])
+    engine = toy_engine(decoder, num_slots=4, backend=backend, shapes=shapes)
+    outputs: list[Output] = []
+    for request in requests:
+        engine.submit(request)
+    for _ in range(4):
+        for _ in range(draw.randint(0, 6)):
+            outputs += engine.step()
+        engine.reset()
+        assert engine.num_unfinished == 0
+        engine.limit_rows(draw.randint(1, 4))
+        given = answers(outputs)
+        for request in requests:
+            ids, finish = given.get(request.id, ([], None))
+            if finish is None:
+                engine.submit(replace(request, known_ids=tuple(ids)))
+    assert answers(outputs + drain(engine)) == expected
+
+
+def test_nothing_that_a_failed_step_left_in_a_slot_reaches_later_rows() -> None:
+    decoder = toy_decoder(SMALL)
+    runner = eager(decoder, num_slots=4, shapes=WHOLE_CONTEXT)
+    engine = Engine(runner, eos_id=EOS_ID)
+    runner._cache.k.fill_(torch.nan)  # as after activations that overflowed
+    runner._cache.v.fill_(torch.nan)
+    engine.reset()
+    sampling = [SamplingParams(max_new_tokens=9)] * len(SMALL_PROMPTS)
+    requests = toy_requests(engine, SMALL_PROMPTS, sampling=sampling, config=SMALL)
+    assert answer(engine, requests) == answer(toy_engine(decoder, num_slots=4), requests)
+
+
+def test_no_more_rows_run_than_the_limit_and_running_rows_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[tuple[type, int]] = []
+    plain = EagerRunner.run
+
+    def watched(self: EagerRunner, plan: Any) -> Any:
+        rows.append((type(plan), len(plan.rows)))
+        return plain(self, plan)
+
+    monkeypatch.setattr(EagerRunner, "run", watched)
+    engine = toy_engine(toy_decoder(SMALL), num_slots=4, eos_id=-7)
+    sampling = [SamplingParams(max_new_tokens=4 + 3 * index) for index in range(len(SMALL_PROMPTS))]
+    requests = toy_requests(engine, SMALL_PROMPTS, sampling=sampling, config=SMALL)
+    for request in requests:
+        engine.submit(request)
+    engine.step()
+    engine.limit_rows(2)
+    assert (engine.num_slots, engine.num_rows) == (4, 2)
+    drain(engine)
+    steps = [count for kind, count in rows if kind is DecodePlan]
+    assert steps[:3] == [4, 4, 4]
+    assert steps[-1] == 1
+    assert all(count <= 2 for count in steps[steps.index(2) :])
+
+    rows.clear()
+    for request in requests:
+        engine.submit(ScoreRequest(id=request.id, prompt_ids=(1,), prefix=request.prefix, continuations=((5,),)))
+    drain(engine)
+    assert [count for _, count in rows] == [2, 2, 2, 2, 1]
+
+
+@pytest.mark.parametrize("num_rows", [0, 5, -1])
+def test_a_row_limit_beyond_the_slots_is_refused(num_rows: int) -> None:
+    with pytest.raises(ValueError, match=r"1\.\.4"):
+        toy_engine(toy_decoder(SMALL), num_slots=4).limit_rows(num_rows)

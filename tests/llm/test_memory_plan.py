@@ -1,8 +1,16 @@
-"""Rows that nobody asked for are so many that their plan fits, with some memory left over."""
+"""The memory plan is checked before anything large is allocated, and automatic rows leave some memory free."""
+
+from dataclasses import replace
 
 import pytest
+import torch
 
-from llama_adapter.llm.memory_plan import MemoryPlan, fitting_rows
+from llama_adapter.llm.config import EngineConfig
+from llama_adapter.llm.load import planner
+from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, fitting_rows
+from llama_adapter.runtime.devices.backend import CpuBackend
+from llama_adapter.runtime.errors import DeviceError
+from tests.llm.toys import CONFIG, toy_decoder
 
 
 def planned(num_rows: int) -> MemoryPlan:
@@ -16,11 +24,28 @@ def planned(num_rows: int) -> MemoryPlan:
         (10_000, 16, 16),
         (10_000, 23, 16),  # a power of two
         (10_000, 1, 1),
-        (1_400, 64, 16),  # 32 rows take 1,352, and more than 1,260 of these are not to be taken
-        (1_000, 64, 1),  # one is too many, and is what an error will speak of
+        (1_400, 64, 16),  # 32 rows need 1,352, more than nine tenths of the free memory
+        (1_000, 64, 1),  # even one is too many; the check reports it
         (None, 64, 8),
         (None, 4, 4),
     ],
 )
 def test_the_largest_power_of_two_that_leaves_a_tenth(free: int | None, most: int, rows: int) -> None:
     assert fitting_rows(planned, free=free, most=most, unknown=8) == rows
+
+
+def test_a_plan_counts_weights_slots_and_reserved_bytes_and_must_fit() -> None:
+    state = toy_decoder().state_dict()
+    config = EngineConfig(decoder=CONFIG, dtype=torch.float32, num_slots=2)
+    plan = planner(config, state, backend=CpuBackend(), reserved=1000)(2)
+
+    assert plan.weights == 1000 + sum(tensor.nbytes for tensor in state.values())
+    assert plan.slots == 2 * 2 * 4 * CONFIG.dim * (3 * CONFIG.context + 2 * CONFIG.num_queries)
+    for free in (plan.total, None):
+        check_memory(plan, config, free=free, device="cpu")
+    with pytest.raises(DeviceError) as caught:
+        check_memory(plan, config, free=plan.total - 1, device="cpu")
+    assert "--batch-size" in caught.value.hint
+    with pytest.raises(DeviceError) as caught:
+        check_memory(plan, replace(config, num_slots=1), free=0, device="cpu")
+    assert "--batch-size" not in caught.value.hint

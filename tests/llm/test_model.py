@@ -84,8 +84,6 @@ def test_closed_gates_make_the_picture_invisible() -> None:
 
 
 def test_a_decoder_without_adapter_layers_runs() -> None:
-    from dataclasses import replace
-
     decoder = toy_decoder(replace(CONFIG, num_adapter_layers=0, num_queries=0))
     prefix = decoder.project_prefix(torch.zeros(2, 0, CONFIG.dim))
     assert prefix.k.shape[:2] == (0, 2)
@@ -94,7 +92,7 @@ def test_a_decoder_without_adapter_layers_runs() -> None:
 
 
 def test_block_masks_with_restarted_positions_equal_separate_sequences() -> None:
-    """The form in which several questions about one picture are trained and choices are scored."""
+    """How several questions about one picture are trained and how continuations are scored."""
     decoder = toy_decoder()
     prefix = decoder.project_prefix(toy_visual_queries(1))
     shared, ends = [1, 40, 41, 42], ([50, 51, 52], [60, 61])

@@ -8,15 +8,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from llama_adapter.llm.engine.sampler import Draw, choose, kept_distribution
+from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.runners.prediction import predict
+from llama_adapter.llm.engine.sequence import Sequence
+from llama_adapter.llm.model.adapter import Prefix
+from llama_adapter.llm.runners.sampler import Draw, choose, predict
+from tests.llm.toys import kept_distribution
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = json.loads((GOLDEN / "cases.json").read_text())["sampling"]
 
 
-def sample(logits: torch.Tensor, draws: list[Draw]) -> list[int | None]:
+def sample(logits: torch.Tensor, draws: list[Draw | None]) -> list[int | None]:
     """The tokens of each row, None where there is none."""
     ids = choose(predict(logits), draws, upload=torch.tensor).tolist()
     return [None if token_id < 0 else token_id for token_id in ids]
@@ -37,10 +40,9 @@ def test_the_distribution_equals_the_reference(case: dict[str, object]) -> None:
 
 def test_draws_fall_on_tokens_in_proportion_to_the_kept_distribution() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0, 1.5]])
-    params = SamplingParams(temperature=0.8, top_p=0.8)
     expected = kept_distribution((logits / 0.8).softmax(-1), top_p=0.8)[0]
     count = 4000
-    draws = [Draw(params=params, uniform=(index + 0.5) / count) for index in range(count)]
+    draws: list[Draw | None] = [Draw(0.8, 0.8, 0, (index + 0.5) / count) for index in range(count)]
     frequencies = Counter(sample(logits.expand(count, -1), draws))
     measured = torch.tensor([frequencies[token] / count for token in range(5)])
     torch.testing.assert_close(measured, expected, atol=2e-3, rtol=0)
@@ -57,38 +59,34 @@ def test_top_k_keeps_k_tokens_and_top_p_counts_what_is_left() -> None:
 
 def test_extreme_draws_stay_on_kept_tokens() -> None:
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
-    params = SamplingParams(temperature=1.0, top_p=0.5)
     kept = kept_distribution(logits.softmax(-1), top_p=0.5)[0]
     for uniform in (0.0, 1.0 - 2**-53, 1.0):
-        (token,) = sample(logits, [Draw(params=params, uniform=uniform)])
+        (token,) = sample(logits, [Draw(1.0, 0.5, 0, uniform)])
         assert kept[token] > 0
 
 
 def test_rows_with_different_settings_do_not_influence_each_other() -> None:
     logits = torch.randn(4, 30, generator=torch.Generator().manual_seed(0))
-    settings = [
-        SamplingParams(),
-        SamplingParams(temperature=0.7),
-        SamplingParams(temperature=1.3, top_p=1.0, top_k=3),
-        SamplingParams(temperature=-1.0),
-    ]
-    draws = [Draw(params=params, uniform=0.6) for params in settings]
+    draws = [None, Draw(0.7, 0.75, 0, 0.6), Draw(1.3, 1.0, 3, 0.6), None]
     alone = [sample(logits[row : row + 1], [draw])[0] for row, draw in enumerate(draws)]
     assert sample(logits, draws) == alone
     assert alone[0] == int(logits[0].argmax())
     assert alone[3] == int(logits[3].argmax())
 
 
-@pytest.mark.parametrize("temperature", [1e-5, 1e-6, 1e-7, 1e-40, 1e-320])
+@pytest.mark.parametrize("temperature", [1e-5, 1e-6, 1e-7, 1e-40, 1e-320, 0.0, -1.0])
 def test_tiny_temperatures_take_the_best_token(temperature: float) -> None:
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0)) * 30
-    draw = Draw(params=SamplingParams(temperature=temperature, top_k=10**30), uniform=0.9)
+    sampling = SamplingParams(temperature=temperature, top_k=10**30, seed=0)
+    request = GenerateRequest(id=0, prompt_ids=(1,), prefix=Prefix(logits, logits), sampling=sampling)
+    draw = Sequence(request, row=0, max_new_tokens=1).next_draw()
+    assert (draw is None) == (temperature < 1e-6)
     assert sample(logits, [draw] * 3) == logits.argmax(-1).tolist()
 
 
 def test_a_row_that_is_not_finite_has_no_token_and_leaves_the_others_alone() -> None:
     logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
-    draws = [Draw(params=SamplingParams(temperature=1.0), uniform=0.3)] * 3
+    draws: list[Draw | None] = [Draw(1.0, 0.75, 0, 0.3)] * 3
     expected = sample(logits, draws)
     for value in (float("nan"), float("inf")):
         broken = logits.clone()

@@ -1,18 +1,27 @@
-"""Tiny random decoders and requests for tests of the engine and the model; nothing here is trained."""
+"""Tiny random decoders, runners and requests for tests of the language half; nothing here is trained."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import GenerateRequest, Output, Request
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.engine.sequence import Output, Request
+from llama_adapter.llm.load import place_decoder
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
-from llama_adapter.llm.runners.eager import EagerExecutor
-from llama_adapter.runtime.devices.backend import CpuBackend
+from llama_adapter.llm.runners.eager import EagerRunner
+from llama_adapter.llm.runners.sampler import kept_in_order
+from llama_adapter.llm.runners.shapes import EXACT, Shapes
+from llama_adapter.llm.weights.adapter import AdapterFile
+from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
+from llama_adapter.llm.weights.source import LlamaSource
+from llama_adapter.runtime.devices.backend import Backend, CpuBackend
+from llama_adapter.runtime.operators.base import ATEN, Operators
 
 EOS_ID = 2
 CONFIG = DecoderConfig(
@@ -27,6 +36,16 @@ CONFIG = DecoderConfig(
     num_queries=5,
 )
 
+SMALL = replace(CONFIG, context=24, vocab_size=40, num_layers=2, num_adapter_layers=1)
+# Steps attend to all positions and prompts are not padded, so that anything left in a slot has an effect.
+WHOLE_CONTEXT = Shapes(length=lambda needed, *, limit: limit)
+
+
+class QueuedBackend(CpuBackend):
+    """The host as a device that computes while the host goes on."""
+
+    capabilities = replace(CpuBackend.capabilities, queued=True)
+
 
 def toy_decoder(config: DecoderConfig = CONFIG, *, seed: int = 0) -> LlamaAdapterDecoder:
     """Random weights with open gates and biases, so that every part of the model matters."""
@@ -39,9 +58,35 @@ def toy_decoder(config: DecoderConfig = CONFIG, *, seed: int = 0) -> LlamaAdapte
     return decoder
 
 
-def toy_engine(decoder: LlamaAdapterDecoder, *, num_slots: int, **options: int) -> Engine:
-    executor = EagerExecutor(decoder, backend=CpuBackend(), num_slots=num_slots)
-    return Engine(executor, eos_id=EOS_ID, **options)
+def eager_config(decoder: LlamaAdapterDecoder, **options: Any) -> EngineConfig:
+    return EngineConfig(decoder=decoder.config, dtype=decoder.embedding.weight.dtype, **options)
+
+
+def eager(
+    decoder: LlamaAdapterDecoder,
+    *,
+    num_slots: int,
+    backend: Backend | None = None,
+    operators: Operators = ATEN,
+    shapes: Shapes = EXACT,
+    **options: Any,
+) -> EagerRunner:
+    """Runner around a decoder as it is; `options` are those of EngineConfig."""
+    config = eager_config(decoder, num_slots=num_slots, **options)
+    return EagerRunner(decoder, config, backend=backend or CpuBackend(), operators=operators, shapes=shapes)
+
+
+def open_runner(
+    config: DecoderConfig, state: Mapping[str, Tensor], *, backend: Backend, num_slots: int, **options: Any
+) -> Any:
+    """The runner that the product chooses for a state dict; `options` are those of EngineConfig."""
+    engine_config = EngineConfig(decoder=config, dtype=state["embedding.weight"].dtype, **options)
+    return place_decoder(engine_config, state, backend=backend).runner(num_slots)
+
+
+def toy_engine(decoder: LlamaAdapterDecoder, *, num_slots: int, eos_id: int = EOS_ID, **options: Any) -> Engine:
+    """Engine on an eager runner; `options` as `eager`."""
+    return Engine(eager(decoder, num_slots=num_slots, **options), eos_id=eos_id)
 
 
 def toy_prompts(count: int, *, seed: int = 0, longest: int = 30) -> list[tuple[int, ...]]:
@@ -54,6 +99,17 @@ def toy_visual_queries(count: int, *, config: DecoderConfig = CONFIG) -> Tensor:
     return torch.randn(count, config.num_queries, config.dim, generator=torch.Generator().manual_seed(1))
 
 
+def toy_requests(
+    engine: Engine, prompts: list[tuple[int, ...]], *, sampling: list[SamplingParams], config: DecoderConfig = CONFIG
+) -> list[GenerateRequest]:
+    """One request per prompt, each about a picture of its own; ids count from 0."""
+    prefixes = engine.project_prefix(toy_visual_queries(len(prompts), config=config))
+    return [
+        GenerateRequest(id=index, prompt_ids=prompt, prefix=prefix, sampling=params)
+        for index, (prompt, prefix, params) in enumerate(zip(prompts, prefixes, sampling, strict=True))
+    ]
+
+
 def drain(engine: Engine) -> list[Output]:
     """Step until every request is answered."""
     outputs: list[Output] = []
@@ -62,9 +118,12 @@ def drain(engine: Engine) -> list[Output]:
     return outputs
 
 
-def answers(outputs: Iterable[Output]) -> dict[int, tuple[list[int], str | None]]:
+Answers = dict[int, tuple[list[int], str | None]]
+
+
+def answers(outputs: Iterable[Output]) -> Answers:
     """Token ids and finish of each request."""
-    collected: dict[int, tuple[list[int], str | None]] = {}
+    collected: Answers = {}
     for output in outputs:
         ids, finish = collected.get(output.request_id, ([], None))
         assert finish is None, "an answer went on after its end"
@@ -74,11 +133,29 @@ def answers(outputs: Iterable[Output]) -> dict[int, tuple[list[int], str | None]
     return collected
 
 
-def toy_requests(
-    engine: Engine, prompts: list[tuple[int, ...]], *, sampling: list[SamplingParams], config: DecoderConfig = CONFIG
-) -> list[Request]:
-    prefixes = engine.project_prefix(toy_visual_queries(len(prompts), config=config))
-    return [
-        Request(id=index, prompt_ids=prompt, prefix=prefix, sampling=params)
-        for index, (prompt, prefix, params) in enumerate(zip(prompts, prefixes, sampling, strict=True))
-    ]
+def answer(engine: Engine, requests: Iterable[Request]) -> Answers:
+    """Submit requests and step until all are answered."""
+    for request in requests:
+        engine.submit(request)
+    return answers(drain(engine))
+
+
+def kept_distribution(probabilities_RV: Tensor, *, top_p: float, top_k: int = 0) -> Tensor:
+    """The distribution that tokens are drawn from, (R, V) in vocabulary order."""
+    top_k_11 = torch.tensor([[top_k]]) if top_k else None
+    kept_RV, order_RV = kept_in_order(probabilities_RV, top_p=torch.tensor([[top_p]]), top_k=top_k_11)
+    kept_RV = kept_RV / kept_RV.sum(dim=-1, keepdim=True)
+    return torch.zeros_like(kept_RV).scatter(-1, order_RV, kept_RV)
+
+
+def build_decoder(
+    source: LlamaSource,
+    adapter: AdapterFile | None,
+    *,
+    vocab_size: int = 512,
+    context: int = 512,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[DecoderConfig, dict[str, Tensor]]:
+    """Configuration and state dict of a decoder from files."""
+    config = plan_decoder(source, adapter, vocab_size=vocab_size, context=context)
+    return config, dict(decoder_tensors(config, source=source, adapter=adapter, dtype=dtype))

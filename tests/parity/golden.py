@@ -16,11 +16,11 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.weights.adapter import open_adapter
-from llama_adapter.llm.weights.build import build_decoder
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.weights import build_vision, read_clip
+from tests.llm.toys import build_decoder
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES: dict[str, Any] = json.loads((GOLDEN / "cases.json").read_text())
@@ -63,7 +63,7 @@ def decoder_state(
 ) -> tuple[DecoderConfig, dict[str, Tensor]]:
     source = (open_huggingface if "HF" in llama else open_meta)(GOLDEN / llama)
     opened = None if adapter is None else open_adapter(GOLDEN / "adapters" / f"{adapter}.pth")
-    return build_decoder(source, opened, vocab_size=512, dtype=dtype)
+    return build_decoder(source, opened, dtype=dtype)
 
 
 def causal(length: int) -> Tensor:

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from llama_adapter.llm.engine.sampler import kept_distribution
 from llama_adapter.llm.model.loss import next_token_loss
 from llama_adapter.vision.encoder import PIXEL_MEAN, PIXEL_STD
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
+from tests.llm.toys import kept_distribution
 from tests.parity.golden import ADAPTERS, CASES, GENERATE, GOLDEN, PICTURES, causal, max_difference, model, pixels
 from tests.parity.golden import tensors as golden_tensors
 from tests.parity.test_decoder import WITH_STEPS, generated, logits_along

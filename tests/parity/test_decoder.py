@@ -7,16 +7,15 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.engine.sequence import Request
 from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.model.loss import next_token_loss
-from llama_adapter.llm.runners.eager import EagerExecutor
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.lora import low_rank_update
 from llama_adapter.llm.weights.names import half_split
-from llama_adapter.runtime.devices.backend import CpuBackend
+from tests.llm.toys import eager
 from tests.parity.golden import CASES, GENERATE, GOLDEN, causal, decoder_state, max_difference, model, pixels, tensors
 
 LOGITS_ATOL = 1e-4
@@ -105,12 +104,12 @@ def generated(case: dict[str, Any], *, num_slots: int, llama: str = "LLaMA/TINY"
 
     config, state = decoder_state(llama, adapter=case["adapter"])
     config = dataclasses.replace(config, context=case["max_seq_len"])
-    executor = EagerExecutor(decoder_from_state(config, state), backend=CpuBackend(), num_slots=num_slots)
-    engine = Engine(executor, eos_id=TOKENIZER.eos_id)
+    runner = eager(decoder_from_state(config, state), num_slots=num_slots)
+    engine = Engine(runner, eos_id=TOKENIZER.eos_id)
     prefixes = engine.project_prefix(model(case["adapter"]).encoder(pixels(case["images"])))
     for row, (prompt, prefix) in enumerate(zip(case["prompts"], prefixes, strict=True)):
         engine.submit(
-            Request(
+            GenerateRequest(
                 id=row,
                 prompt_ids=tuple(prompt["ids"]),
                 prefix=prefix,

@@ -289,7 +289,7 @@ def test_pictures_may_come_from_an_iterator_but_not_as_a_single_one(captioner: C
 def test_numbers_that_overflow_end_in_an_error_and_do_not_reach_the_next_picture() -> None:
     captioner = Captioner.load(**model_options(), batch_size=2)
     expected = [answer.token_ids for answer in captioner.generate(PICTURES[:4], max_new_tokens=6)]
-    decoder = captioner._engine._executor._decoder  # type: ignore[attr-defined]
+    decoder = captioner._engine._runner._decoder  # type: ignore[attr-defined]
     scale = decoder.layers[2].feed_forward_norm.weight
     healthy = scale.clone()
     scale.fill_(float("nan"))

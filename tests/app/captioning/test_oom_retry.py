@@ -26,7 +26,7 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import DeviceError
 from tests.app.golden import model_options
 from tests.app.narrow import SHORTAGES, Device, narrow
-from tests.llm.test_async_readback import QueuedBackend
+from tests.llm.toys import QueuedBackend
 
 pytestmark = pytest.mark.slow
 

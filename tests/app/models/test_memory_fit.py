@@ -13,7 +13,7 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.spec import CaptionerSpec, parse_batch_size
 from llama_adapter.app.models.batch_size_cache import FILE_NAME
 from llama_adapter.llm.load import PlacedDecoder
-from llama_adapter.llm.runners.eager import Executor
+from llama_adapter.llm.runners.base import Runner
 from llama_adapter.runtime.devices.backend import CpuBackend
 from llama_adapter.runtime.errors import DeviceError
 from tests.app.golden import model_options
@@ -36,15 +36,15 @@ def load(batch_size: Any = "auto") -> Captioner:
 def lack_memory(monkeypatch: pytest.MonkeyPatch, *, most: int) -> list[int]:
     """More than `most` rows cannot be had; returns the numbers that are tried."""
     tried: list[int] = []
-    plain = PlacedDecoder.executor
+    plain = PlacedDecoder.runner
 
-    def narrow(self: PlacedDecoder, num_slots: int) -> Executor:
+    def narrow(self: PlacedDecoder, num_slots: int) -> Runner:
         tried.append(num_slots)
         if num_slots > most:
             raise SHORTAGES["torch"]()
         return plain(self, num_slots)
 
-    monkeypatch.setattr(PlacedDecoder, "executor", narrow)
+    monkeypatch.setattr(PlacedDecoder, "runner", narrow)
     return tried
 
 
@@ -64,9 +64,9 @@ def test_auto_leaves_memory_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     planned: dict[int, int] = {}
     plain = llama_adapter.app.models.memory_fit.check_memory
 
-    def note(plan: Any, config: Any, *, num_slots: int, **others: Any) -> None:
-        planned[num_slots] = plan.total
-        plain(plan, config, num_slots=num_slots, **others)
+    def note(plan: Any, config: Any, **others: Any) -> None:
+        planned[config.num_slots] = plan.total
+        plain(plan, config, **others)
 
     monkeypatch.setattr("llama_adapter.app.models.memory_fit.check_memory", note)
     monkeypatch.setattr("llama_adapter.app.captioning.assemble.open_backend", lambda name: Backend())

@@ -13,17 +13,16 @@ import torch
 from torch import nn
 
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.load import open_executor
 from llama_adapter.llm.model.adapter import Prefix
-from llama_adapter.llm.runners.eager import Executor, ScoreRow
-from llama_adapter.llm.runners.native import NativeExecutor
+from llama_adapter.llm.runners.base import ScorePlan
+from llama_adapter.llm.runners.native import NativeRunner
 from llama_adapter.runtime.devices.backend import CpuBackend
 from llama_adapter.runtime.devices.host_memory import tells_shortage
 from llama_adapter.runtime.kernels import scratch
 from llama_adapter.runtime.kernels.blocks import BlockParts, NativeBlocks
 from llama_adapter.runtime.kernels.library import Library, compiled, compilers, find_library
 from llama_adapter.runtime.kernels.linear import NativeLinear
-from tests.llm.toys import toy_decoder, toy_prompts, toy_visual_queries
+from tests.llm.toys import open_runner, toy_decoder, toy_prompts, toy_visual_queries
 
 CONFIG = DecoderConfig(
     vocab_size=300,
@@ -79,16 +78,16 @@ def library_fixture() -> Library:
     return library
 
 
-def executor(dtype: torch.dtype = torch.float32) -> Executor:
+def runner(dtype: torch.dtype = torch.float32) -> NativeRunner:
     state = {name: value.to(dtype) for name, value in toy_decoder(CONFIG).state_dict().items()}
-    opened = open_executor(CONFIG, state, backend=CpuBackend(), num_slots=6)
-    if not isinstance(opened, NativeExecutor):
+    opened = open_runner(CONFIG, state, backend=CpuBackend(), num_slots=6)
+    if not isinstance(opened, NativeRunner):
         pytest.skip(f"this processor has no kernels for {dtype}")
     return opened
 
 
-def prefixes(executor: Executor) -> list[Prefix]:
-    return executor.project_prefix(toy_visual_queries(6, config=CONFIG))
+def prefixes(runner: NativeRunner) -> list[Prefix]:
+    return runner.project_prefix(toy_visual_queries(6, config=CONFIG))
 
 
 def blocks(library: Library) -> tuple[NativeBlocks, torch.Tensor]:
@@ -109,20 +108,17 @@ def blocks(library: Library) -> tuple[NativeBlocks, torch.Tensor]:
     return stack, torch.randn(3, 70, 64)
 
 
-def works(executor: Executor, library: Library) -> dict[str, Callable[[], torch.Tensor]]:
+def works(runner: NativeRunner, library: Library) -> dict[str, Callable[[], torch.Tensor]]:
     """A call of each function of the kernels that needs scratch, with what comes of it."""
-    prompts, pictures = toy_prompts(6), prefixes(executor)
-    rows = [
-        ScoreRow(prompt_ids=prompt, choices=[[3, 4], [5]], prefix=prefix)
-        for prompt, prefix in zip(prompts, pictures, strict=True)
-    ]
+    prompts, pictures = toy_prompts(6), prefixes(runner)
+    plan = ScorePlan(range(6), prompts, [((3, 4), (5,))] * 6, pictures)
     stack, x_BTW = blocks(library)
     layer = NativeLinear(nn.Linear(48, 80).requires_grad_(False).to(torch.bfloat16), library=library)
     x_RF = torch.randn(5, 48)
     return {
-        "prefill": lambda: executor.prefill(prompts, pictures, first_slot=0).logits_RV,
-        "decode": lambda: executor.decode([5] * 6, [len(prompt) for prompt in prompts]).logits_RV,
-        "score": lambda: torch.tensor(executor.score(rows)),
+        "prefill": lambda: runner.prefill(prompts, pictures, first_slot=0).logits_RV,
+        "decode": lambda: runner.decode([5] * 6, [len(prompt) for prompt in prompts]).logits_RV,
+        "score": lambda: torch.tensor(runner.score(plan)),
         "blocks": lambda: stack(x_BTW),
         "linear": lambda: layer(x_RF),
     }
@@ -134,7 +130,7 @@ def test_a_shortage_is_torchs_own_and_the_next_call_computes_the_same(
 ) -> None:
     if name == "linear" and not library.takes(torch.bfloat16):
         pytest.skip("this processor has no kernels for bfloat16")
-    every = works(executor(), library)
+    every = works(runner(), library)
     thread(every["prefill"])  # steps go on from it
     work = every[name]
     thread(setattr, scratch._held, "scratch", scratch._NONE)
@@ -154,7 +150,7 @@ def test_a_shortage_is_torchs_own_and_the_next_call_computes_the_same(
 def test_half_the_rows_need_half_the_scratch(
     dtype: torch.dtype, host: Host, thread: Callable[..., torch.Tensor]
 ) -> None:
-    ours = executor(dtype)
+    ours = runner(dtype)
     prompts, pictures = [tuple(range(3, 33))] * 6, prefixes(ours)
     host.num_bytes = 0
     for count in (6, 3):
@@ -167,7 +163,7 @@ def test_half_the_rows_need_half_the_scratch(
 def test_scratch_too_small_makes_room_before_more_is_asked_for(
     host: Host, thread: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = executor()
+    ours = runner()
     prompts, pictures = toy_prompts(6), prefixes(ours)
     thread(ours.prefill, prompts[:1], pictures[:1], first_slot=0)
     held: list[int] = []
@@ -185,7 +181,7 @@ def test_scratch_too_small_makes_room_before_more_is_asked_for(
 def test_steps_that_see_a_place_more_each_ask_for_no_more_memory(
     host: Host, thread: Callable[..., torch.Tensor]
 ) -> None:
-    ours = executor()
+    ours = runner()
     ours.prefill([[3, 4]] * 6, prefixes(ours), first_slot=0)  # in another thread, whose scratch is its own
     host.asked.clear()
 
@@ -224,26 +220,25 @@ CHILD = """
 import os, resource, sys
 import torch
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.load import open_executor
 from llama_adapter.runtime.devices.backend import CpuBackend
 from llama_adapter.runtime.devices.host_memory import tells_shortage
-from tests.llm.toys import toy_decoder, toy_visual_queries
+from tests.llm.toys import open_runner, toy_decoder, toy_visual_queries
 
 torch.set_num_threads(1)
 config = DecoderConfig(vocab_size=300, dim=64, num_layers=1, num_heads=2, ffn_dim=65536, norm_eps=1e-6, context=64,
                        num_adapter_layers=1, num_queries=5)
-executor = open_executor(config, toy_decoder(config).state_dict(), backend=CpuBackend(), num_slots=32)
-prefixes = executor.project_prefix(toy_visual_queries(32, config=config))
+runner = open_runner(config, toy_decoder(config).state_dict(), backend=CpuBackend(), num_slots=32)
+prefixes = runner.project_prefix(toy_visual_queries(32, config=config))
 prompts = [[3] * 60] * 32
-expected = executor.prefill(prompts[:1], prefixes[:1], first_slot=0).logits_RV
+expected = runner.prefill(prompts[:1], prefixes[:1], first_slot=0).logits_RV
 pages = int(open("/proc/self/statm").read().split()[0])
 limit = pages * os.sysconf("SC_PAGE_SIZE") + 460 * 2**20  # all rows take 610 MiB, half of them 305
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 try:
-    executor.prefill(prompts, prefixes, first_slot=0)
+    runner.prefill(prompts, prefixes, first_slot=0)
 except RuntimeError as error:
     assert tells_shortage(str(error)), error
-    fewer = executor.prefill(prompts[:16], prefixes[:16], first_slot=0).logits_RV
+    fewer = runner.prefill(prompts[:16], prefixes[:16], first_slot=0).logits_RV
     assert torch.equal(fewer[:1], expected)
     print("half of them")
 else:

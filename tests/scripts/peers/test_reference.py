@@ -4,14 +4,13 @@ import pytest
 import torch
 
 from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.engine.sequence import Request
-from llama_adapter.llm.load import open_executor
 from llama_adapter.runtime.devices.backend import open_backend
 from scripts.peers.reference import ReferenceLoop
 from scripts.peers.sizes import prompt_ids
 from scripts.peers.weights import decoder_sizes, decoder_state
-from tests.llm.toys import drain
+from tests.llm.toys import drain, open_runner
 
 NUM_NEW_TOKENS = 8
 EOS_ID = 2
@@ -29,11 +28,11 @@ def test_the_reference_loop_gives_the_greedy_tokens_of_our_engine(lengths: tuple
     loop = ReferenceLoop(state, config, num_rows=len(prompts))
     rows = loop.generate(prompts, visual_query_BQD, num_new_tokens=NUM_NEW_TOKENS)
 
-    engine = Engine(open_executor(config, state, backend=open_backend("cpu"), num_slots=len(prompts)), eos_id=EOS_ID)
+    engine = Engine(open_runner(config, state, backend=open_backend("cpu"), num_slots=len(prompts)), eos_id=EOS_ID)
     prefixes = engine.project_prefix(visual_query_BQD)
     for index, (prompt, prefix) in enumerate(zip(prompts, prefixes, strict=True)):
         sampling = SamplingParams(max_new_tokens=NUM_NEW_TOKENS)
-        engine.submit(Request(id=index, prompt_ids=prompt, prefix=prefix, sampling=sampling))
+        engine.submit(GenerateRequest(id=index, prompt_ids=prompt, prefix=prefix, sampling=sampling))
     ours: list[list[int]] = [[] for _ in prompts]
     for output in drain(engine):
         assert output.token_id is not None

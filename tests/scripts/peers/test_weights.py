@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.load import open_executor
 from llama_adapter.runtime.devices.backend import open_backend
 from llama_adapter.vision.encoder import encoder_from_state
 from scripts.peers.gguf_file import gguf_tensors, interleaved
@@ -16,6 +15,7 @@ from scripts.peers.measuring import DecoderEngine
 from scripts.peers.ours import OurDecoder
 from scripts.peers.sizes import prompt_ids
 from scripts.peers.weights import bare_tower, decoder_sizes, decoder_state, encoder_state
+from tests.llm.toys import open_runner
 
 EOS_ID = 2
 
@@ -41,7 +41,7 @@ def some_steps(engine: DecoderEngine, *, spread: bool) -> list[list[int]]:
 
 
 def our_decoder(config: DecoderConfig, state: dict[str, Tensor]) -> OurDecoder:
-    return OurDecoder(open_executor(config, state, backend=open_backend("cpu"), num_slots=3))
+    return OurDecoder(open_runner(config, state, backend=open_backend("cpu"), num_slots=3))
 
 
 def test_copies_of_a_row_go_on_as_rows_of_that_prompt_do() -> None:

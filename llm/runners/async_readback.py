@@ -1,0 +1,70 @@
+"""The newest token of each slot, and its way to the host: at once, or one step late where the device has a queue.
+
+Late reading keeps the device busy: step n + 1 takes its tokens from step n on the device, and the host reads the tokens
+of step n while step n + 1 runs. So a row that step n ended is in step n + 1 too; the engine drops what comes of it.
+"""
+
+# R rows
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from llama_adapter.llm.runners.base import DecodePlan, Pending, PrefillPlan, Ready, Tokens
+from llama_adapter.llm.runners.sampler import Prediction, choose
+from llama_adapter.runtime.devices.backend import Backend
+from llama_adapter.runtime.devices.transfer import Fetched, Transfer
+
+_NOTHING = Ready(Tokens((), ()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """Tokens on their way to the host."""
+
+    rows: Sequence[int]
+    ids: Fetched
+
+    def read(self) -> Tokens:
+        return Tokens(self.rows, self.ids.read())
+
+
+class AsyncReadback:
+    """Chooses tokens and reads them, with at most one step not read yet."""
+
+    def __init__(self, backend: Backend, *, num_slots: int) -> None:
+        self.transfer = Transfer(backend)
+        self._unread: Pending = _NOTHING  # stays so on a device without a queue
+        self._newest: list[int] | Tensor = [0] * num_slots  # of each slot; with a queue, on the device
+        if backend.capabilities.queued:
+            with torch.inference_mode():
+                self._newest = self.transfer.upload(self._newest)
+
+    def newest(self, num_rows: int) -> list[int] | Tensor:
+        """The newest token of each of slots 0..num_rows-1, where the device needs it."""
+        return self._newest[:num_rows]
+
+    def choose(self, plan: PrefillPlan | DecodePlan, prediction: Prediction, *, first_slot: int = 0) -> Pending:
+        """Choose the tokens of a step in slots `first_slot` and up; returns what is to be read now."""
+        ids_R = choose(prediction, plan.draws, upload=self.transfer.upload)
+        slots = slice(first_slot, first_slot + len(plan.rows))
+        if isinstance(self._newest, list):
+            token_ids: list[int] = ids_R.tolist()
+            self._newest[slots] = token_ids
+            return Ready(Tokens(plan.rows, token_ids))
+        with torch.inference_mode():
+            self._newest[slots] = ids_R.clamp(min=0)  # a row without a token is fed some token until that is known
+        previous, self._unread = self._unread, _Unread(plan.rows, self.transfer.fetch(ids_R))
+        return previous
+
+    def rest(self) -> Pending:
+        """The step not read yet, without another one."""
+        previous, self._unread = self._unread, _NOTHING
+        return previous
+
+    def move(self, source: int, target: int) -> None:
+        """The row of slot `source` now has slot `target`."""
+        with torch.inference_mode():
+            self._newest[target] = self._newest[source]  # type: ignore[assignment]  # a list or a tensor of both

@@ -1,0 +1,136 @@
+"""What passes between the engine and a runner: plans in, results out. Plain values, except for prefixes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from llama_adapter.llm.config import EngineConfig
+from llama_adapter.llm.model.adapter import Prefix
+from llama_adapter.llm.runners.sampler import Draw
+from llama_adapter.runtime.operators.base import Operators
+
+TokenIds = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScorePlan:
+    """Compute the log-probabilities of each prompt's continuations. Uses no slot.
+
+    `rows` are numbers that come back with the results; every continuation has at least one token.
+    """
+
+    rows: Sequence[int]
+    prompts: Sequence[TokenIds]
+    continuations: Sequence[Sequence[TokenIds]]
+    prefixes: Sequence[Prefix]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPlan:
+    """Fill slots `first_slot` and up with prompts and pictures, and choose each row's first token."""
+
+    rows: Sequence[int]
+    prompts: Sequence[TokenIds]
+    prefixes: Sequence[Prefix]
+    draws: Sequence[Draw | None]  # None is greedy
+    first_slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """Feed each of slots 0..R-1 its newest token at its position, and choose the next.
+
+    Without rows nothing is computed, and tokens not read so far are read.
+    """
+
+    rows: Sequence[int]
+    positions: Sequence[int]
+    draws: Sequence[Draw | None]
+
+
+Plan = ScorePlan | PrefillPlan | DecodePlan
+
+
+class Scores(NamedTuple):
+    """Log-probability of each continuation of each row."""
+
+    rows: Sequence[int]
+    logprobs: Sequence[Sequence[float]]
+
+
+class Tokens(NamedTuple):
+    """The next token of each row; NO_TOKEN where the logits are not finite."""
+
+    rows: Sequence[int]
+    token_ids: Sequence[int]
+
+
+Result = Scores | Tokens
+
+
+class Pending(Protocol):
+    """What a step will have to say."""
+
+    def read(self) -> Result:
+        """Wait for what is ready: on a device with a queue, the tokens of the previous step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A result that is known already."""
+
+    result: Result
+
+    def read(self) -> Result:
+        return self.result
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarmUp:
+    """Cost of a warm-up."""
+
+    seconds: float
+    programs: int  # shapes of prefills and decode steps that ran
+
+
+class Runner(Protocol):
+    """What the engine needs of a device. Rows in use are always slots 0..n-1."""
+
+    @property
+    def config(self) -> EngineConfig: ...
+
+    @property
+    def operators(self) -> Operators:
+        """The operators that the decoder computes with."""
+        ...
+
+    def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
+        """Visual query (B, Q, D) -> one prefix (A, 1, N, Q, H) per picture."""
+        ...
+
+    def run(self, plan: Plan) -> Pending:
+        """Hand a plan to the device."""
+        ...
+
+    def move(self, source: int, target: int, *, num_tokens: int) -> None:
+        """Copy slot `source`, of which `num_tokens` positions are in use, over slot `target`."""
+        ...
+
+    def clear(self, slot: int, *, position: int | None = None) -> None:
+        """Zero a slot, or one position of it: a NaN left there would reach the next row even through the mask."""
+        ...
+
+    def reset(self) -> None:
+        """Clear all slots and forget tokens not read so far."""
+        ...
+
+    def warm_up(self, *, prompt_tokens: int, new_tokens: int) -> WarmUp:
+        """Run the steps that prompts and answers of up to these lengths may need, and wait for the device.
+
+        Where decode steps come in few shapes, all of them run; otherwise the largest. For each number of rows one
+        prefill runs, of equal prompts of that length. No slot may be in use.
+        """
+        ...

@@ -1,0 +1,89 @@
+"""From logits to the next token: greedy, temperature, top-k and top-p, each row with its own random number."""
+
+# R rows, V vocabulary
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+NO_TOKEN = -1
+
+
+class Prediction(NamedTuple):
+    """What a step predicts for R rows. The runner's next call may overwrite both tensors."""
+
+    logits_RV: Tensor  # float32
+    best_R: Tensor  # int64, NO_TOKEN where a row's logits are not finite
+
+
+class Draw(NamedTuple):
+    """How one row's next token is drawn: the settings, and the uniform number in [0, 1) that decides."""
+
+    temperature: float
+    top_p: float
+    top_k: int  # 0 keeps every token
+    uniform: float
+
+
+Upload = Callable[[Sequence[int] | Sequence[float]], Tensor]  # numbers to the device, int64 or float32
+
+
+def predict(logits_RV: Tensor) -> Prediction:
+    """Prediction of float32 logits. Reads nothing from the device, so it may be part of a graph."""
+    highest_R, best_R = logits_RV.max(dim=-1)
+    # `isfinite` in operators that every graph compiler takes; a comparison with NaN is False.
+    is_finite_R = highest_R.abs() <= torch.finfo(logits_RV.dtype).max
+    return Prediction(logits_RV, best_R.where(is_finite_R, NO_TOKEN))
+
+
+def choose(prediction: Prediction, draws: Sequence[Draw | None], *, upload: Upload) -> Tensor:
+    """The next token of each row, (R,) int64 on the device; NO_TOKEN where a row's logits are not finite.
+
+    A row whose draw is None takes its best token. Rows are independent, and nothing is read from the device.
+    """
+    sampled = [row for row, draw in enumerate(draws) if draw is not None]
+    if not sampled:
+        return prediction.best_R
+    rows_R = upload(sampled)
+    drawn_R = _draw(
+        prediction.logits_RV[rows_R].nan_to_num(), [draw for draw in draws if draw is not None], upload=upload
+    )
+    chosen_R = prediction.best_R.index_copy(0, rows_R, drawn_R)
+    return chosen_R.where(prediction.best_R != NO_TOKEN, NO_TOKEN)
+
+
+def _draw(logits_RV: Tensor, draws: Sequence[Draw], *, upload: Upload) -> Tensor:
+    def column(values: list[float] | list[int]) -> Tensor:
+        return upload(values)[:, None]
+
+    top_k = [min(draw.top_k, logits_RV.shape[-1]) for draw in draws]
+    probabilities_RV = (logits_RV / column([draw.temperature for draw in draws])).softmax(dim=-1)
+    kept_RV, order_RV = kept_in_order(
+        probabilities_RV,
+        top_p=column([draw.top_p for draw in draws]),
+        top_k=column(top_k) if any(top_k) else None,
+    )
+    cumulative_RV = kept_RV.cumsum(dim=-1)
+    targets_R1 = column([draw.uniform for draw in draws]) * cumulative_RV[:, -1:]
+    places_R1 = torch.searchsorted(cumulative_RV, targets_R1, right=True)
+    # Rounding may put the target at the very end: stay on the last token that is kept.
+    places_R1 = torch.minimum(places_R1, (kept_RV > 0).sum(dim=-1, keepdim=True) - 1)
+    return order_RV.gather(-1, places_R1)[:, 0]
+
+
+def kept_in_order(probabilities_RV: Tensor, *, top_p: Tensor, top_k: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Probabilities (R, V) from best to worst, dropped ones set to 0, and the token of each place.
+
+    Top-p as in the LLaMA reference: a token is dropped if the sum of the probabilities before it exceeds top_p (R, 1).
+    Top-k (R, 1) comes first; top-p then sees renormalised probabilities.
+    """
+    sorted_RV, order_RV = probabilities_RV.sort(dim=-1, descending=True, stable=True)
+    if top_k is not None:
+        places_V = torch.arange(sorted_RV.shape[-1], device=sorted_RV.device)
+        beyond_k = (top_k > 0) & (places_V >= top_k)
+        sorted_RV = sorted_RV.masked_fill(beyond_k, 0.0)
+        sorted_RV = sorted_RV / sorted_RV.sum(dim=-1, keepdim=True)
+    before_RV = sorted_RV.cumsum(dim=-1) - sorted_RV
+    return sorted_RV.masked_fill(before_RV > top_p, 0.0), order_RV
