@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import MAX_PREFILL_TOKENS
@@ -13,30 +13,22 @@ from llama_adapter.llm.model.llama import LlamaAdapterDecoder, use_operators
 from llama_adapter.llm.runners.eager import EagerExecutor, Executor
 from llama_adapter.llm.runners.native import NativeExecutor, can_run
 from llama_adapter.llm.runners.shapes import BucketedShapes, ExactShapes
-from llama_adapter.runtime.devices.backend import EAGER, Backend, OperatorChoice
-from llama_adapter.runtime.operators.base import Operators
-from llama_adapter.runtime.schemes.quantised import SCALE
+from llama_adapter.runtime.devices import EAGER, Backend, OperatorChoice
+from llama_adapter.runtime.operators import Operators
+from llama_adapter.runtime.schemes.layers import load_state
+from llama_adapter.runtime.schemes.state import loaded_bytes, precision_of
 
 
 def decoder_from_state(config: DecoderConfig, state: Mapping[str, Tensor]) -> LlamaAdapterDecoder:
     """Decoder for inference around the tensors of `state`, which are shared, not copied.
 
-    A linear layer with an int8 weight gets its scales as a buffer `weight_scale`; it computes only once a backend has
-    prepared it. Raises RuntimeError when keys or shapes are not those of `config`.
+    Quantised layers compute only after a backend has prepared them. Raises RuntimeError if names or shapes differ from
+    those of `config`.
     """
     with torch.device("meta"):
         decoder = LlamaAdapterDecoder(config)
-    decoder.requires_grad_(False)  # before whole numbers come, which have no gradient
-    _expect_scales(decoder, state)
-    decoder.load_state_dict(state, assign=True)
-    return decoder.eval()
-
-
-def _expect_scales(decoder: LlamaAdapterDecoder, state: Mapping[str, Tensor]) -> None:
-    for name, child in decoder.named_modules():
-        weight = state.get(f"{name}.weight")
-        if isinstance(child, nn.Linear) and weight is not None and weight.dtype == torch.int8:
-            child.register_buffer(SCALE, torch.empty(child.out_features, device="meta"))
+    load_state(decoder, state)
+    return decoder
 
 
 def open_executor(
@@ -72,12 +64,8 @@ def planner(
     copies_weights = backend.capabilities.copies_weights
     tensors = [tensor for tensor in state.values() if copies_weights or tensor.device != backend.device]
     dtype = state["embedding.weight"].dtype
-    is_widened = not backend.computes_int8(dtype, wanted=operators)
-
-    def itemsize(tensor: Tensor) -> int:
-        return dtype.itemsize if is_widened and tensor.dtype == torch.int8 else tensor.itemsize
-
-    weights = reserved + sum(tensor.numel() * itemsize(tensor) for tensor in tensors)
+    is_dequantised = not backend.computes_in(precision_of(state), dtype, wanted=operators)
+    weights = reserved + loaded_bytes(tensors, dtype=dtype, is_dequantised=is_dequantised)
 
     def planned(num_slots: int) -> MemoryPlan:
         return plan_memory(

@@ -7,8 +7,12 @@ for it; those of a device, which have no class of their own, by their text.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llama_adapter.runtime.devices.host_memory import tells_shortage
-from llama_adapter.runtime.devices.npu_errors import NpuFailure, explain_npu_error, shorten_npu_error
+from llama_adapter.runtime.device_failures import (
+    NpuFailure,
+    explain_device_error,
+    shorten_device_error,
+    tells_shortage,
+)
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
 from llama_adapter.runtime.torch_import import explain_torch_import
 
@@ -101,7 +105,7 @@ def describe(error: BaseException) -> Problem:
     sentence = str(getattr(error, "message", "")) or _own_words(error)
     failure = _device_failure(error)
     if failure is not None:
-        sentence = f"{failure.sentence[0].upper()}{failure.sentence[1:]}: {shorten_npu_error(str(error))}"
+        sentence = f"{failure.sentence[0].upper()}{failure.sentence[1:]}: {shorten_device_error(str(error))}"
         return Problem(exit_code=rule.exit_code, http_status=rule.http_status, sentence=sentence, hint=failure.hint)
     if rule is _OUT_OF_MEMORY:
         sentence = "The memory is not enough" + (f": {sentence}" if sentence else "")
@@ -120,7 +124,7 @@ def _own_words(error: BaseException) -> str:
 
 def _device_failure(error: BaseException) -> NpuFailure | None:
     """What a device's own error means; torch has one class for all of them."""
-    return explain_npu_error(str(error)) if isinstance(error, RuntimeError) else None
+    return explain_device_error(str(error)) if isinstance(error, RuntimeError) else None
 
 
 def _is_failed_allocation(error: BaseException) -> bool:

@@ -15,7 +15,7 @@ from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.runners.eager import Executor, ScoreRow, WarmUp
 from llama_adapter.llm.runners.prediction import Prediction
 from llama_adapter.runtime.devices.transfer import Transfer
-from llama_adapter.runtime.operators.base import Operators
+from llama_adapter.runtime.operators import Operators
 from llama_adapter.vision.backends.base import VisionBackend
 from llama_adapter.vision.config import VisionConfig
 

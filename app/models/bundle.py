@@ -5,7 +5,7 @@ vision.safetensors   state dict of `PictureEncoder`
 llm.safetensors      state dict of `LlamaAdapterDecoder`
 tokenizer.model      LLaMA's tokenizer
 known_answer.json    optional: a picture of the folder, a prompt and the answer the model must give
-familiar.safetensors optional: statistics for out-of-distribution detection, see `app.models.out_of_distribution`
+familiar.safetensors optional: statistics for out-of-distribution detection, see `vision.out_of_distribution`
 """
 
 import dataclasses
@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llama_adapter.app.captioning.spec import Precision
 from llama_adapter.app.models.checkpoints import (
     DEFAULT_PROMPT,
     LoadedModel,
@@ -34,27 +33,22 @@ from llama_adapter.app.models.checkpoints import (
     file_digest,
     stream_sources,
 )
-from llama_adapter.app.models.out_of_distribution import OodDetector, read_familiarity
-from llama_adapter.app.models.quantising import convert_precision
-from llama_adapter.app.models.tensor_files import (
-    DAMAGED,
-    dtype_name,
-    expected_forms,
-    read_tensors,
-    sketch,
-    write_tensors,
-)
+from llama_adapter.app.models.sketch import DAMAGED, HalfConfig, expected_forms, num_layers, sketch
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
-from llama_adapter.runtime.devices.backend import DTYPES
+from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
-from llama_adapter.runtime.tensor_files.files import list_keys, read_json
+from llama_adapter.runtime.schemes import FLOAT, PRECISIONS, Precision
+from llama_adapter.runtime.schemes.files import check_tensors, write_tensors
+from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
+from llama_adapter.runtime.schemes.state import convert_precision
+from llama_adapter.runtime.tensor_files.files import list_keys, read_json, read_safetensors
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt, shown_name
 from llama_adapter.vision.config import ChannelOrder, VisionConfig
+from llama_adapter.vision.out_of_distribution import OodDetector, read_familiarity
 
 FORMAT = "llama-adapter-bundle"
-VERSIONS: Mapping[Precision, int] = {"float": 1, "int8": 2}  # older programs read the first
 MANIFEST, VISION, LLM, TOKENIZER, KNOWN_ANSWER, FAMILIAR = (
     "manifest.json",
     "vision.safetensors",
@@ -134,7 +128,7 @@ def save_bundle(
         (partial / TOKENIZER).write_bytes(model.tokenizer.data)
         manifest: dict[str, Any] = {
             "format": FORMAT,
-            "version": VERSIONS[model.precision],
+            "version": find_scheme(model.precision).bundle_version,
             "name": shown_excerpt(model.name, length=120),
             "vision": vision.to_dict(),
             "llm": decoder.to_dict(),
@@ -217,11 +211,11 @@ def load_bundle(
     check_sizes(place, manifest)
     vision, decoder = read_configs(place, manifest)
     stored = DTYPES[manifest["dtype"]]
-    configs: dict[str, VisionConfig | DecoderConfig] = {VISION: vision, LLM: decoder}
+    configs: dict[str, HalfConfig] = {VISION: vision, LLM: decoder}
     states = {file: read_half(place / file, configs[file], manifest) for file in configs}
     origin = _read_origin(manifest)
     precision = precision or stored_precision(manifest)
-    if precision == "int8" and origin is None:
+    if precision != FLOAT and origin is None:
         origin = Origin(digest=manifest["digest"], fingerprint=fingerprint(states[VISION]))
     for file in (VISION, LLM) if cast_vision else (LLM,):
         states[file] = convert_precision(states[file], sketch(configs[file]), dtype=dtype or stored, wanted=precision)
@@ -300,10 +294,11 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
     if manifest.get("format") != FORMAT:
         raise CheckpointError(f"`{place / MANIFEST}` is the manifest of something else than a model bundle")
     version = manifest.get("version")
-    if type(version) is not int or version not in VERSIONS.values():
+    versions = _versions()
+    if type(version) is not int or version not in versions:
         raise CheckpointError(
             f"The bundle `{place}` has the version {shown_excerpt(repr(version))}, and this program reads "
-            f"{_either(VERSIONS.values())}",
+            f"{' or '.join(map(str, versions))}",
             hint="install a newer release, or write the bundle again with `llama-adapter convert`",
         )
     wanted = {"name": str, "vision": dict, "llm": dict, "dtype": str, "files": dict, "sources": list, "merged": list}
@@ -351,13 +346,29 @@ def check_sizes(place: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def stored_precision(manifest: Mapping[str, Any]) -> Precision:
-    """In what the linear layers' weights of a bundle are stored."""
-    return "int8" if manifest["version"] == VERSIONS["int8"] else "float"
+    """The precision of the weights in a bundle's files."""
+    return _versions()[manifest["version"]]
 
 
-def read_half(path: Path, config: VisionConfig | DecoderConfig, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a half of the model, mapped from its file. Raises CheckpointError as `read_tensors`."""
-    return read_tensors(path, config=config, dtype=DTYPES[manifest["dtype"]], precision=stored_precision(manifest))
+def _versions() -> dict[int, Precision]:
+    return {find_scheme(precision).bundle_version: precision for precision in PRECISIONS}
+
+
+def read_half(path: Path, config: HalfConfig, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of one half of the model, mapped from its file.
+
+    Raises CheckpointError unless names, shapes and types are those of its configuration. A configuration of more layers
+    than the file has tensors is refused before its module is built.
+    """
+    state = read_safetensors(path)
+    if num_layers(config) > len(state):
+        raise CheckpointError(
+            f"`{path}` has {len(state)} tensors, and its configuration speaks of {num_layers(config):,} layers",
+            hint=DAMAGED,
+        )
+    forms = expected_forms(config, dtype=DTYPES[manifest["dtype"]], precision=stored_precision(manifest))
+    check_tensors(state, forms=forms, path=path, hint=DAMAGED)
+    return state
 
 
 def model_digest(manifest: Mapping[str, Any]) -> str:
@@ -417,17 +428,17 @@ def _is_source(source: object) -> bool:
 
 
 def _precision_entries(model: LoadedModel) -> dict[str, Any]:
-    """What the manifest of an 8-bit bundle has beside: older programs see by its version that they cannot read it."""
-    if model.precision == "float":
+    """Entries that only the manifest of a quantised bundle has."""
+    if model.precision == FLOAT:
         return {}
-    assert model.origin is not None, "8-bit weights are made from those of a model"
+    assert model.origin is not None, "quantised weights are made from those of a model"
     return {"precision": model.precision, "origin": dataclasses.asdict(model.origin)}
 
 
 def _precision_faults(manifest: Mapping[str, Any]) -> list[str]:
     wanted = stored_precision(manifest)
-    faults = [] if manifest.get("precision", "float") == wanted else ["precision"]
-    return faults if wanted == "float" or _is_origin(manifest.get("origin")) else [*faults, "origin"]
+    faults = [] if manifest.get("precision", FLOAT) == wanted else ["precision"]
+    return faults if wanted == FLOAT or _is_origin(manifest.get("origin")) else [*faults, "origin"]
 
 
 def _is_origin(origin: object) -> bool:
@@ -440,11 +451,7 @@ def _is_origin(origin: object) -> bool:
 
 
 def _read_origin(manifest: Mapping[str, Any]) -> Origin | None:
-    return Origin(**manifest["origin"]) if stored_precision(manifest) == "int8" else None
-
-
-def _either(versions: Iterable[int]) -> str:
-    return " or ".join(map(str, versions))
+    return Origin(**manifest["origin"]) if stored_precision(manifest) != FLOAT else None
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -16,8 +16,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from llama_adapter.app.captioning.spec import Precision
-from llama_adapter.app.models.out_of_distribution import OodDetector
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
@@ -27,9 +25,11 @@ from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.llm.weights.source import LlamaSource
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import EncoderCard
+from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.config import ChannelOrder, VisionConfig
+from llama_adapter.vision.out_of_distribution import OodDetector
 from llama_adapter.vision.weights import ClipSource, build_vision, clip_file, read_clip, read_query
 
 DEFAULT_CONTEXT = 512
@@ -97,7 +97,7 @@ class LoadedModel:
     merged: tuple[str, ...]  # what was folded into the weights: "gates", "lora"
     prompt: str = DEFAULT_PROMPT
     card: str = ""
-    precision: Precision = "float"  # of the linear layers' weights
+    precision: Precision = FLOAT  # of the linear layers' weights
     origin: Origin | None = None  # where they are, or were, 8-bit ones
     ood_detector: OodDetector | None = None  # what tells pictures that the model knows from others
     notes: tuple[str, ...] = ()  # sentences for people about the files it came from

@@ -11,12 +11,12 @@ from llama_adapter.app.captioning.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.app.models.batch_size_cache import Setting
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.encoders import encoder_bytes
-from llama_adapter.app.models.native_encoder import KernelsFirst, install_block_kernels
 from llama_adapter.llm.load import PlacedDecoder, place_decoder, planner
 from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, fitting_rows
 from llama_adapter.llm.runners.eager import Executor
 from llama_adapter.llm.runners.shapes import powers_of_two
-from llama_adapter.runtime.devices.backend import Backend
+from llama_adapter.runtime.devices import Backend
+from llama_adapter.vision.backends.native import NativeEncoder
 from llama_adapter.vision.backends.torch import TorchVisionBackend
 from llama_adapter.vision.encoder import encoder_from_state
 from llama_adapter.vision.inference import HostEncoder
@@ -94,8 +94,7 @@ def _halves(decoder: PlacedDecoder, num_rows: int, *, spec: CaptionerSpec, model
     vision = TorchVisionBackend(encoder, device=backend.device, batch_sizes=sizes)
     backend.prepare(vision.module, wanted=spec.operators)
     if backend.kernels is not None and isinstance(vision.module, HostEncoder):
-        install_block_kernels(vision.module, library=backend.kernels)
-        vision.module = KernelsFirst(vision.module)
+        vision.module = NativeEncoder(vision.module, library=backend.kernels)
     return Halves(executor=executor, vision=vision)
 
 

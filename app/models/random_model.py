@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from llama_adapter.app.captioning.resources import embedded_model
-from llama_adapter.app.captioning.spec import Precision
 from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, LoadedModel
-from llama_adapter.app.models.quantising import linear_weights, quantise
-from llama_adapter.app.models.tensor_files import expected_forms, sketch
+from llama_adapter.app.models.sketch import HalfConfig, expected_forms, sketch
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
-from llama_adapter.runtime.devices.backend import open_backend
+from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.errors import DeviceError
+from llama_adapter.runtime.schemes import FLOAT, Precision
+from llama_adapter.runtime.schemes.state import linear_weights, quantise
 from llama_adapter.vision.config import ChannelOrder, ClipConfig, QueryConfig, VisionConfig
 
 VOCABULARY = 32000
@@ -97,7 +97,7 @@ def random_model(
     dtype: torch.dtype,
     context: int | None = None,
     channel_order: ChannelOrder = "rgb",
-    precision: Precision = "float",
+    precision: Precision = FLOAT,
     vision: VisionConfig | None = None,
 ) -> LoadedModel:
     """The model of a size as `parse_size` takes it, in `dtype` on the CPU; the same numbers at every call.
@@ -131,14 +131,10 @@ def random_model(
     )
 
 
-def _drawn_state(
-    config: DecoderConfig | VisionConfig, *, dtype: torch.dtype, precision: Precision
-) -> dict[str, Tensor]:
+def _drawn_state(config: HalfConfig, *, dtype: torch.dtype, precision: Precision) -> dict[str, Tensor]:
     module = sketch(config)
     tensors = random_tensors(module.state_dict(), dtype=dtype)
-    if precision == "float":
-        return dict(tensors)
-    return dict(quantise(tensors, linears=linear_weights(module), dtype=dtype))
+    return dict(quantise(tensors, linears=linear_weights(module), dtype=dtype, precision=precision))
 
 
 def random_state(sketch: Mapping[str, Tensor], *, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -174,7 +170,7 @@ def _repeat(drawn: Tensor, *, into: Tensor) -> None:
         part.copy_(drawn[: len(part)])
 
 
-def _check_host(*configs: DecoderConfig | VisionConfig, dtype: torch.dtype, precision: Precision, name: str) -> None:
+def _check_host(*configs: HalfConfig, dtype: torch.dtype, precision: Precision, name: str) -> None:
     forms = [expected_forms(config, dtype=dtype, precision=precision) for config in configs]
     needed = sum(form.num_bytes for half in forms for form in half.values())
     free = open_backend("cpu").free_bytes()

@@ -20,9 +20,9 @@ from llama_adapter.llm.model.kv import DecodeView, KVCache
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.runners.prediction import Prediction, predict
 from llama_adapter.llm.runners.shapes import ExactShapes, Shapes
-from llama_adapter.runtime.devices.backend import Backend
+from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.devices.transfer import Transfer
-from llama_adapter.runtime.operators.base import ATEN, Operators
+from llama_adapter.runtime.operators import ATEN, Operators
 
 _MAX_TARGETS = 1 << 20  # scored tokens of one call; no limit that would ever be met
 

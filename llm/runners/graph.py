@@ -11,10 +11,10 @@ from torch import Tensor
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.runners.eager import DecodeProgram, EagerExecutor
 from llama_adapter.llm.runners.shapes import BucketedShapes, SteppedShapes
-from llama_adapter.runtime.devices.backend import Backend
-from llama_adapter.runtime.devices.npu_errors import explain_npu_error
+from llama_adapter.runtime.device_failures import explain_device_error
+from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.errors import DeviceError
-from llama_adapter.runtime.operators.base import ATEN, Operators
+from llama_adapter.runtime.operators import ATEN, Operators
 
 # Programs of one executor: doublings of rows times doublings of positions, far from it. torch's own limit is 8, beyond
 # which it would run them uncompiled, or fail.
@@ -69,7 +69,7 @@ class GraphExecutor(EagerExecutor):
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # compilers raise whatever they like
-            if explain_npu_error(str(error)) is not None:
+            if explain_device_error(str(error)) is not None:
                 raise  # the device itself failed
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise DeviceError(

@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 from llama_adapter.app.captioning.resources import embedded_model
-from llama_adapter.app.captioning.spec import Precision
 from llama_adapter.app.models.bundle import read_manifest
 from llama_adapter.app.models.checkpoints import LoadedModel
-from llama_adapter.app.models.quantising import convert_precision
 from llama_adapter.app.models.random_model import (
     LLAMA_SIZES,
     NUM_QUERIES,
@@ -22,6 +20,8 @@ from llama_adapter.app.models.random_model import (
 )
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.runtime.schemes import Precision
+from llama_adapter.runtime.schemes.state import convert_precision
 from llama_adapter.vision.config import QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
 from scripts.peers.sizes import CONTEXT

@@ -12,7 +12,7 @@ from llama_adapter.llm.engine.sequence import Output, Request
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.runners.eager import EagerExecutor
 from llama_adapter.llm.runners.shapes import BucketedShapes, ExactShapes
-from llama_adapter.runtime.devices.backend import CpuBackend
+from llama_adapter.runtime.devices import CpuBackend
 from tests.llm.test_async_readback import SMALL, QueuedBackend, WholeContext
 from tests.llm.toys import EOS_ID, answers, drain, toy_decoder, toy_prompts, toy_requests, toy_visual_queries
 

@@ -12,11 +12,10 @@ from llama_adapter.llm.load import open_executor
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder, use_operators
 from llama_adapter.llm.runners.eager import EagerExecutor
 from llama_adapter.llm.runners.graph import GraphExecutor
-from llama_adapter.runtime.devices.backend import CpuBackend, CudaBackend, resolve_mode
-from llama_adapter.runtime.devices.cuda_graphs import CudaGraphs
+from llama_adapter.runtime.devices import CpuBackend, resolve_mode
+from llama_adapter.runtime.devices.cuda import FUSED, CudaBackend, CudaGraphs
 from llama_adapter.runtime.errors import DeviceError
-from llama_adapter.runtime.operators.base import ATEN
-from llama_adapter.runtime.operators.cuda import FUSED
+from llama_adapter.runtime.operators import ATEN
 from tests.fakes.cuda_graphs import FakeCuda
 from tests.llm.toys import CONFIG, EOS_ID, answers, drain, toy_decoder, toy_prompts, toy_requests, toy_visual_queries
 

@@ -14,7 +14,7 @@ from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.runners.eager import EagerExecutor, Executor, ScoreRow
 from llama_adapter.llm.runners.native import NativeExecutor
 from llama_adapter.llm.runners.prediction import NO_TOKEN
-from llama_adapter.runtime.devices.backend import CpuBackend
+from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.kernels.threads import num_threads, torch_stands_aside
 from tests.llm.toys import EOS_ID, answers, drain, toy_decoder, toy_prompts, toy_requests, toy_visual_queries

@@ -17,9 +17,9 @@ from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.runners.eager import EagerExecutor
 from llama_adapter.llm.runners.graph import GraphExecutor
 from llama_adapter.llm.runners.shapes import BucketedShapes, ExactShapes
-from llama_adapter.runtime.devices.backend import Capabilities, CpuBackend, OperatorChoice, resolve_mode
+from llama_adapter.runtime.devices import Capabilities, CpuBackend, OperatorChoice, resolve_mode
 from llama_adapter.runtime.errors import DeviceError
-from llama_adapter.runtime.operators.base import ATEN, Operators
+from llama_adapter.runtime.operators import ATEN, Operators
 from tests.llm.toys import CONFIG, EOS_ID, answers, drain, toy_decoder, toy_prompts, toy_requests, toy_visual_queries
 
 WIDE = replace(CONFIG, context=256)  # so that decoding crosses the borders of buckets

@@ -23,8 +23,9 @@ from llama_adapter.app.models.bundle import (
     save_bundle,
 )
 from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, assemble_sources
-from llama_adapter.app.models.tensor_files import TensorForm, expected_forms
+from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.schemes.scheme import TensorForm
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 PICTURE = GOLDEN / "images" / "tiny_10x10.png"
@@ -97,7 +98,7 @@ def test_a_state_that_lacks_tensors_is_not_saved(tmp_path: Path, model: LoadedMo
     state = {key: tensor for key, tensor in model.decoder_state.items() if key != "norm.weight"}
     with pytest.raises(ValueError, match=r"tensors are missing: `norm\.weight`"):
         save_bundle(tmp_path / "bundle", model=dataclasses.replace(model, decoder_state=state))
-    with pytest.raises(ValueError, match=r"`more` of shape \[2\] is not wanted here"):
+    with pytest.raises(ValueError, match=r"`more` of shape \[2\] is unknown, or repeated"):
         save_bundle(
             tmp_path / "bundle", model=dataclasses.replace(model, decoder_state={**state, "more": torch.ones(2)})
         )

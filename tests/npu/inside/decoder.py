@@ -11,7 +11,7 @@ from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.engine.sequence import Request
 from llama_adapter.llm.load import open_executor
-from llama_adapter.runtime.devices.backend import Backend, CpuBackend
+from llama_adapter.runtime.devices import Backend, CpuBackend
 from tests.llm.toys import answers, drain, toy_decoder, toy_prompts, toy_visual_queries
 from tests.npu.inside.host_ops import HostOps, MixedDevicesError
 
