@@ -1,10 +1,10 @@
-"""The product's own model format: a folder of safetensors and a manifest, written in one move, memory-mapped at load.
+"""Our own model format: a folder of safetensors and a manifest, written atomically and memory-mapped at load.
 
 manifest.json        format, version, configs, number types, sizes and digests of the files, sources
 vision.safetensors   state dict of `PictureEncoder`
 llm.safetensors      state dict of `LlamaAdapterDecoder`
 tokenizer.model      LLaMA's tokenizer
-known_answer.json    optional: a picture of the folder, a prompt and the answer the model must give
+known_answer.json    optional: a picture of the folder, a prompt and the expected answer
 familiar.safetensors optional: statistics for out-of-distribution detection, see `vision.out_of_distribution`
 """
 
@@ -36,6 +36,7 @@ from llama_adapter.app.models.checkpoints import (
 from llama_adapter.app.models.sketch import DAMAGED, HalfConfig, expected_forms, num_layers, sketch
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
+from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
@@ -73,7 +74,7 @@ def convert(
     known_picture: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write the model at `sources` as a bundle in `dtype`; returns its folder.
+    """Write the model of `sources` as a bundle in `dtype`; returns its folder.
 
     Raises the errors of `assemble_sources` and `save_bundle`.
     """
@@ -106,14 +107,14 @@ def save_bundle(
     known_picture: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write a model as a bundle: into a temporary folder beside `directory`, then renamed; returns its folder.
+    """Write a model as a bundle, in a temporary folder that is then renamed; returns its folder.
 
-    `decoder_tensors`, where given, are written as they come instead of `model.decoder_state`, so that they need not fit
-    into memory together. `known_answer` is {"prompt", "text", ...} as `app.doctor.model` replays it, for the
-    `known_picture`, which is copied. Raises CheckpointError if `directory` exists and is not to be overwritten, is
-    no bundle, or holds files that are not the bundle's.
+    `decoder_tensors` replace `model.decoder_state` and are written one by one, so they need not fit into memory
+    together. `known_answer` is {"prompt", "text", ...} about `known_picture`, which is copied; `doctor` replays it.
+    Raises CheckpointError if `directory` exists and `overwrite` is not set, if it is no bundle, or if it has other
+    files.
     """
-    target = Path(directory).resolve()  # a link stays, and what it leads to is replaced
+    target = Path(directory).resolve()  # a link stays; its target is replaced
     check_target(target, overwrite=overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
@@ -134,7 +135,7 @@ def save_bundle(
             "llm": decoder.to_dict(),
             "dtype": dtype_name(model.dtype),
             "files": {file: _entry(partial / file) for file in MODEL_FILES},
-            # Names only: where the files lay on somebody's machine is nobody's business.
+            # Names only: the folders of the user's machine are private.
             "sources": [{**dataclasses.asdict(file), "path": Path(file.path).name} for file in model.sources],
             "merged": list(model.merged),
             "prompt": model.prompt,
@@ -147,7 +148,7 @@ def save_bundle(
             add_known_answer(partial, known_answer=known_answer, picture=known_picture)
         if model.ood_detector is not None:
             add_familiarity(partial, model.ood_detector)
-        for file in MODEL_FILES:  # on the disk before the name points there
+        for file in MODEL_FILES:  # on the disk before the rename
             with (partial / file).open("rb") as written:
                 os.fsync(written.fileno())
         partial.chmod(0o755)  # mkdtemp makes private folders
@@ -163,7 +164,7 @@ def add_known_answer(
     known_answer: Mapping[str, Any],
     picture: str | os.PathLike[str] | None,
 ) -> None:
-    """Put a known answer and its picture into a bundle; the model's digest stays as it is.
+    """Store a known answer and its picture in a bundle; the model's digest stays.
 
     Raises ValueError unless `known_answer` has a "prompt" and a "text" and there is a picture.
     """
@@ -179,9 +180,9 @@ def add_known_answer(
 
 
 def add_familiarity(directory: str | os.PathLike[str], ood_detector: OodDetector) -> None:
-    """Put into a bundle what tells pictures that its model knows from others, in place of what was there.
+    """Store the statistics for out-of-distribution detection in a bundle, replacing earlier ones.
 
-    No answer depends on it, so the model's digest stays as it is. Raises CheckpointError where there is no bundle.
+    Answers do not depend on them, so the model's digest stays. Raises CheckpointError if there is no bundle.
     """
     place = Path(directory)
     manifest = read_manifest(place)
@@ -199,12 +200,12 @@ def load_bundle(
     cast_vision: bool = True,
     precision: Precision | None = None,
 ) -> LoadedModel:
-    """Load a bundle as memory-mapped tensors; without `dtype` in its own number type, else cast where they differ.
+    """Load a bundle as memory-mapped tensors.
 
-    With another `precision` than the bundle's own, the linear layers' weights are quantised as they are read, or
-    multiplied by their scales. Without `cast_vision` the picture half stays as it is stored: for use beside an exported
-    encoder. `context` and `channel_order` replace the bundle's own. Sizes of files, names, shapes and types of tensors
-    are checked, digests are not (see `app.doctor.model`). Raises CheckpointError if the bundle is missing or damaged.
+    `dtype`, `precision`, `context` and `channel_order` replace the bundle's own; tensors are converted if dtype or
+    precision differ. Without `cast_vision` the picture half stays as stored, for use beside an exported encoder. File
+    sizes and the names, shapes and types of tensors are checked, digests are not (`doctor` checks them). Raises
+    CheckpointError if the bundle is missing or damaged.
     """
     place = Path(directory)
     manifest = read_manifest(place)
@@ -234,7 +235,7 @@ def load_bundle(
     digest = str(manifest["digest"])
     if channel_order not in (None, vision.channel_order):
         vision = dataclasses.replace(vision, channel_order=channel_order)
-        digest = hashlib.sha256(f"{digest} {channel_order}".encode()).hexdigest()  # it answers differently
+        digest = hashlib.sha256(f"{digest} {channel_order}".encode()).hexdigest()  # the answers differ
     return LoadedModel(
         name=str(manifest["name"]),
         digest=digest,
@@ -259,8 +260,8 @@ def load_bundle(
 
 
 def _notes(place: Path, files: Iterable[str]) -> tuple[str, ...]:
-    """Says which parts of the bundle other users may change: what they put there answers in the model's name."""
-    # In a folder with the sticky bit, others may add files and not change these.
+    """A note if other users may change parts of the bundle, since they could then replace the model."""
+    # In a folder with the sticky bit, others may add files but not replace these.
     open_to = {"the folder itself": "" if place.stat().st_mode & stat.S_ISVTX else _writers(place)}
     open_to |= {f"`{shown_name(file)}`": _writers(place / file) for file in files}
     found = [what for what, who in open_to.items() if who]
@@ -272,7 +273,7 @@ def _notes(place: Path, files: Iterable[str]) -> tuple[str, ...]:
 
 
 def _writers(path: Path) -> str:
-    """Who may write there beside the owner and the groups of this user; those groups are shared on purpose."""
+    """Who may write there, beside the owner and this user's own groups, which are shared on purpose."""
     status = path.stat()
     if status.st_mode & stat.S_IWOTH:
         return "every user"
@@ -292,7 +293,7 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
         )
     manifest = read_json(place / MANIFEST)
     if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"`{place / MANIFEST}` is the manifest of something else than a model bundle")
+        raise CheckpointError(f"`{place / MANIFEST}` is not the manifest of a model bundle")
     version = manifest.get("version")
     versions = _versions()
     if type(version) is not int or version not in versions:
@@ -324,7 +325,7 @@ def read_configs(place: Path, manifest: Mapping[str, Any]) -> tuple[VisionConfig
         vision, decoder = VisionConfig.from_dict(manifest["vision"]), DecoderConfig.from_dict(manifest["llm"])
     except (TypeError, KeyError, ValueError) as error:
         raise CheckpointError(
-            f"`{place / MANIFEST}` has a configuration that is of no use here: {shown_excerpt(str(error), length=300)}"
+            f"`{place / MANIFEST}` has an invalid configuration: {shown_excerpt(str(error), length=300)}"
         ) from None
     check_halves(vision, decoder, adapter=str(place))
     return vision, decoder
@@ -372,7 +373,7 @@ def read_half(path: Path, config: HalfConfig, manifest: Mapping[str, Any]) -> di
 
 
 def model_digest(manifest: Mapping[str, Any]) -> str:
-    """SHA-256 over the digests of the model's files and its configurations: what an answer depends on."""
+    """SHA-256 of all that answers depend on: the digests of the model's files, and its configurations."""
     parts = {
         "files": {file: manifest["files"][file]["sha256"] for file in MODEL_FILES},
         "vision": manifest["vision"],
@@ -404,12 +405,12 @@ def check_target(directory: str | os.PathLike[str], *, overwrite: bool) -> None:
 
 
 def is_bare(name: str) -> bool:
-    """Whether a name is that of a file in a folder, not a way out of it, and can be shown."""
+    """Whether a name is a plain, printable file name without folders."""
     return Path(name).name == name != ".." and _is_label(name)
 
 
 def _is_label(text: str) -> bool:
-    """Whether a text can stand in a line for people."""
+    """Whether a text is printable on one line."""
     return UNSAFE_ON_TERMINALS.search(text) is None and len(text) <= _LONGEST_LABEL
 
 
@@ -422,9 +423,8 @@ def _is_entry(entry: object) -> bool:
 
 
 def _is_source(source: object) -> bool:
-    if not isinstance(source, dict) or not isinstance(source.get("sha256"), str | None):
-        return False
-    return isinstance(source.get("role"), str) and isinstance(source.get("path"), str)
+    wanted: dict[str, Any] = {"role": str, "path": str, "sha256": str | None}
+    return isinstance(source, dict) and all(isinstance(source.get(key), kind) for key, kind in wanted.items())
 
 
 def _precision_entries(model: LoadedModel) -> dict[str, Any]:
@@ -455,14 +455,8 @@ def _read_origin(manifest: Mapping[str, Any]) -> Origin | None:
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Complete or not at all, also when the machine stops in between."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        json.dump(content, file, indent=2, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
+    with atomic_write(path) as file:
+        file.write((json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def _put_in_place(partial: Path, target: Path) -> None:

@@ -1,6 +1,6 @@
-"""A model's halves on their device, with as many rows as the spec says: for `auto`, as the device's memory is good for.
+"""Places a model on its device with as many rows as the spec asks for; with `auto`, as many as fit into memory.
 
-Less memory than that may turn up later, while pictures are answered: see app/captioning/oom_retry.py.
+If memory runs short later, app/captioning/oom_retry.py reduces the rows.
 """
 
 from collections.abc import Callable
@@ -24,10 +24,10 @@ from llama_adapter.vision.inference import HostEncoder
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Halves:
-    """What computes on the device; the executor's slots are the batch size."""
+    """Decoder and encoder on the device; the executor's slots are the batch size."""
 
     executor: Executor
-    vision: TorchVisionBackend | None  # None where an exported encoder takes its place
+    vision: TorchVisionBackend | None  # None if an exported encoder replaces it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,13 +36,13 @@ class Placed:
 
     halves: Halves
     note: str  # for people, or empty
-    remember_rows: Callable[[int], str] | None  # keeps a ceiling for later runs; None where the user gave the number
+    remember_rows: Callable[[int], str] | None  # stores a batch size for later runs; None for a numeric batch size
 
 
 def place_model(model: LoadedModel, *, spec: CaptionerSpec, backend: Backend, mode: str) -> Placed:
     """Put `model` on the device of `backend`.
 
-    Raises DeviceError, before anything large is made, when it would not fit into the device's memory.
+    Raises DeviceError, before large allocations, if it does not fit into the device's memory.
     """
     config, state, operators = model.decoder_config, model.decoder_state, spec.operators
     reserved = encoder_bytes(spec, model, backend=backend)
@@ -63,10 +63,10 @@ def place_model(model: LoadedModel, *, spec: CaptionerSpec, backend: Backend, mo
 
 
 def auto_rows(planned: Callable[[int], MemoryPlan], *, backend: Backend, setting: Setting) -> tuple[int, str]:
-    """The rows that `auto` begins with, and a note for people or nothing.
+    """The initial number of rows for `auto`, at least 1, and a note for people or an empty text.
 
-    The largest power of two whose memory plan leaves a tenth of what is free, at most what the device is still faster
-    with, and what earlier runs remember as the ceiling. At least 1, be it too much.
+    The largest power of two whose memory plan leaves a tenth of the free memory, limited by the device's `most_rows`
+    and by the batch size that earlier runs remembered.
     """
     ceiling, note = setting.ceiling()
     most = backend.capabilities.most_rows
@@ -75,13 +75,13 @@ def auto_rows(planned: Callable[[int], MemoryPlan], *, backend: Backend, setting
 
 
 def load_halving(load: Callable[[int], Halves], num_rows: int, *, backend: Backend, setting: Setting) -> Halves:
-    """What `load` makes of `num_rows`, halved while memory is not enough; raises what it raises with one."""
+    """`load(num_rows)`, with half the rows after each out-of-memory error; with one row the error is raised."""
     first = num_rows
     while (halves := attempt(lambda: load(num_rows), is_least=num_rows == 1)) is None:  # noqa: B023 - called at once
         num_rows //= 2
         free_memory(backend.empty_caches)
     if num_rows < first:
-        setting.remember(num_rows)  # where that fails, the next run finds out again
+        setting.remember(num_rows)  # if that fails, the next run finds out again
     return halves
 
 

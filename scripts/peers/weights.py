@@ -15,7 +15,7 @@ from llama_adapter.app.models.random_model import (
     WiderTokenizer,
     decoder_config,
     parse_size,
-    random_state,
+    random_tensors,
     vision_config,
 )
 from llama_adapter.llm.config import DecoderConfig
@@ -61,7 +61,7 @@ def decoder_state(config: DecoderConfig, *, eos_id: int) -> dict[str, Tensor]:
     """Float32 weights with open gates; with greedy decoding they never say the end token."""
     with torch.device("meta"):
         sketch = LlamaAdapterDecoder(config).state_dict()
-    state = random_state(sketch, dtype=torch.float32)
+    state = dict(random_tensors(sketch, dtype=torch.float32))
     state["adapter.gates"].fill_(0.5)
     state["head.weight"][eos_id] = 0.0
     return state
@@ -71,7 +71,7 @@ def encoder_state(config: VisionConfig) -> dict[str, Tensor]:
     """Float32 weights of a `PictureEncoder`."""
     with torch.device("meta"):
         sketch = PictureEncoder(config).state_dict()
-    return random_state(sketch, dtype=torch.float32)
+    return dict(random_tensors(sketch, dtype=torch.float32))
 
 
 def random_weights(

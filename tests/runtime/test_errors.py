@@ -29,7 +29,6 @@ from llama_adapter.runtime.problems import RULES, describe, rule_for
 from llama_adapter.vision.errors import PictureError
 from tests.app.golden import ROOT
 
-
 # `read_tensor_file` turns these into a CheckpointError.
 INTERNAL = {"PickleError", "ForeignObjectError", "CompressedError"}
 
