@@ -109,7 +109,7 @@ def llama_type(llama_dir: str | None) -> str | None:
 
 def numbered_device(number: int) -> str:
     """The accelerator of this number, or the CPU where the installation is made for none."""
-    from llama_adapter.runtime.devices.backend import accelerator_kind
+    from llama_adapter.runtime.devices import accelerator_kind
 
     kind = accelerator_kind()
     if kind is not None:

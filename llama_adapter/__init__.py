@@ -1,7 +1,6 @@
 """Captioning and questioning pictures with LLaMA-Adapter models: `from llama_adapter import Captioner`.
 
-In a checkout, `llama_adapter/app`, `vision`, `llm`, `runtime` and `assets` are links to the folders at its root. In a wheel
-they are folders.
+In a checkout, its folders `app`, `vision`, `llm`, `runtime` and `assets` are links to those at the root.
 """
 
 import importlib

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.memory_plan import MemoryPlan, plan_memory
@@ -14,26 +14,22 @@ from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.graph import GraphRunner
 from llama_adapter.llm.runners.native import NativeRunner, can_run
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT
-from llama_adapter.runtime.devices.backend import EAGER, Backend
-from llama_adapter.runtime.operators.base import Operators
-from llama_adapter.runtime.schemes.quantised import SCALE
+from llama_adapter.runtime.devices import EAGER, Backend
+from llama_adapter.runtime.operators import Operators
+from llama_adapter.runtime.schemes.layers import load_state
+from llama_adapter.runtime.schemes.state import loaded_bytes, precision_of
 
 
 def decoder_from_state(config: DecoderConfig, state: Mapping[str, Tensor]) -> LlamaAdapterDecoder:
     """Decoder for inference that shares the tensors of `state`.
 
-    A linear layer with an int8 weight gets its scales as a buffer `weight_scale`; it computes only after a backend has
-    prepared it. Raises RuntimeError if keys or shapes do not match `config`.
+    Quantised layers compute only after a backend has prepared them. Raises RuntimeError if names or shapes differ from
+    those of `config`.
     """
     with torch.device("meta"):
         decoder = LlamaAdapterDecoder(config)
-    decoder.requires_grad_(False)  # before integers arrive, which have no gradient
-    for name, child in decoder.named_modules():
-        weight = state.get(f"{name}.weight")
-        if isinstance(child, nn.Linear) and weight is not None and weight.dtype == torch.int8:
-            child.register_buffer(SCALE, torch.empty(child.out_features, device="meta"))
-    decoder.load_state_dict(state, assign=True)
-    return decoder.eval()
+    load_state(decoder, state)
+    return decoder
 
 
 def planner(
@@ -45,12 +41,8 @@ def planner(
     """
     capabilities = backend.capabilities
     tensors = [tensor for tensor in state.values() if capabilities.copies_weights or tensor.device != backend.device]
-    is_widened = not backend.computes_int8(config.dtype, wanted=config.operators)
-
-    def itemsize(tensor: Tensor) -> int:
-        return config.dtype.itemsize if is_widened and tensor.dtype == torch.int8 else tensor.itemsize
-
-    weights = reserved + sum(tensor.numel() * itemsize(tensor) for tensor in tensors)
+    is_dequantised = not backend.computes_in(precision_of(state), config.dtype, wanted=config.operators)
+    weights = reserved + loaded_bytes(tensors, dtype=config.dtype, is_dequantised=is_dequantised)
     padding = 2 if capabilities.static_shapes else 1  # rows are rounded up to a power of two
     return lambda num_slots: plan_memory(replace(config, num_slots=num_slots), weights=weights, padding=padding)
 

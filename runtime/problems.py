@@ -1,21 +1,25 @@
-"""What an error means outside: exit code, HTTP status, a sentence and a hint.
+"""What an error means to the outside: exit code, HTTP status, a sentence and a hint.
 
-Errors of this package carry all of that. Others are looked up by the name of their class, so that nothing is imported
-for it; those of a device, which have no class of their own, by their text.
+Errors of this package carry all of that. Foreign errors are looked up by the name of their class, so that nothing is
+imported for it; errors of a device, which have no class of their own, by their text.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llama_adapter.runtime.devices.host_memory import tells_shortage
-from llama_adapter.runtime.devices.npu_errors import NpuFailure, explain_npu_error, shorten_npu_error
+from llama_adapter.runtime.device_failures import (
+    NpuFailure,
+    explain_device_error,
+    shorten_device_error,
+    tells_shortage,
+)
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
 from llama_adapter.runtime.torch_import import explain_torch_import
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """What a foreign error means outside; `hint` is for errors that carry none of their own."""
+    """Exit code and HTTP status of a foreign error; `hint` applies if the error has none."""
 
     exit_code: ExitCode
     http_status: int
@@ -48,7 +52,7 @@ _UNEXPECTED = Rule(
 RULES: Mapping[str, Rule] = {
     "torch.OutOfMemoryError": _OUT_OF_MEMORY,
     "builtins.MemoryError": _OUT_OF_MEMORY,
-    # A value that our own settings refuse; the messages are written for users.
+    # Our own settings raise these, with messages for users.
     "builtins.ValueError": Rule(exit_code=ExitCode.USAGE, http_status=400),
     "builtins.OSError": Rule(
         exit_code=ExitCode.FAILED, http_status=500, hint="check the path, its permissions and the disk"
@@ -58,14 +62,14 @@ RULES: Mapping[str, Rule] = {
         http_status=500,
         hint="the packages are in the project's environment: run `make demo` once, then `source .venv/bin/activate`",
     ),
-    # The reader of a pipe (`head`) has what it wanted.
+    # The reader of a pipe, such as `head`, has finished.
     "builtins.BrokenPipeError": Rule(exit_code=ExitCode.OK, http_status=500),
     "builtins.KeyboardInterrupt": Rule(exit_code=ExitCode.INTERRUPTED, http_status=503),
 }
 
 
 def rule_for(error: BaseException) -> Rule:
-    """What the error carries itself, or the rule of its nearest base class in the table."""
+    """The error's own exit code and status, or the rule of its nearest base class in the table."""
     if isinstance(error, LlamaAdapterError):
         return Rule(exit_code=error.exit_code, http_status=error.http_status)
     if _is_failed_allocation(error):
@@ -84,7 +88,7 @@ def rule_for(error: BaseException) -> Rule:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory was not enough, of the host or of a device, or the error came of that: less at once may do."""
+    """Whether the error, or one of its causes, is out of memory on the host or a device; a smaller batch may help."""
     earlier: BaseException | None = error
     seen: list[BaseException] = []
     while earlier is not None and all(earlier is not other for other in seen):
@@ -101,7 +105,7 @@ def describe(error: BaseException) -> Problem:
     sentence = str(getattr(error, "message", "")) or _own_words(error)
     failure = _device_failure(error)
     if failure is not None:
-        sentence = f"{failure.sentence[0].upper()}{failure.sentence[1:]}: {shorten_npu_error(str(error))}"
+        sentence = f"{failure.sentence[0].upper()}{failure.sentence[1:]}: {shorten_device_error(str(error))}"
         return Problem(exit_code=rule.exit_code, http_status=rule.http_status, sentence=sentence, hint=failure.hint)
     if rule is _OUT_OF_MEMORY:
         sentence = "The memory is not enough" + (f": {sentence}" if sentence else "")
@@ -119,10 +123,10 @@ def _own_words(error: BaseException) -> str:
 
 
 def _device_failure(error: BaseException) -> NpuFailure | None:
-    """What a device's own error means; torch has one class for all of them."""
-    return explain_npu_error(str(error)) if isinstance(error, RuntimeError) else None
+    """The meaning of a device's own error; torch has one class for all of them."""
+    return explain_device_error(str(error)) if isinstance(error, RuntimeError) else None
 
 
 def _is_failed_allocation(error: BaseException) -> bool:
-    """Where torch has no class of its own for it."""
+    """Out of memory, where torch has no class for it."""
     return isinstance(error, RuntimeError) and tells_shortage(str(error))

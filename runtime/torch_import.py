@@ -1,4 +1,4 @@
-"""What is settled before torch is imported, and what it means when torch cannot be. Nothing here imports torch."""
+"""Settings to make before torch is imported, and explanations of a failed import. Nothing here imports torch."""
 
 import os
 import re
@@ -12,16 +12,16 @@ _SECOND_IMPORT = "Only a single TORCH_LIBRARY can be used to register the namesp
 
 
 def defer_device_extensions() -> None:
-    """Keep `import torch` from importing the device extensions that are installed beside it.
+    """Keep `import torch` from importing installed device extensions.
 
-    One of them that lacks its vendor's libraries would make torch unusable for the CPU too. A device that is asked for
-    imports its extension itself. Call this before anything imports torch; a user's own setting of the variable stands.
+    An extension without its vendor's libraries would make torch unusable, even for the CPU. Opening a device imports
+    its extension. Call this before anything imports torch; a user's own setting of the variable takes precedence.
     """
     os.environ.setdefault(AUTOLOAD, "0")
 
 
 def decline_telemetry() -> None:
-    """Keep onnxruntime (since 1.31 on Linux) from keeping a diary of its use in the home folder."""
+    """Keep onnxruntime (since 1.31 on Linux) from recording its use in the home folder."""
     os.environ.setdefault(NO_TELEMETRY, "1")
 
 
@@ -46,7 +46,7 @@ def explain_torch_import(error: BaseException) -> tuple[str, str] | None:
 
 
 def note_torch_import(error: BaseException) -> None:
-    """Add the explanation to the traceback of a failed `import torch`, for those who use this project as a library."""
+    """Add the explanation to the traceback of a failed `import torch`, for users of the library."""
     explained = explain_torch_import(error)
     if explained is not None:
         error.add_note("{}\n\nhint: {}".format(*explained))

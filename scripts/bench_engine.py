@@ -20,7 +20,7 @@ from llama_adapter.app.measuring.circumstances import circumstances, load_averag
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.random_model import LLAMA_SIZES, random_model
-from llama_adapter.runtime.devices.backend import DTYPES
+from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
 from scripts.common import Tell, parse_settings, parser_of, sample_files, silent, tell

@@ -17,19 +17,20 @@ from torch import Tensor, nn
 from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.captioning.captioner import Answer, Captioner
 from llama_adapter.app.captioning.resources import embedded_model
-from llama_adapter.app.captioning.spec import CaptionerSpec, Precision
+from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel
-from llama_adapter.app.models.quantising import linear_weights, quantise
 from llama_adapter.app.models.random_model import random_model
-from llama_adapter.app.models.tensor_files import sketch
+from llama_adapter.app.models.sketch import sketch
 from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.prompt import format_prompt
-from llama_adapter.runtime.devices.backend import open_backend
+from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.kernels.linear import NativeLinear
+from llama_adapter.runtime.schemes import Precision
+from llama_adapter.runtime.schemes.state import linear_weights, quantise
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.image import PictureSource, load_picture
 from llama_adapter.vision.preprocess import preprocess
@@ -229,7 +230,7 @@ def _plant(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _relative_error(model: LoadedModel, state: Mapping[str, Tensor]) -> float:
     linears = linear_weights(sketch(model.decoder_config))
-    in_int8 = dict(quantise(state.items(), linears=linears, dtype=torch.float32))
+    in_int8 = dict(quantise(state.items(), linears=linears, dtype=torch.float32, precision="int8"))
     expected, logits = (_random_logits(model, one) for one in (state, in_int8))
     return float((logits - expected).norm() / expected.norm())
 

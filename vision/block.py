@@ -35,15 +35,6 @@ def exact_gelu(x: Tensor) -> Tensor:
     return F.gelu(x)
 
 
-def random_parameter(*shape: int, std: float) -> nn.Parameter:
-    """Normal values to train from; on the meta device, where weights are only sketched, none are drawn.
-
-    Drawing there would import torch's compiler, a second of every start.
-    """
-    values = torch.empty(shape)
-    return nn.Parameter(values if values.is_meta else values.normal_(std=std))
-
-
 def prepend(tokens_1SW: Tensor, x_BTW: Tensor) -> Tensor:
     """[tokens ; x] for every picture, (B, S + T, W)."""
     # The batch comes by broadcasting instead of by its number, so that exported graphs compute no shapes.

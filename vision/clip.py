@@ -4,7 +4,8 @@
 
 from torch import Tensor, nn
 
-from llama_adapter.vision.block import LAYER_NORM_EPS, Block, prepend, quick_gelu, random_parameter
+from llama_adapter.runtime.operators import random_parameter
+from llama_adapter.vision.block import LAYER_NORM_EPS, Block, prepend, quick_gelu
 from llama_adapter.vision.config import ClipConfig
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from llama_adapter.runtime.schemes.layers import load_state
 from llama_adapter.vision.block import AttentionFunction, SelfAttention
 from llama_adapter.vision.clip import ClipVisionTower
 from llama_adapter.vision.config import VisionConfig
@@ -59,22 +60,13 @@ class PictureEncoder(nn.Module):
 def encoder_from_state(config: VisionConfig, state: Mapping[str, Tensor]) -> PictureEncoder:
     """Encoder for inference around the tensors of `state`, which are shared, not copied.
 
-    A linear layer with an int8 weight gets its scales as a buffer `weight_scale`; it computes only once a backend has
-    prepared it. Raises RuntimeError when keys or shapes are not those of `config`.
+    Quantised layers compute only after a backend has prepared them. Raises RuntimeError if names or shapes differ from
+    those of `config`.
     """
     with torch.device("meta"):
         encoder = PictureEncoder(config)
-    encoder.requires_grad_(False)  # before whole numbers come, which have no gradient
-    _expect_scales(encoder, state)
-    encoder.load_state_dict(state, assign=True)
-    return encoder.eval()
-
-
-def _expect_scales(encoder: PictureEncoder, state: Mapping[str, Tensor]) -> None:
-    for name, child in encoder.named_modules():
-        weight = state.get(f"{name}.weight")
-        if isinstance(child, nn.Linear) and weight is not None and weight.dtype == torch.int8:
-            child.register_buffer("weight_scale", torch.empty(child.out_features, device="meta"))
+    load_state(encoder, state)
+    return encoder
 
 
 def use_attention(encoder: PictureEncoder, attend: AttentionFunction) -> None:

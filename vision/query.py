@@ -4,7 +4,8 @@
 
 from torch import Tensor, nn
 
-from llama_adapter.vision.block import LAYER_NORM_EPS, Block, exact_gelu, prepend, random_parameter
+from llama_adapter.runtime.operators import random_parameter
+from llama_adapter.vision.block import LAYER_NORM_EPS, Block, exact_gelu, prepend
 from llama_adapter.vision.config import QueryConfig
 
 

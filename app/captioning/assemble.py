@@ -24,8 +24,10 @@ from llama_adapter.app.models.memory_fit import place_model
 from llama_adapter.app.models.quantised_model import quantise_model
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.runners.base import Runner
-from llama_adapter.runtime.devices.backend import Backend, open_backend, open_best, resolve_dtype, resolve_mode
+from llama_adapter.runtime.devices import Backend, open_backend, open_best, resolve_dtype, resolve_mode
 from llama_adapter.runtime.graphs.card import EncoderCard
+from llama_adapter.runtime.schemes import FLOAT
+from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.vision.backends.base import VisionBackend
 from llama_adapter.vision.backends.open import open_encoder
 
@@ -98,8 +100,9 @@ def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> P
             vision = stack.enter_context(closing(open_encoder(encoder_spec(spec, backend=backend, mode=mode))))
         check_sizes(vision, model, spec=spec)
         widened_note = ""
-        if model.precision == "int8" and not backend.computes_int8(model.dtype, wanted=spec.operators):
-            widened_note = f"8-bit weights are computed in {spec.dtype} here: they take its memory and its time"
+        if not backend.computes_in(model.precision, model.dtype, wanted=spec.operators):
+            title = find_scheme(model.precision).title
+            widened_note = f"{title} weights are computed in {spec.dtype} here: they take its memory and its time"
         stack.pop_all()
     spec = dataclasses.replace(
         spec,
@@ -160,8 +163,9 @@ def load_model(spec: CaptionerSpec, *, backend: Backend, encoder: EncoderCard | 
         channel_order=spec.channel_order,
         context=spec.context,
     )
-    if spec.precision != "int8":
+    if spec.precision in (None, FLOAT):
         return assemble_sources(sources, dtype=dtype, encoder=encoder)
-    # Rounded once: from all bits that the files have.
-    model, tensors = quantise_model(*stream_sources(sources, dtype=torch.float32, encoder=encoder), dtype=dtype)
+    # Rounded once, from the full precision of the files.
+    streamed = stream_sources(sources, dtype=torch.float32, encoder=encoder)
+    model, tensors = quantise_model(*streamed, dtype=dtype, precision=spec.precision)
     return dataclasses.replace(model, decoder_state=dict(tensors))

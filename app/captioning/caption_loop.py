@@ -16,11 +16,11 @@ from llama_adapter.app.captioning.answers import NOT_FINITE, Answer, Event, Text
 from llama_adapter.app.captioning.encoded_pictures import EncodedPicture
 from llama_adapter.app.captioning.oom_retry import OomRetry, attempt
 from llama_adapter.app.captioning.stage_clock import StageClock
-from llama_adapter.app.models.out_of_distribution import OodDetector
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest, Output, ScoreRequest
 from llama_adapter.llm.tokenizer import IncrementalDetokenizer, Tokenizer
 from llama_adapter.vision.backends.base import VisionBackend
+from llama_adapter.vision.out_of_distribution import OodDetector
 
 
 class CaptionLoop:

@@ -22,10 +22,9 @@ from llama_adapter.app.captioning.prompts import (
     as_choices,
     shown_prompt,
 )
-from llama_adapter.app.captioning.spec import CaptionerSpec, Precision
+from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.captioning.stage_clock import Mark, StageClock
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
-from llama_adapter.app.models.out_of_distribution import OodDetector
 from llama_adapter.app.reading.prefetch import Prefetcher
 from llama_adapter.app.reading.reader import PictureReader, PictureReading, Reader
 from llama_adapter.llm.engine.engine import Engine
@@ -33,8 +32,10 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.llm.runners.base import WarmUp
 from llama_adapter.llm.tokenizer import Tokenizer
+from llama_adapter.runtime.schemes import Precision
 from llama_adapter.vision.backends.base import VisionBackend
 from llama_adapter.vision.image import PictureSource
+from llama_adapter.vision.out_of_distribution import OodDetector
 
 # What callers of a captioner need, from one place.
 __all__ = [

@@ -4,11 +4,12 @@ from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+from llama_adapter.runtime.schemes import PRECISIONS, Precision
+
 Orientation = Literal["upright", "ignore"]
 VisionKind = Literal["torch", "onnx", "om"]
 Reading = Literal["exact", "fast"]  # of pictures: the reference's pixels to the bit, or sooner and nearly those
 ReaderKind = Literal["process", "thread"]  # what reads a command's pictures
-Precision = Literal["float", "int8"]
 BatchSize = int | Literal["auto"]
 
 AUTO: Final = "auto"  # of a batch size: as large as memory allows and speed asks for
@@ -74,8 +75,8 @@ class CaptionerSpec:
             raise ValueError(f"reading must be exact or fast, got {self.reading!r}")
         if self.vision not in (None, *get_args(VisionKind)):
             raise ValueError(f"vision must be torch, onnx or om, got {self.vision!r}")
-        if self.precision not in (None, *get_args(Precision)):
-            raise ValueError(f"precision must be float or int8, got {self.precision!r}")
+        if self.precision not in (None, *PRECISIONS):
+            raise ValueError(f"precision must be {' or '.join(PRECISIONS)}, got {self.precision!r}")
         if self.operators not in ("auto", "aten"):
             raise ValueError(f"operators must be auto or aten, got {self.operators!r}")
         if self.vision_kind != "torch" and self.encoder is None:

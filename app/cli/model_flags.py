@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from llama_adapter.app.captioning.spec import CaptionerSpec, parse_batch_size
 from llama_adapter.app.cli.parser import DEVICES, Parser, default
 from llama_adapter.app.cli.values import settings
+from llama_adapter.runtime.schemes import PRECISIONS
 
 if TYPE_CHECKING:
     from llama_adapter.app.models.checkpoints import ModelSources
@@ -89,10 +90,11 @@ def add_computation(compute: Any) -> None:
 
 
 def add_precision(group: Any) -> None:
+    meanings = ", ".join(f"{name} {what}" for name, what in PRECISIONS.items())
     group.add_argument(
         "--precision",
-        choices=("float", "int8"),
-        help="of the linear layers' weights; int8 rounds them to 8 bits, float keeps --dtype (default: as stored)",
+        choices=tuple(PRECISIONS),
+        help=f"of the linear layers' weights: {meanings} (default: as stored)",
     )
 
 

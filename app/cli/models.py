@@ -9,6 +9,7 @@ from llama_adapter.app.cli.parser import command, default
 from llama_adapter.app.cli.values import settings
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.errors import ExitCode, UsageError
+from llama_adapter.runtime.schemes import QUANTISED
 
 CONVERT_DTYPE = "float16"
 
@@ -41,7 +42,7 @@ def add_quantize(commands: Any) -> None:
     quantize = command(commands, "quantize", _run_quantize, help="make an 8-bit bundle", description=_QUANTIZE)
     quantize.add_argument("--model", metavar="BUNDLE", help="bundle of floats (default: the embedded model)")
     quantize.add_argument("--out", metavar="BUNDLE", required=True, help="folder to write")
-    quantize.add_argument("--precision", choices=("int8",), default="int8", help=default("of the weights"))
+    quantize.add_argument("--precision", choices=QUANTISED, default=QUANTISED[0], help=default("of the weights"))
     quantize.add_argument("--force", action="store_true", help="replace a bundle that is there already")
 
 
@@ -51,7 +52,7 @@ def _run_convert(options: argparse.Namespace) -> int:
             "convert needs --llama-dir and --adapter", hint="and --clip, unless the adapter's file holds CLIP itself"
         )
     from llama_adapter.app.models.bundle import convert
-    from llama_adapter.runtime.devices.backend import DTYPES
+    from llama_adapter.runtime.devices import DTYPES
 
     if options.dtype not in DTYPES:
         raise UsageError(f"No dtype named `{options.dtype}`", hint=f"pass one of {', '.join(DTYPES)} as --dtype")

@@ -20,7 +20,7 @@ from llama_adapter.app.doctor.probes import IMPORT_NAMES
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import ServiceLimits
 from llama_adapter.app.terminal.wording import EMBEDDED_NOTE
-from llama_adapter.runtime.devices.backend import EAGER
+from llama_adapter.runtime.devices import EAGER
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.text import shown_text
 from llama_adapter.vision.formats import PICTURE_SUFFIXES

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from llama_adapter.app.captioning.spec import Precision
     from llama_adapter.app.models.checkpoints import LlamaFolder, ModelSources
     from llama_adapter.llm.tokenizer import Tokenizer
     from llama_adapter.llm.weights.adapter import AdapterFile
     from llama_adapter.llm.weights.source import LlamaSource
     from llama_adapter.runtime.graphs.card import EncoderCard
+    from llama_adapter.runtime.schemes import Precision
     from llama_adapter.vision.weights import ClipSource
 
 Level = Literal["ok", "not tried", "warning", "error"]
@@ -345,8 +345,9 @@ def _diagnose_bundle(place: Path, precision: "Precision | None") -> Iterator[Fin
 def _told_numbers(manifest: Mapping[str, Any]) -> str:
     """Such as: float16; or: int8 and float16, made from the model 44061ead6302."""
     from llama_adapter.app.models.bundle import stored_precision
+    from llama_adapter.runtime.schemes import FLOAT
 
-    if stored_precision(manifest) == "float":
+    if stored_precision(manifest) == FLOAT:
         return str(manifest["dtype"])
     return f"{manifest['precision']} and {manifest['dtype']}, made from the model {manifest['origin']['digest'][:12]}"
 
@@ -390,7 +391,7 @@ def _check_states(place: Path, manifest: Mapping[str, Any], configs: tuple[Any, 
         if state is not None:
             yield ok(name, f"`{name}` has its {len(state)} tensors, in the shapes of its configuration")
             yield from _check_finite(name, name, iter(state.items()))
-            yield from _check_int8(name, state)
+            yield from _check_foreign(name, state)
     tokenizer = report.attempt(TOKENIZER, lambda: Tokenizer.load(place / TOKENIZER))
     yield from report.take()
     vocab_size = configs[1].vocab_size
@@ -407,6 +408,8 @@ def _check_known_answer(place: Path, precision: "Precision | None") -> Iterator[
     from llama_adapter.app.captioning.captioner import Captioner
     from llama_adapter.app.models.bundle import KNOWN_ANSWER, is_bare, read_manifest, stored_precision
     from llama_adapter.app.reading.isolated import open_reader
+    from llama_adapter.runtime.schemes import FLOAT
+    from llama_adapter.runtime.schemes.scheme import find_scheme
     from llama_adapter.runtime.tensor_files.files import read_json
 
     if not (place / KNOWN_ANSWER).is_file():
@@ -447,14 +450,16 @@ def _check_known_answer(place: Path, precision: "Precision | None") -> Iterator[
     if answer.error is not None:
         yield Finding(level="error", what="known answer", sentence=answer.error.message)
     elif answer.text == known["text"]:
-        numbers = " with 8-bit weights" if captioner.info.precision == "int8" else ""
+        used = captioner.info.precision
+        numbers = "" if used == FLOAT else f" with {find_scheme(used).title} weights"
         yield ok("known answer", f"The model answers {answer.text!r} about its own picture{numbers}, as it should")
-    elif "int8" in (captioner.info.precision, stored_precision(read_manifest(place))):  # widened, they stay rounded
+    # A dequantised model keeps its rounding errors.
+    elif quantised := {captioner.info.precision, stored_precision(read_manifest(place))} - {FLOAT}:
         yield Finding(
             level="warning",
             what="known answer",
-            sentence=f"With 8-bit weights the model answers {answer.text!r} about its own picture, and with full ones "
-            f"{known['text'][:500]!r}",
+            sentence=f"With {find_scheme(min(quantised)).title} weights the model answers {answer.text!r} about its "
+            f"own picture, and with full ones {known['text'][:500]!r}",
             hint="rounding may change a word; where it changes the sense, use --precision float with the full bundle",
         )
     else:
@@ -467,14 +472,13 @@ def _check_known_answer(place: Path, precision: "Precision | None") -> Iterator[
         )
 
 
-def _check_int8(name: str, state: "Mapping[str, Tensor]") -> Iterator[Finding]:
-    """Weights are in -127..127: kernels may take the absolute of one, and -128 has none in 8 bits."""
-    from llama_adapter.app.models.quantising import LARGEST, SCALE
+def _check_foreign(name: str, state: "Mapping[str, Tensor]") -> Iterator[Finding]:
+    """Quantised weights with values that `quantize` never writes: the kernels may compute wrong results with them."""
+    from llama_adapter.runtime.schemes.state import foreign_weights
     from llama_adapter.runtime.tensor_files.files import list_keys
 
-    broken = [key for key, tensor in state.items() if key + SCALE in state and int(tensor.min()) < -LARGEST]
-    if broken:
-        sentence = f"`{name}` has 8-bit weights of -128, in {list_keys(broken)}"
+    for what, keys in foreign_weights(state).items():
+        sentence = f"`{name}` has {what}, in {list_keys(keys)}"
         hint = "another program wrote the file; make the bundle with `llama-adapter quantize`"
         yield Finding(level="error", what=name, sentence=sentence, hint=hint)
 

@@ -98,7 +98,7 @@ def look_at_torch_npu() -> dict[str, Any]:
 def _operators_of_7b(backend: "NpuBackend") -> str:
     """What is fused and what is not, by their reasons; the choice is made by tables, nothing is computed."""
     from llama_adapter.llm.config import DecoderConfig
-    from llama_adapter.runtime.devices.backend import DTYPES, EAGER
+    from llama_adapter.runtime.devices import DTYPES, EAGER
 
     config = DecoderConfig(
         vocab_size=32000, dim=4096, num_layers=32, num_heads=32, ffn_dim=11008, norm_eps=1e-6, context=512

@@ -25,7 +25,7 @@ from llama_adapter.app.reading.isolated import open_reader
 from llama_adapter.app.records.folder import open_records
 from llama_adapter.app.records.manifest import new_run_id
 from llama_adapter.app.terminal.stderr_lines import say
-from llama_adapter.runtime.devices.backend import EAGER
+from llama_adapter.runtime.devices import EAGER
 
 
 def run_job(job: Job) -> int:

@@ -32,7 +32,9 @@ from llama_adapter.app.measuring.roofline import (
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.random_model import parse_size, random_model
 from llama_adapter.llm.prompt import format_prompt
-from llama_adapter.runtime.devices.backend import EAGER, resolve_dtype
+from llama_adapter.runtime.devices import EAGER, resolve_dtype
+from llama_adapter.runtime.schemes import FLOAT
+from llama_adapter.runtime.schemes.scheme import find_scheme
 
 QUESTION = "Is there a person in the picture? Answer Yes or No."
 CHOICES = ("Yes", "No")
@@ -195,10 +197,13 @@ class _Bench:
 
 
 def _number_sizes(parts: Parts) -> NumberSizes:
-    """Bytes of a number as it is computed with: 8-bit weights that the device widens are as large as all else."""
+    """Bytes of a number in computation; a device that dequantises weights computes all numbers in the same type."""
     dtype = resolve_dtype(parts.info.dtype, backend=parts.backend)
-    in_int8 = parts.info.precision == "int8" and parts.backend.computes_int8(dtype, wanted=parts.spec.operators)
-    return NumberSizes(weight=1 if in_int8 else dtype.itemsize, other=dtype.itemsize)
+    precision, stored = parts.info.precision, find_scheme(parts.info.precision)
+    weight: float = dtype.itemsize
+    if stored.weight_dtype and parts.backend.computes_in(precision, dtype, wanted=parts.spec.operators):
+        weight = stored.weight_dtype.itemsize / stored.weights_per_item
+    return NumberSizes(weight=weight, other=dtype.itemsize)
 
 
 def _instruction(job: BenchJob, parts: Parts) -> str:
@@ -213,7 +218,7 @@ def _random_loader(size: str, spec: CaptionerSpec) -> ModelLoader:
             dtype=dtype,
             context=spec.context,
             channel_order=channel_order,
-            precision=spec.precision or "float",
+            precision=spec.precision or FLOAT,
         )
 
     return load

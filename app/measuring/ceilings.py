@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from llama_adapter.app.captioning.spec import Precision
-from llama_adapter.app.models.quantising import quantise_weight
-from llama_adapter.runtime.devices.backend import Backend
+from llama_adapter.runtime.devices import Backend
+from llama_adapter.runtime.schemes import FLOAT, Precision
+from llama_adapter.runtime.schemes.layers import store_parts
+from llama_adapter.runtime.schemes.scheme import find_scheme
 
 _HOST_BUFFER, _DEVICE_BUFFER = 512 << 20, 4 << 30  # bytes; far above any cache
 _NUM_ROWS = (257, 1024)  # of matrix products: one picture's tokens, and a large prefill
@@ -34,7 +35,7 @@ def measure_matmul(
     *,
     shapes: Sequence[tuple[int, int]],
     dtype: torch.dtype,
-    precision: Precision = "float",
+    precision: Precision = FLOAT,
     num_rows: Sequence[int] = _NUM_ROWS,
 ) -> float:
     """FLOPs a second of linear layers with these (inputs, outputs), one after the other.
@@ -43,9 +44,12 @@ def measure_matmul(
     """
     layers = nn.ModuleList(nn.Linear(*shape, device=backend.device, dtype=dtype) for shape in shapes)
     layers.requires_grad_(False)
-    if precision == "int8":
+    scheme = find_scheme(precision)
+    if scheme.weight_dtype is not None:
         for layer in layers:
-            _quantise(layer)
+            assert isinstance(layer, nn.Linear)
+            parts = scheme.quantise(layer.weight)
+            store_parts(layer, {suffix: part.to(backend.device) for suffix, part in parts.items()})
     backend.prepare(layers)
     rates = []
     for rows in num_rows:
@@ -57,13 +61,6 @@ def measure_matmul(
 
         rates.append(2 * rows * sum(map(math.prod, shapes)) / _best_seconds(backend, work))
     return max(rates)
-
-
-def _quantise(layer: nn.Module) -> None:
-    plain = layer.get_parameter("weight")
-    weight, scale = quantise_weight(plain)
-    layer.register_parameter("weight", nn.Parameter(weight.to(plain.device), requires_grad=False))
-    layer.register_buffer("weight_scale", scale.to(plain.device))
 
 
 def _best_seconds(backend: Backend, work: Callable[[], object]) -> float:

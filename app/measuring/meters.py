@@ -12,7 +12,7 @@ from torch import Tensor
 from llama_adapter.app.measuring.roofline import NumberSizes, Work, encoder_work, prefill_work, prefix_work, step_work
 from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.runners.base import DecodePlan, Pending, Plan, Runner, ScorePlan, WarmUp
-from llama_adapter.runtime.operators.base import Operators
+from llama_adapter.runtime.operators import Operators
 from llama_adapter.vision.backends.base import VisionBackend
 from llama_adapter.vision.config import VisionConfig
 

@@ -20,7 +20,7 @@ class Work:
     """FLOPs to do, and bytes to move from or to memory."""
 
     flops: int = 0
-    bytes: int = 0
+    bytes: float = 0
 
     def __add__(self, other: "Work") -> "Work":
         return Work(self.flops + other.flops, self.bytes + other.bytes)
@@ -30,7 +30,7 @@ class Work:
 class NumberSizes:
     """Bytes of a number: in the matrices, and everywhere else."""
 
-    weight: int
+    weight: float
     other: int
 
 

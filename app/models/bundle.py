@@ -1,11 +1,11 @@
-"""The product's own model format: a folder of safetensors and a manifest, written in one move, memory-mapped at load.
+"""Our own model format: a folder of safetensors and a manifest, written atomically and memory-mapped at load.
 
 manifest.json        format, version, configs, number types, sizes and digests of the files, sources
 vision.safetensors   state dict of `PictureEncoder`
 llm.safetensors      state dict of `LlamaAdapterDecoder`
 tokenizer.model      LLaMA's tokenizer
-known_answer.json    optional: a picture of the folder, a prompt and the answer the model must give
-familiar.safetensors optional: statistics for out-of-distribution detection, see `app.models.out_of_distribution`
+known_answer.json    optional: a picture of the folder, a prompt and the expected answer
+familiar.safetensors optional: statistics for out-of-distribution detection, see `vision.out_of_distribution`
 """
 
 import dataclasses
@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llama_adapter.app.captioning.spec import Precision
 from llama_adapter.app.models.checkpoints import (
     DEFAULT_PROMPT,
     LoadedModel,
@@ -34,27 +33,23 @@ from llama_adapter.app.models.checkpoints import (
     file_digest,
     stream_sources,
 )
-from llama_adapter.app.models.out_of_distribution import OodDetector, read_familiarity
-from llama_adapter.app.models.quantising import convert_precision
-from llama_adapter.app.models.tensor_files import (
-    DAMAGED,
-    dtype_name,
-    expected_forms,
-    read_tensors,
-    sketch,
-    write_tensors,
-)
+from llama_adapter.app.models.sketch import DAMAGED, HalfConfig, expected_forms, num_layers, sketch
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
-from llama_adapter.runtime.devices.backend import DTYPES
+from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
-from llama_adapter.runtime.tensor_files.files import list_keys, read_json
+from llama_adapter.runtime.schemes import FLOAT, PRECISIONS, Precision
+from llama_adapter.runtime.schemes.files import check_tensors, write_tensors
+from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
+from llama_adapter.runtime.schemes.state import convert_precision
+from llama_adapter.runtime.tensor_files.files import list_keys, read_json, read_safetensors
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt, shown_name
 from llama_adapter.vision.config import ChannelOrder, VisionConfig
+from llama_adapter.vision.out_of_distribution import OodDetector, read_familiarity
 
 FORMAT = "llama-adapter-bundle"
-VERSIONS: Mapping[Precision, int] = {"float": 1, "int8": 2}  # older programs read the first
 MANIFEST, VISION, LLM, TOKENIZER, KNOWN_ANSWER, FAMILIAR = (
     "manifest.json",
     "vision.safetensors",
@@ -79,7 +74,7 @@ def convert(
     known_picture: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write the model at `sources` as a bundle in `dtype`; returns its folder.
+    """Write the model of `sources` as a bundle in `dtype`; returns its folder.
 
     Raises the errors of `assemble_sources` and `save_bundle`.
     """
@@ -112,14 +107,14 @@ def save_bundle(
     known_picture: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write a model as a bundle: into a temporary folder beside `directory`, then renamed; returns its folder.
+    """Write a model as a bundle, in a temporary folder that is then renamed; returns its folder.
 
-    `decoder_tensors`, where given, are written as they come instead of `model.decoder_state`, so that they need not fit
-    into memory together. `known_answer` is {"prompt", "text", ...} as `app.doctor.model` replays it, for the
-    `known_picture`, which is copied. Raises CheckpointError if `directory` exists and is not to be overwritten, is
-    no bundle, or holds files that are not the bundle's.
+    `decoder_tensors` replace `model.decoder_state` and are written one by one, so they need not fit into memory
+    together. `known_answer` is {"prompt", "text", ...} about `known_picture`, which is copied; `doctor` replays it.
+    Raises CheckpointError if `directory` exists and `overwrite` is not set, if it is no bundle, or if it has other
+    files.
     """
-    target = Path(directory).resolve()  # a link stays, and what it leads to is replaced
+    target = Path(directory).resolve()  # a link stays; its target is replaced
     check_target(target, overwrite=overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
@@ -134,13 +129,13 @@ def save_bundle(
         (partial / TOKENIZER).write_bytes(model.tokenizer.data)
         manifest: dict[str, Any] = {
             "format": FORMAT,
-            "version": VERSIONS[model.precision],
+            "version": find_scheme(model.precision).bundle_version,
             "name": shown_excerpt(model.name, length=120),
             "vision": vision.to_dict(),
             "llm": decoder.to_dict(),
             "dtype": dtype_name(model.dtype),
             "files": {file: _entry(partial / file) for file in MODEL_FILES},
-            # Names only: where the files lay on somebody's machine is nobody's business.
+            # Names only: the folders of the user's machine are private.
             "sources": [{**dataclasses.asdict(file), "path": Path(file.path).name} for file in model.sources],
             "merged": list(model.merged),
             "prompt": model.prompt,
@@ -153,7 +148,7 @@ def save_bundle(
             add_known_answer(partial, known_answer=known_answer, picture=known_picture)
         if model.ood_detector is not None:
             add_familiarity(partial, model.ood_detector)
-        for file in MODEL_FILES:  # on the disk before the name points there
+        for file in MODEL_FILES:  # on the disk before the rename
             with (partial / file).open("rb") as written:
                 os.fsync(written.fileno())
         partial.chmod(0o755)  # mkdtemp makes private folders
@@ -169,7 +164,7 @@ def add_known_answer(
     known_answer: Mapping[str, Any],
     picture: str | os.PathLike[str] | None,
 ) -> None:
-    """Put a known answer and its picture into a bundle; the model's digest stays as it is.
+    """Store a known answer and its picture in a bundle; the model's digest stays.
 
     Raises ValueError unless `known_answer` has a "prompt" and a "text" and there is a picture.
     """
@@ -185,9 +180,9 @@ def add_known_answer(
 
 
 def add_familiarity(directory: str | os.PathLike[str], ood_detector: OodDetector) -> None:
-    """Put into a bundle what tells pictures that its model knows from others, in place of what was there.
+    """Store the statistics for out-of-distribution detection in a bundle, replacing earlier ones.
 
-    No answer depends on it, so the model's digest stays as it is. Raises CheckpointError where there is no bundle.
+    Answers do not depend on them, so the model's digest stays. Raises CheckpointError if there is no bundle.
     """
     place = Path(directory)
     manifest = read_manifest(place)
@@ -205,23 +200,23 @@ def load_bundle(
     cast_vision: bool = True,
     precision: Precision | None = None,
 ) -> LoadedModel:
-    """Load a bundle as memory-mapped tensors; without `dtype` in its own number type, else cast where they differ.
+    """Load a bundle as memory-mapped tensors.
 
-    With another `precision` than the bundle's own, the linear layers' weights are quantised as they are read, or
-    multiplied by their scales. Without `cast_vision` the picture half stays as it is stored: for use beside an exported
-    encoder. `context` and `channel_order` replace the bundle's own. Sizes of files, names, shapes and types of tensors
-    are checked, digests are not (see `app.doctor.model`). Raises CheckpointError if the bundle is missing or damaged.
+    `dtype`, `precision`, `context` and `channel_order` replace the bundle's own; tensors are converted if dtype or
+    precision differ. Without `cast_vision` the picture half stays as stored, for use beside an exported encoder. File
+    sizes and the names, shapes and types of tensors are checked, digests are not (`doctor` checks them). Raises
+    CheckpointError if the bundle is missing or damaged.
     """
     place = Path(directory)
     manifest = read_manifest(place)
     check_sizes(place, manifest)
     vision, decoder = read_configs(place, manifest)
     stored = DTYPES[manifest["dtype"]]
-    configs: dict[str, VisionConfig | DecoderConfig] = {VISION: vision, LLM: decoder}
+    configs: dict[str, HalfConfig] = {VISION: vision, LLM: decoder}
     states = {file: read_half(place / file, configs[file], manifest) for file in configs}
     origin = _read_origin(manifest)
     precision = precision or stored_precision(manifest)
-    if precision == "int8" and origin is None:
+    if precision != FLOAT and origin is None:
         origin = Origin(digest=manifest["digest"], fingerprint=fingerprint(states[VISION]))
     for file in (VISION, LLM) if cast_vision else (LLM,):
         states[file] = convert_precision(states[file], sketch(configs[file]), dtype=dtype or stored, wanted=precision)
@@ -240,7 +235,7 @@ def load_bundle(
     digest = str(manifest["digest"])
     if channel_order not in (None, vision.channel_order):
         vision = dataclasses.replace(vision, channel_order=channel_order)
-        digest = hashlib.sha256(f"{digest} {channel_order}".encode()).hexdigest()  # it answers differently
+        digest = hashlib.sha256(f"{digest} {channel_order}".encode()).hexdigest()  # the answers differ
     return LoadedModel(
         name=str(manifest["name"]),
         digest=digest,
@@ -265,8 +260,8 @@ def load_bundle(
 
 
 def _notes(place: Path, files: Iterable[str]) -> tuple[str, ...]:
-    """Says which parts of the bundle other users may change: what they put there answers in the model's name."""
-    # In a folder with the sticky bit, others may add files and not change these.
+    """A note if other users may change parts of the bundle, since they could then replace the model."""
+    # In a folder with the sticky bit, others may add files but not replace these.
     open_to = {"the folder itself": "" if place.stat().st_mode & stat.S_ISVTX else _writers(place)}
     open_to |= {f"`{shown_name(file)}`": _writers(place / file) for file in files}
     found = [what for what, who in open_to.items() if who]
@@ -278,7 +273,7 @@ def _notes(place: Path, files: Iterable[str]) -> tuple[str, ...]:
 
 
 def _writers(path: Path) -> str:
-    """Who may write there beside the owner and the groups of this user; those groups are shared on purpose."""
+    """Who may write there, beside the owner and this user's own groups, which are shared on purpose."""
     status = path.stat()
     if status.st_mode & stat.S_IWOTH:
         return "every user"
@@ -298,12 +293,13 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
         )
     manifest = read_json(place / MANIFEST)
     if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"`{place / MANIFEST}` is the manifest of something else than a model bundle")
+        raise CheckpointError(f"`{place / MANIFEST}` is not the manifest of a model bundle")
     version = manifest.get("version")
-    if type(version) is not int or version not in VERSIONS.values():
+    versions = _versions()
+    if type(version) is not int or version not in versions:
         raise CheckpointError(
             f"The bundle `{place}` has the version {shown_excerpt(repr(version))}, and this program reads "
-            f"{_either(VERSIONS.values())}",
+            f"{' or '.join(map(str, versions))}",
             hint="install a newer release, or write the bundle again with `llama-adapter convert`",
         )
     wanted = {"name": str, "vision": dict, "llm": dict, "dtype": str, "files": dict, "sources": list, "merged": list}
@@ -329,7 +325,7 @@ def read_configs(place: Path, manifest: Mapping[str, Any]) -> tuple[VisionConfig
         vision, decoder = VisionConfig.from_dict(manifest["vision"]), DecoderConfig.from_dict(manifest["llm"])
     except (TypeError, KeyError, ValueError) as error:
         raise CheckpointError(
-            f"`{place / MANIFEST}` has a configuration that is of no use here: {shown_excerpt(str(error), length=300)}"
+            f"`{place / MANIFEST}` has an invalid configuration: {shown_excerpt(str(error), length=300)}"
         ) from None
     check_halves(vision, decoder, adapter=str(place))
     return vision, decoder
@@ -351,17 +347,33 @@ def check_sizes(place: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def stored_precision(manifest: Mapping[str, Any]) -> Precision:
-    """In what the linear layers' weights of a bundle are stored."""
-    return "int8" if manifest["version"] == VERSIONS["int8"] else "float"
+    """The precision of the weights in a bundle's files."""
+    return _versions()[manifest["version"]]
 
 
-def read_half(path: Path, config: VisionConfig | DecoderConfig, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a half of the model, mapped from its file. Raises CheckpointError as `read_tensors`."""
-    return read_tensors(path, config=config, dtype=DTYPES[manifest["dtype"]], precision=stored_precision(manifest))
+def _versions() -> dict[int, Precision]:
+    return {find_scheme(precision).bundle_version: precision for precision in PRECISIONS}
+
+
+def read_half(path: Path, config: HalfConfig, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of one half of the model, mapped from its file.
+
+    Raises CheckpointError unless names, shapes and types are those of its configuration. A configuration of more layers
+    than the file has tensors is refused before its module is built.
+    """
+    state = read_safetensors(path)
+    if num_layers(config) > len(state):
+        raise CheckpointError(
+            f"`{path}` has {len(state)} tensors, and its configuration speaks of {num_layers(config):,} layers",
+            hint=DAMAGED,
+        )
+    forms = expected_forms(config, dtype=DTYPES[manifest["dtype"]], precision=stored_precision(manifest))
+    check_tensors(state, forms=forms, path=path, hint=DAMAGED)
+    return state
 
 
 def model_digest(manifest: Mapping[str, Any]) -> str:
-    """SHA-256 over the digests of the model's files and its configurations: what an answer depends on."""
+    """SHA-256 of all that answers depend on: the digests of the model's files, and its configurations."""
     parts = {
         "files": {file: manifest["files"][file]["sha256"] for file in MODEL_FILES},
         "vision": manifest["vision"],
@@ -393,12 +405,12 @@ def check_target(directory: str | os.PathLike[str], *, overwrite: bool) -> None:
 
 
 def is_bare(name: str) -> bool:
-    """Whether a name is that of a file in a folder, not a way out of it, and can be shown."""
+    """Whether a name is a plain, printable file name without folders."""
     return Path(name).name == name != ".." and _is_label(name)
 
 
 def _is_label(text: str) -> bool:
-    """Whether a text can stand in a line for people."""
+    """Whether a text is printable on one line."""
     return UNSAFE_ON_TERMINALS.search(text) is None and len(text) <= _LONGEST_LABEL
 
 
@@ -411,23 +423,22 @@ def _is_entry(entry: object) -> bool:
 
 
 def _is_source(source: object) -> bool:
-    if not isinstance(source, dict) or not isinstance(source.get("sha256"), str | None):
-        return False
-    return isinstance(source.get("role"), str) and isinstance(source.get("path"), str)
+    wanted: dict[str, Any] = {"role": str, "path": str, "sha256": str | None}
+    return isinstance(source, dict) and all(isinstance(source.get(key), kind) for key, kind in wanted.items())
 
 
 def _precision_entries(model: LoadedModel) -> dict[str, Any]:
-    """What the manifest of an 8-bit bundle has beside: older programs see by its version that they cannot read it."""
-    if model.precision == "float":
+    """Entries that only the manifest of a quantised bundle has."""
+    if model.precision == FLOAT:
         return {}
-    assert model.origin is not None, "8-bit weights are made from those of a model"
+    assert model.origin is not None, "quantised weights are made from those of a model"
     return {"precision": model.precision, "origin": dataclasses.asdict(model.origin)}
 
 
 def _precision_faults(manifest: Mapping[str, Any]) -> list[str]:
     wanted = stored_precision(manifest)
-    faults = [] if manifest.get("precision", "float") == wanted else ["precision"]
-    return faults if wanted == "float" or _is_origin(manifest.get("origin")) else [*faults, "origin"]
+    faults = [] if manifest.get("precision", FLOAT) == wanted else ["precision"]
+    return faults if wanted == FLOAT or _is_origin(manifest.get("origin")) else [*faults, "origin"]
 
 
 def _is_origin(origin: object) -> bool:
@@ -440,22 +451,12 @@ def _is_origin(origin: object) -> bool:
 
 
 def _read_origin(manifest: Mapping[str, Any]) -> Origin | None:
-    return Origin(**manifest["origin"]) if stored_precision(manifest) == "int8" else None
-
-
-def _either(versions: Iterable[int]) -> str:
-    return " or ".join(map(str, versions))
+    return Origin(**manifest["origin"]) if stored_precision(manifest) != FLOAT else None
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Complete or not at all, also when the machine stops in between."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        json.dump(content, file, indent=2, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
+    with atomic_write(path) as file:
+        file.write((json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def _put_in_place(partial: Path, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""From checkpoints as users have them to one loaded model: finds the files, each half reads its own, checks the fit.
+"""Loads a model from LLaMA, adapter and CLIP checkpoints: finds the files and checks that they fit together.
 
 Names inside the files are known to `llm.weights` and `vision.weights` only.
 """
@@ -16,8 +16,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from llama_adapter.app.captioning.spec import Precision
-from llama_adapter.app.models.out_of_distribution import OodDetector
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
@@ -27,9 +25,11 @@ from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.llm.weights.source import LlamaSource
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import EncoderCard
+from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.config import ChannelOrder, VisionConfig
+from llama_adapter.vision.out_of_distribution import OodDetector
 from llama_adapter.vision.weights import ClipSource, build_vision, clip_file, read_clip, read_query
 
 DEFAULT_CONTEXT = 512
@@ -49,12 +49,12 @@ Role = Literal["llama", "tokenizer", "adapter", "clip"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSources:
-    """Where the parts of a model lie. `channel_order` auto means bgr for the public releases and rgb for all else."""
+    """Paths of the parts of a model. `channel_order` auto means bgr for the public releases and rgb otherwise."""
 
     llama_dir: str | os.PathLike[str]
     llama_type: str | None = None  # a sub-folder of llama_dir
     adapter: str | os.PathLike[str]
-    clip: str | os.PathLike[str] | None = None  # may be absent where the adapter's file holds CLIP itself
+    clip: str | os.PathLike[str] | None = None  # optional if the adapter's file contains CLIP
     visual_heads: int | None = None
     channel_order: Literal["auto", "rgb", "bgr"] = "auto"
     context: int | None = None
@@ -79,10 +79,10 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedModel:
-    """Everything needed to build both halves. State dicts are for `PictureEncoder` and `LlamaAdapterDecoder`.
+    """Both halves of a model, as state dicts for `PictureEncoder` and `LlamaAdapterDecoder`.
 
-    `digest` names the model in records: the bundle's own, or one made of the source files' names, sizes and times.
-    `dtype` is the type of all numbers but int8 weights and their scales.
+    `digest` identifies the model in records: the bundle's own, or one of the source files' names, sizes and times.
+    `dtype` is the type of all tensors except those of quantised weights.
     """
 
     name: str
@@ -94,12 +94,12 @@ class LoadedModel:
     tokenizer: Tokenizer
     dtype: torch.dtype
     sources: tuple[SourceFile, ...]
-    merged: tuple[str, ...]  # what was folded into the weights: "gates", "lora"
+    merged: tuple[str, ...]  # into the weights: "gates", "lora"
     prompt: str = DEFAULT_PROMPT
     card: str = ""
-    precision: Precision = "float"  # of the linear layers' weights
-    origin: Origin | None = None  # where they are, or were, 8-bit ones
-    ood_detector: OodDetector | None = None  # what tells pictures that the model knows from others
+    precision: Precision = FLOAT  # of the linear layers' weights
+    origin: Origin | None = None  # if they are, or were, quantised
+    ood_detector: OodDetector | None = None  # detects pictures unlike the training data
     notes: tuple[str, ...] = ()  # sentences for people about the files it came from
 
     @property
@@ -110,14 +110,14 @@ class LoadedModel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlamaFolder:
-    """A LLaMA folder and the tokenizer that belongs to it; nothing in them was read yet."""
+    """A LLaMA folder and its tokenizer, both unread."""
 
     folder: Path
     form: Literal["meta", "huggingface"]
-    tokenizer: Path | None  # None where there is none in it or beside it
+    tokenizer: Path | None  # None if there is none in it or beside it
 
     def require_tokenizer(self) -> Path:
-        """The tokenizer's file; raises CheckpointError where there is none."""
+        """The tokenizer's file; raises CheckpointError if there is none."""
         if self.tokenizer is not None:
             return self.tokenizer
         only_fast = (self.folder / "tokenizer.json").is_file()
@@ -131,12 +131,10 @@ class LlamaFolder:
 def assemble_sources(
     sources: ModelSources, *, dtype: torch.dtype = torch.float32, encoder: EncoderCard | None = None
 ) -> LoadedModel:
-    """Read all parts, merge and fold, and return the state dicts in `dtype` on the CPU.
+    """Read and merge all parts; returns the model with its state dicts in `dtype` on the CPU.
 
-    With the card of an exported `encoder`, which takes CLIP's place, CLIP may be missing.
-
-    Raises `llm.errors.CheckpointError` or `vision.weights.CheckpointError`, in one sentence with a hint, if a
-    part is missing, damaged, incomplete, of another kind, or does not fit the others.
+    With the card of an exported `encoder`, CLIP may be missing. Raises CheckpointError if a part is missing, damaged,
+    of another kind, or does not fit the others.
     """
     model, tensors = stream_sources(sources, dtype=dtype, encoder=encoder)
     return dataclasses.replace(model, decoder_state=dict(tensors))
@@ -145,9 +143,9 @@ def assemble_sources(
 def stream_sources(
     sources: ModelSources, *, dtype: torch.dtype, encoder: EncoderCard | None = None
 ) -> tuple[LoadedModel, Iterator[tuple[str, Tensor]]]:
-    """As `assemble_sources`, with an empty `decoder_state`: its tensors come one by one, for models larger than memory.
+    """As `assemble_sources`, but the decoder's tensors are an iterator, for models larger than memory.
 
-    All checks are made before the first tensor.
+    `decoder_state` is empty. All checks come before the first tensor.
     """
     place = find_llama(sources.llama_dir, llama_type=sources.llama_type)
     tokenizer_file = place.require_tokenizer()
@@ -193,7 +191,6 @@ def stream_sources(
 
 
 def _heads(sources: ModelSources, encoder: EncoderCard | None) -> int | None:
-    """As the user says; else as the exported encoder does."""
     if sources.visual_heads is None and encoder is not None:
         return encoder.vision.query.num_heads
     return sources.visual_heads
@@ -202,7 +199,7 @@ def _heads(sources: ModelSources, encoder: EncoderCard | None) -> int | None:
 def _query_alone(
     adapter: AdapterFile, encoder: EncoderCard, sources: ModelSources, *, channel_order: ChannelOrder
 ) -> tuple[VisionConfig, dict[str, Tensor]]:
-    """What the adapter's file tells of the picture half: the visual blocks. The rest is known to the encoder."""
+    """The visual blocks of the adapter's file; the exported encoder contains the rest of the picture half."""
     query, state = read_query(adapter.visual, name=adapter.name, visual_heads=_heads(sources, encoder))
     config = VisionConfig(clip=encoder.vision.clip, query=query, channel_order=channel_order)
     return config, {f"query.{name}": tensor for name, tensor in state.items()}
@@ -253,26 +250,26 @@ def open_llama(place: LlamaFolder) -> LlamaSource:
 def open_clip(path: str | os.PathLike[str]) -> ClipSource:
     """Open OpenAI's CLIP (TorchScript archive or state dict) or Hugging Face's (file or its folder).
 
-    Raises CheckpointError for a file that cannot be read, and CheckpointError for one that is no CLIP.
+    Raises CheckpointError for a file that cannot be read or is no CLIP.
     """
     file = clip_file(path)
     return read_clip(read_tensor_file(file, torchscript=True).tensors, name=str(file))
 
 
 def find_clip(path: str | os.PathLike[str] | None, adapter: AdapterFile) -> ClipSource | None:
-    """The CLIP of a model: the one inside the adapter's file, where it holds one, else the file at `path`."""
+    """The CLIP inside the adapter's file, if there is one, else the file at `path`."""
     if adapter.clip:
         return read_clip(adapter.clip, name=adapter.name)
     return None if path is None else open_clip(path)
 
 
 def check_halves(vision: VisionConfig, decoder: DecoderConfig, *, adapter: str) -> None:
-    """Raise CheckpointError unless the picture half makes the queries that the language half reads."""
-    made, read = vision.query, decoder
-    if (made.num_queries, made.output_dim) != (read.num_queries, read.dim):
+    """Raise CheckpointError unless both halves agree on the visual queries."""
+    made, read = (vision.query.num_queries, vision.query.output_dim), (decoder.num_queries, decoder.dim)
+    if made != read:
         raise CheckpointError(
-            f"The adapter `{adapter}` makes {made.num_queries} visual queries of width {made.output_dim}, and its "
-            f"LLaMA part reads {read.num_queries} of width {read.dim}",
+            f"The adapter `{adapter}` makes {made[0]} visual queries of width {made[1]}, and its LLaMA part reads "
+            f"{read[0]} of width {read[1]}",
             hint="the file was put together from two adapters; take the original",
         )
 
@@ -280,7 +277,7 @@ def check_halves(vision: VisionConfig, decoder: DecoderConfig, *, adapter: str) 
 def resolve_channel_order(
     wanted: Literal["auto", "rgb", "bgr"], adapter: AdapterFile
 ) -> tuple[ChannelOrder, str | None]:
-    """The order of colours, and the digest of the adapter's file where it was needed to find out."""
+    """The order of colours, and the digest of the adapter's file if it was computed for that."""
     if wanted != "auto":
         return wanted, None
     digest = claimed_digest(adapter.name)
@@ -291,13 +288,13 @@ def resolve_channel_order(
 
 
 def claimed_digest(path: str | os.PathLike[str]) -> str | None:
-    """The SHA-256 that an adapter release carries in its file name; None without one."""
+    """The SHA-256 in the file name of an adapter release; None without one."""
     match = re.match(r"([0-9a-f]{64})_", Path(path).name)
     return match[1] if match else None
 
 
 def adapter_name(path: str | os.PathLike[str]) -> str:
-    """An adapter's name for people: its file name without digest and ending."""
+    """An adapter's name for people: its file name without digest and suffix."""
     return shown_name(re.sub(r"^[0-9a-f]{64}_", "", Path(path).name).removesuffix(".pth") or Path(path).name)
 
 
@@ -319,7 +316,7 @@ def _enumerate(names: list[str]) -> str:
 
 
 def _digest_of(files: list[SourceFile], vision: VisionConfig, decoder: DecoderConfig) -> str:
-    """Names the model without reading 13 GB: any change of a file shows in its size or time."""
+    """Identifies the model without reading 13 GB: a changed file has another size or time."""
     stats = [(file.role, os.path.basename(file.path), os.stat(file.path)) for file in files]
     parts = {
         "files": [(role, name, stat.st_size, stat.st_mtime_ns) for role, name, stat in stats],

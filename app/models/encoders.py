@@ -5,7 +5,7 @@ from pathlib import Path
 
 from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.models.checkpoints import LoadedModel
-from llama_adapter.runtime.devices.backend import EAGER, Backend
+from llama_adapter.runtime.devices import EAGER, Backend
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import EncoderCard, fingerprint, is_same
 from llama_adapter.runtime.graphs.sidecar import read_sidecar

@@ -1,6 +1,6 @@
-"""A model's halves on their device, with as many rows as the spec says: for `auto`, as the device's memory is good for.
+"""Places a model on its device with as many rows as the spec asks for; with `auto`, as many as fit into memory.
 
-Less memory than that may turn up later, while pictures are answered: see app/captioning/oom_retry.py.
+If memory runs short later, app/captioning/oom_retry.py reduces the rows.
 """
 
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from llama_adapter.app.captioning.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.app.models.batch_size_cache import Setting
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.encoders import encoder_bytes
-from llama_adapter.app.models.native_encoder import KernelsFirst, install_block_kernels
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.load import PlacedDecoder, place_decoder, planner
 from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, fitting_rows
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.shapes import powers_of_two
-from llama_adapter.runtime.devices.backend import Backend
+from llama_adapter.runtime.devices import Backend
+from llama_adapter.vision.backends.native import NativeEncoder
 from llama_adapter.vision.backends.torch import TorchVisionBackend
 from llama_adapter.vision.encoder import encoder_from_state
 from llama_adapter.vision.inference import HostEncoder
@@ -37,13 +37,13 @@ class Placed:
 
     halves: Halves
     note: str  # for people, or empty
-    remember_rows: Callable[[int], str] | None  # keeps a ceiling for later runs; None where the user gave the number
+    remember_rows: Callable[[int], str] | None  # stores a batch size for later runs; None for a numeric batch size
 
 
 def place_model(model: LoadedModel, *, spec: CaptionerSpec, backend: Backend, mode: str) -> Placed:
     """Put `model` on the device of `backend`.
 
-    Raises DeviceError, before anything large is made, when it would not fit into the device's memory.
+    Raises DeviceError, before large allocations, if it does not fit into the device's memory.
     """
     config = EngineConfig(decoder=model.decoder_config, dtype=model.dtype, mode=mode, operators=spec.operators)
     reserved = encoder_bytes(spec, model, backend=backend)
@@ -65,10 +65,10 @@ def place_model(model: LoadedModel, *, spec: CaptionerSpec, backend: Backend, mo
 
 
 def auto_rows(planned: Callable[[int], MemoryPlan], *, backend: Backend, setting: Setting) -> tuple[int, str]:
-    """The rows that `auto` begins with, and a note for people or nothing.
+    """The initial number of rows for `auto`, at least 1, and a note for people or an empty text.
 
-    The largest power of two whose memory plan leaves a tenth of what is free, at most what the device is still faster
-    with, and what earlier runs remember as the ceiling. At least 1, be it too much.
+    The largest power of two whose memory plan leaves a tenth of the free memory, limited by the device's `most_rows`
+    and by the batch size that earlier runs remembered.
     """
     ceiling, note = setting.ceiling()
     most = backend.capabilities.most_rows
@@ -77,13 +77,13 @@ def auto_rows(planned: Callable[[int], MemoryPlan], *, backend: Backend, setting
 
 
 def load_halving(load: Callable[[int], Halves], num_rows: int, *, backend: Backend, setting: Setting) -> Halves:
-    """What `load` makes of `num_rows`, halved while memory is not enough; raises what it raises with one."""
+    """`load(num_rows)`, with half the rows after each out-of-memory error; with one row the error is raised."""
     first = num_rows
     while (halves := attempt(lambda: load(num_rows), is_least=num_rows == 1)) is None:  # noqa: B023 - called at once
         num_rows //= 2
         free_memory(backend.empty_caches)
     if num_rows < first:
-        setting.remember(num_rows)  # where that fails, the next run finds out again
+        setting.remember(num_rows)  # if that fails, the next run finds out again
     return halves
 
 
@@ -96,8 +96,7 @@ def _halves(decoder: PlacedDecoder, num_rows: int, *, spec: CaptionerSpec, model
     vision = TorchVisionBackend(encoder, device=backend.device, batch_sizes=sizes)
     backend.prepare(vision.module, wanted=spec.operators)
     if backend.kernels is not None and isinstance(vision.module, HostEncoder):
-        install_block_kernels(vision.module, library=backend.kernels)
-        vision.module = KernelsFirst(vision.module)
+        vision.module = NativeEncoder(vision.module, library=backend.kernels)
     return Halves(runner=runner, vision=vision)
 
 

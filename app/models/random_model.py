@@ -1,5 +1,4 @@
-"""Models of any size with random weights: they answer nonsense at the speed of real ones. Nothing is read but the
-embedded model's tokenizer."""
+"""Models of any size with random weights, for measurements. They read no file but the embedded model's tokenizer."""
 
 import math
 import re
@@ -11,14 +10,14 @@ import torch
 from torch import Tensor
 
 from llama_adapter.app.captioning.resources import embedded_model
-from llama_adapter.app.captioning.spec import Precision
 from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, LoadedModel
-from llama_adapter.app.models.quantising import linear_weights, quantise
-from llama_adapter.app.models.tensor_files import expected_forms, sketch
+from llama_adapter.app.models.sketch import HalfConfig, expected_forms, sketch
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
-from llama_adapter.runtime.devices.backend import open_backend
+from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.errors import DeviceError
+from llama_adapter.runtime.schemes import FLOAT, Precision
+from llama_adapter.runtime.schemes.state import linear_weights, quantise
 from llama_adapter.vision.config import ChannelOrder, ClipConfig, QueryConfig, VisionConfig
 
 VOCABULARY = 32000
@@ -28,7 +27,7 @@ _NUM_DRAWN = 1_048_573  # a prime, so that repeating the numbers makes no two ro
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlamaSize:
-    """Sizes of a LLaMA that differ between models."""
+    """Sizes of a LLaMA."""
 
     dim: int
     num_layers: int
@@ -97,15 +96,14 @@ def random_model(
     dtype: torch.dtype,
     context: int | None = None,
     channel_order: ChannelOrder = "rgb",
-    precision: Precision = "float",
+    precision: Precision = FLOAT,
     vision: VisionConfig | None = None,
 ) -> LoadedModel:
-    """The model of a size as `parse_size` takes it, in `dtype` on the CPU; the same numbers at every call.
+    """The model of a size (see `parse_size`) in `dtype` on the CPU, with the same numbers at every call.
 
-    `vision` is the encoder's sizes, in place of those that `vision_config` gives, with its channel order. With the
-    precision int8, each weight is quantised as it is made. With greedy decoding the model never says the end
-    token. Raises ValueError for sizes that make no model, and DeviceError, before anything is drawn, for one larger
-    than the host's memory.
+    `vision` replaces the encoder's sizes of `vision_config` and `channel_order`. Weights are quantised one by one. With
+    greedy decoding the end token never comes. Raises ValueError for invalid sizes, and DeviceError, before any number
+    is drawn, for a model larger than the host's memory.
     """
     size = parse_size(name)
     decoder = decoder_config(size, context=context)
@@ -114,7 +112,7 @@ def random_model(
     _check_host(decoder, vision, dtype=dtype, precision=precision, name=name)
     decoder_state = _drawn_state(decoder, dtype=dtype, precision=precision)
     decoder_state["adapter.gates"].fill_(0.5)
-    # Its logit is 0, and the greatest of thousands of random ones is above it.
+    # Its logit is 0, and the largest of thousands of random logits is positive.
     decoder_state["head.weight"][tokenizer.eos_id] = 0.0
     return LoadedModel(
         name=f"random {name}",
@@ -131,25 +129,16 @@ def random_model(
     )
 
 
-def _drawn_state(
-    config: DecoderConfig | VisionConfig, *, dtype: torch.dtype, precision: Precision
-) -> dict[str, Tensor]:
+def _drawn_state(config: HalfConfig, *, dtype: torch.dtype, precision: Precision) -> dict[str, Tensor]:
     module = sketch(config)
     tensors = random_tensors(module.state_dict(), dtype=dtype)
-    if precision == "float":
-        return dict(tensors)
-    return dict(quantise(tensors, linears=linear_weights(module), dtype=dtype))
-
-
-def random_state(sketch: Mapping[str, Tensor], *, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The state dict of `random_tensors`."""
-    return dict(random_tensors(sketch, dtype=dtype))
+    return dict(quantise(tensors, linears=linear_weights(module), dtype=dtype, precision=precision))
 
 
 def random_tensors(sketch: Mapping[str, Tensor], *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Tensors with the names and shapes of `sketch`: normal weights that keep the size of what they multiply.
+    """Tensors with the names and shapes of `sketch`: normal weights that keep the scale of the activations.
 
-    Scales are 1, biases 0. A million numbers are drawn and repeated, which is as fast as copying.
+    Norm weights are 1, biases 0. A million numbers are drawn and repeated, which is as fast as copying.
     """
     drawn = torch.randn(_NUM_DRAWN, generator=torch.Generator().manual_seed(0)).to(dtype)
     num_used = 0
@@ -160,7 +149,7 @@ def random_tensors(sketch: Mapping[str, Tensor], *, dtype: torch.dtype) -> Itera
         elif name.endswith("bias"):
             values.zero_()
         else:
-            # Each tensor begins elsewhere, or layers of one shape would be equal.
+            # Each tensor starts at another number; otherwise layers of one shape would be equal.
             _repeat(drawn.roll(-num_used), into=values)
             values.mul_(_std(name, tensor))
             num_used += tensor.numel()
@@ -174,7 +163,7 @@ def _repeat(drawn: Tensor, *, into: Tensor) -> None:
         part.copy_(drawn[: len(part)])
 
 
-def _check_host(*configs: DecoderConfig | VisionConfig, dtype: torch.dtype, precision: Precision, name: str) -> None:
+def _check_host(*configs: HalfConfig, dtype: torch.dtype, precision: Precision, name: str) -> None:
     forms = [expected_forms(config, dtype=dtype, precision=precision) for config in configs]
     needed = sum(form.num_bytes for half in forms for form in half.values())
     free = open_backend("cpu").free_bytes()
@@ -186,7 +175,7 @@ def _check_host(*configs: DecoderConfig | VisionConfig, dtype: torch.dtype, prec
 
 
 def _std(name: str, tensor: Tensor) -> float:
-    """1 over the root of the inputs for matrices, less where the product is added to the residual; as trained else."""
+    """1 / sqrt(inputs) for matrices, less if their output is added to the residual; as in training otherwise."""
     if name == "embedding.weight" or name.endswith("query.queries"):
         return 1.0
     if tensor.ndim == 1 or "position_embedding" in name:
@@ -198,10 +187,7 @@ def _std(name: str, tensor: Tensor) -> float:
 
 
 class WiderTokenizer(Tokenizer):
-    """A tokenizer with more ids than it has pieces: those above stand for its pieces over again, so that they are text.
-
-    Texts are encoded as by the tokenizer inside.
-    """
+    """A tokenizer with more ids than pieces: further ids repeat its text pieces. Encoding is unchanged."""
 
     def __init__(self, processor: sentencepiece.SentencePieceProcessor, data: bytes, *, vocab_size: int) -> None:
         super().__init__(processor, data)

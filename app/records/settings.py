@@ -7,6 +7,7 @@ from typing import Any
 from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.runtime.schemes import FLOAT
 
 
 def record_settings(
@@ -32,7 +33,7 @@ def record_settings(
         "context": info.context,
         "channel_order": spec.channel_order,
         **({} if spec.reading == "exact" else {"reading": spec.reading}),
-        **({} if info.precision == "float" else {"precision": info.precision}),
+        **({} if info.precision == FLOAT else {"precision": info.precision}),
         # An exported encoder has its own number type, so that answers may differ.
         **({} if info.encoder is None else {"encoder": info.encoder}),
     }

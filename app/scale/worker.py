@@ -15,7 +15,7 @@ from llama_adapter.app.jobs.opening import check_questions
 from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.app.scale.chunks import AnsweredChunk, ReadChunk
 from llama_adapter.app.scale.folder import enter_folder
-from llama_adapter.runtime.devices.backend import EAGER
+from llama_adapter.runtime.devices import EAGER
 from llama_adapter.runtime.problems import Problem, describe
 
 if TYPE_CHECKING:

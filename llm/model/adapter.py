@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.runtime.operators.base import random_parameter
+from llama_adapter.runtime.operators import random_parameter
 
 
 class Prefix(NamedTuple):

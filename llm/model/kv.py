@@ -5,21 +5,14 @@ A view is handed to the decoder, which calls `update` once per layer and attends
 
 # L layers, B rows, N heads, S step tokens, P positions, H head size
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
-
-StoreFunction = Callable[[Tensor, Tensor, Tensor], None]
-
-
-def store(cache_BNPH: Tensor, positions_B: Tensor, new_BN1H: Tensor) -> None:
-    """Write one token of each row into the cache, in place, at the row's own position (int64)."""
-    rows_B = torch.arange(len(positions_B), device=positions_B.device)
-    cache_BNPH[rows_B, :, positions_B] = new_BN1H[:, :, 0]
+from llama_adapter.runtime.operators import StoreFunction, store
 
 
 class KVView(Protocol):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.adapter import Adapter, Prefix
 from llama_adapter.llm.model.kv import KVView, NoCache
-from llama_adapter.runtime.operators.base import ATEN, Operators, random_parameter, rotary_table
+from llama_adapter.runtime.operators import ATEN, Operators, random_parameter, rotary_table
 
 
 class RmsNorm(nn.Module):

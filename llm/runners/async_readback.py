@@ -14,7 +14,7 @@ from torch import Tensor
 
 from llama_adapter.llm.runners.base import DecodePlan, Pending, PrefillPlan, Ready, Tokens
 from llama_adapter.llm.runners.sampler import Prediction, choose
-from llama_adapter.runtime.devices.backend import Backend
+from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.devices.transfer import Fetched, Transfer
 
 _NOTHING = Ready(Tokens((), ()))

@@ -9,7 +9,7 @@ from torch import Tensor
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.runners.sampler import Draw
-from llama_adapter.runtime.operators.base import Operators
+from llama_adapter.runtime.operators import Operators
 
 TokenIds = tuple[int, ...]
 

@@ -18,8 +18,8 @@ from llama_adapter.llm.runners.base import DecodePlan, Pending, Plan, PrefillPla
 from llama_adapter.llm.runners.sampler import Prediction, predict
 from llama_adapter.llm.runners.scoring import ScoreLayout, lay_out, sum_scores
 from llama_adapter.llm.runners.shapes import EXACT, Shapes
-from llama_adapter.runtime.devices.backend import Backend
-from llama_adapter.runtime.operators.base import ATEN, Operators
+from llama_adapter.runtime.devices import Backend
+from llama_adapter.runtime.operators import ATEN, Operators
 
 _MAX_TARGETS = 1 << 20  # scored tokens of one call; never reached
 

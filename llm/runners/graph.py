@@ -12,10 +12,10 @@ from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.runners.eager import DecodeProgram, EagerRunner
 from llama_adapter.llm.runners.shapes import BUCKETED, STEPPED
-from llama_adapter.runtime.devices.backend import Backend
-from llama_adapter.runtime.devices.npu_errors import explain_npu_error
+from llama_adapter.runtime.device_failures import explain_device_error
+from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.errors import DeviceError
-from llama_adapter.runtime.operators.base import ATEN, Operators
+from llama_adapter.runtime.operators import ATEN, Operators
 
 # Far above the programs of one runner, doublings of rows times doublings of positions. torch's own limit is 8, beyond
 # which it runs programs uncompiled, or fails.
@@ -63,7 +63,7 @@ class GraphRunner(EagerRunner):
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # compilers raise errors of any kind
-            if explain_npu_error(str(error)) is not None:
+            if explain_device_error(str(error)) is not None:
                 raise  # the device itself failed
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise DeviceError(

@@ -18,12 +18,12 @@ from llama_adapter.llm.runners.base import ScorePlan
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.sampler import Prediction
 from llama_adapter.llm.runners.scoring import ScoreLayout, lay_out, sum_scores
-from llama_adapter.runtime.devices.backend import Backend
+from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.kernels.library import KINDS, Library
 from llama_adapter.runtime.kernels.linear import NativeLinear
 from llama_adapter.runtime.kernels.structs import BatchStruct, DecoderStruct, KeptStruct, LayerStruct
 from llama_adapter.runtime.kernels.threads import num_threads, torch_stands_aside
-from llama_adapter.runtime.operators.base import ATEN
+from llama_adapter.runtime.operators import ATEN
 
 _BLOCK = 64  # outputs that the kernels compute together
 _LANES = 16  # floats of a vector

@@ -1,1 +1,102 @@
-"""Devices: one file each, and the registry that opens them."""
+"""Devices by name: the CPU, and the registry of accelerators.
+
+A new kind of device is one file with a backend (`base.Backend`) and an `Accelerator`, and one entry in ACCELERATORS.
+"""
+
+import torch
+
+from llama_adapter.runtime.devices.base import (
+    DTYPES,
+    EAGER,
+    Backend,
+    Capabilities,
+    Mark,
+    OperatorChoice,
+    require_mode,
+)
+from llama_adapter.runtime.devices.cpu import CpuBackend
+from llama_adapter.runtime.devices.cuda import CUDA
+from llama_adapter.runtime.devices.npu import NPU
+from llama_adapter.runtime.errors import DeviceError
+
+__all__ = [
+    "DTYPES",
+    "EAGER",
+    "Backend",
+    "Capabilities",
+    "CpuBackend",
+    "Mark",
+    "OperatorChoice",
+    "accelerator_kind",
+    "open_backend",
+    "open_best",
+    "resolve_dtype",
+    "resolve_mode",
+]
+
+ACCELERATORS = (CUDA, NPU)  # `auto` takes the first kind that is installed
+_MODE_ALIASES = {"acl_graph": "npugraph_ex"}  # old name -> new name
+
+
+def open_backend(name: str) -> Backend:
+    """Backend for `cpu`, `auto`, or an accelerator by its kind and index: `cuda`, `cuda:1`, `npu:0`.
+
+    Raises DeviceError for an unknown name or a device that is not available.
+    """
+    if name == "auto":
+        return open_best()[0]
+    if name == "cpu":
+        return CpuBackend()
+    prefix, colon, number = name.partition(":")
+    if number.isdecimal() or not colon:
+        for accelerator in ACCELERATORS:
+            count, index = accelerator.count(), int(number or 0)
+            if accelerator.kind == prefix and (count is None or index < count):
+                return accelerator.open(index)
+    counts = {accelerator.kind: accelerator.count() or 0 for accelerator in ACCELERATORS}
+    available = ["cpu", *(f"{kind}:{index}" for kind, count in counts.items() for index in range(count))]
+    raise DeviceError(
+        f"No device named `{name}`; available: {', '.join(available)}",
+        hint="pass one of these as --device, `npu:0` on an Ascend machine, or `--device auto`",
+    )
+
+
+def open_best() -> tuple[Backend, str]:
+    """The device that `auto` means here, and a note if an accelerator is installed but unavailable."""
+    kind = accelerator_kind()
+    if kind is None:
+        return CpuBackend(), ""
+    try:
+        return open_backend(f"{kind}:0"), ""
+    except DeviceError as error:
+        return CpuBackend(), f"{error.message}; the CPU computes"
+
+
+def accelerator_kind() -> str | None:
+    """The kind of accelerator that this installation is made for, such as `cuda`; no device is opened to find out."""
+    return next((accelerator.kind for accelerator in ACCELERATORS if accelerator.is_installed()), None)
+
+
+def resolve_dtype(name: str, *, backend: Backend) -> torch.dtype:
+    """torch dtype for a name. Raises DeviceError if it is unknown or `backend` cannot compute in it."""
+    if name not in backend.capabilities.dtypes:
+        raise DeviceError(
+            f"{backend.name} cannot compute in dtype `{name}`",
+            hint=f"pass one of {', '.join(backend.capabilities.dtypes)} as --dtype",
+        )
+    return DTYPES[name]
+
+
+def resolve_mode(name: str, *, backend: Backend) -> str:
+    """The mode of the decoder's steps on `backend`: `eager` or a graph mode; `graph` means its first graph mode.
+
+    Raises DeviceError if the device lacks it.
+    """
+    if name == EAGER:
+        return name
+    modes = backend.capabilities.graph_modes
+    if name == "graph" and modes:
+        return modes[0]
+    mode = _MODE_ALIASES.get(name, name)
+    require_mode(mode if mode in modes else name, backend=backend)
+    return mode

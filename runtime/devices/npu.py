@@ -1,24 +1,34 @@
-"""One Ascend NPU as a backend, by way of torch_npu, which is loaded only when such a device is asked for."""
+"""Ascend NPUs through torch_npu, which is imported when such a device is opened."""
 
 import importlib
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.runtime.devices.backend import EAGER, Capabilities, EventMark, OperatorChoice, Program, no_graph_mode
+from llama_adapter.runtime.devices.base import (
+    EAGER,
+    Accelerator,
+    Capabilities,
+    EventMark,
+    OperatorChoice,
+    Program,
+    require_mode,
+)
 from llama_adapter.runtime.devices.npu_chips import FRACTAL_NZ, family_of
 from llama_adapter.runtime.devices.npu_load import OTHERWISE, first_line, load_torch_npu
+from llama_adapter.runtime.devices.npu_operators import LAYOUT, TILED, Choice, choose
 from llama_adapter.runtime.errors import DeviceError
-from llama_adapter.runtime.operators.base import Operators
-from llama_adapter.runtime.operators.npu import LAYOUT, TILED, Choice, choose
-from llama_adapter.runtime.schemes.quantised import dequantise_linears
+from llama_adapter.runtime.operators import DecoderSizes, Operators
+from llama_adapter.runtime.schemes import Precision
+from llama_adapter.runtime.schemes.layers import dequantise_linears
+from llama_adapter.runtime.schemes.scheme import find_scheme
 
 
 def open_npu(index: int) -> "NpuBackend":
-    """Backend of one NPU, counted from 0. Raises DeviceError when torch_npu or that device cannot be had."""
+    """Backend of one NPU, counted from 0. Raises DeviceError if torch_npu or that device is unavailable."""
     torch_npu = load_torch_npu()
     count = torch_npu.npu.device_count() if torch_npu.npu.is_available() else 0
     if count == 0:
@@ -43,8 +53,16 @@ def open_npu(index: int) -> "NpuBackend":
         ) from error
 
 
+NPU = Accelerator(
+    kind="npu",
+    is_installed=lambda: importlib.util.find_spec("torch_npu") is not None,
+    count=lambda: None,
+    open=lambda index: open_npu(index),
+)
+
+
 class NpuBackend:
-    """One Ascend NPU; see `open_npu`. Nothing here has run on hardware yet, only on torch_npu without kernels."""
+    """One Ascend NPU; see `open_npu`. Tested on torch_npu without its kernels, never on hardware."""
 
     kernels = None
 
@@ -54,13 +72,9 @@ class NpuBackend:
         self.name = f"npu:{index} ({torch_npu.npu.get_device_name(index)})"
         self.family = family_of(torch_npu.npu.get_soc_version())
         self.capabilities = Capabilities(
-            dtypes=self.family.dtypes,
-            static_shapes=True,
-            graph_modes=self.family.graph_modes,
-            collective="hccl",
-            runs_om=True,
+            dtypes=self.family.dtypes, static_shapes=True, graph_modes=self.family.graph_modes, runs_om=True
         )
-        self.choices: tuple[Choice, ...] = ()  # the last answer of `choose_operators`, with reasons
+        self.choices: tuple[Choice, ...] = ()  # of the last `choose_operators`, with reasons
         if self.family.may_compile_operators:
             torch_npu.npu.set_compile_mode(jit_compile=False)
         # float32 means float32: by default A2 and later round a convolution's inputs to HF32, which has 11 bits.
@@ -87,15 +101,15 @@ class NpuBackend:
         self._torch_npu.npu.empty_cache()
 
     def choose_operators(
-        self, config: DecoderConfig, *, dtype: torch.dtype, wanted: OperatorChoice, mode: str
+        self, sizes: DecoderSizes, *, dtype: torch.dtype, wanted: OperatorChoice, mode: str
     ) -> Operators:
         operators, self.choices = choose(
-            self.family, config, dtype, torch_npu=self._torch_npu, wanted=wanted, in_graph=mode != EAGER
+            self.family, sizes, dtype, torch_npu=self._torch_npu, wanted=wanted, in_graph=mode != EAGER
         )
         return operators
 
     def prepare(self, module: nn.Module, *, wanted: OperatorChoice = "auto") -> None:
-        """Lay the weights of linear layers out in tiles where `choose_operators` chose that; embeddings stay as is."""
+        """Tile the weights of linear layers if `choose_operators` chose that; embeddings keep their layout."""
         dequantise_linears(module)
         if not any(choice.operator == LAYOUT and choice.implementation == TILED for choice in self.choices):
             return
@@ -104,16 +118,15 @@ class NpuBackend:
             if isinstance(layer, nn.Linear):
                 layer.weight.data = self._torch_npu.npu_format_cast(layer.weight.data, FRACTAL_NZ)
 
-    def computes_int8(self, activations: torch.dtype, *, wanted: OperatorChoice = "auto") -> bool:
-        return False
+    def computes_in(self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto") -> bool:
+        return find_scheme(precision).weight_dtype is None
 
     def compile(self, program: Program, *, mode: str) -> Program:
-        if mode not in self.capabilities.graph_modes:
-            raise no_graph_mode(mode, backend=self.name, modes=self.capabilities.graph_modes)
+        require_mode(mode, backend=self)
         try:
             compiled: Program = GRAPH_COMPILERS[mode](program)
             return compiled
-        except Exception as error:  # torchair lies in torch_npu, and wants more packages and libraries than that
+        except Exception as error:  # torchair is inside torch_npu, but needs further packages and libraries
             raise DeviceError(
                 f"{self.name} cannot compile for `{mode}` ({type(error).__name__}: {first_line(error)})",
                 hint="install the packages of the extra `npu` and all of CANN; or pass `--mode eager`",

@@ -1,7 +1,7 @@
-"""Linear layers for the CPU, their weights laid out once as oneDNN computes with them. A pass over a module.
+"""Linear layers for the CPU with weights packed once for oneDNN.
 
-`torch.nn.functional.linear` lays the weight out anew, or goes through a library that does not use the machine's widest
-instructions, at every call. oneDNN's packed weights are what torch's own compiler uses when it freezes a model.
+`torch.nn.functional.linear` repacks the weight at every call, or uses a library without the machine's widest
+instructions. torch's own compiler uses the same packed weights when it freezes a model.
 """
 
 import functools
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 
 class PackedLinear(nn.Module):
-    """As the `nn.Linear` it is made of, for inference; in the number type that its weight had."""
+    """An `nn.Linear` for inference, in the dtype of its weight."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        # Opaque tensors: as a parameter or buffer they could be neither moved nor saved.
+        # An opaque tensor: it can be neither moved nor saved, so it is no parameter or buffer.
         self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
         self._bias = None if linear.bias is None else linear.bias.detach()
 
@@ -26,9 +26,9 @@ class PackedLinear(nn.Module):
 
 
 def pack_linears(module: nn.Module) -> int:
-    """Replace the linear layers inside `module` by packed ones, where oneDNN computes in their type; returns how many.
+    """Replace the linear layers inside `module` whose dtype oneDNN supports; returns how many.
 
-    The plain weights are let go of. Where this machine's oneDNN lacks a type, layers stay as they are.
+    The plain weights are released.
     """
     num_packed = 0
     for name, child in module.named_children():
@@ -42,7 +42,7 @@ def pack_linears(module: nn.Module) -> int:
 
 @functools.cache
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether packed weights of this type can be computed with here: oneDNN and the processor decide."""
+    """Whether this build of oneDNN and this processor compute with packed weights of `dtype`."""
     if not torch._C._has_mkldnn or dtype not in _CHECKS:
         return False
     try:
@@ -50,7 +50,7 @@ def can_pack(dtype: torch.dtype) -> bool:
         if check is not None and not getattr(torch.ops.mkldnn, check)():
             return False
         PackedLinear(nn.Linear(16, 16, dtype=dtype))(torch.zeros(1, 16, dtype=dtype))
-    except (AttributeError, RuntimeError):  # an operator that this torch does not have, or was built without
+    except (AttributeError, RuntimeError):  # this build of torch lacks the operator
         return False
     return True
 

@@ -1,21 +1,21 @@
-"""Small numbers on their way between host and device; where the device has a queue, nobody waits for them."""
+"""Copies of small numbers between host and device; asynchronous where the device has a queue."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from llama_adapter.runtime.devices.backend import Backend, Mark
+from llama_adapter.runtime.devices.base import Backend, Mark
 
 
 class Fetched:
-    """Whole numbers that are on their way to the host."""
+    """Integers on their way to the host."""
 
     def __init__(self, values: Tensor, *, mark: Mark | None) -> None:
         self._values, self._mark = values, mark
 
     def read(self) -> list[int]:
-        """The numbers; waits until the device has come to them."""
+        """The numbers; waits until the device has computed them."""
         if self._mark is not None:
             self._mark.wait()
         numbers: list[int] = self._values.tolist()
@@ -23,11 +23,11 @@ class Fetched:
 
 
 class Transfer:
-    """The way to and from one device."""
+    """Copies to and from one device."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        # Pinned memory is what a device can copy while the host goes on. The host as its own device needs none.
+        # A device copies pinned memory asynchronously. The host as its own device needs none.
         self._pins = backend.capabilities.queued and backend.device.type != "cpu"
 
     def upload(self, values: Sequence[int] | Sequence[float] | Sequence[Sequence[int]]) -> Tensor:
@@ -37,9 +37,9 @@ class Transfer:
         return torch.tensor(values, pin_memory=True).to(self._backend.device, non_blocking=True)
 
     def fetch(self, values: Tensor) -> Fetched:
-        """Begin to bring int64 `values` to the host.
+        """Start copying int64 `values` to the host.
 
-        With a queue they may be overwritten by what is computed from now on; without one they are read at once.
+        With a queue, later work may overwrite them. Without one they are read at once.
         """
         if not self._backend.capabilities.queued:
             return Fetched(values, mark=None)

@@ -1,1 +1,1 @@
-"""Kernels of our own for x86 processors with AVX-512: C sources, how they are compiled, and what computes by them."""
+"""Our own kernels for x86 processors with AVX-512: C sources, their compilation, and the layers that use them."""

@@ -1,4 +1,4 @@
-"""Stacks of transformer blocks by the kernels: one call for all of them, in place of a list of torch's modules."""
+"""Stacks of transformer blocks that compute in one call of the kernels."""
 
 # B pictures, T tokens, W width
 
@@ -32,14 +32,14 @@ class BlockParts:
 
 
 class NativeBlocks(nn.Module):
-    """Blocks of one width as a single module; between the linear layers everything is float32."""
+    """Blocks of one width as a single module; all but the linear layers computes in float32."""
 
     def __init__(
         self, blocks: Sequence[BlockParts], *, num_heads: int, activation: Activation, library: Library
     ) -> None:
         super().__init__()
         self._library = library
-        self._kept: list[object] = [*blocks]  # what the structures point to
+        self._kept: list[object] = [*blocks]  # the structures point to these
         structs = (BlockStruct * len(blocks))(*map(self._describe, blocks))
         self._struct = StackStruct(
             width=blocks[0].qkv.in_features,
@@ -53,9 +53,9 @@ class NativeBlocks(nn.Module):
         self._pointer = ctypes.addressof(self._struct)
 
     def forward(self, x_BTW: Tensor) -> Tensor:
-        """(B, T, W), float32 or bfloat16, to the same; the argument is left as it is.
+        """(B, T, W) in float32 or bfloat16 -> the same; the argument is not changed.
 
-        Raises RuntimeError for another width.
+        Raises RuntimeError for another width or device.
         """
         if x_BTW.ndim != 3 or x_BTW.shape[2] != self._struct.width or not x_BTW.is_cpu:
             raise RuntimeError(
@@ -79,7 +79,7 @@ class NativeBlocks(nn.Module):
         )
 
     def _floats(self, tensor: Tensor) -> int:
-        """Address of a float32 copy that lives as long as this module."""
+        """Address of a float32 copy with the lifetime of this module."""
         copy = tensor.detach().float().contiguous()
         self._kept.append(copy)
         return copy.data_ptr()

@@ -1,6 +1,6 @@
-"""The kernels as a shared library: compiled once with the machine's C compiler, kept, loaded and declared to ctypes.
+"""The kernels as a shared library: compiled once with the machine's C compiler, cached, and declared to ctypes.
 
-Nothing here is needed: without a compiler, or on another processor, torch's own kernels compute.
+The kernels are optional: without a compiler, or on another processor, torch's own kernels compute.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ from llama_adapter.runtime.kernels.scratch import in_scratch
 
 SOURCES = ("kernels.c", "decoder.h", "encoder.h", "linear.h", "vector.h", "parallel.h")
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fPIC", "-shared", "-fvisibility=hidden")
-NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512dq")  # as Linux names what a processor can do
+NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512dq")  # processor flags as Linux names them
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # of weights; enum in linear.h
 
 _COMPILE_SECONDS = 300
@@ -33,7 +33,7 @@ _Function = Any  # of a library: ctypes has no public name for its type
 
 
 class Library:
-    """The loaded kernels. Raises OSError when `path` is not the library of these sources."""
+    """The loaded kernels. Raises OSError if `path` is not a library."""
 
     def __init__(self, path: Path) -> None:
         loaded = ctypes.CDLL(str(path))
@@ -50,17 +50,17 @@ class Library:
 
     @property
     def types(self) -> tuple[str, ...]:
-        """Of weights that there are kernels for, by name."""
+        """Names of the weight types that the kernels support."""
         return tuple(str(dtype).removeprefix("torch.") for dtype in KINDS if self.takes(dtype))
 
     def takes(self, dtype: torch.dtype) -> bool:
-        """Whether there are kernels for weights of this type."""
+        """Whether the kernels support weights of this type."""
         return dtype in KINDS and bool(self._kinds() >> KINDS[dtype] & 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """The library, or why there is none."""
+    """The library, or the reason why there is none."""
 
     library: Library | None
     reason: str = ""
@@ -68,7 +68,7 @@ class Finding:
 
 @functools.cache
 def find_library() -> Finding:
-    """The kernels for this machine, compiled now if they were not before; a few seconds, once."""
+    """The kernels for this machine; the first use compiles them, which takes a few seconds."""
     if reason := _unfit_machine():
         return Finding(library=None, reason=reason)
     reasons = []
@@ -83,11 +83,11 @@ def find_library() -> Finding:
 
 
 def compilers() -> Iterator[list[str]]:
-    """Commands that may compile C here, best first; the one in `$CC` alone where it is set."""
+    """Commands of C compilers, best first; only `$CC` if it is set."""
     if command := os.environ.get("CC"):
         try:
             yield shlex.split(command)
-        except ValueError:  # a quotation that does not end
+        except ValueError:  # an unclosed quotation
             yield [command]
         return
     for name in ("gcc", "clang", "cc"):
@@ -98,7 +98,7 @@ def compilers() -> Iterator[list[str]]:
 
 
 def compiled(compiler: list[str]) -> Path:
-    """Path of the library, in the user's cache; raises OSError or SubprocessError when it cannot be made."""
+    """Path of the library in the user's cache, compiled if missing; raises OSError or SubprocessError."""
     source = Path(__file__).parent
     marks = [" ".join((*compiler, *FLAGS)), platform.machine(), _c_library(), *sorted(_processor_flags())]
     digest = hashlib.sha256("\n".join(marks).encode())
@@ -120,21 +120,21 @@ def compiled(compiler: list[str]) -> Path:
             timeout=_COMPILE_SECONDS,
         )
         with made.open("rb") as file:
-            os.fsync(file)  # a library that a power failure cut short would be found, and end the process, ever after
-        made.replace(target)  # in one move: others may be compiling the same
+            os.fsync(file)  # or a power failure could leave a truncated library, which crashes every later process
+        made.replace(target)  # atomic: other processes may compile the same
     return target
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept, a folder of the user's own: `$XDG_CACHE_HOME/llama-adapter`.
+    """The user's cache folder, `$XDG_CACHE_HOME/llama-adapter`.
 
-    Raises OSError when there is no place for it, when it belongs to somebody else or others may write to it, since
-    what lies there is run.
+    Raises OSError if it cannot be made, belongs to another user or is writable by others, because its libraries are
+    executed.
     """
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         folder = (Path(base) if base else Path.home() / ".cache") / "llama-adapter"
-    except RuntimeError as error:  # a container's user that no list of users knows
+    except RuntimeError as error:  # a container's user without an entry in passwd
         raise FileNotFoundError("this user has no home folder: set XDG_CACHE_HOME") from error
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
@@ -146,21 +146,21 @@ def cache_folder() -> Path:
 
 
 def _said(error: Exception) -> str:
-    """One line of what went wrong, in the compiler's own words where it has any."""
+    """One line of the failure, of the compiler's own output if there is any."""
     told = getattr(error, "stderr", None) or str(error)
-    text = told.decode(errors="replace") if isinstance(told, bytes) else told  # bytes are what a time limit leaves
+    text = told.decode(errors="replace") if isinstance(told, bytes) else told  # bytes after a timeout
     lines = text.strip().splitlines()
     return next((line for line in lines if "error" in line), (*lines, "?")[0]).strip()
 
 
 def _c_library() -> str:
-    """Which C library is loaded: what was linked to a newer one cannot be, where systems share a home folder."""
+    """The C library and its version: systems with different ones may share a home folder."""
     name = "CS_GNU_LIBC_VERSION"
     return (os.confstr(name) or "") if name in os.confstr_names else ""
 
 
 def _unfit_machine() -> str:
-    """Why the kernels cannot run here; empty where they can."""
+    """Why the kernels cannot run on this machine; empty if they can."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return f"they are for Linux on x86_64, and this is {sys.platform} on {platform.machine()}"
     if missing := [name for name in NEEDED if name not in _processor_flags()]:

@@ -1,4 +1,4 @@
-"""Linear layers that compute by the kernels. A pass over a module, like `packed.py`, and for quantised weights too."""
+"""Linear layers that compute with the kernels, for plain and quantised weights."""
 
 import ctypes
 
@@ -8,19 +8,20 @@ from torch import Tensor, nn
 from llama_adapter.runtime.kernels.library import KINDS, Library
 from llama_adapter.runtime.kernels.structs import LinearStruct
 from llama_adapter.runtime.kernels.threads import num_threads
-from llama_adapter.runtime.schemes.quantised import SCALE, float_type
+from llama_adapter.runtime.schemes.int8 import SCALE
+from llama_adapter.runtime.schemes.layers import WEIGHT, float_type
 
-INT8_ACTIVATIONS = (torch.float32, torch.bfloat16)
+_INT8_ACTIVATIONS = (torch.float32, torch.bfloat16)
 
 _ALIGNMENT = 64  # bytes, a cache line
-_DEPTH = 4  # inputs that lie side by side in int8 weights; all kinds are held to it
+_DEPTH = 4  # inputs that are adjacent in packed int8 weights; required of all kinds
 
 
 class NativeLinear(nn.Module):
-    """As the `nn.Linear` it is made of, for inference.
+    """An `nn.Linear` for inference.
 
-    Weights are float32, bfloat16, or int8 with `weight_scale`; activations are float32 or, unless the weights are
-    float32, bfloat16, and come out in the type they came in. Every row is computed as if it were alone.
+    Weights are float32, bfloat16, or int8 with `weight_scale`. Activations are float32 or, unless the weights are
+    float32, bfloat16; outputs have the type of the inputs. The result of a row does not depend on other rows.
     """
 
     def __init__(self, linear: nn.Linear, *, library: Library) -> None:
@@ -32,11 +33,11 @@ class NativeLinear(nn.Module):
         self._activations = (torch.float32,) if weight.dtype == torch.float32 else (torch.float32, torch.bfloat16)
         kind, shape = KINDS[weight.dtype], (linear.out_features, linear.in_features)
         num_bytes = library.packed_bytes(kind, *shape)
-        # Not parameters or buffers: they can be neither moved nor saved.
+        # No parameter or buffer: packed weights can be neither moved nor saved.
         self._memory = torch.empty(num_bytes + _ALIGNMENT, dtype=torch.uint8)
         start = -self._memory.data_ptr() % _ALIGNMENT + self._memory.data_ptr()
         library.pack(kind, *shape, weight.data_ptr(), start, num_threads())
-        scale = getattr(linear, SCALE, None)
+        scale = getattr(linear, WEIGHT + SCALE, None)
         self._scale = None if scale is None else scale.detach().float().contiguous()
         self._bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
         self.struct = LinearStruct(
@@ -54,7 +55,7 @@ class NativeLinear(nn.Module):
 
         Raises RuntimeError, as torch does, for another number of features, type or device.
         """
-        # The kernels read where they are told: another type or size would have them read beyond the tensor.
+        # The kernels do not check: with another type or size they would read beyond the tensor.
         if x.dtype not in self._activations or x.shape[-1:] != (self.in_features,) or not x.is_cpu:
             raise RuntimeError(
                 f"a layer of {self.in_features} inputs with {self.weight_dtype} weights was given "
@@ -67,8 +68,8 @@ class NativeLinear(nn.Module):
         return out
 
     def part(self, first: int, num_out: int) -> LinearStruct:
-        """Outputs first..first+num_out-1 as a layer of its own in the same memory; `first` is a multiple of 64."""
-        assert first % 64 == 0, "weights are laid out in blocks of 64 outputs"
+        """Outputs first..first+num_out-1 as a layer in the same memory; `first` is a multiple of 64."""
+        assert first % 64 == 0, "weights are packed in blocks of 64 outputs"
         itemsize = self.weight_dtype.itemsize
         return LinearStruct(
             kind=self.struct.kind,
@@ -80,22 +81,22 @@ class NativeLinear(nn.Module):
         )
 
 
+def takes_types(weights: torch.dtype, activations: torch.dtype, *, library: Library) -> bool:
+    """Whether the kernels compute with weights and activations of these types."""
+    return library.takes(weights) and (weights.is_floating_point or activations in _INT8_ACTIVATIONS)
+
+
 def can_take(linear: nn.Linear, *, activations: torch.dtype, library: Library) -> bool:
-    """Whether the kernels compute this layer, given its type and sizes and the type of what comes in."""
-    weights = linear.weight.dtype
-    return (
-        library.takes(weights)
-        and linear.in_features > 0
-        and linear.in_features % _DEPTH == 0
-        and (weights != torch.int8 or activations in INT8_ACTIVATIONS)
-    )
+    """Whether the kernels compute this layer, given its type and sizes and the type of its inputs."""
+    is_fit = linear.in_features > 0 and linear.in_features % _DEPTH == 0
+    return is_fit and takes_types(linear.weight.dtype, activations, library=library)
 
 
 def install_kernels(module: nn.Module, *, library: Library) -> int:
-    """Replace the linear layers inside `module` that the kernels take; returns how many. Plain weights are let go."""
+    """Replace the linear layers inside `module` that the kernels support, releasing their weights; returns how many."""
     activations = float_type(module)
     num_installed = 0
-    for owner in module.modules():  # no list of them, which would keep all plain weights to the end
+    for owner in module.modules():  # not a list, which would keep all plain weights alive
         for name in [name for name, _ in owner.named_children()]:
             child = getattr(owner, name)
             if isinstance(child, nn.Linear) and can_take(child, activations=activations, library=library):

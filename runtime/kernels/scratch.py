@@ -1,4 +1,4 @@
-"""What the kernels compute in: memory that each thread keeps from call to call, and gives back when it ends."""
+"""Working memory of the kernels, which each thread keeps between calls and releases when it ends."""
 
 import threading
 from collections.abc import Callable
@@ -7,12 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_ALIGNMENT = 64  # bytes, as kernels.c asks for
+_ALIGNMENT = 64  # bytes, as kernels.c requires
 
 
 class _Scratch(NamedTuple):
     memory: Tensor | None
-    address: int  # of its first byte that is aligned
+    address: int  # of its first aligned byte
     num_bytes: int  # from there
 
 
@@ -27,17 +27,17 @@ _held = _Held()
 
 
 def in_scratch(kernel: Callable[..., int]) -> Callable[..., None]:
-    """A function of kernels.c that takes, behind its own arguments, scratch and its bytes, as one that brings them.
+    """A function of kernels.c without its last two arguments, scratch and its size.
 
-    It raises RuntimeError, as torch does for tensors, where there is not enough memory; then nothing was computed, and
-    the thread holds no scratch.
+    It raises RuntimeError, as torch does for tensors, if memory is insufficient. Then nothing was computed, and the
+    thread holds no scratch.
     """
 
     def run(*arguments: int) -> None:
         scratch = _held.scratch
         while needed := kernel(*arguments, scratch.address, scratch.num_bytes):
-            scratch = _held.scratch = _NONE  # what is too small makes room
-            scratch = _held.scratch = _allocated(needed + needed // 4)  # a decoder's next step needs a little more
+            scratch = _held.scratch = _NONE  # release the smaller one first
+            scratch = _held.scratch = _allocated(needed + needed // 4)  # the next step of a decoder needs a little more
 
     return run
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 from llama_adapter.app.captioning.resources import embedded_model
 from llama_adapter.app.measuring.circumstances import circumstances, load_average
 from llama_adapter.app.models.random_model import WiderTokenizer
-from llama_adapter.runtime.devices.backend import DTYPES
+from llama_adapter.runtime.devices import DTYPES
 from scripts.peers import exported, huggingface, llama_cpp
 from scripts.peers.ceilings import measure_ceilings
 from scripts.peers.files import end_id, make_file

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from llama_adapter.app.captioning.assemble import Parts, assemble_parts
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.resources import sample_pictures
-from llama_adapter.app.captioning.spec import CaptionerSpec, Precision
+from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest, Request
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.eager import EagerRunner
-from llama_adapter.runtime.devices.backend import DTYPES, open_backend
+from llama_adapter.runtime.devices import DTYPES, open_backend
+from llama_adapter.runtime.schemes import Precision
 from llama_adapter.vision.backends.base import VisionBackend
 from llama_adapter.vision.config import VisionConfig
 from scripts.peers.packages import MissingPackage
@@ -33,7 +34,7 @@ def open_parts(
 
     Raises MissingPackage where 8-bit weights would be widened: figures of int8 would be those of floats.
     """
-    if precision == "int8" and not open_backend("cpu").computes_int8(DTYPES[dtype]):
+    if not open_backend("cpu").computes_in(precision, DTYPES[dtype]):
         raise MissingPackage("8-bit weights would be widened here: the kernels for them cannot be had")
     spec = CaptionerSpec(device="cpu", dtype=dtype, precision=precision, batch_size=batch_size)
     return assemble_parts(

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
-from llama_adapter.runtime.operators.base import rotary_table
+from llama_adapter.runtime.operators import rotary_table
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import encoder_from_state
 from llama_adapter.vision.image import load_picture

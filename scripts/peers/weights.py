@@ -7,21 +7,21 @@ import torch
 from torch import Tensor
 
 from llama_adapter.app.captioning.resources import embedded_model
-from llama_adapter.app.captioning.spec import Precision
 from llama_adapter.app.models.bundle import read_manifest
 from llama_adapter.app.models.checkpoints import LoadedModel
-from llama_adapter.app.models.quantising import convert_precision
 from llama_adapter.app.models.random_model import (
     LLAMA_SIZES,
     NUM_QUERIES,
     WiderTokenizer,
     decoder_config,
     parse_size,
-    random_state,
+    random_tensors,
     vision_config,
 )
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.runtime.schemes import Precision
+from llama_adapter.runtime.schemes.state import convert_precision
 from llama_adapter.vision.config import QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
 from scripts.peers.sizes import CONTEXT
@@ -61,7 +61,7 @@ def decoder_state(config: DecoderConfig, *, eos_id: int) -> dict[str, Tensor]:
     """Float32 weights with open gates; with greedy decoding they never say the end token."""
     with torch.device("meta"):
         sketch = LlamaAdapterDecoder(config).state_dict()
-    state = random_state(sketch, dtype=torch.float32)
+    state = dict(random_tensors(sketch, dtype=torch.float32))
     state["adapter.gates"].fill_(0.5)
     state["head.weight"][eos_id] = 0.0
     return state
@@ -71,7 +71,7 @@ def encoder_state(config: VisionConfig) -> dict[str, Tensor]:
     """Float32 weights of a `PictureEncoder`."""
     with torch.device("meta"):
         sketch = PictureEncoder(config).state_dict()
-    return random_state(sketch, dtype=torch.float32)
+    return dict(random_tensors(sketch, dtype=torch.float32))
 
 
 def random_weights(

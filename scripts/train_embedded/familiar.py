@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama_adapter.app.captioning.assemble import assemble_parts
-from llama_adapter.app.captioning.spec import CaptionerSpec, Precision
+from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.models.bundle import add_familiarity
-from llama_adapter.app.models.out_of_distribution import OodDetector
 from llama_adapter.app.terminal.run_guarded import run_guarded
+from llama_adapter.runtime.schemes import Precision
+from llama_adapter.vision.out_of_distribution import OodDetector
 from scripts.train_embedded.pictures import FAMILIAR_SEED
 from scripts.train_embedded.render import Pixels, draw_scene
 from scripts.train_embedded.world import sample_scene

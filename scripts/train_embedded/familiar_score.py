@@ -11,14 +11,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_adapter.app.captioning.spec import Precision
 from llama_adapter.app.models.bundle import load_bundle
-from llama_adapter.app.models.out_of_distribution import OodDetector
 from llama_adapter.app.terminal.run_guarded import run_guarded
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.schemes import Precision
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.formats import PICTURE_SUFFIXES
 from llama_adapter.vision.image import load_picture
+from llama_adapter.vision.out_of_distribution import OodDetector
 from llama_adapter.vision.preprocess import preprocess
 from scripts.train_embedded.familiar import FRESH, OTHERS, PRECISIONS, Encode, draw_own, encoder_of
 from scripts.train_embedded.other_worlds import KINDS, draw_others

@@ -137,7 +137,7 @@ def test_the_number_of_an_accelerator_that_is_not_there_is_noted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def numbered(kind: str | None, number: int) -> tuple[str, str]:
-        monkeypatch.setattr("llama_adapter.runtime.devices.backend.accelerator_kind", lambda: kind)
+        monkeypatch.setattr("llama_adapter.runtime.devices.accelerator_kind", lambda: kind)
         return demo_bsz.numbered_device(number), capsys.readouterr().err
 
     assert numbered(None, 0) == ("cpu", "")

@@ -18,7 +18,6 @@ from llama_adapter.app.captioning.resources import embedded_model
 from llama_adapter.app.models.bundle import LLM, MANIFEST, VISION, check_sizes, read_configs, read_half
 from llama_adapter.app.models.bundle import read_manifest as read_bundle
 from llama_adapter.app.models.checkpoints import open_clip
-from llama_adapter.app.models.out_of_distribution import read_familiarity
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import open_adapter
@@ -30,6 +29,7 @@ from llama_adapter.runtime.graphs.card import EncoderCard
 from llama_adapter.runtime.graphs.sidecar import OmInput, OmSidecar
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
+from llama_adapter.vision.out_of_distribution import read_familiarity
 from tests.fuzz.mutators import either, flipped, mutated_bytes, mutated_json, mutated_safetensors, mutated_zip
 from tests.fuzz.target import Target, refused, scratch
 

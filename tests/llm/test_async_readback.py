@@ -19,7 +19,7 @@ from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.graph import GraphRunner
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED, Shapes
-from llama_adapter.runtime.devices.backend import CpuBackend
+from llama_adapter.runtime.devices import CpuBackend
 from tests.llm.toys import (
     EOS_ID,
     SMALL,

@@ -10,11 +10,10 @@ from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.model.llama import use_operators
 from llama_adapter.llm.runners.graph import GraphRunner
-from llama_adapter.runtime.devices.backend import CpuBackend, CudaBackend, resolve_mode
-from llama_adapter.runtime.devices.cuda_graphs import CudaGraphs
+from llama_adapter.runtime.devices import CpuBackend, resolve_mode
+from llama_adapter.runtime.devices.cuda import FUSED, CudaBackend, CudaGraphs
 from llama_adapter.runtime.errors import DeviceError
-from llama_adapter.runtime.operators.base import ATEN
-from llama_adapter.runtime.operators.cuda import FUSED
+from llama_adapter.runtime.operators import ATEN
 from tests.fakes.cuda_graphs import FakeCuda
 from tests.llm.toys import (
     CONFIG,

@@ -14,7 +14,7 @@ from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.llm.runners.base import DecodePlan
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT
-from llama_adapter.runtime.devices.backend import CpuBackend
+from llama_adapter.runtime.devices import CpuBackend
 from tests.llm.toys import (
     CONFIG,
     EOS_ID,

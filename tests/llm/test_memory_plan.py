@@ -8,7 +8,7 @@ import torch
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.load import planner
 from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, fitting_rows
-from llama_adapter.runtime.devices.backend import CpuBackend
+from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.errors import DeviceError
 from tests.llm.toys import CONFIG, toy_decoder
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.model.kv import DecodeView, KVCache
-from llama_adapter.runtime.operators.base import adapter_attention, causal_attention, rotary_table, rotate
+from llama_adapter.runtime.operators import adapter_attention, causal_attention, rotary_table, rotate
 from tests.llm.toys import CONFIG, toy_decoder, toy_visual_queries
 
 

@@ -14,7 +14,7 @@ from llama_adapter.llm.runners.base import ScorePlan
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.native import NativeRunner
 from llama_adapter.llm.runners.sampler import NO_TOKEN
-from llama_adapter.runtime.devices.backend import CpuBackend
+from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.kernels.threads import num_threads, torch_stands_aside
 from tests.llm.toys import EOS_ID, answer, open_runner, toy_decoder, toy_prompts, toy_requests, toy_visual_queries

@@ -15,9 +15,9 @@ from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.graph import GraphRunner
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED
-from llama_adapter.runtime.devices.backend import Capabilities, CpuBackend, OperatorChoice, resolve_mode
+from llama_adapter.runtime.devices import Capabilities, CpuBackend, OperatorChoice, resolve_mode
 from llama_adapter.runtime.errors import DeviceError
-from llama_adapter.runtime.operators.base import ATEN, Operators
+from llama_adapter.runtime.operators import ATEN, Operators
 from tests.llm.toys import (
     CONFIG,
     EOS_ID,

@@ -20,8 +20,8 @@ from llama_adapter.llm.runners.shapes import EXACT, Shapes
 from llama_adapter.llm.weights.adapter import AdapterFile
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
 from llama_adapter.llm.weights.source import LlamaSource
-from llama_adapter.runtime.devices.backend import Backend, CpuBackend
-from llama_adapter.runtime.operators.base import ATEN, Operators
+from llama_adapter.runtime.devices import Backend, CpuBackend
+from llama_adapter.runtime.operators import ATEN, Operators
 
 EOS_ID = 2
 CONFIG = DecoderConfig(

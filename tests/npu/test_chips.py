@@ -36,7 +36,6 @@ def test_a_chip_is_opened_with_what_torch_npu_says_of_it(npu: FakeNpu, soc: str)
     assert facts["name"] == f"npu:0 ({soc})"
     assert facts["family"] == dict(zip(CHIPS, ("310P", "A2", "910", "310B", "A3", "950"), strict=True))[soc]
     assert ("bfloat16" in facts["capabilities"]["dtypes"]) == facts["bfloat16"]
-    assert facts["capabilities"]["collective"] == "hccl"
     assert facts["capabilities"]["static_shapes"]
     # The family's table sends attention to torch_npu only where that leads to the fused kernel that is documented.
     fused = facts["attention"] == "npu::npu_fusion_attention_v3"

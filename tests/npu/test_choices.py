@@ -8,8 +8,8 @@ import torch
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.runtime.devices.npu_chips import FAMILIES, UNKNOWN, ChipFamily, family_of
-from llama_adapter.runtime.operators.base import ATEN, Operators
-from llama_adapter.runtime.operators.npu import FUSED, LAYOUT, PLAIN, TILED, choose
+from llama_adapter.runtime.devices.npu_operators import FUSED, LAYOUT, PLAIN, TILED, choose
+from llama_adapter.runtime.operators import ATEN, Operators
 
 LLAMA_7B = DecoderConfig(
     vocab_size=32000, dim=4096, num_layers=32, num_heads=32, ffn_dim=11008, norm_eps=1e-6, context=512
@@ -69,7 +69,7 @@ def test_heads_that_the_fused_rotation_refuses_are_rotated_by_plain_torch() -> N
 
     assert operators.rotate is ATEN.rotate
     assert operators.rms_norm is not ATEN.rms_norm
-    assert reasons["rotate"] == "npu_apply_rotary_pos_emb wants heads of size 64 or 128, and these have 32"
+    assert reasons["rotate"] == "npu_apply_rotary_pos_emb needs heads of size 64 or 128, and these have 32"
 
 
 def test_a_dtype_that_a_chip_lacks_is_not_given_to_its_operators() -> None:

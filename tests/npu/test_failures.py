@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from llama_adapter.runtime.devices.npu_errors import CODES
+from llama_adapter.runtime.device_failures import CODES
 from tests.npu.wheel import FakeNpu
 
 pytestmark = [pytest.mark.npu_contract, pytest.mark.slow]
 OPEN = """
 import json, sys
 from llama_adapter.runtime.errors import DeviceError
-from llama_adapter.runtime.devices.backend import open_backend
+from llama_adapter.runtime.devices import open_backend
 try:
     open_backend(sys.argv[1])
 except DeviceError as error:
@@ -59,7 +59,7 @@ def test_a_machine_without_a_device(npu: FakeNpu) -> None:
 
 
 def test_auto_takes_the_cpu_where_torch_npu_is_of_no_use(npu: FakeNpu) -> None:
-    source = "from llama_adapter.runtime.devices.backend import open_backend; print(open_backend('auto').name)"
+    source = "from llama_adapter.runtime.devices import open_backend; print(open_backend('auto').name)"
 
     assert npu.run("-c", source, with_cann=False).stdout == "cpu\n"
     assert npu.run("-c", source, soc="Ascend310P3").stdout == "npu:0 (Ascend310P3)\n"
@@ -76,7 +76,7 @@ def test_plain_torch_fails_beside_torch_npu_without_cann_unless_loading_is_left_
 WAIT = """
 import contextlib, io, json, os, sys
 from llama_adapter.app.terminal.run_guarded import run_guarded
-from llama_adapter.runtime.devices.backend import open_backend
+from llama_adapter.runtime.devices import open_backend
 backend = open_backend("npu:0")
 told = {}
 for error in sys.argv[1:]:

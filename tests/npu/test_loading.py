@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from llama_adapter.runtime.devices.backend import open_backend
+from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.devices.npu_load import load_torch_npu
 from llama_adapter.runtime.errors import DeviceError
 from tests.npu import wheel

@@ -22,10 +22,10 @@ from llama_adapter.app.jobs.questions import Question
 from llama_adapter.app.jobs.result_writer import ResultWriter, how_to_go_on
 from llama_adapter.app.models.bundle import add_familiarity, convert, load_bundle
 from llama_adapter.app.models.checkpoints import ModelSources
-from llama_adapter.app.models.out_of_distribution import OodDetector
 from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.manifest import manifest_path, read_manifest
 from llama_adapter.app.records.record import Record, read_records
+from llama_adapter.vision.out_of_distribution import OodDetector
 from tests.app.command import Run
 from tests.app.golden import model_flags, model_options, picture
 

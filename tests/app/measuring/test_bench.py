@@ -15,7 +15,7 @@ from llama_adapter.app.measuring.bench_result import BenchResult, Ceilings, Roun
 from llama_adapter.app.measuring.meters import Call
 from llama_adapter.app.measuring.plots import check_plot
 from llama_adapter.app.measuring.roofline import Work
-from llama_adapter.runtime.devices.backend import open_backend
+from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.errors import UsageError
 from scripts.pages.render import render
 
@@ -70,7 +70,7 @@ def test_another_question_takes_the_place_of_the_usual_one() -> None:
 @pytest.mark.parametrize("operators", ["auto", "aten"])
 def test_a_run_in_8_bits_says_so_and_counts_a_byte_for_each_weight_that_is_not_widened(operators: Any) -> None:
     spec = CaptionerSpec(context=128, precision="int8", operators=operators)
-    is_widened = not open_backend("cpu").computes_int8(torch.float32, wanted=operators)
+    is_widened = not open_backend("cpu").computes_in("int8", torch.float32, wanted=operators)
     job = BenchJob(spec=spec, random="tiny", workload="caption", batch_sizes=(1,), pictures=1, rounds=1)
 
     rounded, plain = run_bench(job), tiny_run(workload="caption", batch_sizes=(1,), pictures=1, rounds=1)

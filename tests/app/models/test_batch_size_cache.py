@@ -103,7 +103,7 @@ def test_without_a_place_to_keep_it_nothing_fails(folder: Path, monkeypatch: pyt
     (folder / FILE_NAME).mkdir()
     rows, note = SETTING.ceiling()
     assert rows is None
-    assert "does not count" in note
+    assert "ignored" in note
     assert "cannot be remembered" in SETTING.remember(4)
 
     def no_folder() -> Path:

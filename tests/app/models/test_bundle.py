@@ -23,8 +23,9 @@ from llama_adapter.app.models.bundle import (
     save_bundle,
 )
 from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, assemble_sources
-from llama_adapter.app.models.tensor_files import TensorForm, expected_forms
+from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.schemes.scheme import TensorForm
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 PICTURE = GOLDEN / "images" / "tiny_10x10.png"
@@ -97,7 +98,7 @@ def test_a_state_that_lacks_tensors_is_not_saved(tmp_path: Path, model: LoadedMo
     state = {key: tensor for key, tensor in model.decoder_state.items() if key != "norm.weight"}
     with pytest.raises(ValueError, match=r"tensors are missing: `norm\.weight`"):
         save_bundle(tmp_path / "bundle", model=dataclasses.replace(model, decoder_state=state))
-    with pytest.raises(ValueError, match=r"`more` of shape \[2\] is not wanted here"):
+    with pytest.raises(ValueError, match=r"`more` of shape \[2\] is unknown, or repeated"):
         save_bundle(
             tmp_path / "bundle", model=dataclasses.replace(model, decoder_state={**state, "more": torch.ones(2)})
         )
@@ -314,14 +315,14 @@ def break_header(place: Path) -> None:
         (edit_config("clip", width=-192), "width must be a whole number, at least 1"),
         (edit_config("query", num_heads=0), "num_heads must be a whole number, at least 1"),
         (edit_config("query", depth=-1), "depth must be a whole number, at least 0"),
-        (edit_manifest(format="zip"), "is the manifest of something else"),
+        (edit_manifest(format="zip"), "is not the manifest of a model bundle"),
         (edit_manifest(version=3), "has the version 3, and this program reads 1 or 2"),
         (edit_manifest(version=True), "has the version True, and this program reads 1 or 2"),
         (edit_manifest(version=2), "incomplete or wrong in `precision`, `origin`"),
         (edit_manifest(dtype="int3"), "incomplete or wrong in `dtype`"),
         (edit_manifest(files={}), r"incomplete or wrong in `vision\.safetensors`, `llm\.safetensors`"),
         (edit_manifest(digest=None), "incomplete or wrong in `digest`"),
-        (edit_manifest(llm={"dim": 64}), "a configuration that is of no use here"),
+        (edit_manifest(llm={"dim": 64}), "an invalid configuration"),
         (edit_manifest(dtype="float16"), r"as float32 \[.*\], where float16 \[.*\] is wanted"),
         (edit_tensors(lambda t: t.pop("norm.weight")), r"lacks `norm\.weight`"),
         (edit_tensors(lambda t: t.update(more=torch.ones(1))), "holds `more`, unknown to its configuration"),

@@ -15,7 +15,7 @@ from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.checkpoints import ModelSources, assemble_sources
 from llama_adapter.app.models.encoders import encoder_spec
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
-from llama_adapter.runtime.devices.backend import Capabilities, CpuBackend
+from llama_adapter.runtime.devices import Capabilities, CpuBackend
 from llama_adapter.runtime.errors import ExitCode, GraphError
 from llama_adapter.runtime.graphs.card import fingerprint, is_same
 from llama_adapter.vision.config import VisionConfig

@@ -14,7 +14,7 @@ from llama_adapter.app.captioning.spec import CaptionerSpec, parse_batch_size
 from llama_adapter.app.models.batch_size_cache import FILE_NAME
 from llama_adapter.llm.load import PlacedDecoder
 from llama_adapter.llm.runners.base import Runner
-from llama_adapter.runtime.devices.backend import CpuBackend
+from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.errors import DeviceError
 from tests.app.golden import model_options
 from tests.app.narrow import SHORTAGES

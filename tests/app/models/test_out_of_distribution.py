@@ -23,10 +23,10 @@ from llama_adapter.app.models.bundle import (
     save_bundle,
 )
 from llama_adapter.app.models.checkpoints import LoadedModel, assemble_sources
-from llama_adapter.app.models.out_of_distribution import Floats, OodDetector, read_familiarity
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.vision.out_of_distribution import Floats, OodDetector, read_familiarity
 from tests.app.golden import GOLDEN
 from tests.app.models.test_bundle import SOURCES
 

@@ -12,7 +12,7 @@ from llama_adapter.app.models.random_model import (
     decoder_config,
     parse_size,
     random_model,
-    random_state,
+    random_tensors,
     vision_config,
 )
 from llama_adapter.llm.load import decoder_from_state
@@ -81,7 +81,7 @@ def test_no_two_layers_and_no_two_rows_are_alike() -> None:
 def test_a_tensor_larger_than_what_is_drawn_repeats_it() -> None:
     sketch = {"head.weight": torch.empty(1100, 1000, device="meta")}
 
-    values = random_state(sketch, dtype=torch.float32)["head.weight"].view(-1)
+    values = dict(random_tensors(sketch, dtype=torch.float32))["head.weight"].view(-1)
 
     assert torch.equal(values[:1000], values[1_048_573 : 1_048_573 + 1000])
 

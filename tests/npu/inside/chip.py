@@ -4,7 +4,7 @@ import json
 import sys
 import warnings
 
-from llama_adapter.runtime.devices.backend import open_backend
+from llama_adapter.runtime.devices import open_backend
 
 
 def main() -> None:

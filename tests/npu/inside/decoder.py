@@ -10,7 +10,7 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest, ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.runtime.devices.backend import Backend, CpuBackend
+from llama_adapter.runtime.devices import Backend, CpuBackend
 from tests.llm.toys import answers, drain, open_runner, toy_decoder, toy_prompts, toy_visual_queries
 from tests.npu.inside.host_ops import HostOps, MixedDevicesError
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from llama_adapter.runtime.devices.backend import Backend, open_backend
+from llama_adapter.runtime.devices import Backend, open_backend
 from llama_adapter.runtime.errors import DeviceError
 
 

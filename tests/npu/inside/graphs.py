@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from llama_adapter.runtime.devices.backend import open_backend
+from llama_adapter.runtime.devices import open_backend
 from tests.npu.inside.host_ops import HostOps, host_view
 
 Tape = list[Callable[[], None]]

@@ -3,13 +3,13 @@
 import pytest
 
 from llama_adapter.llm.runners.shapes import powers_of_two
-from llama_adapter.runtime.devices import backend
-from llama_adapter.runtime.devices.backend import CpuBackend, accelerator_kind, open_backend, open_best
+from llama_adapter.runtime import devices
+from llama_adapter.runtime.devices import CpuBackend, accelerator_kind, open_backend, open_best
 from llama_adapter.runtime.errors import DeviceError
 
 
 def test_auto_is_the_cpu_where_nothing_else_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "accelerator_kind", lambda: None)
+    monkeypatch.setattr(devices, "accelerator_kind", lambda: None)
 
     best, note = open_best()
     assert isinstance(best, CpuBackend)
@@ -22,8 +22,8 @@ def test_an_accelerator_that_is_installed_and_of_no_use_is_not_passed_over_in_si
     def failing(name: str) -> None:
         raise DeviceError(f"{name} sulks", hint="cheer it up")
 
-    monkeypatch.setattr(backend, "accelerator_kind", lambda: "npu")
-    monkeypatch.setattr(backend, "open_backend", failing)
+    monkeypatch.setattr(devices, "accelerator_kind", lambda: "npu")
+    monkeypatch.setattr(devices, "open_backend", failing)
 
     best, note = open_best()
     assert isinstance(best, CpuBackend)

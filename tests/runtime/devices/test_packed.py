@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from llama_adapter.runtime.devices.backend import CpuBackend
+from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.devices.packed import PackedLinear, can_pack, pack_linears
 from tests.llm.toys import toy_decoder
 

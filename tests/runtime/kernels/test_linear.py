@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from llama_adapter.runtime.devices.backend import CpuBackend
+from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.devices.packed import PackedLinear
 from llama_adapter.runtime.kernels.library import Library, find_library
 from llama_adapter.runtime.kernels.linear import NativeLinear, can_take, install_kernels

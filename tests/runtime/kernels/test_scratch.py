@@ -16,8 +16,8 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.runners.base import ScorePlan
 from llama_adapter.llm.runners.native import NativeRunner
-from llama_adapter.runtime.devices.backend import CpuBackend
-from llama_adapter.runtime.devices.host_memory import tells_shortage
+from llama_adapter.runtime.device_failures import tells_shortage
+from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.kernels import scratch
 from llama_adapter.runtime.kernels.blocks import BlockParts, NativeBlocks
 from llama_adapter.runtime.kernels.library import Library, compiled, compilers, find_library
@@ -220,8 +220,8 @@ CHILD = """
 import os, resource, sys
 import torch
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.runtime.devices.backend import CpuBackend
-from llama_adapter.runtime.devices.host_memory import tells_shortage
+from llama_adapter.runtime.devices import CpuBackend
+from llama_adapter.runtime.device_failures import tells_shortage
 from tests.llm.toys import open_runner, toy_decoder, toy_visual_queries
 
 torch.set_num_threads(1)

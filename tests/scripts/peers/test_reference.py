@@ -6,7 +6,7 @@ import torch
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.runtime.devices.backend import open_backend
+from llama_adapter.runtime.devices import open_backend
 from scripts.peers.reference import ReferenceLoop
 from scripts.peers.sizes import prompt_ids
 from scripts.peers.weights import decoder_sizes, decoder_state

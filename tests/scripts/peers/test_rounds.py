@@ -123,7 +123,8 @@ def test_a_missing_package_is_an_answer_and_no_failure(monkeypatch: pytest.Monke
 
 def test_8_bits_are_not_measured_where_they_would_be_widened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "llama_adapter.runtime.devices.backend.CpuBackend.computes_int8", lambda self, activations, **more: False
+        "llama_adapter.runtime.devices.CpuBackend.computes_in",
+        lambda self, precision, activations, **more: precision == "float",
     )
 
     reply = answer(replace(TASK, engine="ours-int8"))

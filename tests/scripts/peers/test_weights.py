@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.runtime.devices.backend import open_backend
+from llama_adapter.runtime.devices import open_backend
 from llama_adapter.vision.encoder import encoder_from_state
 from scripts.peers.gguf_file import gguf_tensors, interleaved
 from scripts.peers.huggingface import HuggingFaceDecoder, HuggingFaceVision

@@ -1,10 +1,10 @@
-"""The decoder's operators on Ascend: what fused ones demand, as data, and which of them suit a chip and a model.
+"""The decoder's fused operators on Ascend: their requirements as data, and the choice for a chip and a model.
 
-What is not allowed here is computed by plain torch, which every chip can. The layout of linear weights is chosen here
-as well, since it decides by which kernel they are multiplied.
+Plain torch computes the rest; every chip supports it. The layout of linear weights is chosen here too, because it
+decides which kernel multiplies them.
 """
 
-# B rows, S step tokens, P positions attended to, Q adapter queries, N heads, H head size, F feed-forward width
+# B rows, S step tokens, P positions attended to, N heads, H head size
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -14,11 +14,15 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.runtime.devices.npu_chips import ChipFamily
-from llama_adapter.runtime.operators.base import ATEN, Operators
+from llama_adapter.runtime.operators import (
+    ATEN,
+    DecoderSizes,
+    Operators,
+    fused_adapter_attention,
+    fused_causal_attention,
+)
 
 LAYOUT = "linear layout"  # the operator's name in the choice of how linear weights lie in memory
 TILED, PLAIN = "FRACTAL_NZ", "ND"
@@ -27,7 +31,7 @@ PLAIN_WANTED = "plain torch was asked for"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """Which implementation an operator got, and why."""
+    """The implementation of an operator, and the reason for it."""
 
     operator: str
     implementation: str
@@ -35,47 +39,47 @@ class Choice:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is other than what plain torch does anywhere."""
+        """Whether it differs from plain torch."""
         return self.implementation not in (ATEN.name, PLAIN)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FusedOperator:
-    """An implementation of one operator and what must hold for it to be called.
+    """A fused implementation of one operator, and its requirements.
 
-    `dtypes` names the families it is documented for, each with the types it takes there (op-plugin's documentation
+    `dtypes` has the chip families it is documented for, each with the types it takes there (op-plugin's documentation
     of the custom API, and torch_npu's own routing of attention).
     """
 
     operator: str
     implementation: str
-    needs: str  # attribute of torch_npu; empty where plain torch leads there
+    needs: str  # attribute of torch_npu; empty if plain torch is routed to it
     dtypes: Mapping[str, tuple[torch.dtype, ...]]
-    fits: Callable[[DecoderConfig, torch.dtype], str]  # what is wrong with a model, or nothing
+    fits: Callable[[DecoderSizes, torch.dtype], str]  # why a model does not fit, or an empty text
     build: Callable[[Any], Callable[..., Any]]
-    beside: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # operators that go with it
-    # Whether it may stand in a compiled graph. One that returns its own arguments without its schema saying so may
-    # not: torch.compile takes the result for a tensor of its own.
+    beside: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # operators to replace along with it
+    # Whether compiled graphs may contain it. An operator that returns its own arguments without declaring that in its
+    # schema may not: torch.compile takes the result for a new tensor.
     in_graphs: bool = True
 
 
 def choose(
     family: ChipFamily,
-    config: DecoderConfig,
+    sizes: DecoderSizes,
     dtype: torch.dtype,
     *,
     torch_npu: ModuleType,
     wanted: Literal["auto", "aten"] = "auto",
     in_graph: bool = False,
 ) -> tuple[Operators, tuple[Choice, ...]]:
-    """Operators for a decoder of `config` in `dtype` on a chip of `family`, with the reason for each; LAYOUT is last.
+    """Operators for a decoder of these sizes in `dtype` on a chip of `family`, with reasons; LAYOUT is the last choice.
 
-    Never raises: what cannot be fused stays plain torch. An older torch_npu that lacks an operator counts as that.
+    Never raises: without a fused operator, also in an older torch_npu, plain torch computes.
     """
     chosen: dict[str, Callable[..., Any]] = {}
     choices = []
     for fused in FUSED:
-        objection = _objection(fused, family, config, dtype, torch_npu=torch_npu, wanted=wanted, in_graph=in_graph)
+        objection = _objection(fused, family, sizes, dtype, torch_npu=torch_npu, wanted=wanted, in_graph=in_graph)
         if objection:
             choices.append(Choice(operator=fused.operator, implementation="aten", reason=objection))
         else:
@@ -93,7 +97,7 @@ def choose(
 def _objection(
     fused: FusedOperator,
     family: ChipFamily,
-    config: DecoderConfig,
+    sizes: DecoderSizes,
     dtype: torch.dtype,
     *,
     torch_npu: ModuleType,
@@ -103,12 +107,12 @@ def _objection(
     if wanted == "aten":
         return PLAIN_WANTED
     if in_graph and not fused.in_graphs:
-        return f"{fused.implementation} writes over its arguments, which graphs do not bear"
+        return f"{fused.implementation} overwrites its arguments, which graphs do not allow"
     if family.name not in fused.dtypes:
         return f"{fused.implementation} is not documented for {family.name}"
     if dtype not in fused.dtypes[family.name]:
         return f"{fused.implementation} does not take {_name(dtype)} on {family.name}"
-    if unfit := fused.fits(config, dtype):
+    if unfit := fused.fits(sizes, dtype):
         return f"{fused.implementation} {unfit}"
     if fused.needs and not hasattr(torch_npu, fused.needs):
         return f"this torch_npu has no {fused.needs}"
@@ -140,7 +144,7 @@ def _rms_norm(torch_npu: Any) -> Callable[..., Tensor]:
 
 
 def _lay_out_rotary(cos_BS1H: Tensor, sin_BS1H: Tensor, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The fused rotation wants one dtype for all, and the table's B equal to that of q."""
+    """The fused rotation needs one dtype for all arguments, and a table with as many rows as q."""
 
     def laid_out(table_BS1H: Tensor) -> Tensor:
         return table_BS1H.to(dtype).expand(num_rows, -1, -1, -1).contiguous()
@@ -150,8 +154,8 @@ def _lay_out_rotary(cos_BS1H: Tensor, sin_BS1H: Tensor, num_rows: int, dtype: to
 
 def _rotate(torch_npu: Any) -> Callable[..., tuple[Tensor, Tensor]]:
     def rotate(q_BSNH: Tensor, k_BSNH: Tensor, cos_BS1H: Tensor, sin_BS1H: Tensor) -> tuple[Tensor, Tensor]:
-        # The kernel writes its result over q and k. Mostly those are copies made here; of a single row and token they
-        # are parts of the packed projection itself, whose q, k and v share nothing and are not read again.
+        # The kernel overwrites q and k. Usually they are copies made here. For a single row and token they are parts
+        # of the packed projection, whose q, k and v do not overlap and are not read again.
         q_BSNH, k_BSNH = q_BSNH.contiguous(), k_BSNH.contiguous()
         rotated: tuple[Tensor, Tensor] = torch_npu.npu_apply_rotary_pos_emb(q_BSNH, k_BSNH, cos_BS1H, sin_BS1H)
         return rotated
@@ -167,21 +171,6 @@ def _swiglu(torch_npu: Any) -> Callable[..., Tensor]:
     return swiglu
 
 
-def _causal_attention(torch_npu: Any) -> Callable[..., Tensor]:
-    def causal_attention(q_BNSH: Tensor, k_BNPH: Tensor, v_BNPH: Tensor, mask_B1SP: Tensor) -> Tensor:
-        # A bool mask leads torch_npu to its fused attention, and it turns the mask's meaning round itself.
-        return F.scaled_dot_product_attention(q_BNSH, k_BNPH, v_BNPH, attn_mask=mask_B1SP)
-
-    return causal_attention
-
-
-def _adapter_attention(torch_npu: Any) -> Callable[..., Tensor]:
-    def adapter_attention(q_BNSH: Tensor, k_BNQH: Tensor, gated_v_BNQH: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q_BNSH, k_BNQH, gated_v_BNQH)
-
-    return adapter_attention
-
-
 def _store(torch_npu: Any) -> Callable[..., None]:
     def store(cache_BNPH: Tensor, positions_B: Tensor, new_BN1H: Tensor) -> None:
         torch_npu.scatter_update_(cache_BNPH, positions_B, new_BN1H, -2)
@@ -189,26 +178,22 @@ def _store(torch_npu: Any) -> Callable[..., None]:
     return store
 
 
-def _any_model(config: DecoderConfig, dtype: torch.dtype) -> str:
-    return ""
+def _norm_fits(sizes: DecoderSizes, dtype: torch.dtype) -> str:
+    num_bytes = sizes.dim * dtype.itemsize
+    return "" if num_bytes >= 32 else f"needs rows of at least 32 bytes, and these have {num_bytes}"
 
 
-def _norm_fits(config: DecoderConfig, dtype: torch.dtype) -> str:
-    num_bytes = config.dim * dtype.itemsize
-    return "" if num_bytes >= 32 else f"wants rows of at least 32 bytes, and these have {num_bytes}"
+def _rotary_fits(sizes: DecoderSizes, dtype: torch.dtype) -> str:
+    return "" if sizes.head_dim in (64, 128) else f"needs heads of size 64 or 128, and these have {sizes.head_dim}"
 
 
-def _rotary_fits(config: DecoderConfig, dtype: torch.dtype) -> str:
-    return "" if config.head_dim in (64, 128) else f"wants heads of size 64 or 128, and these have {config.head_dim}"
+def _swiglu_fits(sizes: DecoderSizes, dtype: torch.dtype) -> str:
+    width = 2 * sizes.ffn_dim
+    return "" if width % 32 == 0 else f"needs a width that is a multiple of 32, and this one is {width}"
 
 
-def _swiglu_fits(config: DecoderConfig, dtype: torch.dtype) -> str:
-    width = 2 * config.ffn_dim
-    return "" if width % 32 == 0 else f"wants a width that 32 divides, and this one is {width}"
-
-
-def _attention_fits(config: DecoderConfig, dtype: torch.dtype) -> str:
-    return "" if config.head_dim <= 512 else f"wants heads of size 512 at most, and these have {config.head_dim}"
+def _attention_fits(sizes: DecoderSizes, dtype: torch.dtype) -> str:
+    return "" if sizes.head_dim <= 512 else f"needs heads of size 512 at most, and these have {sizes.head_dim}"
 
 
 _HALF, _SINGLE, _BRAIN = torch.float16, torch.float32, torch.bfloat16
@@ -250,7 +235,8 @@ FUSED = (
         needs="",
         dtypes=_FUSED_ATTENTION,
         fits=_attention_fits,
-        build=_causal_attention,
+        # A bool mask leads torch_npu to its fused attention; torch_npu inverts the mask itself.
+        build=lambda torch_npu: fused_causal_attention,
     ),
     FusedOperator(
         operator="adapter_attention",
@@ -258,14 +244,14 @@ FUSED = (
         needs="",
         dtypes=_FUSED_ATTENTION,
         fits=_attention_fits,
-        build=_adapter_attention,
+        build=lambda torch_npu: fused_adapter_attention,
     ),
     FusedOperator(
         operator="store",
         implementation="scatter_update_",
         needs="scatter_update_",
         dtypes={"910": _OLD, "A2": _ALL, "A3": _ALL, "950": _ALL},
-        fits=_any_model,
+        fits=lambda sizes, dtype: "",
         build=_store,
     ),
 )

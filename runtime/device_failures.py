@@ -1,18 +1,29 @@
-"""What an error that torch_npu raises while an NPU computes means, and what to do: codes of CANN as data.
+"""Explains errors that torch and torch_npu raise while a device computes, by their text. Imports no torch.
 
-Nothing is imported or asked here, so that every command can look an error up. Errors of loading are in npu_load.py.
+The codes of CANN are data. Errors of importing torch_npu are explained in runtime/devices/npu_load.py.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+# torch has no class of its own for these: the CPU's allocator, a library's workspace, the driver's own allocations, and
+# oneDNN, which drops the reason why a primitive could not be made.
+_SHORTAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
+_SHORTAGES_OF_ONEDNN = ("could not create a primitive", "could not create a memory object")  # the whole text
+
+
+def tells_shortage(text: str) -> bool:
+    """Whether an error's text says that an allocation failed."""
+    return any(words in text for words in _SHORTAGES) or text.strip() in _SHORTAGES_OF_ONEDNN
+
+
 LOOK = "`npu-smi info` says whether the device is well and who uses it, the newest log under ~/ascend/log what it said"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NpuFailure:
-    """A kind of failure; `is_memory` where a smaller batch helps."""
+    """A kind of failure; `is_memory` if a smaller batch helps."""
 
     sentence: str
     hint: str
@@ -51,8 +62,8 @@ BROKEN = NpuFailure(
 )
 OTHER = NpuFailure(sentence="the NPU failed", hint=f"{LOOK}; try `--operators aten` and `--mode eager`")
 
-# acl/error_codes/rt_error_codes.h and acl/acl_base_rt.h as torch_npu 2.13 brings them; the codes from 161001 on are
-# those of single operators (`aclnn` status codes in CANN's documentation). What is not here counts as OTHER.
+# acl/error_codes/rt_error_codes.h and acl/acl_base_rt.h of torch_npu 2.13; codes from 161001 on are those of single
+# operators (`aclnn` status codes in CANN's documentation). Any other code counts as OTHER.
 CODES: Mapping[int, NpuFailure] = {
     **dict.fromkeys((200000, 207001, 207018), MEMORY),
     **dict.fromkeys((107002, 107003), CONTEXT),
@@ -64,20 +75,20 @@ CODES: Mapping[int, NpuFailure] = {
     **dict.fromkeys((507001, 507010, 507013, 507051, 507052, 507053, 507054, 507055, 507899, 507901), BROKEN),
 }
 
-# How torch_npu 2.13 writes (csrc/core/npu/NPUException.h, utils/_error_code.py): `NPU function error: ..., error code
-# is 507015`, `ACL stream synchronize failed, error code:507018`, and behind all but compact ones `[ERROR] <time>
-# (PID:1, Device:0, RankID:-1) ERR00100 PTA call acl api failed`.
+# The form of torch_npu 2.13 (csrc/core/npu/NPUException.h, utils/_error_code.py): `NPU function error: ..., error code
+# is 507015`, `ACL stream synchronize failed, error code:507018`, usually followed by `[ERROR] <time> (PID:1, Device:0,
+# RankID:-1) ERR00100 PTA call acl api failed`.
 _SIGN = re.compile(
     r"\bERR\d{5}\b|\bNPU (?:function )?error\b|\bACL stream synchronize failed|\bcall aclnn\w+ failed"
     r"|\bNPU out of memory"
 )
 _CODE = re.compile(r"error code(?: is)?\s*:?\s*(\d{6})\b")
 _OWN_MEMORY = re.compile(r"\bNPU out of memory|\bEL0004\b")
-_OWN_MESSAGE = re.compile(r"^.*\bE[A-Z0-9]\d{4}\b.*$", re.MULTILINE)  # CANN's own, such as EZ9999: Inner Error!
+_OWN_MESSAGE = re.compile(r"^.*\bE[A-Z0-9]\d{4}\b.*$", re.MULTILINE)  # of CANN, such as EZ9999: Inner Error!
 
 
-def explain_npu_error(text: str) -> NpuFailure | None:
-    """What an error's text means; None for a text that is not torch_npu's."""
+def explain_device_error(text: str) -> NpuFailure | None:
+    """The failure that an error's text means; None for a text that is not torch_npu's."""
     if _SIGN.search(text) is None:
         return None
     if _OWN_MEMORY.search(text):
@@ -86,8 +97,8 @@ def explain_npu_error(text: str) -> NpuFailure | None:
     return next((CODES[code] for code in codes if code in CODES), OTHER)
 
 
-def shorten_npu_error(text: str, *, limit: int = 300) -> str:
-    """Of its dozens of lines the first, and the first of CANN's own behind it."""
+def shorten_device_error(text: str, *, limit: int = 300) -> str:
+    """Its first line and the first message of CANN itself, each cut to `limit` characters."""
     first, _, rest = text.strip().partition("\n")
     own = _OWN_MESSAGE.search(rest)
     return " / ".join(" ".join(line.split())[:limit] for line in (first, own[0] if own else "") if line)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from llama_adapter.app.models.native_encoder import install_block_kernels
-from llama_adapter.runtime.devices.backend import CpuBackend
+from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.kernels.blocks import NativeBlocks
 from llama_adapter.runtime.kernels.library import find_library
+from llama_adapter.vision.backends.native import install_block_kernels
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
 from llama_adapter.vision.inference import HostEncoder

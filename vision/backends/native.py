@@ -1,4 +1,4 @@
-"""Lets the picture encoder's blocks run by the decoder's kernels: both halves are known here, and not to each other."""
+"""Runs the blocks of the picture encoder with our CPU kernels, one call for all blocks."""
 
 from torch import Tensor, nn
 
@@ -11,7 +11,7 @@ from llama_adapter.vision.inference import HostEncoder
 
 
 def install_block_kernels(encoder: HostEncoder, *, library: Library) -> int:
-    """Replace the blocks of an encoder whose linear layers compute by the kernels already; returns how many."""
+    """Replace the blocks of an encoder whose linear layers are `NativeLinear`; returns how many."""
     num_installed = 0
     stacks: tuple[tuple[nn.Module, Activation], ...] = ((encoder.clip, "quick_gelu"), (encoder.query, "exact_gelu"))
     for owner, activation in stacks:
@@ -26,22 +26,23 @@ def install_block_kernels(encoder: HostEncoder, *, library: Library) -> int:
     return num_installed
 
 
-class KernelsFirst(nn.Module):
-    """An encoder whose blocks compute by the kernels, with torch's threads out of their way."""
+class NativeEncoder(nn.Module):
+    """An encoder whose blocks compute with the kernels, while torch's threads are idle."""
 
-    def __init__(self, encoder: HostEncoder) -> None:
+    def __init__(self, encoder: HostEncoder, *, library: Library) -> None:
         super().__init__()
+        install_block_kernels(encoder, library=library)
         self.encoder = encoder
 
     def forward(self, pixels_BHWC: Tensor) -> Tensor:
-        """As the encoder's."""
+        """As that of `HostEncoder`."""
         with torch_stands_aside():
             visual_query_BQD: Tensor = self.encoder(pixels_BHWC)
             return visual_query_BQD
 
 
 def _parts(block: Block) -> BlockParts | None:
-    """What the kernels need of a block; None where one of its layers is not theirs."""
+    """The block as the kernels take it; None if one of its layers is not theirs."""
     linears = block.attention.qkv, block.attention.out, block.mlp.up, block.mlp.down
     qkv, out, up, down = (linear if isinstance(linear, NativeLinear) else None for linear in linears)
     if qkv is None or out is None or up is None or down is None:

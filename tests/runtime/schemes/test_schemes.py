@@ -1,4 +1,4 @@
-"""Rounding to 8 bits and back: how far weights move, which of them do, and that nothing else does."""
+"""The table of schemes: what each stores, how far int8 moves weights, and that nothing else changes."""
 
 from collections.abc import Iterator
 
@@ -6,29 +6,58 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from llama_adapter.app.models.quantising import (
+from llama_adapter.app.models.random_model import random_model
+from llama_adapter.app.models.sketch import expected_forms, sketch
+from llama_adapter.llm.load import decoder_from_state
+from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.schemes import PRECISIONS
+from llama_adapter.runtime.schemes.int8 import quantise_weight
+from llama_adapter.runtime.schemes.layers import dequantise_linears
+from llama_adapter.runtime.schemes.scheme import TensorForm, find_scheme, scheme_of
+from llama_adapter.runtime.schemes.state import (
     cast,
     convert_precision,
     dequantise,
     linear_weights,
+    loaded_bytes,
+    precision_of,
     quantise,
-    quantise_weight,
 )
-from llama_adapter.app.models.random_model import random_model
-from llama_adapter.app.models.tensor_files import sketch
-from llama_adapter.llm.load import decoder_from_state
-from llama_adapter.llm.model.llama import LlamaAdapterDecoder
-from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.vision.encoder import encoder_from_state
 from tests.llm.toys import CONFIG, toy_decoder
+
+PARTS = ("attention.qkv", "attention.out", "feed_forward.gate_up", "feed_forward.down")
 
 
 def weights(rows: int, columns: int = 40, *, seed: int = 0) -> Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_scheme_stores_the_tensors_that_it_declares(precision: str) -> None:
+    scheme, weight = find_scheme(precision), weights(6)
+
+    parts, forms = scheme.quantise(weight), scheme.forms((6, 40), torch.float32)
+
+    assert scheme.name == precision
+    assert tuple(forms) == tuple(parts) == scheme.suffixes
+    assert forms == {suffix: TensorForm(tuple(part.shape), part.dtype) for suffix, part in parts.items()}
+    assert not any(scheme.fault(suffix, part) for suffix, part in parts.items())
+    assert not scheme.foreign(parts[""])
+    assert scheme.dequantise(parts).shape == weight.shape
+
+
+def test_schemes_are_told_apart_by_bundle_version_and_stored_dtype() -> None:
+    schemes = [find_scheme(precision) for precision in PRECISIONS]
+
+    assert [scheme.bundle_version for scheme in schemes] == [1, 2]  # in bundles that exist already
+    assert len({scheme.weight_dtype for scheme in schemes}) == len(schemes)
+    assert scheme_of(torch.float16) is None
+    assert scheme_of(torch.int8) is find_scheme("int8")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_no_weight_moves_by_more_than_half_a_step_of_its_row(dtype: torch.dtype) -> None:
+def test_int8_moves_no_weight_by_more_than_half_a_step_of_its_row(dtype: torch.dtype) -> None:
     weight = (weights(50) * torch.logspace(-3, 2, 50)[:, None]).to(dtype)
 
     values, scales = quantise_weight(weight)
@@ -39,7 +68,7 @@ def test_no_weight_moves_by_more_than_half_a_step_of_its_row(dtype: torch.dtype)
     assert bool((error <= scales[:, None] * 0.5001).all())
 
 
-def test_rows_are_rounded_alike_in_matrices_of_any_height() -> None:
+def test_int8_rounds_each_row_alone() -> None:
     tall = weights(2500)
 
     values, scales = quantise_weight(tall)
@@ -49,22 +78,14 @@ def test_rows_are_rounded_alike_in_matrices_of_any_height() -> None:
     assert torch.equal(scales[2049:2050], alone_scale)
 
 
-def test_rows_of_zeros_stay_zeros_with_a_scale_that_is_no_fault() -> None:
+def test_int8_keeps_rows_of_zeros_with_scale_1() -> None:
     values, scales = quantise_weight(torch.zeros(3, 8))
 
     assert not values.any()
     assert scales.tolist() == [1.0] * 3
 
 
-@pytest.mark.parametrize("broken", [float("inf"), float("nan")])
-def test_weights_that_are_not_finite_are_refused_by_name(broken: float) -> None:
-    weight = weights(4)
-    weight[2, 3] = broken
-    with pytest.raises(CheckpointError, match=r"`head\.weight` has numbers that are infinite or none at all"):
-        dict(quantise([("head.weight", weight)], linears={"head.weight"}, dtype=torch.float32))
-
-
-def test_rounding_what_was_rounded_changes_nothing() -> None:
+def test_int8_of_int8_is_the_same() -> None:
     values, scales = quantise_weight(weights(64, 200))
     [(_, restored)] = dequantise({"a.weight": values, "a.weight_scale": scales}, dtype=torch.float32)
 
@@ -74,23 +95,29 @@ def test_rounding_what_was_rounded_changes_nothing() -> None:
     torch.testing.assert_close(again_scales, scales, rtol=1e-6, atol=0)
 
 
-def test_all_linear_layers_are_rounded_and_nothing_else() -> None:
+@pytest.mark.parametrize("broken", [float("inf"), float("nan")])
+def test_weights_that_are_not_finite_are_refused_by_name(broken: float) -> None:
+    weight = weights(4)
+    weight[2, 3] = broken
+    with pytest.raises(CheckpointError, match=r"`head\.weight`"):
+        dict(quantise([("head.weight", weight)], linears={"head.weight"}, dtype=torch.float32, precision="int8"))
+
+
+def test_linear_layers_are_quantised_and_nothing_else() -> None:
     decoder = toy_decoder()
     names = linear_weights(decoder)
 
-    state = dict(quantise(decoder.state_dict().items(), linears=names, dtype=torch.bfloat16))
+    state = dict(quantise(decoder.state_dict().items(), linears=names, dtype=torch.bfloat16, precision="int8"))
 
-    layers = {f"layers.{layer}.{part}.weight" for layer in range(3) for part in PARTS}
-    assert names == {"head.weight", *layers}
+    assert names == {"head.weight", *(f"layers.{layer}.{part}.weight" for layer in range(3) for part in PARTS)}
     assert {name for name, tensor in state.items() if tensor.dtype == torch.int8} == names
     assert {name for name, tensor in state.items() if tensor.dtype == torch.float32} == {f"{n}_scale" for n in names}
     assert {tensor.dtype for tensor in state.values()} == {torch.int8, torch.float32, torch.bfloat16}
+    forms = expected_forms(CONFIG, dtype=torch.bfloat16, precision="int8")
+    assert forms == {name: TensorForm(tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
 
 
-PARTS = ("attention.qkv", "attention.out", "feed_forward.gate_up", "feed_forward.down")
-
-
-def test_tensors_are_taken_one_by_one() -> None:
+def test_tensors_are_quantised_one_by_one() -> None:
     taken = []
 
     def source() -> Iterator[tuple[str, Tensor]]:
@@ -98,25 +125,27 @@ def test_tensors_are_taken_one_by_one() -> None:
             taken.append(number)
             yield f"{number}.weight", weights(4)
 
-    passed = quantise(source(), linears={"0.weight", "1.weight", "2.weight"}, dtype=torch.float32)
+    linears = {"0.weight", "1.weight", "2.weight"}
+    passed = quantise(source(), linears=linears, dtype=torch.float32, precision="int8")
     assert [next(passed)[0] for _ in range(2)] == ["0.weight", "0.weight_scale"]
     assert taken == [0]
 
 
-def test_what_has_the_wanted_form_already_is_shared() -> None:
+def test_tensors_that_need_no_conversion_are_shared() -> None:
     model = random_model("tiny", dtype=torch.bfloat16, precision="int8")
     module = sketch(model.decoder_config)
 
     same = convert_precision(model.decoder_state, module, dtype=torch.bfloat16, wanted="int8")
     wider = dict(cast(model.decoder_state, dtype=torch.float32))
 
+    assert precision_of(same) == "int8"
     assert all(same[name] is tensor for name, tensor in model.decoder_state.items())
     assert wider["embedding.weight"].dtype == torch.float32
     assert wider["head.weight"] is model.decoder_state["head.weight"]
     assert wider["head.weight_scale"] is model.decoder_state["head.weight_scale"]
 
 
-def test_a_random_model_in_8_bits_is_the_float_one_rounded() -> None:
+def test_a_random_model_in_int8_is_the_float_one_rounded() -> None:
     plain = random_model("tiny", dtype=torch.float32)
     rounded = random_model("tiny", dtype=torch.float32, precision="int8")
 
@@ -127,12 +156,12 @@ def test_a_random_model_in_8_bits_is_the_float_one_rounded() -> None:
     ):
         expected = convert_precision(one, sketch(config), dtype=torch.float32, wanted="int8")
         different = [name for name in expected if not torch.equal(expected[name], other[name])]
-        # The end token's row was made zero after it was rounded, so its scale is another one.
+        # The end token's row is set to zero after rounding, so its scale differs.
         assert different in ([], ["head.weight_scale"])
         assert expected.keys() == other.keys()
 
 
-def test_modules_take_8_bit_weights_with_their_scales_and_share_them() -> None:
+def test_modules_share_the_stored_tensors_and_become_plain_when_dequantised() -> None:
     model = random_model("tiny", dtype=torch.bfloat16, precision="int8")
 
     decoder = decoder_from_state(model.decoder_config, model.decoder_state)
@@ -144,13 +173,24 @@ def test_modules_take_8_bit_weights_with_their_scales_and_share_them() -> None:
         for name, child in linears:
             assert child.weight.data_ptr() == state[f"{name}.weight"].data_ptr()
             assert child.get_buffer("weight_scale") is state[f"{name}.weight_scale"]
+        plain = dict(dequantise(state, dtype=torch.bfloat16))
+        dequantise_linears(module)
+        assert {name: bool(torch.equal(tensor, plain[name])) for name, tensor in module.state_dict().items()} == (
+            dict.fromkeys(plain, True)
+        )
     assert encoder.dtype == torch.bfloat16
 
 
+def test_dequantised_weights_are_counted_in_the_float_type() -> None:
+    tensors = [torch.zeros(4, 8, dtype=torch.int8), torch.zeros(4), torch.zeros(3, dtype=torch.float16)]
+
+    assert loaded_bytes(tensors, dtype=torch.float16, is_dequantised=False) == 32 + 16 + 6
+    assert loaded_bytes(tensors, dtype=torch.float16, is_dequantised=True) == 64 + 16 + 6
+
+
 @pytest.mark.parametrize("missing", ["head.weight_scale", "layers.1.attention.out.weight_scale"])
-def test_8_bit_weights_without_their_scales_are_no_module(missing: str) -> None:
-    decoder: LlamaAdapterDecoder = toy_decoder()
-    state = dict(quantise(decoder.state_dict().items(), linears=linear_weights(decoder), dtype=torch.float32))
+def test_quantised_weights_without_their_scales_are_no_module(missing: str) -> None:
+    state = convert_precision(toy_decoder().state_dict(), sketch(CONFIG), dtype=torch.float32, wanted="int8")
     del state[missing]
     with pytest.raises(RuntimeError, match=missing.replace(".", r"\.")):
         decoder_from_state(CONFIG, state)

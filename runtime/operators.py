@@ -1,28 +1,42 @@
-"""Operators of the decoder in plain torch, and the table through which a device may bring its own. No state."""
+"""The decoder's operators in plain torch, and the table in which a device replaces some of them. No state."""
 
 # B rows, S step tokens, P positions attended to, Q adapter queries, N heads, H head size, F feed-forward width
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from llama_adapter.llm.model.kv import StoreFunction, store
+StoreFunction = Callable[[Tensor, Tensor, Tensor], None]
+
+
+class DecoderSizes(Protocol):
+    """What a device needs to know of a decoder to choose operators for it."""
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def ffn_dim(self) -> int: ...
 
 
 def random_parameter(*shape: int, std: float) -> nn.Parameter:
-    """Normal values to train from; on the meta device, where weights are only sketched, none are drawn.
+    """A parameter of normal values; on the meta device none are drawn.
 
-    Drawing there would import torch's compiler, a second of every start.
+    Drawing there would import torch's compiler, which adds a second to every start.
     """
     values = torch.empty(shape)
     return nn.Parameter(values if values.is_meta else values.normal_(std=std))
 
 
 def rotary_table(head_dim: int, *, num_positions: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * theta^(-2i / head_dim): float32 (positions, head_dim), both halves alike."""
+    """cos and sin of position * theta^(-2i / head_dim): float32 (positions, head_dim), both halves equal."""
     frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
     return angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
@@ -39,9 +53,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def lay_out_rotary(cos_BS1H: Tensor, sin_BS1H: Tensor, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The table as `rotate` wants it, for q and k of `num_rows` rows in `dtype`; once for all layers of a pass.
+    """The table in the layout that `rotate` expects for q and k of `num_rows` rows in `dtype`; once per pass.
 
-    It comes in float32, and its B may be 1 where all rows have the same positions.
+    The inputs are float32, with B = 1 where all rows have the same positions.
     """
     return cos_BS1H, sin_BS1H
 
@@ -65,9 +79,9 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 def causal_attention(q_BNSH: Tensor, k_BNPH: Tensor, v_BNPH: Tensor, mask_B1SP: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(H)) v over the places where the mask is True; the softmax is in float32."""
+    """softmax(q k^T / sqrt(H)) v over the positions where the mask is True; the softmax is in float32."""
     scores_BNSP = (q_BNSH @ k_BNPH.transpose(-1, -2)).float() * q_BNSH.shape[-1] ** -0.5
-    # Finite: chips that saturate know no infinity. The softmax of it is exactly 0 all the same.
+    # Finite, because some chips saturate instead of having an infinity. Its softmax is exactly 0 as well.
     scores_BNSP = scores_BNSP.masked_fill(~mask_B1SP, torch.finfo(torch.float32).min)
     heads_BNSH: Tensor = scores_BNSP.softmax(dim=-1).to(v_BNPH.dtype) @ v_BNPH
     return heads_BNSH
@@ -80,9 +94,25 @@ def adapter_attention(q_BNSH: Tensor, k_BNQH: Tensor, gated_v_BNQH: Tensor) -> T
     return heads_BNSH
 
 
+def fused_causal_attention(q_BNSH: Tensor, k_BNPH: Tensor, v_BNPH: Tensor, mask_B1SP: Tensor) -> Tensor:
+    """`causal_attention` by torch's fused kernel, without S x P scores in memory."""
+    return F.scaled_dot_product_attention(q_BNSH, k_BNPH, v_BNPH, attn_mask=mask_B1SP)
+
+
+def fused_adapter_attention(q_BNSH: Tensor, k_BNQH: Tensor, gated_v_BNQH: Tensor) -> Tensor:
+    """`adapter_attention` by torch's fused kernel."""
+    return F.scaled_dot_product_attention(q_BNSH, k_BNQH, gated_v_BNQH)
+
+
+def store(cache_BNPH: Tensor, positions_B: Tensor, new_BN1H: Tensor) -> None:
+    """Write one token of each row into the cache, in place, at the row's own position (int64)."""
+    rows_B = torch.arange(len(positions_B), device=positions_B.device)
+    cache_BNPH[rows_B, :, positions_B] = new_BN1H[:, :, 0]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operators:
-    """How the decoder computes; what each operator promises is written at the plain one of its name."""
+    """How the decoder computes. The plain function of each name documents what the operator does."""
 
     name: str  # for reports
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from llama_adapter.runtime.devices.host_memory import free_host_bytes, tells_shortage, total_host_bytes
+from llama_adapter.runtime.device_failures import tells_shortage
+from llama_adapter.runtime.devices.cpu import free_host_bytes, total_host_bytes
 
 GIB = 2**30
 

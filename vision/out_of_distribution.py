@@ -1,8 +1,8 @@
-"""Whether a picture is like those that a model was trained on, told by its visual queries. No model runs here.
+"""Out-of-distribution detection by Mahalanobis distances of the visual queries, with one class.
 
-A model's owner fits it on pictures of the model's world (`scripts/train_embedded/familiar.py` is an example) and puts
-it into the bundle. It says nothing of whether an answer is right. In the field's words: it detects what is out of
-distribution by Mahalanobis distances of features, as in Lee et al., 2018 (arXiv:1807.03888), with one class.
+As in Lee et al., 2018 (arXiv:1807.03888). A model's owner fits the detector on pictures like the training data
+(`scripts/train_embedded/familiar.py` is an example) and stores it in the bundle. It does not say whether an answer is
+right.
 """
 
 from dataclasses import dataclass, replace
@@ -22,17 +22,17 @@ from llama_adapter.runtime.tensor_files.files import read_safetensors
 
 Floats = NDArray[np.float32]
 
-_LEAST_SHARE: Final = 0.01  # of the mean variance, which no direction counts for less than
+_LEAST_SHARE: Final = 0.01  # of the mean variance: the lower bound of a direction's variance
 _TENSORS: Final = ("mean", "directions", "variances", "least_variance", "threshold")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class OodDetector:
-    """How the visual queries of familiar pictures spread, and how far off is too far.
+    """Distribution of the visual queries of familiar pictures, and the largest distance that counts as familiar.
 
-    The distance of a picture is the squared Mahalanobis distance of each of its visual queries from the mean over
-    familiar pictures, summed over the queries. Directions in which a query hardly varies count as if they varied by
-    `least_variance`, so that the noise of another number type is no surprise.
+    The distance of a picture is the squared Mahalanobis distance of its visual queries from their mean over familiar
+    pictures, summed over the queries. `least_variance` bounds variances from below, so that the noise of another number
+    type does not count.
     """
 
     mean_QD: Floats
@@ -60,9 +60,9 @@ class OodDetector:
 
     @classmethod
     def fit(cls, visual_query_BQD: Floats) -> Self:
-        """Fit to the visual queries of familiar pictures, float32 (B, Q, D); no picture is too far off yet.
+        """Fit to the visual queries of familiar pictures, float32 (B, Q, D), with an unlimited threshold.
 
-        Memory grows with Q D². Raises ValueError for fewer than two pictures, or pictures that are all alike.
+        Memory grows with Q D². Raises ValueError for fewer than two pictures, or if all are equal.
         """
         if visual_query_BQD.ndim != 3 or len(visual_query_BQD) < 2:
             raise ValueError(f"wanted visual queries (B, Q, D) of two pictures or more, got {visual_query_BQD.shape}")
@@ -84,18 +84,18 @@ class OodDetector:
         )
 
     def with_threshold(self, visual_query_BQD: Floats, *, quantile: float) -> Self:
-        """The same with the distance as its threshold that `quantile` of other familiar pictures do not exceed."""
+        """The same with the `quantile` (between 0 and 1) of the distances of other familiar pictures as threshold."""
         if not 0 < quantile < 1:
             raise ValueError(f"quantile must be between 0 and 1, got {quantile}")
         return replace(self, threshold=float(np.quantile(self.distances(visual_query_BQD), quantile)))
 
     def distances(self, visual_query_BQD: Floats) -> NDArray[np.float64]:
-        """Of each picture (B,) from the familiar ones; visual queries are float32 (B, Q, D). Raises ValueError."""
+        """Distance of each picture (B,); visual queries are float32 (B, Q, D). Raises ValueError for other shapes."""
         if visual_query_BQD.shape[1:] != self.mean_QD.shape:
             raise ValueError(f"wanted visual queries (B, Q, D) with {self.mean_QD.shape}, got {visual_query_BQD.shape}")
         offset_QBD = (visual_query_BQD - self.mean_QD).swapaxes(0, 1)
         along_QBK = offset_QBD @ self.directions_QKD.swapaxes(1, 2)
-        # What is not along a kept direction counts by the least variance.
+        # All other directions have the least variance.
         gain_QK = 1 / self.variances_QK - 1 / self.least_variance
         total_B = np.square(offset_QBD, dtype=np.float64).sum((0, 2)) / self.least_variance
         distances: NDArray[np.float64] = total_B + (np.square(along_QBK, dtype=np.float64) * gain_QK[:, None]).sum(
@@ -104,12 +104,12 @@ class OodDetector:
         return distances
 
     def unfamiliar(self, visual_query_BQD: Floats) -> list[bool]:
-        """Whether each picture is too far off; numbers that are not finite are."""
+        """Whether each picture exceeds the threshold; infinite and NaN distances do."""
         return [not distance <= self.threshold for distance in self.distances(visual_query_BQD)]
 
     def save(self, path: Path) -> None:
         """Write as safetensors, float32: mean (Q, D), directions (Q, K, D), variances (Q, K), least_variance and
-        threshold (1,). Whole or not at all; raises OSError."""
+        threshold (1,). Atomic; raises OSError."""
         numbers = (self.mean_QD, self.directions_QKD, self.variances_QK, [self.least_variance], [self.threshold])
         tensors = zip(_TENSORS, numbers, strict=True)
         content = {name: torch.from_numpy(np.array(value, dtype=np.float32, order="C")) for name, value in tensors}
@@ -118,10 +118,7 @@ class OodDetector:
 
 
 def read_familiarity(path: Path, *, num_queries: int, width: int) -> OodDetector:
-    """Read what `OodDetector.save` wrote, for a model of that many visual queries of that width.
-
-    Raises CheckpointError for anything else.
-    """
+    """Read a file of `OodDetector.save`. Raises CheckpointError if it is damaged or of other sizes."""
     hint = "the bundle is damaged or was changed by hand; copy the whole folder again, or fit it again"
     tensors = read_safetensors(path)
     if tensors.keys() != set(_TENSORS) or any(tensor.dtype != torch.float32 for tensor in tensors.values()):

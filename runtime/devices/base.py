@@ -1,0 +1,144 @@
+"""What every device provides: the Backend protocol, its capabilities as data, and marks in its queue."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from llama_adapter.runtime.errors import DeviceError
+from llama_adapter.runtime.kernels.library import Library
+from llama_adapter.runtime.operators import DecoderSizes, Operators
+from llama_adapter.runtime.schemes import Precision
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+EAGER = "eager"
+
+Program = TypeVar("Program", bound=Callable[..., Any])
+
+OperatorChoice = Literal["auto", "aten"]  # the device's fused operators where it has them, or plain torch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capabilities:
+    """What a device can do, as data. The engine reads these and never asks for a device's name."""
+
+    dtypes: tuple[str, ...]
+    static_shapes: bool = False  # each new shape costs a compilation, so shapes are rounded up to a few
+    graph_modes: tuple[str, ...] = ()  # modes that `compile` accepts
+    queued: bool = False  # calls return before the device has finished, so token ids are read one step late
+    copies_weights: bool = False  # `prepare` copies the weights, so memory-mapped weights need memory too
+    runs_om: bool = False  # an exported OM encoder can share the device
+    most_rows: int = 64  # largest automatic batch size; larger ones are hardly faster (an estimate)
+
+
+class Mark(Protocol):
+    """A point in the device's queue."""
+
+    def ms_since(self, earlier: Any) -> float:
+        """Milliseconds since an earlier mark of the same device; waits for this one."""
+        ...
+
+    def wait(self) -> None:
+        """Return when the device has reached this point."""
+        ...
+
+
+class Backend(Protocol):
+    """One device of one kind."""
+
+    @property
+    def name(self) -> str:
+        """For reports, for example `cpu` or `cuda:0 (NVIDIA H100)`."""
+        ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def kernels(self) -> Library | None:
+        """Our own kernels, if `prepare` has used them; the native runner needs them."""
+        ...
+
+    def synchronise(self) -> None:
+        """Return when the device has finished all its work."""
+        ...
+
+    def mark(self) -> Mark | None:
+        """The current end of the device's queue; None where the host computes."""
+        ...
+
+    def free_bytes(self) -> int | None:
+        """Memory that can still be allocated, in bytes; None if unknown."""
+        ...
+
+    def total_bytes(self) -> int | None:
+        """Memory of the device, in bytes; None if unknown."""
+        ...
+
+    def empty_caches(self) -> None:
+        """Release cached memory, after an allocation has failed."""
+        ...
+
+    def choose_operators(
+        self, sizes: DecoderSizes, *, dtype: torch.dtype, wanted: OperatorChoice, mode: str
+    ) -> Operators:
+        """The operators for a decoder of these sizes in `mode`; with `aten`, plain torch."""
+        ...
+
+    def prepare(self, module: nn.Module, *, wanted: OperatorChoice = "auto") -> None:
+        """Lay out the weights of a module on this device for fast computing, in place.
+
+        Quantised layers (runtime/schemes/layers.py) are replaced or dequantised. With `aten`, plain torch computes.
+        """
+        ...
+
+    def computes_in(self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto") -> bool:
+        """Whether `prepare` keeps weights of `precision`; otherwise it dequantises them to the type of activations."""
+        ...
+
+    def compile(self, program: Program, *, mode: str) -> Program:
+        """A program of fixed shapes as one graph. Raises DeviceError for a mode that the device lacks.
+
+        The program takes tensors and returns a tuple of tensors. Its first call may run it more than once, so its side
+        effects must be idempotent. The next call of any graph may overwrite its results.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EventMark:
+    """A mark made of a device's event, such as `torch.cuda.Event`."""
+
+    event: Any
+
+    def ms_since(self, earlier: "EventMark") -> float:
+        self.wait()
+        return float(earlier.event.elapsed_time(self.event))
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Accelerator:
+    """A kind of device beside the CPU, as the registry lists it."""
+
+    kind: str  # the part of a device name before the colon
+    is_installed: Callable[[], bool]  # without opening a device
+    count: Callable[[], int | None]  # devices present; None if only `open` can tell
+    open: Callable[[int], Backend]  # index from 0; raises DeviceError
+
+
+def require_mode(mode: str, *, backend: Backend) -> None:
+    """Raise DeviceError unless `mode` is a graph mode of the device."""
+    modes = backend.capabilities.graph_modes
+    if mode not in modes:
+        raise DeviceError(
+            f"{backend.name} has no mode `{mode}`", hint=f"pass one of {', '.join((EAGER, *modes))} as --mode"
+        )

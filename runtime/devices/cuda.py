@@ -1,0 +1,198 @@
+"""NVIDIA GPUs: the backend, the decoder's fused operators, and decode steps recorded as CUDA graphs.
+
+The operators are plain torch, so tests compare them with those of runtime/operators.py on any device.
+"""
+
+# B rows, S step tokens, N heads, H head size
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from llama_adapter.runtime.devices.base import (
+    Accelerator,
+    Capabilities,
+    EventMark,
+    OperatorChoice,
+    Program,
+    require_mode,
+)
+from llama_adapter.runtime.operators import (
+    ATEN,
+    DecoderSizes,
+    Operators,
+    fused_adapter_attention,
+    fused_causal_attention,
+)
+from llama_adapter.runtime.schemes import Precision
+from llama_adapter.runtime.schemes.layers import dequantise_linears
+from llama_adapter.runtime.schemes.scheme import find_scheme
+
+CUDA_GRAPH = "cuda_graph"
+_NUM_WARM_UPS = 2  # libraries choose kernels and allocate workspaces before the capture
+
+_Program = TypeVar("_Program", bound=Callable[..., Any])
+
+
+class CudaBackend:
+    """One NVIDIA GPU."""
+
+    kernels = None
+
+    def __init__(self, index: int) -> None:
+        self.device = torch.device("cuda", index)
+        self.name = f"cuda:{index} ({torch.cuda.get_device_name(index)})"
+        with torch.cuda.device(self.device):
+            has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        half = ("bfloat16", "float16") if has_bfloat16 else ("float16",)
+        # float32 means float32: by default cuDNN rounds the inputs of the patch convolution to TF32.
+        torch.backends.cudnn.allow_tf32 = False
+        self.capabilities = Capabilities(dtypes=("float32", *half), graph_modes=(CUDA_GRAPH,), queued=True)
+        self._graphs: CudaGraphs | None = None
+
+    def synchronise(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def mark(self) -> EventMark:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+        return EventMark(event)
+
+    def free_bytes(self) -> int | None:
+        return torch.cuda.mem_get_info(self.device)[0]
+
+    def total_bytes(self) -> int | None:
+        return torch.cuda.mem_get_info(self.device)[1]
+
+    def empty_caches(self) -> None:
+        with torch.cuda.device(self.device):
+            torch.cuda.empty_cache()
+
+    def choose_operators(
+        self, sizes: DecoderSizes, *, dtype: torch.dtype, wanted: OperatorChoice, mode: str
+    ) -> Operators:
+        return ATEN if wanted == "aten" else FUSED
+
+    def prepare(self, module: nn.Module, *, wanted: OperatorChoice = "auto") -> None:
+        dequantise_linears(module)
+
+    def computes_in(self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto") -> bool:
+        return find_scheme(precision).weight_dtype is None
+
+    def compile(self, program: Program, *, mode: str) -> Program:
+        require_mode(mode, backend=self)
+        if self._graphs is None:
+            self._graphs = CudaGraphs(self.device)
+        return self._graphs.capture_at_first_call(program)
+
+
+CUDA = Accelerator(
+    kind="cuda",
+    is_installed=lambda: torch.cuda.device_count() > 0,
+    count=lambda: torch.cuda.device_count(),
+    open=CudaBackend,
+)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """One kernel; it computes in float32 internally."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def lay_out_rotary(cos_BS1H: Tensor, sin_BS1H: Tensor, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Puts the sign of the rotated half into the sines, once for all layers."""
+    first, second = sin_BS1H.chunk(2, dim=-1)
+    return cos_BS1H, torch.cat([-first, second], dim=-1)
+
+
+def rotate(q_BSNH: Tensor, k_BSNH: Tensor, cos_BS1H: Tensor, sin_BS1H: Tensor) -> tuple[Tensor, Tensor]:
+    """In float32, to which the tables promote half types."""
+    return _rotate(q_BSNH, cos_BS1H, sin_BS1H), _rotate(k_BSNH, cos_BS1H, sin_BS1H)
+
+
+def _rotate(x_BSNH: Tensor, cos_BS1H: Tensor, signed_sin_BS1H: Tensor) -> Tensor:
+    turned = x_BSNH.roll(x_BSNH.shape[-1] // 2, dims=-1)
+    return torch.addcmul(x_BSNH * cos_BS1H, turned.to(cos_BS1H.dtype), signed_sin_BS1H).to(x_BSNH.dtype)
+
+
+FUSED = dataclasses.replace(
+    ATEN,
+    name="sdpa",
+    rms_norm=rms_norm,
+    lay_out_rotary=lay_out_rotary,
+    rotate=rotate,
+    causal_attention=fused_causal_attention,
+    adapter_attention=fused_adapter_attention,
+)
+
+
+class CudaGraphs:
+    """The graphs of one device, in one memory pool.
+
+    torch allows graphs that never run at the same time to share memory. So a result is valid until the next graph runs.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream: Any = None
+        self._pool: Any = None
+        self._results: dict[tuple[int, torch.dtype, tuple[int, ...]], Tensor] = {}
+
+    def capture_at_first_call(self, program: _Program) -> _Program:
+        """`program` as a graph that is captured at its first call; see `Backend.compile`.
+
+        The first dimension of its results is rows.
+        """
+        return cast(_Program, _Captured(program, graphs=self))
+
+    def capture(self, program: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple[Any, tuple[Tensor, ...]]:
+        """The graph of `program` on these very tensors, and the tensors that hold its results after a replay."""
+        with torch.cuda.device(self.device):
+            if self._stream is None:
+                self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+                self._pool = torch.cuda.graph_pool_handle()
+            main = torch.cuda.current_stream()
+            self._stream.wait_stream(main)
+            with torch.cuda.stream(self._stream):
+                for _ in range(_NUM_WARM_UPS):
+                    outputs = program(*inputs)
+            main.wait_stream(self._stream)
+            results = tuple(self._result_like(output, index=index) for index, output in enumerate(outputs))
+            graph = torch.cuda.CUDAGraph()
+            # The capture restricts this thread's calls only: other threads read pictures meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                for result, output in zip(results, program(*inputs), strict=True):
+                    result.copy_(output)
+        return graph, results
+
+    def _result_like(self, output: Tensor, *, index: int) -> Tensor:
+        """The tensor for an output of this kind, shared by all graphs: otherwise each would hold its own logits."""
+        kind = index, output.dtype, tuple(output.shape[1:])
+        if kind not in self._results or len(self._results[kind]) < len(output):
+            self._results[kind] = torch.empty_like(output)
+        return self._results[kind][: len(output)]
+
+
+class _Captured:
+    """One program of fixed shapes. Inputs are copied to the tensors that the graph reads."""
+
+    def __init__(self, program: Callable[..., Any], *, graphs: CudaGraphs) -> None:
+        self._program, self._graphs = program, graphs
+        self._inputs: tuple[Tensor, ...] = ()
+        self._graph: Any = None
+        self._results: tuple[Tensor, ...] = ()
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        if self._graph is None:
+            held = tuple(given.clone() for given in inputs)
+            self._graph, self._results = self._graphs.capture(self._program, held)
+            self._inputs = held
+        else:
+            for place, given in zip(self._inputs, inputs, strict=True):
+                place.copy_(given)
+        self._graph.replay()
+        return self._results

@@ -1,0 +1,63 @@
+"""8-bit weights: int8 (out, in) in -127..127 with a float32 scale for each output, W = weight * scale[:, None].
+
+No weight moves by more than half a step of its row: |W - dequantised| <= scale / 2.
+"""
+
+import torch
+from torch import Tensor
+
+from llama_adapter.runtime.schemes.scheme import Parts, Scheme, TensorForm
+
+SCALE = "_scale"  # the scales of `head.weight` are `head.weight_scale`
+LARGEST = 127
+_NUMBERS_AT_ONCE = 1 << 18  # as float32 they fit into the cache
+
+
+def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weight (out, in) of any float type -> int8 (out, in) and float32 scales (out,).
+
+    A scale is the largest magnitude of its row over 127, or 1 for a row of zeros. Raises ValueError for a weight that
+    is not finite.
+    """
+    values = torch.empty(weight.shape, dtype=torch.int8)
+    scales = torch.empty(len(weight))
+    num_rows = max(_NUMBERS_AT_ONCE // weight.shape[1], 1)
+    for start in range(0, len(weight), num_rows):
+        part = slice(start, start + num_rows)
+        numbers = weight[part].float()
+        largest = numbers.abs().amax(dim=1)
+        if not bool(largest.isfinite().all()):
+            raise ValueError("infinite or NaN")
+        scales[part] = torch.where(largest > 0, largest / LARGEST, 1.0)
+        values[part] = (numbers / scales[part, None]).round_().clamp_(-LARGEST, LARGEST)
+    return values, scales
+
+
+def _quantise(weight: Tensor) -> Parts:
+    values, scales = quantise_weight(weight)
+    return {"": values, SCALE: scales}
+
+
+def _fault(suffix: str, tensor: Tensor) -> str:
+    is_sound = suffix != SCALE or bool((tensor.isfinite() & (tensor > 0)).all())
+    return "" if is_sound else "scales that are not finite numbers above 0"
+
+
+def _foreign(weight: Tensor) -> str:
+    """Kernels may take the absolute value of a weight, and that of -128 does not fit into 8 bits."""
+    return "-128" if int(weight.min()) < -LARGEST else ""
+
+
+SCHEME = Scheme(
+    name="int8",
+    title="8-bit",
+    bundle_version=2,
+    weight_dtype=torch.int8,
+    weights_per_item=1,
+    suffixes=("", SCALE),
+    forms=lambda shape, dtype: {"": TensorForm(shape, torch.int8), SCALE: TensorForm(shape[:1], torch.float32)},
+    quantise=_quantise,
+    dequantise=lambda parts: parts[""].float() * parts[SCALE][:, None],
+    fault=_fault,
+    foreign=_foreign,
+)

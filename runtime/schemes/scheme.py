@@ -1,0 +1,64 @@
+"""What a scheme says of itself, and how it is looked up."""
+
+import functools
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from llama_adapter.runtime.schemes import PRECISIONS, Precision
+
+# Stored tensors of one linear weight, by the suffix that follows the weight's name: "" for the weight itself.
+Parts = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorForm:
+    """Shape and dtype of a stored tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{dtype_name(self.dtype)} {list(self.shape)}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scheme:
+    """How the weights (out, in) of linear layers are stored."""
+
+    name: Precision
+    title: str  # for people, as in "8-bit weights"
+    bundle_version: int  # of bundles in this format; older programs refuse versions they do not know
+    weight_dtype: torch.dtype | None  # of the stored weight, unique among schemes; None: the model's float type
+    weights_per_item: int  # weights in one element of the stored tensor
+    suffixes: tuple[str, ...]  # of the stored tensors of a weight
+    forms: Callable[[tuple[int, ...], torch.dtype], Mapping[str, TensorForm]]  # (shape, float type) -> by suffix
+    quantise: Callable[[Tensor], Parts]  # raises ValueError for a weight that is not finite
+    dequantise: Callable[[Parts], Tensor]  # to float32 (out, in)
+    fault: Callable[[str, Tensor], str]  # (suffix, stored tensor) -> why it is damaged, or an empty text
+    foreign: Callable[[Tensor], str]  # stored weight -> values that `quantise` never writes, or an empty text
+
+
+@functools.cache
+def find_scheme(name: Precision) -> Scheme:
+    """The scheme of a name in the table; its module is imported at first use."""
+    found: Scheme = importlib.import_module(f"{__package__}.{name}").SCHEME
+    return found
+
+
+def scheme_of(dtype: torch.dtype) -> Scheme | None:
+    """The scheme that stores weights in `dtype`; None for plain float weights."""
+    return next((scheme for scheme in map(find_scheme, PRECISIONS) if scheme.weight_dtype == dtype), None)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype as manifests and flags write it, such as float16."""
+    return str(dtype).removeprefix("torch.")
