@@ -1,1 +1,1 @@
-"""The HTTP service: an OpenAI-compatible API over one `app/service`. FastAPI and uvicorn are used only here."""
+"""The HTTP API: OpenAI's chat completions over one `app.online.service.Service`."""

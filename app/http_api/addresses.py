@@ -1,4 +1,4 @@
-"""Which remote pictures may be asked for: the list of hosts, URLs taken apart, and public addresses. Opens nothing."""
+"""Which remote pictures may be fetched: URL parsing, the list of allowed hosts, public addresses. Opens nothing."""
 
 import ipaddress
 import re
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Self
 from urllib.parse import quote, urlsplit
 
-from llama_adapter.app.http_api.picture_errors import PictureRefusedError
+from llama_adapter.app.http_api.errors import PictureRefusedError
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 Scheme = Literal["http", "https"]
@@ -16,34 +16,33 @@ MAX_URL_LENGTH = 2048
 DEFAULT_PORTS: dict[Scheme, int] = {"http": 80, "https": 443}
 
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9])?"
-# The last label has a letter in front, so that no spelling of a number (127.1, 0x7f000001) is a name.
+# The last label starts with a letter, so no spelling of a number (127.1, 0x7f000001) is a name.
 _NAME = re.compile(rf"(?:{_LABEL}\.)*[a-z](?:[a-z0-9-]{{0,61}}[a-z0-9])?")
 _ENTRY = re.compile(r"(?:(?P<scheme>https?)://)?(?P<wildcard>\*\.)?(?P<host>[^/:@*]+)(?::(?P<port>[0-9]{1,5}))?")
-_MAX_SHOWN = 80
 
-# Beside what `ipaddress` itself says is not global, which differs between versions of Python.
+# In addition to what `ipaddress` calls not global, which differs between Python versions.
 _NOT_PUBLIC = tuple(
     ipaddress.ip_network(network)
     for network in (
         "0.0.0.0/8",
-        "100.64.0.0/10",  # carriers' own networks
+        "100.64.0.0/10",  # carrier-grade NAT
         "192.0.0.0/24",
-        "192.88.99.0/24",  # relays of 6to4
+        "192.88.99.0/24",  # 6to4 relays
         "198.18.0.0/15",
-        "168.63.129.16/32",  # the host of a virtual machine at Azure
-        "2001::/23",  # Teredo among others
+        "168.63.129.16/32",  # Azure host services
+        "2001::/23",  # Teredo and others
         "2001:db8::/32",
         "2002::/16",  # 6to4: an IPv4 address inside
         "3fff::/20",
     )
 )
-# Global unicast. Outside of it are the mapped, compatible and translated (NAT64) forms of IPv4 addresses.
+# Global unicast; excludes mapped, compatible and translated (NAT64) IPv4 addresses.
 _PUBLIC_IPV6 = ipaddress.ip_network("2000::/3")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureUrl:
-    """A remote picture's URL in the parts that a request is made of, so that what was checked is what is asked for."""
+    """A remote picture's URL in parts. The request is made of these, so what was checked is what is requested."""
 
     scheme: Scheme
     host: str  # lower case, a name
@@ -52,37 +51,35 @@ class PictureUrl:
 
     @classmethod
     def parse(cls, url: str) -> Self:
-        """Take a URL apart; raises PictureRefusedError for what is not plainly http(s)://name[:port]/path."""
+        """Parse a URL; raises PictureRefusedError unless it is plainly http(s)://name[:port]/path."""
         if len(url) > MAX_URL_LENGTH:
-            raise _refused(f"A picture's URL has at most {MAX_URL_LENGTH} characters, this one has {len(url)}.")
+            raise _refused(f"The picture's URL has {len(url)} characters, the limit is {MAX_URL_LENGTH}.")
         if re.search(r"[\x00-\x20\x7f\\]", url):
-            raise _refused("A picture's URL has no spaces, control characters or backslashes: percent-encode them.")
+            raise _refused("The picture's URL has spaces, control characters or backslashes: percent-encode them.")
         try:
             parts = urlsplit(url)
             port = parts.port
         except ValueError:
-            raise _refused("The picture's URL is malformed: https://name/path was expected.") from None
+            raise _refused("The picture's URL is malformed: expected https://name/path.") from None
         if "@" in parts.netloc:
-            raise _refused("A picture's URL has no user name or password.")
+            raise _refused("The picture's URL must not have a user name or password.")
         scheme: Scheme
         if parts.scheme == "https":
             scheme = "https"
         elif parts.scheme == "http":
             scheme = "http"
         else:
-            raise _refused(f"A picture is a data URI or an http(s) URL, got {shown_url(url)}.")
+            raise _refused("The picture must be a data URI or an http(s) URL.")
         host = (parts.hostname or "").lower()
         if not _NAME.fullmatch(host) or len(host) > 253:
-            raise _refused(
-                f"The host of a picture's URL is a name in ASCII, not an address, got {shown_url(url)}.",
-            )
+            raise _refused("The host of a picture's URL must be a name in ASCII.")
         path, query = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~"), quote(parts.query, safe="/%:@!$&'()*+,;=~?")
         target = f"{path}?{query}" if query else path
         return cls(scheme=scheme, host=host, port=DEFAULT_PORTS[scheme] if port is None else port, target=target)
 
     @property
     def authority(self) -> str:
-        """Host and, if it is not the scheme's own, port, as the Host header has them."""
+        """Host and port, as in the Host header; without the scheme's default port."""
         return self.host if self.port == DEFAULT_PORTS[self.scheme] else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
@@ -91,27 +88,27 @@ class PictureUrl:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllowedHost:
-    """One entry of the list of hosts whose pictures are fetched."""
+    """One entry of the list of hosts that pictures are fetched from."""
 
     scheme: Scheme
     host: str
     port: int
-    is_wildcard: bool  # any name below the host, and not the host itself
+    is_wildcard: bool  # any name below the host, but not the host itself
 
     @classmethod
     def parse(cls, entry: str) -> Self:
-        """Read `example.com`, `example.com:8443`, `*.example.com` or one of these after `http://`.
+        """Parse `example.com`, `example.com:8443`, `*.example.com` or one of these after `http://`.
 
-        Raises ValueError that says what is wrong with the entry.
+        Raises ValueError.
         """
         match = _ENTRY.fullmatch(entry.strip().lower())
         host = match["host"] if match else ""
         if match is None or not _NAME.fullmatch(host):
             raise ValueError(
-                f"A host of pictures is a name such as example.com, example.com:8443 or *.example.com, got {entry!r}"
+                f"A picture host is a name such as example.com, example.com:8443 or *.example.com, got {entry!r}"
             )
         if match["wildcard"] and "." not in host:
-            raise ValueError(f"*.{host} would be too much of the net: name the part below it, such as *.example.{host}")
+            raise ValueError(f"*.{host} is too broad: allow a part of it, such as *.example.{host}")
         scheme: Scheme = "http" if match["scheme"] == "http" else "https"
         port = int(match["port"] or DEFAULT_PORTS[scheme])
         if not 0 < port < 65536:
@@ -119,7 +116,7 @@ class AllowedHost:
         return cls(scheme=scheme, host=host, port=port, is_wildcard=bool(match["wildcard"]))
 
     def matches(self, url: PictureUrl) -> bool:
-        """Whether this entry allows the URL: same scheme, same port, and the host or a name below a wildcard."""
+        """Whether this entry allows the URL: same scheme and port, and the host or a name below the wildcard."""
         is_host = url.host.endswith(f".{self.host}") if self.is_wildcard else url.host == self.host
         return is_host and (url.scheme, url.port) == (self.scheme, self.port)
 
@@ -128,14 +125,13 @@ def check_allowed(url: PictureUrl, *, allowed: Iterable[AllowedHost]) -> None:
     """Raise PictureRefusedError unless one of the entries allows the URL."""
     if not any(entry.matches(url) for entry in allowed):
         raise PictureRefusedError(
-            f"Pictures of {shown_url(f'{url.scheme}://{url.authority}')} are not fetched by this server: "
-            "send the picture as a data URI.",
+            "This server does not fetch pictures from this host: send the picture as a data URI.",
             code="image_host_not_allowed",
         )
 
 
 def is_public(address: str) -> bool:
-    """Whether a network address, as text, belongs to the public internet; False for what is no address."""
+    """Whether `address` is a network address of the public internet."""
     try:
         parsed: IPAddress = ipaddress.ip_address(address)
     except ValueError:
@@ -145,19 +141,6 @@ def is_public(address: str) -> bool:
     if not parsed.is_global or parsed.is_multicast or parsed.is_reserved:
         return False
     return not any(parsed in network for network in _NOT_PUBLIC if network.version == parsed.version)
-
-
-def shown_url(url: str) -> str:
-    """What a message may say of a URL: scheme, host and port, cut short; nothing of credentials, path or query."""
-    scheme, colon, rest = url.partition(":")
-    if not colon or not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]{0,20}", scheme):
-        return "text that is no URL"
-    scheme = scheme.lower()
-    if scheme not in ("http", "https"):
-        return f"a URL that begins with {scheme}:"
-    host = re.split(r"[/?#\\]", rest.lstrip("/"), maxsplit=1)[0].rpartition("@")[2]
-    shown = "".join(letter if letter.isprintable() else "?" for letter in host)
-    return f"{scheme}://{shown[:_MAX_SHOWN]}{'...' if len(shown) > _MAX_SHOWN else ''}"
 
 
 def _refused(message: str) -> PictureRefusedError:

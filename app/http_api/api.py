@@ -1,39 +1,102 @@
-"""The application: routes, guards and errors put together around one service. Starts no server and no engine."""
+"""The application: routes, their documentation, guards and error handlers around one service. Starts no server."""
 
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
+import pydantic_core
+from fastapi import APIRouter, Body, FastAPI, Request, Response, Security
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import PlainTextResponse
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
-from starlette.exceptions import HTTPException
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
-from llama_adapter.app.http_api.access import OWN_PATHS, AccessLog
-from llama_adapter.app.http_api.chat import complete_chat
-from llama_adapter.app.http_api.documentation import (
-    CHAT_BODY,
-    CHAT_REPLY,
-    DESCRIPTION,
-    SUMMARY,
-    TITLE,
-    document,
-    errors,
-)
+from llama_adapter.app.http_api.access import AccessLog
+from llama_adapter.app.http_api.chat import IGNORED_TURNS, check_model, model_info, submit_chat
+from llama_adapter.app.http_api.errors import add_error_handlers, of_status
 from llama_adapter.app.http_api.guards import GuardSettings, add_guards
-from llama_adapter.app.http_api.metrics import Metrics
-from llama_adapter.app.http_api.operations import operations
+from llama_adapter.app.http_api.metrics import CONTENT_TYPE, Metrics
 from llama_adapter.app.http_api.pictures import PictureSettings
-from llama_adapter.app.http_api.problems import ApiError, of_status
-from llama_adapter.app.http_api.replies import ChatCompletion
+from llama_adapter.app.http_api.schemas import (
+    EXAMPLE,
+    MAX_SEED,
+    ChatCompletion,
+    ChatRequest,
+    ErrorReply,
+    Health,
+    Model,
+    ModelList,
+    Readiness,
+)
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import ServiceLimits
+
+DESCRIPTION = f"""
+Point an OpenAI client at `/v1` of this server and ask about one picture per request.
+
+**Messages.** The model was trained on single questions about single pictures.
+
+- The *picture* is in the newest message that has one; a message has at most one. Send it as a data URI
+  (`data:image/png;base64,...`). URLs are fetched only from hosts that the server was started with.
+- The *last message* must have the role user. Its text is the instruction.
+- With a *system* or *developer* message, that text is the instruction and the user's text its input. Several system
+  messages are joined by line breaks.
+- Without any text, the model writes a caption.
+- *Earlier turns* are accepted, but the model does not see them; the header `{IGNORED_TURNS}` counts them.
+
+**Scored answers.** With `answer_choices`, the answer is the likeliest of these texts, and `answer_probabilities` has
+the probability of each.
+
+**Out-of-distribution pictures.** If the model can tell, the choice has `unfamiliar`: true for a picture unlike those of
+the training set, so the answer may be meaningless. A stream sends it with `finish_reason`, like the probabilities.
+
+**Defaults**: greedy decoding (`temperature` 0), `top_p` 0.75, at most 64 tokens.
+
+**Errors** have OpenAI's form. 429 and 503 have a `Retry-After` header. Every answer has an `x-request-id`, which the
+server's log repeats. The log holds no text and no picture.
+"""
+
+_ERRORS = {
+    400: "The request is invalid; `code` and `param` say why.",
+    401: "An API key is required.",
+    404: "Model not found.",
+    408: "The body did not arrive in time.",
+    413: "The body or the picture is too large.",
+    415: "The body is not JSON.",
+    421: "Host name not allowed.",
+    429: "The queue is full; `Retry-After` says when to try again.",
+    500: "The engine failed.",
+    503: "Loading, restarting, draining or out of memory; `Retry-After` says when to try again.",
+    504: "The answer took too long.",
+}
+_RETRY_AFTER = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
+_CHAT_REPLY = {
+    "description": "The answer; server-sent events if `stream` is true.",
+    "content": {
+        "text/event-stream": {
+            "schema": {
+                "type": "object",
+                "description": "One event: a `chat.completion.chunk`, an error, or `[DONE]`.",
+                "properties": {"data": {"type": "string"}},
+                "required": ["data"],
+            }
+        }
+    },
+    "headers": {IGNORED_TURNS: {"description": "Messages not seen in full.", "schema": {"type": "integer"}}},
+}
+_METRICS_REPLY = {"description": "Prometheus text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+_INLINE_BYTES = 64 * 2**10  # a body up to this size is parsed in the event loop: a thread would take as long
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApiSettings:
-    """What a server of the API is started with; the defaults are for a loopback address."""
+    """Settings of the API. The defaults suit a server on a loopback address."""
 
     pictures: PictureSettings = field(
         default_factory=lambda: PictureSettings(max_picture_bytes=ServiceLimits().max_picture_bytes)
@@ -42,73 +105,169 @@ class ApiSettings:
 
 
 def create_api(service: Service, *, settings: ApiSettings, metrics: Metrics | None = None) -> FastAPI:
-    """The API of a service. `metrics` is what the service was given as its observer; without, its times are missing."""
+    """The API of a service. Pass the service's observer as `metrics`; otherwise its times are missing."""
     metrics = metrics or Metrics()
     metrics.watch(service)
     app = FastAPIOffline(
-        title=TITLE,
-        summary=SUMMARY,
+        title="LLaMA-Adapter",
+        summary="Questions about pictures, through OpenAI's chat API.",
         description=DESCRIPTION,
         version=version("llama-adapter"),
         docs_url="/docs",
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.include_router(operations(service, metrics=metrics))
-
-    @app.post(
-        "/v1/chat/completions",
-        tags=["chat"],
-        response_model=ChatCompletion,
-        responses={200: CHAT_REPLY, **errors(400, 401, 404, 408, 413, 415, 429, 500, 503, 504)},
-        openapi_extra={"requestBody": CHAT_BODY},
-    )
-    async def create_chat_completion(request: Request) -> Response:
-        """Answer a question about a picture."""
-        return await complete_chat(request, service=service, pictures=settings.pictures)
-
-    _keep_own_paths(app)
-    document(app, needs_key=bool(settings.guards.api_keys))
-    _tell_errors(app)
+    needs_key = bool(settings.guards.api_keys)
+    app.router.routes += _openai_routes(service, pictures=settings.pictures, needs_key=needs_key).routes
+    app.router.routes += _operation_routes(service, metrics=metrics).routes
+    own_paths = _refuse_other_methods(app)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    add_error_handlers(app)
     add_guards(app, settings=settings.guards)
-    app.add_middleware(AccessLog, metrics=metrics)  # the last one added is the outermost
+    app.add_middleware(AccessLog, metrics=metrics, paths=own_paths)  # added last: the outermost
     return app
 
 
-def _keep_own_paths(app: FastAPI) -> None:
-    """Refuse what else is asked of the API's paths: a page at the root would get it, and let other sites ask."""
-    for path, methods in {**OWN_PATHS, "/v1/models/{model:path}": "GET"}.items():
-        app.router.routes.append(Route(path, _Refusal(405, headers={"allow": methods})))
-    app.router.routes.append(Route("/v1/{path:path}", _Refusal(404)))
+def _openai_routes(service: Service, *, pictures: PictureSettings, needs_key: bool) -> APIRouter:
+    # Documents the key; `guards.AccessGuard` checks it before the body is read.
+    keys = [Security(HTTPBearer(scheme_name="key", auto_error=False))] if needs_key else []
+    router = APIRouter(prefix="/v1", dependencies=keys, route_class=_JsonRoute)
+    created = int(time.time())
+
+    @router.post(
+        "/chat/completions",
+        tags=["chat"],
+        response_model=ChatCompletion,
+        responses={200: _CHAT_REPLY, **_errors(400, 401, 404, 408, 413, 415, 429, 500, 503, 504)},
+    )
+    async def create_chat_completion(
+        chat: Annotated[ChatRequest, Body(openapi_examples={"red square": {"value": EXAMPLE}})], request: Request
+    ) -> Response:
+        """Answer a question about a picture."""
+        return await submit_chat(chat, scope=request.scope, service=service, pictures=pictures)
+
+    @router.get("/models", tags=["models"], responses=_errors(401, 503))
+    async def list_models() -> ModelList:
+        """The loaded model."""
+        return ModelList(data=[Model(id=model_info(service).name, created=created)])
+
+    # A path, because model names may have slashes.
+    @router.get("/models/{model:path}", tags=["models"], responses=_errors(401, 404, 503))
+    async def retrieve_model(model: str) -> Model:
+        """The loaded model, by its name or as `default`."""
+        info = model_info(service)
+        check_model(model, info=info)
+        return Model(id=info.name, created=created)
+
+    return router
 
 
-class _Refusal:
-    """An application that refuses every request, whatever its method."""
+def _operation_routes(service: Service, *, metrics: Metrics) -> APIRouter:
+    router = APIRouter(tags=["operations"])
 
-    def __init__(self, status: int, *, headers: dict[str, str] | None = None) -> None:
-        self._status, self._headers = status, headers
+    @router.get("/health", responses={503: {"model": Health, "description": "Not working."}})
+    async def health(response: Response) -> Health:
+        """Whether the engine works: 503 while it is loading, stalled, failed or closed."""
+        status = service.status()
+        is_working = status.state in ("ready", "draining") and not status.is_stalled
+        response.status_code = 200 if is_working else 503
+        return Health(
+            status=status.state,
+            is_stalled=status.is_stalled,
+            restarts=status.restarts,
+            last_error=status.last_error,
+            running=status.num_running,
+            waiting=status.num_waiting,
+            reading=status.num_reading,
+            slow_reading=status.num_slow_reading,
+            uptime_s=round(status.uptime_s, 3),
+        )
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raise HTTPException(self._status, headers=self._headers)
+    @router.get("/ready", responses={503: {"model": Readiness, "description": "Not ready."}})
+    async def ready(response: Response) -> Readiness:
+        """Whether requests are accepted: 503 while the model is loading, the engine stalled or the service draining."""
+        status = service.status()
+        is_ready = status.state == "ready" and not status.is_stalled
+        response.status_code = 200 if is_ready else 503
+        return Readiness(ready=is_ready, status=status.state)
+
+    @router.get("/metrics", response_class=PlainTextResponse, responses={200: _METRICS_REPLY})
+    def read_metrics() -> Response:
+        """Counts and times for Prometheus."""
+        return Response(metrics.render(), media_type=CONTENT_TYPE)
+
+    return router
 
 
-def _tell_errors(app: FastAPI) -> None:
-    """Give every error one form, whoever raises it."""
+class _JsonRoute(APIRoute):
+    """Reads bodies with `_JsonRequest`."""
 
-    @app.exception_handler(ApiError)
-    async def tell_error(request: Request, error: ApiError) -> Response:
-        return _reply(error)
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
 
-    @app.exception_handler(HTTPException)
-    async def tell_status(request: Request, error: HTTPException) -> Response:
-        problem = of_status(error.status_code)
-        problem.headers.update(error.headers or {})
-        return _reply(problem)
+        async def handle_json(request: Request) -> Response:
+            return await handle(_JsonRequest(request.scope, request.receive))
 
-    @app.exception_handler(RequestValidationError)
-    async def tell_invalid(request: Request, error: RequestValidationError) -> Response:
-        return _reply(of_status(400))
+        return handle_json
 
 
-def _reply(error: ApiError) -> Response:
-    return Response(error.body(), status_code=error.http_status, headers=error.headers, media_type="application/json")
+class _JsonRequest(Request):
+    """Parses strict JSON: UTF-8, valid Unicode, finite numbers. A large body is parsed in a thread."""
+
+    async def json(self) -> Any:
+        """The body; raises json.JSONDecodeError, which FastAPI makes a validation error."""
+        body = await self.body()
+        return _parse_json(body) if len(body) <= _INLINE_BYTES else await asyncio.to_thread(_parse_json, body)
+
+
+def _parse_json(body: bytes) -> Any:
+    try:
+        return pydantic_core.from_json(body, allow_inf_nan=False, cache_strings=False)
+    except ValueError:
+        raise json.JSONDecodeError("invalid JSON", "", 0) from None
+
+
+def _refuse_other_methods(app: FastAPI) -> frozenset[str]:
+    """Answer 405 and 404 below the API's own paths; returns those without parameters.
+
+    A page mounted at the root would otherwise get these requests, and its CORS headers allow other sites to send them.
+    """
+    methods = {
+        route.path: route.methods
+        for route in app.router.routes
+        if isinstance(route, Route | APIRoute) and route.methods
+    }
+    for path, known in methods.items():
+        refusal = of_status(405, headers={"allow": ", ".join(sorted(known))})
+        app.router.routes.append(Route(path, refusal.response()))
+    app.router.routes.append(Route("/v1/{path:path}", of_status(404).response()))
+    return frozenset(path for path in methods if "{" not in path)
+
+
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The documentation of these error statuses."""
+    return {
+        status: {
+            "model": ErrorReply,
+            "description": _ERRORS[status],
+            **({"headers": _RETRY_AFTER} if status in (429, 503) else {}),
+        }
+        for status in (*statuses, 421)
+    }
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's schema without its own form of validation errors, which this API answers with 400."""
+    if app.openapi_schema is None:
+        schema = get_openapi(
+            title=app.title, version=app.version, summary=app.summary, description=app.description, routes=app.routes
+        )
+        for operations in schema["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            schema["components"]["schemas"].pop(name, None)
+        seed = schema["components"]["schemas"]["ChatRequest"]["properties"]["seed"]
+        seed["anyOf"][0] |= {"minimum": -MAX_SEED - 1, "maximum": MAX_SEED}  # FastAPI makes floats of them
+        app.openapi_schema = schema
+    return app.openapi_schema

@@ -1,73 +1,61 @@
-"""POST /v1/chat/completions, from the request's body to its answer, whole or as a stream."""
+"""A chat request -> its answer, whole or as server-sent events."""
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi.sse import EventSourceResponse, format_sse_event
+from starlette.responses import JSONResponse, Response
+from starlette.types import Message, Receive, Scope, Send
 
-from llama_adapter.app.captioning.answers import Answer, Event
+from llama_adapter.app.captioning.answers import Answer, Event, TextDelta
 from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.http_api.access import Visit, visit_of
-from llama_adapter.app.http_api.conversation import understand
-from llama_adapter.app.http_api.parsing import parse_chat_request
-from llama_adapter.app.http_api.pictures import PictureRefusedError, PictureSettings, read_picture
-from llama_adapter.app.http_api.problems import CLIENT_GONE, ApiError, of_answer, of_refusal
-from llama_adapter.app.http_api.replies import AnswerMessage, ChatCompletion, Choice
-from llama_adapter.app.http_api.streaming import (
-    EventStream,
-    HangUp,
-    Head,
-    extensions_of,
-    finish_reason,
-    frames,
-    usage_of,
-)
+from llama_adapter.app.http_api.errors import ApiError, of_answer, of_refusal
+from llama_adapter.app.http_api.pictures import PictureSettings, read_picture
+from llama_adapter.app.http_api.question import understand
+from llama_adapter.app.http_api.schemas import ChatRequest
 from llama_adapter.app.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import ServiceError
 from llama_adapter.runtime.errors import LlamaAdapterError
 
 IGNORED_TURNS = "x-ignored-turns"
-ALIAS = "default"  # names whatever model is loaded
-_INLINE_CHARS = 1000  # of a prompt that is tokenised at once: a thread would take as long
+ALIAS = "default"  # names the loaded model
+STALLED_READER_S = 30.0  # a client that reads nothing for so long is disconnected
+_INLINE_CHARS = 1000  # a prompt up to this length is tokenised in the event loop: a thread would take as long
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """A request that was read and understood."""
-
-    ask: Ask
-    num_ignored_turns: int
-    is_stream: bool
-    with_usage: bool
-
-
-async def complete_chat(request: Request, *, service: Service, pictures: PictureSettings) -> Response:
-    """Answer a chat request; raises ApiError."""
-    visit = visit_of(request.scope)
+async def submit_chat(
+    request: ChatRequest, *, scope: Scope, service: Service, pictures: PictureSettings
+) -> "ChatResponse":
+    """Submit a chat request; raises ApiError."""
     info = model_info(service)
-    asked = await _read(request, info=info, pictures=pictures)
-    handle = await _submit(asked.ask, service=service)
-    head = Head(
-        id=f"chatcmpl-{visit.id.removeprefix('req_')}",
-        created=int(time.time()),
-        model=info.name,
-        fingerprint=f"fp_{info.digest[:12]}",
+    check_model(request.model, info=info)
+    question = understand(request)
+    ask = Ask(
+        picture=await read_picture(question.picture_url, settings=pictures),
+        prompt=info.default_prompt if question.prompt is None else question.prompt,
+        sampling=question.sampling,
+        choices=question.choices,
+        stop=question.stop,
+        client=str(scope.get("state", {}).get("client", "")),
     )
-    headers = {IGNORED_TURNS: str(asked.num_ignored_turns)}
-    hang_up = HangUp(handle, receive=request.receive)
-    try:
-        if asked.is_stream:
-            return await _stream(
-                handle, hang_up=hang_up, head=head, headers=headers, visit=visit, with_usage=asked.with_usage
-            )
-        return await _whole(handle, hang_up=hang_up, head=head, headers=headers, visit=visit)
-    except BaseException:
-        hang_up.close()
-        raise
+    handle = await _submit(ask, service=service)
+    return ChatResponse(
+        handle,
+        head={
+            "id": f"chatcmpl-{visit_of(scope).id.removeprefix('req_')}",
+            "created": int(time.time()),
+            "model": info.name,
+            "system_fingerprint": f"fp_{info.digest[:12]}",
+        },
+        headers={IGNORED_TURNS: str(question.num_ignored_turns)},
+        is_stream=bool(request.stream),
+        with_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
+    )
 
 
 def model_info(service: Service) -> ModelInfo:
@@ -79,43 +67,10 @@ def model_info(service: Service) -> ModelInfo:
 
 
 def check_model(name: str, *, info: ModelInfo) -> None:
-    """Raise ApiError unless the loaded model is meant."""
+    """Raise ApiError unless `name` is the loaded model's."""
     if name not in (info.name, ALIAS):
-        raise ApiError(
-            f"There is no model of this name here: `{info.name}` is loaded, and `{ALIAS}` means it.",
-            status=404,
-            code="model_not_found",
-            param="model",
-        )
-
-
-async def _read(request: Request, *, info: ModelInfo, pictures: PictureSettings) -> Asked:
-    """The body with its picture decoded. What it was decoded from is given up with this call, before any waiting."""
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-    chat = await parse_chat_request(body)
-    del body
-    check_model(chat.model, info=info)
-    question = understand(chat)
-    try:
-        picture = await read_picture(question.picture_url, settings=pictures)
-    except PictureRefusedError as error:
-        raise of_refusal(error) from None
-    ask = Ask(
-        picture=picture,
-        prompt=info.default_prompt if question.prompt is None else question.prompt,
-        sampling=question.sampling,
-        choices=question.choices,
-        stop=question.stop,
-        client=str(request.scope.get("state", {}).get("client", "")),
-    )
-    return Asked(
-        ask=ask,
-        num_ignored_turns=question.num_ignored_turns,
-        is_stream=bool(chat.stream),
-        with_usage=chat.stream_options is not None and bool(chat.stream_options.include_usage),
-    )
+        message = f"Model not found. The loaded model is `{info.name}`, also named `{ALIAS}`."
+        raise ApiError(message, status=404, code="model_not_found", param="model")
 
 
 async def _submit(ask: Ask, *, service: Service) -> RequestHandle:
@@ -125,65 +80,131 @@ async def _submit(ask: Ask, *, service: Service) -> RequestHandle:
         if num_chars <= _INLINE_CHARS:
             return service.submit(ask)
         return await asyncio.to_thread(service.submit, ask)
-    except (ServiceError, LlamaAdapterError, ValueError) as error:
+    except (LlamaAdapterError, ValueError) as error:
         raise of_refusal(error) from None
 
 
-async def _whole(
-    handle: RequestHandle, *, hang_up: HangUp, head: Head, headers: dict[str, str], visit: Visit
-) -> Response:
-    answer = await handle.answer()
-    hang_up.close()
-    _note(answer, visit)
-    if hang_up.is_noticed:
-        return _nobody(visit)
-    if answer.error is not None:
-        raise of_answer(answer.error)
-    extensions = extensions_of(answer)
-    choice = Choice(message=AnswerMessage(content=answer.text), finish_reason=finish_reason(answer), **extensions)
-    reply = ChatCompletion(
-        id=head.id,
-        created=head.created,
-        model=head.model,
-        choices=[choice],
-        usage=usage_of(answer),
-        system_fingerprint=head.fingerprint,
-    )
-    left_out = {"answer_probabilities", "unfamiliar"} - extensions.keys()
-    content = reply.model_dump_json(exclude={"choices": {0: left_out}} if left_out else None)
-    return Response(content, media_type="application/json", headers=headers)
+class ChatResponse(Response):
+    """Waits for the answer and sends it; a client that hangs up or stops reading cancels its request.
 
+    The wait is here and not in the route, so that FastAPI has released the request's body by then. A stream starts
+    with the first event: an error before it has its own status.
+    """
 
-async def _stream(
-    handle: RequestHandle, *, hang_up: HangUp, head: Head, headers: dict[str, str], visit: Visit, with_usage: bool
-) -> Response:
-    """A stream, begun only when there is something to send: what fails before has its own status."""
-    events = aiter(handle)
-    first = await anext(events)
-    if isinstance(first, Answer):
-        _note(first, visit)
-        if hang_up.is_noticed:
-            hang_up.close()
-            return _nobody(visit)
-        if first.error is not None:
-            raise of_answer(first.error)
+    def __init__(
+        self,
+        handle: RequestHandle,
+        *,
+        head: dict[str, Any],
+        headers: Mapping[str, str],
+        is_stream: bool,
+        with_usage: bool,
+    ) -> None:
+        super().__init__()
+        self._handle, self._head, self._reply_headers = handle, head, headers
+        self._is_stream, self._with_usage = is_stream, with_usage
+        self._has_hung_up = False
 
-    async def all_events() -> AsyncIterator[Event]:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send everything; raises ApiError, or TimeoutError if the client stops reading."""
+        visit = visit_of(scope)
+        listening = asyncio.create_task(self._listen(receive))
+        try:
+            events = aiter(self._handle) if self._is_stream else None
+            first = await self._handle.answer() if events is None else await anext(events)
+            if isinstance(first, Answer):
+                _note(first, visit)
+                visit.is_left = self._has_hung_up
+                if visit.is_left:
+                    return
+                if first.error is not None:
+                    raise of_answer(first.error)
+            if events is None:
+                assert isinstance(first, Answer)
+                await JSONResponse(_completion(first, self._head), headers=self._reply_headers)(scope, receive, send)
+            else:
+                await self._stream(self._events(first, events, visit=visit), send)
+        finally:
+            listening.cancel()
+            self._handle.cancel()  # no effect on an answered request
+
+    async def _listen(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass  # only the end of the body is left
+        self._has_hung_up = True
+        self._handle.cancel()
+
+    async def _events(self, first: Event, events: AsyncIterator[Event], *, visit: Visit) -> AsyncIterator[Event]:
         yield first
         async for event in events:
             if isinstance(event, Answer):
                 _note(event, visit)
-                visit.is_left = hang_up.is_noticed
+                visit.is_left = self._has_hung_up
             yield event
 
-    return EventStream(frames(all_events(), head=head, with_usage=with_usage), headers=headers, on_end=hang_up.close)
+    async def _stream(self, events: AsyncIterator[Event], send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(STALLED_READER_S):
+                await send(message)
+
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **self._reply_headers}
+        frames = stream_frames(events, head=self._head, with_usage=self._with_usage)
+        await EventSourceResponse(frames, headers=headers).stream_response(send_in_time)
+
+
+async def stream_frames(
+    events: AsyncIterator[Event], *, head: Mapping[str, Any], with_usage: bool
+) -> AsyncIterator[bytes]:
+    """Server-sent events of an answer: role, pieces of text, finish reason, token counts if wanted, and [DONE].
+
+    An answer with an error ends the stream with the error's envelope instead.
+    """
+
+    def chunk(delta: Mapping[str, str], **fields: Any) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, **fields}
+        return frame([choice], **({"usage": None} if with_usage else {}))
+
+    def frame(choices: list[dict[str, Any]], **fields: Any) -> bytes:
+        content = {**head, "object": "chat.completion.chunk", "choices": choices, **fields}
+        return format_sse_event(data_str=json.dumps(content))
+
+    yield chunk({"role": "assistant", "content": ""})
+    has_text = False
+    async for event in events:
+        if isinstance(event, TextDelta):
+            has_text = True
+            yield chunk({"content": event.text})
+        elif event.error is not None:
+            yield format_sse_event(data_str=json.dumps(of_answer(event.error).envelope()))
+        else:
+            if event.text and not has_text:  # a scored answer has no deltas
+                yield chunk({"content": event.text})
+            yield chunk({}, **_outcome(event))
+            if with_usage:
+                yield frame([], usage=_usage(event))
+    yield format_sse_event(data_str="[DONE]")
+
+
+def _completion(answer: Answer, head: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of a whole answer: `schemas.ChatCompletion`."""
+    message = {"role": "assistant", "content": answer.text, "refusal": None}
+    choice = {"index": 0, "message": message, "logprobs": None, **_outcome(answer)}
+    return {**head, "object": "chat.completion", "choices": [choice], "usage": _usage(answer)}
+
+
+def _outcome(answer: Answer) -> dict[str, Any]:
+    """Why the answer ended, and the extensions that have a value: `schemas.Choice`."""
+    extensions = {"answer_probabilities": answer.choice, "unfamiliar": answer.unfamiliar}
+    return {
+        "finish_reason": "length" if answer.finish == "length" else "stop",
+        **{name: value for name, value in extensions.items() if value is not None},
+    }
+
+
+def _usage(answer: Answer) -> dict[str, int]:
+    num_prompt, num_new = answer.prompt_tokens, len(answer.token_ids)
+    return {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
 
 
 def _note(answer: Answer, visit: Visit) -> None:
     visit.prompt_tokens, visit.completion_tokens = answer.prompt_tokens, len(answer.token_ids)
-
-
-def _nobody(visit: Visit) -> Response:
-    """For a client that has hung up: nothing of it is sent any more."""
-    visit.is_left = True
-    return Response(status_code=CLIENT_GONE)

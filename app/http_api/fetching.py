@@ -1,6 +1,6 @@
-"""Remote pictures of allowed hosts: every hop is allowed anew, and connects to the very address that was checked.
+"""Fetches pictures from allowed hosts. Every redirect is checked, and only checked addresses are connected to.
 
-Stands on httpcore, which follows no redirects, decodes nothing, and reads no proxies, cookies or passwords.
+httpcore follows no redirects by itself, decodes nothing, and reads no proxies, cookies or passwords.
 """
 
 import asyncio
@@ -11,30 +11,28 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from urllib.parse import urljoin
-from weakref import WeakKeyDictionary
 
 import httpcore
 
 from llama_adapter.app.http_api.addresses import AllowedHost, PictureUrl, check_allowed, is_public
-from llama_adapter.app.http_api.picture_errors import PictureRefusedError
-from llama_adapter.app.http_api.pictures import too_large
+from llama_adapter.app.http_api.errors import PictureRefusedError, picture_too_large
 
 MAX_REDIRECTS = 3
-MAX_FETCHES = 8  # at a time; each holds at most one picture in memory
-MAX_ADDRESSES = 4  # of one name are tried
+MAX_FETCHES = 8  # at once; each holds at most one picture in memory
+MAX_ADDRESSES = 4  # tried per host name
 
-Resolve = Callable[[str, int], Awaitable[Sequence[str]]]  # a name and a port -> network addresses as text
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]  # (host name, port) -> network addresses
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _HEADERS = ((b"accept", b"image/*"), (b"accept-encoding", b"identity"), (b"user-agent", b"llama-adapter"))
-_TIMEOUTS = {"timeout": {"connect": 3.0}}  # of one address, so that there is time for the next
-# Apart from the event loop's own threads, which decode requests: names that hang must not take those.
+_TIMEOUTS = {"timeout": {"connect": 3.0}}  # seconds per address, so that there is time for the next one
+# Not the event loop's threads, which decode requests: names that hang must not block those.
 _RESOLVING = ThreadPoolExecutor(max_workers=4, thread_name_prefix="resolve-name")
-_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+_turns = asyncio.Semaphore(MAX_FETCHES)
 
 
 async def resolve_name(host: str, port: int) -> list[str]:
-    """The system's addresses of a name; raises OSError."""
+    """The addresses of a host name; raises OSError."""
     loop = asyncio.get_running_loop()
     found = await loop.run_in_executor(_RESOLVING, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
@@ -47,10 +45,10 @@ def _default_ssl_context() -> ssl.SSLContext:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
-    """How names become connections; tests put their own in the place of each part."""
+    """How names become connections; replaceable in tests."""
 
     resolve: Resolve = resolve_name
-    is_allowed: Callable[[str], bool] = is_public  # an address
+    is_allowed: Callable[[str], bool] = is_public  # by address
     ssl_context: Callable[[], ssl.SSLContext] = _default_ssl_context
 
 
@@ -62,16 +60,15 @@ async def fetch_picture(
     timeout_s: float,
     network: Network | None = None,
 ) -> bytes:
-    """The bytes of a remote picture, at most `max_bytes`, within `timeout_s` for everything together.
+    """Download a picture of at most `max_bytes` within `timeout_s` seconds in all.
 
-    Raises PictureRefusedError: for a host or an address that is not allowed, here or at a redirect, for anything but
-    a plain answer with a picture, and for a failing or slow network.
+    Raises PictureRefusedError for a host or an address that is not allowed (also after a redirect), for any answer but
+    a picture, and for network errors.
     """
     allowed = tuple(allowed)
     network = network or Network()
-    turns = _turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_FETCHES))
     try:
-        async with asyncio.timeout(timeout_s), turns:
+        async with asyncio.timeout(timeout_s), _turns:
             context = await asyncio.to_thread(network.ssl_context)
             backend = _CheckedBackend(network)
             async with httpcore.AsyncConnectionPool(
@@ -79,9 +76,9 @@ async def fetch_picture(
             ) as pool:
                 return await _follow(pool, url, allowed=allowed, max_bytes=max_bytes)
     except TimeoutError:
-        raise _failed(f"did not come within {timeout_s:g} seconds") from None
+        raise _failed(f"did not arrive within {timeout_s:g} seconds") from None
     except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError):
-        raise _failed("could not be had: its server was not reached, or broke off") from None
+        raise _failed("could not be downloaded: network error") from None
 
 
 async def _follow(
@@ -89,7 +86,7 @@ async def _follow(
 ) -> bytes:
     for _ in range(1 + MAX_REDIRECTS):
         check_allowed(url, allowed=allowed)
-        # Made of the parts that were checked, not parsed again by other rules.
+        # Built from the checked parts, so no second parser can read it differently.
         target = httpcore.URL(scheme=url.scheme, host=url.host, port=url.port, target=url.target)
         headers = [(b"host", url.authority.encode("ascii")), *_HEADERS]
         async with pool.stream("GET", target, headers=headers, extensions=_TIMEOUTS) as response:
@@ -97,7 +94,7 @@ async def _follow(
             if response.status not in _REDIRECTS or location is None:
                 return await _read_body(response, max_bytes=max_bytes)
         url = PictureUrl.parse(urljoin(str(url), location))
-    raise _failed(f"is behind more than {MAX_REDIRECTS} redirects")
+    raise _failed(f"has more than {MAX_REDIRECTS} redirects")
 
 
 async def _read_body(response: httpcore.Response, *, max_bytes: int) -> bytes:
@@ -106,26 +103,26 @@ async def _read_body(response: httpcore.Response, *, max_bytes: int) -> bytes:
     media_type = (_header(response, b"content-type") or "").partition(";")[0].strip().lower()
     if not media_type.startswith("image/"):
         raise PictureRefusedError(
-            "The URL leads to something that its server does not call a picture (content-type image/...).",
+            "The content type of this URL is not image/....",
             code="unsupported_image_media_type",
         )
     if (_header(response, b"content-encoding") or "identity").strip().lower() != "identity":
-        raise _failed("came compressed once more, though it was asked for as it is")
+        raise _failed("has a content encoding")
     announced = _header(response, b"content-length")
     if announced is not None and announced.isdecimal() and int(announced[:20]) > max_bytes:
-        raise too_large(f"has {int(announced[:20]):,}", max_bytes=max_bytes)
+        raise picture_too_large(f"{int(announced[:20]):,} bytes", max_bytes=max_bytes)
     body = bytearray()
     async for chunk in response.aiter_stream():
         body += chunk
         if len(body) > max_bytes:
-            raise too_large("has more", max_bytes=max_bytes)
+            raise picture_too_large("more", max_bytes=max_bytes)
     if not body:
-        raise PictureRefusedError("The picture has no bytes.", code="empty_image_file")
+        raise PictureRefusedError("The picture is empty.", code="empty_image_file")
     return bytes(body)
 
 
 class _CheckedBackend(httpcore.AsyncNetworkBackend):
-    """Connects to a name's address only after all its addresses were checked, and looks the name up only once."""
+    """Resolves a name once, checks all its addresses, and connects only to those."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -143,10 +140,10 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
             addresses = await self._network.resolve(host, port)
         except (OSError, UnicodeError):
             raise httpcore.ConnectError("no address") from None
-        # A name of public and other addresses is not half good: which one is used would be left to chance.
+        # One private address is enough to refuse: which address is used would be chance.
         if not addresses or not all(map(self._network.is_allowed, addresses)):
             raise PictureRefusedError(
-                "The picture's host has no address on the public internet.", code="image_host_not_allowed"
+                "The picture's host is not on the public internet.", code="image_host_not_allowed"
             )
         tried = addresses[:MAX_ADDRESSES]
         for address in tried[:-1]:
@@ -163,4 +160,4 @@ def _header(response: httpcore.Response, name: bytes) -> str | None:
 
 
 def _failed(what: str) -> PictureRefusedError:
-    return PictureRefusedError(f"The picture of this URL {what}.", code="failed_to_download_image")
+    return PictureRefusedError(f"The picture at this URL {what}.", code="failed_to_download_image")

@@ -1,6 +1,7 @@
-"""What Prometheus reads: counts and times of one server, in a registry of its own."""
+"""Prometheus metrics of one server, in a registry of its own."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -13,34 +14,41 @@ from llama_adapter.app.online.types import Observer
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _NAME = "llama_adapter"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-_STAGE_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-_METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE")  # others count as one
+_STAGE_SECONDS = (0.0005, 0.001, 0.0025, *_SECONDS[:11])
+_METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE")  # all others count as one
 
 
 class Metrics(Observer):
-    """Counts what happens. Pass it as the service's observer, and to `create_api`."""
+    """Counters and histograms. Pass it as the service's observer, and to `create_api`."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._first_token = self._histogram("time_to_first_token_seconds", "From submit to the first text.", _SECONDS)
-        self._request = self._histogram("request_seconds", "From submit to the answer.", _SECONDS)
-        self._stage = self._histogram(
-            "stage_seconds", "One pass of the engine by stage; of `read`, one picture.", _STAGE_SECONDS, ("stage",)
+        own: dict[str, Any] = {"namespace": _NAME, "registry": self.registry}
+        self._first_token = Histogram(
+            "time_to_first_token_seconds", "From submission to the first text.", buckets=_SECONDS, **own
         )
-        self._pictures = self._counter("pictures", "Requests by what became of their picture.", ("outcome",))
-        self._tokens = self._counter("tokens", "Tokens of answered requests.", ("kind",))
-        self._http = self._counter("http_requests", "HTTP requests.", ("method", "route", "status"))
+        self._request = Histogram("request_seconds", "From submission to the answer.", buckets=_SECONDS, **own)
+        self._stage = Histogram(
+            "stage_seconds",
+            "One engine pass by stage; one picture for `read`.",
+            ("stage",),
+            buckets=_STAGE_SECONDS,
+            **own,
+        )
+        self._pictures = Counter("pictures", "Requests by the outcome of their picture.", ("outcome",), **own)
+        self._tokens = Counter("tokens", "Tokens of answered requests.", ("kind",), **own)
+        self._http = Counter("http_requests", "HTTP requests.", ("method", "route", "status"), **own)
 
     def first_token(self, seconds: float) -> None:
-        """From submit to the first piece of text."""
+        """Observe the time from submission to the first text."""
         self._first_token.observe(seconds)
 
     def stage(self, stage: str, seconds: float) -> None:
-        """Of one pass of the engine thread; of one picture for `read`."""
+        """Observe one engine pass; for `read`, one picture."""
         self._stage.labels(stage).observe(seconds)
 
     def finished(self, answer: Answer, seconds: float) -> None:
-        """An answer of any kind."""
+        """Count an answer of any kind."""
         self._request.observe(seconds)
         reused = "reused" if answer.is_reused else "encoded"
         self._pictures.labels(answer.error.code if answer.error is not None else reused).inc()
@@ -48,22 +56,16 @@ class Metrics(Observer):
         self._tokens.labels("completion").inc(len(answer.token_ids))
 
     def http_request(self, *, method: str, route: str, status: int) -> None:
-        """One HTTP request; `route` is the pattern of its path, never the path itself."""
+        """Count an HTTP request; `route` is the pattern of its path, never the path itself."""
         self._http.labels(method if method in _METHODS else "other", route, str(status)).inc()
 
     def watch(self, service: Service) -> None:
-        """Read the service's own state from now on, at each look. Once for a registry."""
+        """Collect the state of a service at every scrape. Call it once."""
         self.registry.register(_StatusCollector(service))
 
     def render(self) -> bytes:
-        """All of it, in Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
-
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()) -> Histogram:
-        return Histogram(f"{_NAME}_{name}", text, labels, buckets=buckets, registry=self.registry)
-
-    def _counter(self, name: str, text: str, labels: tuple[str, ...]) -> Counter:
-        return Counter(f"{_NAME}_{name}", text, labels, registry=self.registry)
 
 
 class _StatusCollector(Collector):
@@ -76,11 +78,11 @@ class _StatusCollector(Collector):
             ("requests_running", "Requests that are being answered.", status.num_running),
             ("requests_waiting", "Requests that wait for a slot.", status.num_waiting),
             ("pictures_reading", "Pictures that are being read.", status.num_reading),
-            ("pictures_slow_reading", "Of them, those that take long.", status.num_slow_reading),
-            ("encoded_pictures", "Pictures that are kept encoded.", status.num_encoded),
-            ("ready", "1 while requests are taken.", int(status.state == "ready")),
-            ("stalled", "1 while a step takes longer than steps may.", int(status.is_stalled)),
+            ("pictures_slow_reading", "Pictures that are being read in the slow lane.", status.num_slow_reading),
+            ("encoded_pictures", "Pictures in the cache of encoded pictures.", status.num_encoded),
+            ("ready", "1 while requests are accepted.", int(status.state == "ready")),
+            ("stalled", "1 while a step exceeds its time limit.", int(status.is_stalled)),
             ("uptime_seconds", "Since the start.", status.uptime_s),
         ):
             yield GaugeMetricFamily(f"{_NAME}_{name}", text, value=value)
-        yield CounterMetricFamily(f"{_NAME}_restarts", "Times the engine failed and was loaded anew.", status.restarts)
+        yield CounterMetricFamily(f"{_NAME}_restarts", "Engine failures after which it was reloaded.", status.restarts)

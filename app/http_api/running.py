@@ -1,4 +1,4 @@
-"""Runs an application under uvicorn on a bound socket, and drains the service when it is asked to end."""
+"""Runs an application under uvicorn on a bound socket, drains the service at the end, and closes idle connections."""
 
 import asyncio
 import resource
@@ -11,19 +11,64 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from llama_adapter.app.http_api.connections import Connection
 from llama_adapter.app.online.service import Service
 from llama_adapter.runtime.errors import LlamaAdapterError
 
-_FLUSH_S = 5  # for responses that are ready when the service is idle
-_STALLED_MS = 60_000  # a client that takes nothing of what is sent for so long is given up
+HEAD_S = 30.0  # from a connection's start, or the first byte after an answer, to a complete request head
+_FLUSH_S = 5  # for answers that are ready when the service is idle
+_STALLED_MS = 60_000  # a client that reads nothing for so long is disconnected
+
+
+class Connection(H11Protocol):
+    """A uvicorn connection that closes if no request arrives in time, so that idle clients cannot hold all of them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        """Start the timer for the first request."""
+        super().connection_made(transport)
+        self._update_timer()
+
+    def data_received(self, data: bytes) -> None:
+        """A complete head stops the timer; single bytes do not extend it."""
+        super().data_received(data)
+        self._update_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timer."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """The server ends: answers are sent to their end, but not the page's endless event stream (GET)."""
+        super().shutdown()
+        if self._is_answering and self.scope["method"] == "GET":
+            self.transport.close()
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _update_timer(self) -> None:
+        if self._is_answering:
+            self._stop_timer()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(HEAD_S, self.transport.abort)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class Draining(uvicorn.Server):
-    """Asked to end, it refuses new requests, answers those that it has, and ends then; asked twice, it ends at once.
+    """On the first signal it refuses new requests (503), answers accepted ones and ends; on the second it ends at once.
 
-    While it drains it goes on listening, so that who asks is told (503) and no connection is lost.
+    It listens while it drains, so that every client gets an answer and no connection is lost.
     """
 
     def __init__(
@@ -36,20 +81,19 @@ class Draining(uvicorn.Server):
         on_start: Callable[[], None],
     ) -> None:
         super().__init__(config)
-        self._on_start = on_start
-        self.ended_by: int | None = None  # the signal that asked for it
-        self._service, self._drain_s, self._tell = service, drain_s, tell
+        self.ended_by: int | None = None  # the first signal
+        self._service, self._drain_s, self._tell, self._on_start = service, drain_s, tell, on_start
         self._drains_until: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal asks to drain, the second one to end."""
+        """Note the signal; `on_tick` acts on it."""
         if self.ended_by is not None:
             self.should_exit = self.force_exit = True
         self.ended_by = self.ended_by or sig
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, and that of a terminal that is closed; `nohup` has it ignored, and so it stays."""
+        """uvicorn's signals and SIGHUP (a closed terminal), unless `nohup` set that to be ignored."""
         with super().capture_signals():
             before = signal.getsignal(signal.SIGHUP)
             if before is not signal.SIG_IGN:
@@ -60,26 +104,25 @@ class Draining(uvicorn.Server):
                 signal.signal(signal.SIGHUP, before)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Says that connections are taken from now on."""
+        """Call `on_start` once connections are accepted."""
         await super().startup(sockets)
         if self.started:
             self._on_start()
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second."""
+        """Called ten times a second; returns whether to end."""
         if self.ended_by is not None and self._drains_until is None:
             self._service.drain()
             self._drains_until = time.monotonic() + self._drain_s
             status = self._service.status()
             self._tell(f"draining: {status.num_running} requests running, {status.num_waiting} waiting")
         if self._drains_until is not None:
-            is_idle = self._service.wait_until_idle(0)
-            is_late = time.monotonic() > self._drains_until
-            if is_late and not is_idle:
-                self._tell(f"not drained after {self._drain_s:g} s: what is left is cancelled")
-                # Not here: meanwhile the event loop tells the clients.
+            if self._service.wait_until_idle(0):
+                return True
+            if time.monotonic() > self._drains_until:
+                self._tell(f"not drained after {self._drain_s:g} s: the remaining requests are cancelled")
+                # In a thread, so that the event loop can answer the clients.
                 await asyncio.to_thread(self._service.close)
-            if is_idle or is_late:
                 return True
         return await super().on_tick(counter)
 
@@ -91,20 +134,19 @@ class AddressError(LlamaAdapterError):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket, not listening yet; raises AddressError where that address is not available."""
+    """A bound socket that does not listen yet; raises AddressError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named as TCP, so that the event loop turns off the waiting for more to send (40 ms an answer).
+    # With the protocol given, asyncio turns off Nagle's algorithm, which delays answers by 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections have it of their listener
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STALLED_MS)
         listener.bind((host, port))
     except OSError as error:
         listener.close()
         reason = error.strerror or str(error)
-        said = f"Cannot listen at {host} port {port}: {reason[0].lower()}{reason[1:]}"
-        raise AddressError(said) from error
+        raise AddressError(f"Cannot listen at {host} port {port}: {reason[0].lower()}{reason[1:]}") from error
     return listener
 
 
@@ -117,7 +159,10 @@ def run(
     tell: Callable[[str], None],
     on_start: Callable[[], None] = lambda: None,
 ) -> int | None:
-    """Serve until a signal comes; returns it, or None where the application itself ended."""
+    """Serve until a signal arrives; returns it, or None if the application ended by itself.
+
+    `drain_s` is how long accepted requests may take to be answered after the signal, in seconds.
+    """
     config = uvicorn.Config(
         application,
         http=Connection,
@@ -126,7 +171,7 @@ def run(
         lifespan="on",
         ws="none",
         server_header=False,
-        proxy_headers=False,  # who asks is told by the connection: a header can be forged
+        proxy_headers=False,  # clients are told apart by their connection: a header can be forged
         timeout_keep_alive=30,
         timeout_graceful_shutdown=_FLUSH_S,
         limit_concurrency=_max_connections(),
@@ -138,7 +183,7 @@ def run(
 
 
 def _max_connections() -> int:
-    """So many that files can still be opened."""
+    """As many as leave file descriptors for other files."""
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(16, min(8192, (soft_limit if soft_limit > 0 else 8192) - 200))
 

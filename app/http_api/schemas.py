@@ -1,22 +1,23 @@
-"""What a chat request may hold, as OpenAI names it: the models its JSON is checked by, and nothing done with it."""
+"""Typed bodies and answers of the API, with OpenAI's names."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
+from llama_adapter.app.online.types import State
+
 _INT32 = 2**31 - 1
-# Labels of alternatives begin so: they are no names of the request, and are left out where an error is told.
-LABEL_MARK = "as "
+LABEL_MARK = "as "  # starts the tags of unions; they are no names of the request, so errors leave them out
 MAX_MESSAGES = 1000
 MAX_PARTS = 100
 MAX_CHOICES = 100
 MAX_STOPS = 4
 MAX_STOP_CHARS = 200
+MAX_SEED = 2**63 - 1
 
 
 class Part(BaseModel):
-    """Base of all parts of a request: what it does not know, it refuses."""
+    """Base of all parts of a request: strict types, unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True, frozen=True)
 
@@ -29,11 +30,11 @@ class TextPart(Part):
 
 
 class ImageUrl(Part):
-    """A picture as a data URI or, of hosts that the server allows, as a URL."""
+    """A picture as a data URI, or as a URL of a host that the server allows."""
 
     url: str = Field(min_length=1, description="`data:image/png;base64,...`")
     detail: Literal["auto", "low", "high", "original"] = Field(
-        "auto", description="Accepted, without effect: a picture always has the size that the model sees."
+        "auto", description="Accepted, without effect: the model sees every picture in one size."
     )
 
 
@@ -78,19 +79,20 @@ Stop = Annotated[
     Discriminator(_text_or_list),
 ]
 NoList = Annotated[list[Any], Field(max_length=0)]
-# Not Literal, which takes true for 1 and 0 for false.
+# Not Literal, which accepts true for 1 and 0 for false.
 No = Annotated[bool, AfterValidator(_refuse_true), Field(json_schema_extra={"const": False})]
-_whole = BeforeValidator(_as_whole)  # 1.0 is a whole number to JSON; last, so that the schema keeps the limits
+_whole = BeforeValidator(_as_whole)  # JSON has 1.0 for 1; last in each type, so that the schema keeps the limits
 One = Annotated[int, Field(ge=1, le=1), _whole]
 NoNumber = Annotated[int, Field(ge=0, le=0), _whole]
 Limit = Annotated[int, Field(ge=1, le=_INT32), _whole]
 Count = Annotated[int, Field(ge=0, le=_INT32), _whole]
-Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1), _whole]
+Seed = Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED), _whole]
 NoPenalty = Annotated[float, Field(ge=0, le=0)]
+WithoutEffect = Annotated[str | None, Field(description="Accepted, without effect.")]
 
 
 class SystemMessage(Part):
-    """The instruction, to which the last user message then is the input."""
+    """The instruction. The text of the last user message is then its input."""
 
     role: Literal["system", "developer"]
     content: TextContent
@@ -106,7 +108,7 @@ class UserMessage(Part):
 
 
 class AssistantMessage(Part):
-    """An earlier answer. It is not shown to the model, which was trained on single turns."""
+    """An earlier answer. The model was trained on single turns and does not see it."""
 
     role: Literal["assistant"]
     content: TextContent | None = None
@@ -116,14 +118,14 @@ class AssistantMessage(Part):
     annotations: NoList | None = None
     function_call: None = None
     tool_calls: NoList | None = None
-    parsed: None = None  # of no request, but the clients' helpers put it into what is sent back
+    parsed: None = None  # OpenAI's client adds it to messages that it sends back
 
 
 Message = Annotated[SystemMessage | UserMessage | AssistantMessage, Discriminator("role")]
 
 
 class StreamOptions(Part):
-    """What a stream has beside text."""
+    """What a stream has besides text."""
 
     include_usage: bool | None = Field(None, description="Send a last chunk with the token counts.")
     include_obfuscation: No | None = None
@@ -136,7 +138,7 @@ class TextFormat(Part):
 
 
 class NeutralParameters(Part):
-    """Parameters that this server does not support: accepted at a value that changes nothing, refused otherwise."""
+    """Unsupported parameters: accepted at a value that changes nothing, refused otherwise."""
 
     n: One | None = None
     logprobs: No | None = None
@@ -164,45 +166,18 @@ class NeutralParameters(Part):
     prompt_cache_retention: None = None
 
 
-# What may be sent of those, as JSON; of the others only null.
-NEUTRAL_VALUES: Mapping[str, str] = {
-    "n": "1",
-    "logprobs": "false",
-    "top_logprobs": "0",
-    "frequency_penalty": "0",
-    "presence_penalty": "0",
-    "logit_bias": "{}",
-    "tools": "[]",
-    "tool_choice": '"none"',
-    "parallel_tool_calls": "true",
-    "functions": "[]",
-    "function_call": '"none"',
-    "response_format": '{"type": "text"}',
-    "modalities": '["text"]',
-    "reasoning_effort": '"none"',
-    "verbosity": '"medium"',
-    "service_tier": '"auto"',
-    "store": "false",
-    "metadata": "{}",
-}
-
-
 class ChatRequest(NeutralParameters):
-    """A question about a picture. Parameters that are null have their default."""
+    """A question about a picture. A parameter that is null has its default."""
 
     model: str = Field(description="The name of the loaded model (see `/v1/models`), or `default`.")
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
-    max_completion_tokens: Limit | None = Field(None, description="64 where nothing is given.")
+    max_completion_tokens: Limit | None = Field(None, description="Default: 64.")
     max_tokens: Limit | None = Field(None, description="The older name of `max_completion_tokens`.")
-    temperature: float | None = Field(
-        None, ge=0, le=2, description="0 where nothing is given: the likeliest answer, the same every time."
-    )
-    top_p: float | None = Field(
-        None, ge=0, le=1, description="0.75 where nothing is given; of effect with a temperature above 0."
-    )
-    top_k: Count | None = Field(None, description="An extension. 0 or nothing keeps every token.")
-    seed: Seed | None = Field(None, description="Equal seeds draw equal answers.")
-    stop: Stop | None = Field(None, description="The answer ends before the first of these.")
+    temperature: float | None = Field(None, ge=0, le=2, description="Default: 0, greedy decoding.")
+    top_p: float | None = Field(None, ge=0, le=1, description="Default: 0.75. Used with a temperature above 0.")
+    top_k: Count | None = Field(None, description="Extension. Default: 0, all tokens.")
+    seed: Seed | None = Field(None, description="Equal seeds give equal samples.")
+    stop: Stop | None = Field(None, description="The answer ends before the first of these texts.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     answer_choices: (
@@ -213,9 +188,125 @@ class ChatRequest(NeutralParameters):
         | None
     ) = Field(
         None,
-        description="An extension. The answer is the likeliest of these texts, and the choice holds the probability of "
-        "each as `answer_probabilities`. Parameters of sampling and `stop` have no effect then.",
+        description="Extension. The answer is the likeliest of these texts, and `answer_probabilities` holds the "
+        "probability of each. Sampling parameters and `stop` have no effect.",
     )
-    user: str | None = Field(None, description="Accepted, without effect.")
-    safety_identifier: str | None = Field(None, description="Accepted, without effect.")
-    prompt_cache_key: str | None = Field(None, description="Accepted, without effect.")
+    user: WithoutEffect = None
+    safety_identifier: WithoutEffect = None
+    prompt_cache_key: WithoutEffect = None
+
+
+# A red square, 16 pixels wide.
+EXAMPLE_PICTURE = (
+    "data:image/png;base64,"
+    "iVBORw0KGgoAAAANSUhEUgAAABAAAAAQAQMAAAAlPW0iAAAABlBMVEWWlpbcHh4C6O6xAAAAFElEQVR42mNgQAL8H5gYGDARMgAAI20BDofI/jkAAAAASUVORK5CYII="
+)
+EXAMPLE = {
+    "model": "default",
+    "messages": [
+        {
+            "role": "user",
+            "content": [
+                {"type": "image_url", "image_url": {"url": EXAMPLE_PICTURE}},
+                {"type": "text", "text": "What color is the square?"},
+            ],
+        }
+    ],
+}
+
+
+class ErrorDetail(BaseModel):
+    """What is wrong, and which part of the request causes it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(BaseModel):
+    """The body of every answer with an error status."""
+
+    error: ErrorDetail
+
+
+class Usage(BaseModel):
+    """Tokens of the prompt in its template, and of the answer. A picture counts as none."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class AnswerMessage(BaseModel):
+    """The answer as a message."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class Choice(BaseModel):
+    """The only choice: `n` is 1. Extensions without a value are left out."""
+
+    index: Literal[0] = 0
+    message: AnswerMessage
+    finish_reason: Literal["stop", "length"]
+    logprobs: None = None
+    answer_probabilities: dict[str, float] | None = Field(
+        None, description="Extension, with `answer_choices`: the probability of each. They sum to 1."
+    )
+    unfamiliar: bool | None = Field(
+        None,
+        description="Extension, if the model can tell: the picture is out of the training distribution, so the answer "
+        "may be meaningless.",
+    )
+
+
+class ChatCompletion(BaseModel):
+    """A whole answer."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    system_fingerprint: str
+
+
+class Model(BaseModel):
+    """The loaded model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "llama-adapter"
+
+
+class ModelList(BaseModel):
+    """All models: the loaded one."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class Readiness(BaseModel):
+    """Whether the service accepts requests."""
+
+    ready: bool
+    status: State
+
+
+class Health(BaseModel):
+    """The state of the service."""
+
+    status: State
+    is_stalled: bool
+    restarts: int
+    last_error: str | None
+    running: int
+    waiting: int
+    reading: int = Field(description="Pictures that are being read.")
+    slow_reading: int = Field(description="Pictures that are being read in the slow lane.")
+    uptime_s: float

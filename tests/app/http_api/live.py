@@ -1,15 +1,18 @@
-"""An application behind a real socket, and a service of which a test says what it answers."""
+"""An application behind a real socket, and a service that answers what a test says."""
 
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import httpx
 import uvicorn
 from starlette.types import ASGIApp
 
 from llama_adapter.app.captioning.answers import Answer, AnswerError
 from llama_adapter.app.captioning.captioner import ModelInfo
+from llama_adapter.app.http_api.api import ApiSettings, create_api
 from llama_adapter.app.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.online.types import ServiceStatus
 
@@ -30,12 +33,11 @@ INFO = ModelInfo(
 
 @contextmanager
 def served(application: ASGIApp) -> Iterator[str]:
-    """Serve on a free port of loopback; gives the base URL. Connections wait in the socket until the server is up."""
-    # Named as TCP, or asyncio would not turn off Nagle's algorithm, and many answers would be 40 ms late.
+    """Serve on a free port of loopback; gives the base URL."""
+    # With the protocol given, asyncio turns off Nagle's algorithm, which delays answers by 40 ms.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(128)
-        # "off": what uvicorn would tell of a stub's missing lifespan is nobody's business here.
         server = uvicorn.Server(uvicorn.Config(application, log_config=None, access_log=False, lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="uvicorn")
         thread.start()
@@ -93,3 +95,13 @@ class StubService:
     def status(self) -> ServiceStatus:
         """As the test has set it."""
         return self.state
+
+
+@contextmanager
+def client_of(service: StubService, **settings: Any) -> Iterator[httpx.Client]:
+    """A client of the API of this service, over a socket."""
+    with (
+        served(create_api(service, settings=ApiSettings(**settings))) as url,  # type: ignore[arg-type]
+        httpx.Client(base_url=url, trust_env=False, timeout=30.0) as client,
+    ):
+        yield client

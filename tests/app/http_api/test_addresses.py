@@ -10,9 +10,8 @@ from llama_adapter.app.http_api.addresses import (
     PictureUrl,
     check_allowed,
     is_public,
-    shown_url,
 )
-from llama_adapter.app.http_api.picture_errors import PictureRefusedError
+from llama_adapter.app.http_api.errors import PictureRefusedError
 
 
 def is_taken(url: str, *entries: str) -> bool:
@@ -232,11 +231,3 @@ def test_addresses_of_the_internet_are_public(address: str) -> None:
 )
 def test_everything_else_is_not_public(address: str) -> None:
     assert not is_public(address)
-
-
-def test_a_shown_url_is_its_scheme_and_host_and_short() -> None:
-    assert shown_url("https://user:word@example.com:8443/path?query#part") == "https://example.com:8443"
-    assert shown_url("file:///etc/passwd") == "a URL that begins with file:"
-    assert shown_url("/etc/passwd") == "text that is no URL"
-    assert len(shown_url("https://" + "a" * 5000)) < 100
-    assert shown_url("http://a\x1b[31m\n") == "http://a?[31m?"

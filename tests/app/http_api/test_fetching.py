@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from llama_adapter.app.http_api.addresses import AllowedHost, PictureUrl, is_public
+from llama_adapter.app.http_api.errors import PictureRefusedError
 from llama_adapter.app.http_api.fetching import MAX_REDIRECTS, Network, fetch_picture
-from llama_adapter.app.http_api.picture_errors import PictureRefusedError
 
 PICTURE = b"\x89PNG and so on"
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_adapter.app.http_api.pictures import PictureRefusedError, PictureSettings, read_picture
+from llama_adapter.app.http_api.errors import PictureRefusedError
+from llama_adapter.app.http_api.pictures import PictureSettings, read_picture
 
 SETTINGS = PictureSettings(max_picture_bytes=3000)
 

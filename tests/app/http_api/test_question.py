@@ -1,21 +1,18 @@
 """How messages become one question about one picture."""
 
-import asyncio
-import json
 from typing import Any
 
 import pytest
 
-from llama_adapter.app.http_api.conversation import Question, understand
-from llama_adapter.app.http_api.parsing import parse_chat_request
-from llama_adapter.app.http_api.problems import ApiError
+from llama_adapter.app.http_api.errors import ApiError
+from llama_adapter.app.http_api.question import ChatQuestion, understand
+from llama_adapter.app.http_api.schemas import ChatRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from tests.app.http_api.requests import chat, image, user
 
 
-def question(*messages: dict[str, Any], **parameters: Any) -> Question:
-    body = bytearray(json.dumps(chat(*messages, **parameters)).encode())
-    return understand(asyncio.run(parse_chat_request(body)))
+def question(*messages: dict[str, Any], **parameters: Any) -> ChatQuestion:
+    return understand(ChatRequest.model_validate(chat(*messages, **parameters)))
 
 
 def system(text: str, role: str = "system") -> dict[str, Any]:

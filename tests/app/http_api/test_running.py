@@ -1,4 +1,4 @@
-"""Connections that ask nothing, ask by the byte, or never end, over real sockets."""
+"""Connections that send nothing, send byte by byte, or never end, over real sockets."""
 
 import socket
 import threading
@@ -10,9 +10,8 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from llama_adapter.app.http_api import connections
-from llama_adapter.app.http_api.connections import Connection
-from llama_adapter.app.http_api.running import bind
+from llama_adapter.app.http_api import running
+from llama_adapter.app.http_api.running import Connection, bind
 
 ASKED = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -30,13 +29,13 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
 
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
-    monkeypatch.setattr(connections, "HEAD_S", 0.3)
-    with running() as (address, _):
+    monkeypatch.setattr(running, "HEAD_S", 0.3)
+    with serving() as (address, _):
         yield address
 
 
 @contextmanager
-def running() -> Iterator[tuple[tuple[str, int], uvicorn.Server]]:
+def serving() -> Iterator[tuple[tuple[str, int], uvicorn.Server]]:
     with closing(bind("127.0.0.1", 0)) as listener:
         listener.listen()
         config = uvicorn.Config(application, http=Connection, log_config=None, lifespan="off", ws="none")
@@ -110,7 +109,7 @@ def test_a_connection_asks_again_after_an_answer(address: tuple[str, int]) -> No
 
 
 def test_streams_without_an_end_do_not_hold_a_server_up() -> None:
-    with running() as (address, server), socket.create_connection(address) as client:
+    with serving() as (address, server), socket.create_connection(address) as client:
         client.settimeout(5)
         client.sendall(ASKED.replace(b"/ ", b"/news ", 1))
         assert b"200" in client.recv(4096)

@@ -9,10 +9,12 @@ import pytest
 from starlette.types import Message
 
 from llama_adapter.app.captioning.answers import Answer, AnswerError, TextDelta
-from llama_adapter.app.http_api import streaming
-from llama_adapter.app.http_api.streaming import EventStream, Head, frames
+from llama_adapter.app.http_api import chat
+from llama_adapter.app.http_api.access import start_visit
+from llama_adapter.app.http_api.chat import ChatResponse, stream_frames
+from llama_adapter.app.online.request_handle import RequestHandle
 
-HEAD = Head(id="chatcmpl-1", created=1, model="m", fingerprint="fp")
+HEAD = {"id": "chatcmpl-1", "created": 1, "model": "m", "system_fingerprint": "fp"}
 
 
 def answer(**fields: Any) -> Answer:
@@ -28,7 +30,7 @@ def stream(*events: TextDelta | Answer, with_usage: bool = False) -> list[Any]:
             yield event
 
     async def collect() -> bytes:
-        return b"".join([frame async for frame in frames(given(), head=HEAD, with_usage=with_usage)])
+        return b"".join([frame async for frame in stream_frames(given(), head=HEAD, with_usage=with_usage)])
 
     pieces = asyncio.run(collect()).decode().split("\n\n")
     assert pieces.pop() == ""
@@ -92,26 +94,27 @@ def test_an_error_ends_the_stream_in_the_place_of_a_reason() -> None:
     assert chunks[-1] == "[DONE]"
 
 
-def test_a_client_that_takes_all_but_the_end_is_left_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "STALLED_READER_S", 0.05)
-    ended: list[bool] = []
-
-    async def given() -> AsyncIterator[bytes]:
-        yield b"data: 1\n\n"
+def test_a_client_that_reads_all_but_the_end_is_given_up_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "STALLED_READER_S", 0.05)
+    handle = RequestHandle(0, cancel=lambda handle: None)
+    handle.deliver(answer())
 
     async def send(message: Message) -> None:
         if message.get("more_body") is False:
             await asyncio.Event().wait()
 
     async def receive() -> Message:
-        raise AssertionError("a stream reads nothing")
+        await asyncio.Event().wait()
+        raise AssertionError
 
     async def stream_it() -> None:
-        reply = EventStream(given(), headers={}, on_end=lambda: ended.append(True))
-        streaming_it = asyncio.create_task(reply({"type": "http"}, receive, send))
+        reply = ChatResponse(handle, head=HEAD, headers={}, is_stream=True, with_usage=False)
+        scope = {"type": "http"}
+        start_visit(scope)
+        streaming_it = asyncio.create_task(reply(scope, receive, send))
         assert (await asyncio.wait({streaming_it}, timeout=20))[0]
         with pytest.raises(TimeoutError):
             await streaming_it
 
     asyncio.run(stream_it())
-    assert ended == [True]
+    assert handle.is_cancelled

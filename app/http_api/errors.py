@@ -1,0 +1,203 @@
+"""Errors as HTTP answers: OpenAI's envelope, status and code of each kind of error, and FastAPI's handlers.
+
+No message quotes text of a request.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from llama_adapter.app.captioning.answers import AnswerError
+from llama_adapter.app.http_api.schemas import LABEL_MARK, NeutralParameters
+from llama_adapter.app.online.reading_pool import READING_BUSY, READING_FAILED
+from llama_adapter.app.online.types import BusyError, ServiceError
+from llama_adapter.app.reading.reader import CRASHED, TIMEOUT
+from llama_adapter.llm.errors import PromptError, PromptTooLongError
+from llama_adapter.runtime.errors import LlamaAdapterError
+from llama_adapter.runtime.problems import describe
+from llama_adapter.vision.errors import PICTURE_ERROR_CODES
+
+CLIENT_GONE = 499  # logged for a client that has hung up; never sent
+
+# OpenAI's codes, where it has one.
+PictureRefusal = Literal[
+    "invalid_image_url",
+    "invalid_base64_image",
+    "unsupported_image_media_type",
+    "empty_image_file",
+    "image_file_too_large",
+    "image_host_not_allowed",  # not on the list, or the address is not public
+    "failed_to_download_image",
+]
+
+_TYPES: Mapping[int, str] = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_FRAMEWORK_ERRORS: Mapping[int, tuple[str, str]] = {
+    404: ("not_found", "Nothing is served at this path. /docs lists all paths."),
+    405: ("method_not_allowed", "This path does not accept this method. /docs lists all paths and methods."),
+}
+_ANSWER_STATUS: Mapping[str, int] = {
+    **dict.fromkeys((*PICTURE_ERROR_CODES, TIMEOUT, CRASHED), 400),
+    **dict.fromkeys((READING_BUSY, READING_FAILED, "out_of_memory"), 503),
+    "cancelled": 503,  # the client is still connected, so the service is closing
+    "deadline": 504,
+}
+_ANSWER_HEADERS: Mapping[int, Mapping[str, str]] = {
+    503: {"retry-after": "1"},
+    504: {"x-should-retry": "false"},  # OpenAI's clients would otherwise retry twice at once
+}
+_PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_ROLE_TAG, _PART_TAG = 2, 5  # places of the union tags in the location of an error inside `messages`
+
+
+class ApiError(LlamaAdapterError):
+    """An answer with an error status; `param` names the part of the request that is wrong."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        code: str,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.http_status, self.code, self.param = status, code, param
+        self.headers = dict(headers or {})
+
+    def envelope(self) -> dict[str, Any]:
+        """The JSON body, in OpenAI's form."""
+        kind = _TYPES.get(self.http_status) or ("server_error" if self.http_status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """The HTTP answer."""
+        return JSONResponse(self.envelope(), status_code=self.http_status, headers=self.headers)
+
+
+class PictureRefusedError(ApiError):
+    """The picture of a request is refused before it is decoded. Decoding errors are in `vision.errors`."""
+
+    def __init__(self, message: str, *, code: PictureRefusal, status: int = 400) -> None:
+        super().__init__(message, status=status, code=code, param="messages")
+
+
+def picture_too_large(size: str, *, max_bytes: int) -> PictureRefusedError:
+    """The refusal of a picture file above `max_bytes`; `size` says how large it is."""
+    return PictureRefusedError(
+        f"The picture has {size}, the limit is {max_bytes:,} bytes.", code="image_file_too_large", status=413
+    )
+
+
+def internal_error() -> ApiError:
+    """An unexpected exception: the details are in the server's log only."""
+    return ApiError("Internal server error. The server's log has the details.", status=500, code="internal_error")
+
+
+def of_status(status: int, *, headers: Mapping[str, str] | None = None) -> ApiError:
+    """The error of a status that the framework decides, such as 404."""
+    code, message = _FRAMEWORK_ERRORS.get(status, ("error", "The request cannot be processed."))
+    return ApiError(message, status=status, code=code, headers=headers)
+
+
+def of_answer(error: AnswerError) -> ApiError:
+    """The error of a request that was accepted and failed."""
+    status = _ANSWER_STATUS.get(error.code, 500)
+    param = "messages" if status == 400 else None
+    return ApiError(error.message, status=status, code=error.code, param=param, headers=_ANSWER_HEADERS.get(status))
+
+
+def of_refusal(error: Exception) -> ApiError:
+    """The error of a request that `Service.submit` refused; other exceptions are raised again."""
+    problem = describe(error)
+    message = ": ".join(filter(None, (problem.sentence.rstrip("."), problem.hint.rstrip(".")))) + "."
+    match error:
+        case ServiceError():
+            code = "busy" if isinstance(error, BusyError) else "unavailable"
+            headers = {"retry-after": str(max(1, math.ceil(error.retry_after_s or 0.0)))}
+            return ApiError(message, status=error.http_status, code=code, headers=headers)
+        case PromptTooLongError():
+            return ApiError(message, code="context_length_exceeded", param="messages")
+        case PromptError() | ValueError():
+            return ApiError(message, code="invalid_value")
+    raise error
+
+
+def of_validation(error: RequestValidationError) -> ApiError:
+    """The first error of a body that is no chat request, told by names of our own schema only."""
+    detail = error.errors()[0]
+    kind, location = detail["type"], detail["loc"][1:]  # after "body"
+    if isinstance(error.body, bytes):  # FastAPI parses JSON only
+        return ApiError(
+            "The body must be JSON: send it with `Content-Type: application/json`.",
+            status=415,
+            code="unsupported_media_type",
+        )
+    if kind == "json_invalid" or (kind == "missing" and not location):
+        return ApiError("The body is not valid JSON in UTF-8.", code="invalid_json")
+    if not location:
+        return ApiError("The body must be a JSON object with `model` and `messages`.", code="invalid_type")
+    if kind == "extra_forbidden":
+        return _unknown_parameter(location)
+    place = _place(location)
+    if location[0] in NeutralParameters.model_fields:
+        message = f"This server does not support this value of `{location[0]}`: leave the parameter out."
+        return ApiError(message, code="unsupported_parameter", param=str(location[0]))
+    if kind == "missing":
+        return ApiError(f"`{place}` is missing.", code="missing_required_parameter", param=place)
+    return ApiError(f"`{place}`: {_expected(detail)}.", code="invalid_value", param=place)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Answer every error in one form, whichever layer raises it."""
+
+    @app.exception_handler(ApiError)
+    async def answer_error(request: Request, error: ApiError) -> JSONResponse:
+        return error.response()
+
+    @app.exception_handler(RequestValidationError)
+    async def answer_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return of_validation(error).response()
+
+    @app.exception_handler(HTTPException)
+    async def answer_status(request: Request, error: HTTPException) -> JSONResponse:
+        return of_status(error.status_code, headers=error.headers).response()
+
+
+def _unknown_parameter(location: Sequence[str | int]) -> ApiError:
+    """Names the parameter only if its name looks like one."""
+    name, parent = str(location[-1]), _place(location[:-1])
+    if not _PARAMETER.fullmatch(name):
+        return ApiError(f"Unknown parameter{f' in `{parent}`' if parent else ''}.", code="unknown_parameter")
+    param = f"{parent}.{name}" if parent else name
+    return ApiError(f"Unknown parameter `{param}`.", code="unknown_parameter", param=param)
+
+
+def _expected(detail: Mapping[str, Any]) -> str:
+    if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):  # pydantic's message quotes the request
+        return f"{detail['ctx']['discriminator']} is missing or unknown"
+    message: str = detail["msg"]
+    return f"{message[0].lower()}{message[1:]}".replace(" after validation", "")
+
+
+def _place(location: Sequence[str | int]) -> str:
+    """A location as people write it: messages[0].content[1].image_url.url."""
+    names = list(location)
+    if names[:1] == ["messages"] and len(names) > _ROLE_TAG:
+        role = names[_ROLE_TAG]
+        if role == "user" and len(names) > _PART_TAG + 1:
+            del names[_PART_TAG + 1]
+        del names[_ROLE_TAG]
+    shown = ""
+    for name in names:
+        if isinstance(name, int):
+            shown += f"[{name}]"
+        elif not name.startswith(LABEL_MARK):
+            shown += f".{name}" if shown else name
+    return shown
