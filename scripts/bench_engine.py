@@ -70,7 +70,7 @@ def measure(settings: Settings, *, tell: Tell = silent) -> dict[str, Any]:
         folders = measure_folders(parts, sizes=settings.folders, rounds=settings.rounds)
         change = measure_change(parts)
     reading = [measure_reading(megapixels=size, rounds=settings.rounds) for size in settings.megapixels]
-    tell(", ".join(f"{row.pictures} pictures: {row.pictures_per_s:.1f} a second" for row in folders))
+    tell(", ".join(f"{row['pictures']} pictures: {row['pictures_per_s']:.1f}/s" for row in folders))
     batching, steps, about = _decoders(settings, tell=tell)
     return {
         **about,
@@ -78,10 +78,10 @@ def measure(settings: Settings, *, tell: Tell = silent) -> dict[str, Any]:
         "batching": batching,
         "folder_dtype": FOLDER_DTYPE,
         "folder_slots": DEFAULT_BATCH_SIZE,
-        "folders": [dataclasses.asdict(row) for row in folders],
+        "folders": folders,
         "steps": steps,
-        "reading": [dataclasses.asdict(row) for row in reading],
-        "reading_change": dataclasses.asdict(change),
+        "reading": reading,
+        "reading_change": change,
         "seconds": time.perf_counter() - started,
         "circumstances": circumstances(load_before=load_before),
     }
@@ -106,12 +106,14 @@ def _decoders(settings: Settings, *, tell: Tell) -> tuple[list[dict[str, Any]], 
                     rounds=settings.rounds,
                     with_encoder=with_encoder,
                 )
-                batching.append(of | dataclasses.asdict(row))
-                tell(f"{name} {dtype}: {row.speedups['static']:.2f} times static ({with_encoder=})")
+                batching.append(of | row)
+                tell(f"{name} {dtype}: {row['speedups']['static']:.2f} times static ({with_encoder=})")
             for rows in settings.step_rows:
                 step = measure_step(parts, rows=rows, rounds=settings.rounds)
-                steps.append(of | dataclasses.asdict(step))
-                tell(f"{name} {dtype}: step of {rows} in {step.step_ms:.2f} ms, {step.overhead_share:.1%} overhead")
+                steps.append(of | step)
+                tell(
+                    f"{name} {dtype}: step of {rows} in {step['step_ms']:.2f} ms, {step['overhead_share']:.1%} overhead"
+                )
     return batching, steps, about
 
 

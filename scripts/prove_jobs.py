@@ -38,7 +38,7 @@ def prove_kills(work: Path, kills: int) -> dict[str, Any]:
 
 def prove_full_disk(work: Path, kills: int) -> dict[str, Any]:
     """Full and read-only disks."""
-    return dataclasses.asdict(prove_disks(write_drawings(work / "pictures", NUM_PICTURES), work / "disk"))
+    return prove_disks(write_drawings(work / "pictures", NUM_PICTURES), work / "disk")
 
 
 def prove_memory(work: Path, kills: int) -> dict[str, Any]:
@@ -47,12 +47,12 @@ def prove_memory(work: Path, kills: int) -> dict[str, Any]:
     out = work / "many.jsonl"
     samples = watch_memory(work / "many", out, every=1000)
     known_s = time_known(work / "many", out)
-    return {"num_pictures": NUM_MANY, "samples": [dataclasses.asdict(sample) for sample in samples], "known_s": known_s}
+    return {"num_pictures": NUM_MANY, "samples": samples, "known_s": known_s}
 
 
 def prove_resuming(work: Path, kills: int) -> dict[str, Any]:
     """Scan a large record file."""
-    return dataclasses.asdict(time_scan(work / "records.jsonl", NUM_RECORDS, rounds=7))
+    return time_scan(work / "records.jsonl", NUM_RECORDS, rounds=7)
 
 
 def prove_waiting(work: Path, kills: int) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def prove_waiting(work: Path, kills: int) -> dict[str, Any]:
     }
     with Captioner.load() as captioner:
         rows = measure_waiting(captioner, kinds, rounds=5)
-    return {"rounds": 5, "rows": [dataclasses.asdict(row) for row in rows]}
+    return {"rounds": 5, "rows": rows}
 
 
 PARTS: dict[str, Callable[[Path, int], dict[str, Any]]] = {

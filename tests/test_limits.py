@@ -1,4 +1,4 @@
-"""docs/limits.md and the code say the same: every limit is on the page, with its default and its flag."""
+"""docs/limits.md lists every limit of the code, with its default and its flag."""
 
 import ast
 import importlib
@@ -21,12 +21,12 @@ PAGE = (ROOT / "docs" / "limits.md").read_text()
 UNITS = {"": 1, "s": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 ROW = re.compile(r"^\|([^|]+)\|([^|]+)\|([^|]+)\|([^|]+)\|$", re.MULTILINE)
 PLACE = re.compile(r"`(?P<module>[a-z_.]+):(?P<name>\w+)(?:\.(?P<field>\w+))?`(?: \(`(?P<flag>--[a-z-]+)`\))?")
-# Where a limit has no default of its own, the one that it is made of.
+# Limits without a default, and what sets them.
 DEFAULTED_ELSEWHERE = {
     ("PictureSettings", "max_picture_bytes"): ApiSettings().pictures.max_picture_bytes,
     ("ArchiveLimits", "max_entry_bytes"): ServiceLimits().max_picture_bytes,
 }
-# In these, every public constant of that form is a limit.
+# Here every public constant of that form is a limit.
 ROOMS = ("app/inputs", "app/reading", "app/http_api", "app/online", "app/web", "vision/image.py")
 CONSTANT = re.compile(r"(DEFAULT_)?MAX_\w+|DEFAULT_\w+_BYTES|\w+_LIMIT_S")
 
@@ -90,8 +90,10 @@ def test_every_constant_that_is_a_limit_is_on_the_page() -> None:
     missing = []
     for room in ROOMS:
         path = ROOT / room
-        for file in [path] if path.is_file() else sorted(path.glob("*.py")):
-            module = ".".join(("llama_adapter", *file.relative_to(ROOT).with_suffix("").parts))
+        files = [path] if path.is_file() else sorted(path.glob("*.py"))
+        assert files, room
+        for file in files:
+            module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
             for node in ast.parse(file.read_text()).body:
                 target = node.target if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [None])[0]
                 if isinstance(target, ast.Name) and CONSTANT.fullmatch(target.id) and (module, target.id) not in named:

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,19 +29,6 @@ PrefixSource = Callable[[Sequence[int]], list[Prefix]]  # indices of pictures ->
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BatchingResult:
-    """Medians over rounds of a job of `pictures`; `speedups` compare continuous batching with each policy by round."""
-
-    with_encoder: bool
-    pictures: int
-    num_slots: int
-    tokens: int  # of all captions, each at its own length
-    pictures_per_s: dict[Policy, float]
-    speedups: dict[Policy, float]
-    program_s: dict[Policy, dict[Program, float]]  # of one more job each, waiting for the device after each call
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """Captions to generate: the number of tokens of each, their prompt, and their pictures."""
 
@@ -60,7 +47,7 @@ def planned_lengths(number: int) -> tuple[int, ...]:
 
 def measure_batching(
     parts: Parts, *, pixels_BHWC: np.ndarray, pictures: int, rounds: int, with_encoder: bool
-) -> BatchingResult:
+) -> dict[str, Any]:
     """Measure the policies in turn, after one short warm-up job of each."""
     policies = _COMPARED if with_encoder else POLICIES
     prompt_ids = tuple(parts.model.tokenizer.encode(format_prompt(parts.info.default_prompt)))
@@ -82,18 +69,18 @@ def measure_batching(
         timed(policy, job=warm_up)
     seconds = in_turn(policies, timed, rounds=rounds)
     continuous = seconds["continuous"]
-    return BatchingResult(
-        with_encoder=with_encoder,
-        pictures=pictures,
-        num_slots=engine.num_slots,
-        tokens=sum(job.lengths),
-        pictures_per_s={policy: pictures / statistics.median(taken) for policy, taken in seconds.items()},
-        speedups={
+    return {
+        "with_encoder": with_encoder,
+        "pictures": pictures,
+        "num_slots": engine.num_slots,
+        "tokens": sum(job.lengths),
+        "pictures_per_s": {policy: pictures / statistics.median(taken) for policy, taken in seconds.items()},
+        "speedups": {
             policy: statistics.median(other / ours for other, ours in zip(taken, continuous, strict=True))
             for policy, taken in seconds.items()
         },
-        program_s={} if with_encoder else {policy: _program_seconds(parts, job, policy) for policy in _COMPARED},
-    )
+        "program_s": {} if with_encoder else {policy: _program_seconds(parts, job, policy) for policy in _COMPARED},
+    }
 
 
 def run_job(engine: Engine, job: Job, *, policy: Policy) -> list[int]:

@@ -6,8 +6,8 @@ import resource
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from llama_adapter.app.captioning.assemble import Parts
 from llama_adapter.app.captioning.captioner import Answer, Captioner, work_items
@@ -18,20 +18,11 @@ _LEAST_PICTURES = 100  # answered per round; smaller jobs are repeated
 _MEGABYTE = 1e6
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FolderResult:
-    """A job of `pictures`, medians over rounds. Memory is that of the process after the first round of that size."""
+def measure_folders(parts: Parts, *, sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
+    """Run caption jobs of these sizes in turn over repeated samples, after a small warm-up job.
 
-    pictures: int
-    pictures_per_s: float
-    pictures_per_s_rounds: tuple[float, ...]
-    cpu_ms: float  # per picture, all threads together
-    resident_mb: float
-    peak_mb: float  # of the process so far; sizes increase in the first round
-
-
-def measure_folders(parts: Parts, *, sizes: Sequence[int], rounds: int) -> list[FolderResult]:
-    """Run caption jobs of these sizes in turn over repeated samples, after a small warm-up job."""
+    Rates and times are medians. Memory is that of the process after the first round, in which sizes increase.
+    """
     captioner = parts.captioner()
     _answer(captioner, pictures=parts.runner.config.num_slots)
     found = in_turn(sorted(sizes), lambda size: _measure(captioner, size), rounds=rounds)
@@ -39,14 +30,14 @@ def measure_folders(parts: Parts, *, sizes: Sequence[int], rounds: int) -> list[
     for size in sizes:
         rates, cpu_ms, resident_mb, peak_mb = zip(*found[size], strict=True)
         results.append(
-            FolderResult(
-                pictures=size,
-                pictures_per_s=statistics.median(rates),
-                pictures_per_s_rounds=rates,
-                cpu_ms=statistics.median(cpu_ms),
-                resident_mb=resident_mb[0],
-                peak_mb=peak_mb[0],
-            )
+            {
+                "pictures": size,
+                "pictures_per_s": statistics.median(rates),
+                "pictures_per_s_rounds": rates,
+                "cpu_ms": statistics.median(cpu_ms),
+                "resident_mb": resident_mb[0],
+                "peak_mb": peak_mb[0],
+            }
         )
     return results
 

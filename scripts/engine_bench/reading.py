@@ -5,7 +5,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,27 +24,8 @@ READINGS: tuple[Reading, ...] = ("exact", "fast")
 _SAMPLE_SIDE = 1600  # pixels, of enlarged samples
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SpeedResult:
-    """One thread, medians of `rounds` in turn; differences of pixels in levels of 0 to 255."""
-
-    megapixels: int
-    pictures_per_s: dict[Reading, float]
-    largest_difference: int
-    mean_difference: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChangeResult:
-    """Differences between fast and exact reading of the samples, enlarged to JPEGs, with the embedded model."""
-
-    pictures: int
-    same_captions: int
-    visual_query_difference: float  # root mean square, over that of the visual query
-
-
-def measure_reading(*, megapixels: int, rounds: int) -> SpeedResult:
-    """Read a picture like a photograph both ways, in turn."""
+def measure_reading(*, megapixels: int, rounds: int) -> dict[str, Any]:
+    """Read a picture like a photograph both ways, in turn. Differences are in levels of 0 to 255."""
     data = _jpeg(photograph(*SIZES[megapixels], seed=0))
 
     def timed(reading: Reading) -> float:
@@ -56,16 +37,16 @@ def measure_reading(*, megapixels: int, rounds: int) -> SpeedResult:
         pixels = {reading: read(data, reading) for reading in READINGS}
         seconds = in_turn(READINGS, timed, rounds=4 * rounds)
     difference = np.abs(pixels["fast"].astype(int) - pixels["exact"])
-    return SpeedResult(
-        megapixels=megapixels,
-        pictures_per_s={reading: 1 / statistics.median(taken) for reading, taken in seconds.items()},
-        largest_difference=int(difference.max()),
-        mean_difference=float(difference.mean()),
-    )
+    return {
+        "megapixels": megapixels,
+        "pictures_per_s": {reading: 1 / statistics.median(taken) for reading, taken in seconds.items()},
+        "largest_difference": int(difference.max()),
+        "mean_difference": float(difference.mean()),
+    }
 
 
-def measure_change(parts: Parts) -> ChangeResult:
-    """Compare by the model of `parts` and another captioner like it."""
+def measure_change(parts: Parts) -> dict[str, Any]:
+    """Compare the captions and visual queries of enlarged samples, read fast and exactly."""
     pictures = [_jpeg(_enlarged(Image.open(file))) for file in sample_files()]
     queries = {
         reading: parts.vision.encode(np.stack([read(data, reading) for data in pictures])).float()
@@ -73,11 +54,11 @@ def measure_change(parts: Parts) -> ChangeResult:
     }
     texts = [_captions(parts.spec, pictures, reading) for reading in READINGS]
     difference = (queries["fast"] - queries["exact"]).square().mean().sqrt() / queries["exact"].square().mean().sqrt()
-    return ChangeResult(
-        pictures=len(pictures),
-        same_captions=sum(one == other for one, other in zip(*texts, strict=True)),
-        visual_query_difference=float(difference),
-    )
+    return {
+        "pictures": len(pictures),
+        "same_captions": sum(one == other for one, other in zip(*texts, strict=True)),
+        "visual_query_difference": float(difference),
+    }
 
 
 @contextmanager

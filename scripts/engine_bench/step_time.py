@@ -7,7 +7,6 @@ extra time of a step that attends to many positions. The cost per position also 
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,22 +22,12 @@ NUM_PLACES = 88  # positions attended to: a prompt of 56 tokens and half of a ca
 _NUM_STEPS = 32
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepResult:
-    """A step of `rows`, medians in ms. Everything but linear layers and attention is overhead."""
+def measure_step(parts: Parts, *, rows: int, rounds: int) -> dict[str, Any]:
+    """The parts of a step of `rows` in ms, medians over rounds.
 
-    rows: int
-    places: int
-    step_ms: float
-    linears_ms: float
-    attention_ms: float
-    other_ms: float  # rest of the device's program: norms, rotary positions, activations, embeddings, copies
-    host_ms: float  # of the engine around it: choosing tokens, scheduling
-    overhead_share: float
-
-
-def measure_step(parts: Parts, *, rows: int, rounds: int) -> StepResult:
-    """Medians over `rounds` of the parts, measured in turn."""
+    `other` is the rest of the device's program: norms, rotary positions, activations, embeddings, copies. `host` is the
+    engine around it: choosing tokens, scheduling.
+    """
     decoder = _decoder(parts)
     measured = [_round(parts, decoder, rows=rows) for _ in range(rounds + 1)][1:]  # the first one warms up
     step, program, short, linears = (statistics.median(times) * 1e3 for times in zip(*measured, strict=True))
@@ -47,16 +36,16 @@ def measure_step(parts: Parts, *, rows: int, rounds: int) -> StepResult:
     attention = max(program - short, 0.0) / (NUM_PLACES - 1) * (NUM_PLACES + picture_places)
     other = max(program - attention - linears, 0.0)
     host = max(step - program, 0.0)
-    return StepResult(
-        rows=rows,
-        places=NUM_PLACES,
-        step_ms=step,
-        linears_ms=linears,
-        attention_ms=attention,
-        other_ms=other,
-        host_ms=host,
-        overhead_share=(other + host) / step,
-    )
+    return {
+        "rows": rows,
+        "places": NUM_PLACES,
+        "step_ms": step,
+        "linears_ms": linears,
+        "attention_ms": attention,
+        "other_ms": other,
+        "host_ms": host,
+        "overhead_share": (other + host) / step,
+    }
 
 
 def _round(parts: Parts, decoder: Any, *, rows: int) -> tuple[float, float, float, float]:

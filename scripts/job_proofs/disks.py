@@ -4,27 +4,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from llama_adapter.app.records.record import read_records
 from scripts.common import ROOT
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DiskReport:
-    """Outcome of a job of `num_pictures`."""
-
-    num_pictures: int
-    full_exit_code: int
-    full_said: str
-    records_kept: int
-    is_whole: bool  # the file on the full disk ends with a whole record
-    completed_exit_code: int
-    lost: int
-    doubled: int
-    read_only_exit_code: int
-    read_only_said: str
 
 
 @contextmanager
@@ -40,7 +24,7 @@ def mounted(place: Path, options: str) -> Iterator[None]:
         subprocess.run(["umount", str(place)], check=True)
 
 
-def prove_disks(pictures: list[Path], place: Path) -> DiskReport:
+def prove_disks(pictures: list[Path], place: Path) -> dict[str, Any]:
     """Fill a disk with a job, enlarge it, resume; then try a read-only disk."""
     out = place / "answers.jsonl"
     command = [sys.executable, "-m", "llama_adapter", "caption", str(pictures[0].parent), "--out", str(out)]
@@ -53,18 +37,18 @@ def prove_disks(pictures: list[Path], place: Path) -> DiskReport:
         answered = [record["picture"] for record in read_records(out)]
     with mounted(place, "ro"):
         read_only = _run(command)
-    return DiskReport(
-        num_pictures=len(pictures),
-        full_exit_code=full.returncode,
-        full_said=_error(full.stderr, place=place),
-        records_kept=kept,
-        is_whole=left.endswith(b"\n"),
-        completed_exit_code=completed.returncode,
-        lost=len({str(path) for path in pictures} - set(answered)),
-        doubled=len(answered) - len(set(answered)),
-        read_only_exit_code=read_only.returncode,
-        read_only_said=_error(read_only.stderr, place=place),
-    )
+    return {
+        "num_pictures": len(pictures),
+        "full_exit_code": full.returncode,
+        "full_said": _error(full.stderr, place=place),
+        "records_kept": kept,
+        "is_whole": left.endswith(b"\n"),  # the file on the full disk ends with a whole record
+        "completed_exit_code": completed.returncode,
+        "lost": len({str(path) for path in pictures} - set(answered)),
+        "doubled": len(answered) - len(set(answered)),
+        "read_only_exit_code": read_only.returncode,
+        "read_only_said": _error(read_only.stderr, place=place),
+    }
 
 
 def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":

@@ -4,7 +4,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.common import ROOT
@@ -12,19 +11,10 @@ from scripts.common import ROOT
 MIB = 2**20
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemorySample:
-    """Resident memory after `num_records` records, of the main process and of its reading processes."""
-
-    num_records: int
-    own_mib: float
-    readers_mib: float
-
-
-def watch_memory(folder: Path, out: Path, *, every: int, flags: Sequence[str] = ()) -> list[MemorySample]:
+def watch_memory(folder: Path, out: Path, *, every: int, flags: Sequence[str] = ()) -> list[dict[str, float]]:
     """Run a job over a folder, with a sample every `every` records. Raises RuntimeError if it fails."""
     command = [sys.executable, "-m", "llama_adapter", "caption", str(folder), "--out", str(out), "--quiet", *flags]
-    samples: list[MemorySample] = []
+    samples: list[dict[str, float]] = []
     num_records, offset, due = 0, 0, every
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
@@ -50,13 +40,13 @@ def time_known(folder: Path, out: Path) -> float:
     return time.perf_counter() - started
 
 
-def _sample(process: int, num_records: int) -> MemorySample:
+def _sample(process: int, num_records: int) -> dict[str, float]:
     children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    return MemorySample(
-        num_records=num_records,
-        own_mib=_resident(process) / MIB,
-        readers_mib=sum(_resident(int(child)) for child in children) / MIB,
-    )
+    return {
+        "num_records": num_records,
+        "own_mib": _resident(process) / MIB,
+        "readers_mib": sum(_resident(int(child)) for child in children) / MIB,
+    }
 
 
 def _resident(process: int) -> int:

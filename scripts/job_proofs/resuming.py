@@ -1,23 +1,12 @@
 """Time and memory for scanning a large record file when a job resumes."""
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.record import Record, record_to_line
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScanFigures:
-    """Cost of scanning a record file at the start of a run."""
-
-    num_records: int
-    file_mb: float
-    seconds: float  # the median
-    rounds: list[float]
-    index_mb: float  # what stays in memory
 
 
 def write_records(path: Path, count: int) -> None:
@@ -39,7 +28,7 @@ def write_records(path: Path, count: int) -> None:
             file.write(record_to_line(record) + "\n")
 
 
-def time_scan(path: Path, count: int, *, rounds: int) -> ScanFigures:
+def time_scan(path: Path, count: int, *, rounds: int) -> dict[str, Any]:
     """Write `count` records to `path`, and scan them `rounds` times."""
     write_records(path, count)
     taken = []
@@ -48,10 +37,10 @@ def time_scan(path: Path, count: int, *, rounds: int) -> ScanFigures:
         index = RecordIndex([path])
         taken.append(time.perf_counter() - started)
     assert len(index) == count
-    return ScanFigures(
-        num_records=count,
-        file_mb=path.stat().st_size / 1e6,
-        seconds=median(taken),
-        rounds=taken,
-        index_mb=index.num_bytes / 1e6,
-    )
+    return {
+        "num_records": count,
+        "file_mb": path.stat().st_size / 1e6,
+        "seconds": median(taken),
+        "rounds": taken,
+        "index_mb": index.num_bytes / 1e6,
+    }

@@ -4,9 +4,9 @@ import itertools
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from llama_adapter.app.captioning.answers import Answer
 from llama_adapter.app.captioning.captioner import Captioner
@@ -18,18 +18,7 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from scripts.common import in_turn
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WaitingFigures:
-    """Medians over rounds for one kind of picture and one reader."""
-
-    pictures: str
-    reader: str
-    pictures_per_s: float
-    waited: float  # share of the wall time in which the device had no picture
-    rounds: list[float]  # pictures a second
-
-
-def measure_waiting(captioner: Captioner, kinds: dict[str, Sequence[Path]], *, rounds: int) -> list[WaitingFigures]:
+def measure_waiting(captioner: Captioner, kinds: dict[str, Sequence[Path]], *, rounds: int) -> list[dict[str, Any]]:
     """Caption each kind of picture with each reader, in turn."""
     readers: dict[str, Reader] = {
         "thread": PictureReader(captioner.spec, size=captioner.image_size),
@@ -41,13 +30,13 @@ def measure_waiting(captioner: Captioner, kinds: dict[str, Sequence[Path]], *, r
             _run(captioner, kinds[kind], readers[name])
         taken = in_turn(ways, lambda way: _run(captioner, kinds[way[0]], readers[way[1]]), rounds=rounds)
     return [
-        WaitingFigures(
-            pictures=kind,
-            reader=name,
-            pictures_per_s=median(rate for rate, _ in each),
-            waited=median(waited for _, waited in each),
-            rounds=[rate for rate, _ in each],
-        )
+        {
+            "pictures": kind,
+            "reader": name,
+            "pictures_per_s": median(rate for rate, _ in each),
+            "waited": median(waited for _, waited in each),  # share of the wall time without a picture
+            "rounds": [rate for rate, _ in each],
+        }
         for (kind, name), each in taken.items()
     ]
 

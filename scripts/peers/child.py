@@ -5,13 +5,12 @@ installed, is an answer too.
 """
 
 import gc
-import json
 import os
 import sys
 import time
 import warnings
-from typing import Any
 
+from llama_adapter.app.measuring.circumstances import circumstances, load_average
 from scripts.peers.packages import MissingPackage
 from scripts.peers.table import find_engine
 from scripts.peers.task import Reply, Task
@@ -43,7 +42,7 @@ def _measured(task: Task) -> Reply:
 
     torch.set_num_threads(task.threads)
     engine = find_engine(task.section, task.engine)
-    around: dict[str, Any] = opening.machine_circumstances() if task.section == "machine" else {}
+    about = circumstances(load_before=load_average()) if task.section == "machine" else {}
     started = time.perf_counter()
     if task.only_files:
         opening.make_files(task, engine)
@@ -58,7 +57,7 @@ def _measured(task: Task) -> Reply:
         figures=figures,
         load_s=load_s,
         packages=opening.about(engine),
-        circumstances=json.loads(json.dumps(around)),
+        circumstances=about,
     )
 
 

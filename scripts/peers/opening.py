@@ -1,22 +1,24 @@
-"""From a task to figures: opens the engine in this very process and measures it."""
+"""Opens an engine in this process, and measures it."""
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from llama_adapter.app.captioning.resources import embedded_model
-from llama_adapter.app.measuring.circumstances import circumstances, load_average
+from llama_adapter.app.measuring.ceilings import measure_bandwidth, measure_matmul
+from llama_adapter.app.measuring.roofline import decoder_shapes, encoder_shapes
 from llama_adapter.app.models.random_model import WiderTokenizer
-from llama_adapter.runtime.devices import DTYPES
+from llama_adapter.runtime.devices import DTYPES, open_backend
+from llama_adapter.runtime.schemes import Precision
 from scripts.peers import exported, huggingface, llama_cpp
-from scripts.peers.ceilings import measure_ceilings
 from scripts.peers.files import end_id, make_file
 from scripts.peers.measuring import DecoderEngine, Figure, Rungs, VisionEngine, measure_decoder, measure_vision
 from scripts.peers.ours import JobResult, OurDecoder, OurJob, OurVision, open_parts
 from scripts.peers.packages import versions
 from scripts.peers.reference import ReferenceJob
-from scripts.peers.sizes import JOB_ENDS
+from scripts.peers.sizes import ENCODERS, JOB_ENDS
 from scripts.peers.table import Engine
 from scripts.peers.task import Task
 from scripts.peers.weights import bare_tower, decoder_sizes, decoder_state, encoder_sizes, encoder_state
@@ -24,6 +26,11 @@ from scripts.peers.weights import bare_tower, decoder_sizes, decoder_state, enco
 Named = tuple[str, Figure, dict[str, Any]]  # whose figure, the figure, and what else there is to say
 Opener = Callable[[Task, Engine], Any]
 
+PRECISIONS: tuple[tuple[str, str, Precision], ...] = (
+    ("float32", "float32", "float"),
+    ("bfloat16", "bfloat16", "float"),
+    ("int8", "float32", "int8"),
+)
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "hf": huggingface.PACKAGES,
     "hf-dynamic": huggingface.PACKAGES,
@@ -35,15 +42,27 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+def _ceilings(size: str) -> Iterator[tuple[str, Figure]]:
+    """Ceilings of the machine: `read` in bytes/s, and `matmul-...` for the layers of that size in FLOPs/s."""
+    backend = open_backend("cpu")
+    started = time.perf_counter()
+    yield "read", _ceiling(measure_bandwidth(backend), started=started)
+    is_encoder = size in ENCODERS
+    shapes = encoder_shapes(bare_tower(size)) if is_encoder else decoder_shapes(decoder_sizes(size))
+    for name, dtype, precision in PRECISIONS:
+        started = time.perf_counter()
+        rate = measure_matmul(backend, shapes=shapes, dtype=DTYPES[dtype], precision=precision)
+        yield f"matmul-{name}", _ceiling(rate, started=started)
+
+
+def _ceiling(rate: float, *, started: float) -> Figure:
+    return Figure(part="ceiling", batch=1, rate=rate, spent_s=time.perf_counter() - started)
+
+
 def make_files(task: Task, engine: Engine) -> None:
-    """The files that the engine runs, where they are not there yet."""
+    """Make the files that the engine needs, if they are missing."""
     if engine.file:
         make_file(engine.file, work=_work(task), size=task.size, num_threads=task.threads)
-
-
-def machine_circumstances() -> dict[str, Any]:
-    """As app/measuring/circumstances.py tells them, the load before this process computed anything."""
-    return circumstances(load_before=load_average())
 
 
 def measure(task: Task, engine: Engine, opened: Any) -> Iterator[Named]:
@@ -55,7 +74,7 @@ def measure(task: Task, engine: Engine, opened: Any) -> Iterator[Named]:
     )
     match task.section:
         case "machine":
-            yield from ((name, figure, {}) for name, figure in measure_ceilings(task.size))
+            yield from ((name, figure, {}) for name, figure in _ceilings(task.size))
         case "decode":
             figures = measure_decoder(
                 cast(DecoderEngine, opened), rungs, num_steps=task.num_steps, budget_s=task.budget_s

@@ -1,16 +1,15 @@
-"""What is measured: sizes of decoders and encoders by name, and how many tokens. Plain values, nothing is imported."""
+"""Sizes of decoders and encoders by name, and numbers of tokens."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 Part = Literal["decode", "prefill", "job", "vision", "ceiling"]
-PARTS: tuple[Part, ...] = get_args(Part)
 
 # As app/models/random_model.py has them; `vit-tiny` is the encoder in front of its tiny decoder.
 DECODERS = ("tiny", "160M", "1B")
 ENCODERS = ("vit-tiny", "ViT-L/14")
-# Encoders that a whole caption job is run with, in front of each decoder.
+# Encoders of caption jobs, by decoder.
 JOB_ENCODERS: Mapping[str, tuple[str, ...]] = {
     "tiny": ("vit-tiny",),
     "160M": ("embedded", "ViT-L/14"),
@@ -21,20 +20,20 @@ NUM_PROMPT_TOKENS = 55
 NUM_STEPS: Mapping[str, int] = {"tiny": 32, "160M": 32, "1B": 12}
 CONTEXT = 128  # positions that a row has room for
 
-# The job: as many pictures, captions planned to end after so many tokens.
+# A job has one picture for each of these caption lengths, in tokens.
 JOB_ENDS = (12, 25, 38, 51, 64)
 
 
 def job_size(decoder: str, encoder: str) -> str:
-    """A job's size in one word, for example `1B+ViT-L/14`."""
+    """The size of a job, such as `1B+ViT-L/14`."""
     return f"{decoder}+{encoder}"
 
 
 def prompt_ids(row: int, *, length: int = NUM_PROMPT_TOKENS) -> list[int]:
-    """The prompt of a row: the begin token, and numbers that differ from row to row."""
+    """The prompt of a row: the begin token, and ids that differ by row."""
     return [1, *(3 + (7919 * (row + 1) * (place + 1)) % 31000 for place in range(length - 1))]
 
 
 def place_of(file: str, *, work: Path, size: str) -> Path:
-    """Where the file of a size is, or will be."""
+    """Path of the file of a size."""
     return work / size.replace("/", "-") / file

@@ -1,13 +1,12 @@
-"""The engines by name: what each can be measured in, and how it is opened. Nothing vendor is imported here."""
+"""The engines by name. No vendor package is imported here."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal
 
 from scripts.peers.sizes import Part
 
 Section = Literal["machine", "decode", "job", "vision"]  # what one child process measures
-SECTIONS: tuple[Section, ...] = get_args(Section)
 PARTS_OF: Mapping[Section, tuple[Part, ...]] = {
     "machine": ("ceiling",),
     "decode": ("prefill", "decode"),
@@ -30,83 +29,54 @@ class Engine:
     note: str = ""
 
 
+def _engine(name: str, section: Section, program: str, **options: Any) -> Engine:
+    return Engine(name=name, section=section, program=program, **options)
+
+
 def _ours(section: Section) -> tuple[Engine, ...]:
+    slow = {"by_default": False, "note": "int8 weights, all else in bfloat16"}
     return (
-        Engine(name="ours-float32", section=section, program="ours"),
-        Engine(name="ours-bfloat16", section=section, program="ours", dtype="bfloat16"),
-        Engine(name="ours-int8", section=section, program="ours", precision="int8"),
-        Engine(
-            name="ours-int8-bfloat16",
-            section=section,
-            program="ours",
-            dtype="bfloat16",
-            precision="int8",
-            by_default=False,
-            note="int8 weights, all else in bfloat16",
-        ),
+        _engine("ours-float32", section, "ours"),
+        _engine("ours-bfloat16", section, "ours", dtype="bfloat16"),
+        _engine("ours-int8", section, "ours", precision="int8"),
+        _engine("ours-int8-bfloat16", section, "ours", dtype="bfloat16", precision="int8", **slow),
     )
 
 
+_GROWING = "eager, growing cache"
+_COMPILED = {"by_default": False, "note": "static cache, steps by torch.compile"}
+_DYNAMIC = "dynamic quantisation"
+_NNCF = "post-training quantisation by NNCF"
 ENGINES: tuple[Engine, ...] = (
     *_ours("decode"),
-    Engine(name="hf-float32", section="decode", program="hf-dynamic", note="eager, growing cache"),
-    Engine(name="hf-bfloat16", section="decode", program="hf-dynamic", dtype="bfloat16", note="eager, growing cache"),
-    Engine(
-        name="hf-bfloat16-static", section="decode", program="hf-static", dtype="bfloat16", note="eager, static cache"
-    ),
-    Engine(
-        name="hf-bfloat16-compiled",
-        section="decode",
-        program="hf-compiled",
-        dtype="bfloat16",
-        by_default=False,
-        note="static cache, steps by torch.compile",
-    ),
-    Engine(name="llama.cpp-bf16", section="decode", program="llama.cpp", dtype="bfloat16", file="bf16.gguf"),
-    Engine(name="llama.cpp-q8_0", section="decode", program="llama.cpp", precision="int8", file="q8_0.gguf"),
-    Engine(name="llama.cpp-q4_0", section="decode", program="llama.cpp", precision="int8", file="q4_0.gguf"),
+    _engine("hf-float32", "decode", "hf-dynamic", note=_GROWING),
+    _engine("hf-bfloat16", "decode", "hf-dynamic", dtype="bfloat16", note=_GROWING),
+    _engine("hf-bfloat16-static", "decode", "hf-static", dtype="bfloat16", note="eager, static cache"),
+    _engine("hf-bfloat16-compiled", "decode", "hf-compiled", dtype="bfloat16", **_COMPILED),
+    _engine("llama.cpp-bf16", "decode", "llama.cpp", dtype="bfloat16", file="bf16.gguf"),
+    _engine("llama.cpp-q8_0", "decode", "llama.cpp", precision="int8", file="q8_0.gguf"),
+    _engine("llama.cpp-q4_0", "decode", "llama.cpp", precision="int8", file="q4_0.gguf"),
     *_ours("job"),
-    Engine(name="reference-float32", section="job", program="reference", note="as the reference's loop does"),
+    _engine("reference-float32", "job", "reference", note="as the reference's loop does"),
     *_ours("vision"),
-    Engine(name="hf-float32", section="vision", program="hf", note="eager"),
-    Engine(name="hf-bfloat16", section="vision", program="hf", dtype="bfloat16", note="eager"),
-    Engine(name="onnxruntime-float32", section="vision", program="onnxruntime", file="tower.onnx"),
-    Engine(
-        name="onnxruntime-int8",
-        section="vision",
-        program="onnxruntime",
-        precision="int8",
-        file="tower-int8.onnx",
-        note="dynamic quantisation",
-    ),
-    Engine(name="openvino-float32", section="vision", program="openvino", file="tower.onnx"),
-    Engine(
-        name="openvino-bfloat16",
-        section="vision",
-        program="openvino",
-        dtype="bfloat16",
-        file="tower.onnx",
-        by_default=False,
-    ),
-    Engine(
-        name="openvino-int8",
-        section="vision",
-        program="openvino",
-        precision="int8",
-        file="tower-int8.xml",
-        note="post-training quantisation by NNCF",
-    ),
+    _engine("hf-float32", "vision", "hf", note="eager"),
+    _engine("hf-bfloat16", "vision", "hf", dtype="bfloat16", note="eager"),
+    _engine("onnxruntime-float32", "vision", "onnxruntime", file="tower.onnx"),
+    _engine("onnxruntime-int8", "vision", "onnxruntime", precision="int8", file="tower-int8.onnx", note=_DYNAMIC),
+    _engine("openvino-float32", "vision", "openvino", file="tower.onnx"),
+    _engine("openvino-bfloat16", "vision", "openvino", dtype="bfloat16", file="tower.onnx", by_default=False),
+    _engine("openvino-int8", "vision", "openvino", precision="int8", file="tower-int8.xml", note=_NNCF),
 )
 MACHINE = Engine(name="machine", section="machine", program="machine")
 
 
 def engine_names() -> list[str]:
-    """All names, each once; a name may stand for a decoder, a job and an encoder."""
+    """All names, each once; a name may be in several sections."""
     return list(dict.fromkeys(engine.name for engine in ENGINES))
 
 
 def chosen_engines(names: Collection[str] | None, section: Section) -> list[Engine]:
-    """Engines of a section: those named, or by default all but the slow options."""
+    """Engines of a section: the named ones, or by default all but the slow variants."""
     return [
         engine
         for engine in ENGINES
@@ -115,6 +85,6 @@ def chosen_engines(names: Collection[str] | None, section: Section) -> list[Engi
 
 
 def find_engine(section: Section, name: str) -> Engine:
-    """The engine of that name; raises KeyError for one that is not in the table."""
+    """The engine of that name. Raises KeyError."""
     table = {(engine.section, engine.name): engine for engine in (MACHINE, *ENGINES)}
     return table[section, name]

@@ -1,4 +1,4 @@
-"""Command line of the training: one command per stage; `all` makes the bundle, `ablation` and `variants` compare."""
+"""Command line of the training: a command per stage. `all` makes the bundle, `ablation` and `variants` compare."""
 
 import argparse
 import sys
@@ -21,10 +21,8 @@ from scripts.train_embedded import (
     slot_stage,
     text_stage,
     tokens,
-    trained,
     vision_stage,
 )
-from scripts.train_embedded.packing import Packer
 from scripts.train_embedded.sizes import build_encoder
 
 STAGES = ("tokenizer", "draw", "vision", "code", "features", "slots", "reading", "export", "familiar")
@@ -41,9 +39,9 @@ CROWD_CHUNKS = 18
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one stage or several; what was stopped goes on where it was, what is finished is not done again."""
+    """Run one stage or several. Stopped stages resume, finished ones are skipped."""
     parser = argparse.ArgumentParser(prog="python -m scripts.train_embedded", description=__doc__)
-    parser.add_argument("stage", choices=(*STAGES, *ABLATION, *VARIANTS, "quick-score", "samples", *GROUPS))
+    parser.add_argument("stage", choices=(*STAGES, *ABLATION, *VARIANTS, "samples", *GROUPS))
     parser.add_argument(
         "--work", type=Path, default=Path(".work/embedded"), help="pictures, checkpoints (default: %(default)s)"
     )
@@ -51,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--pictures", type=Path, default=Path("assets/pictures"), help="sample pictures (default: %(default)s)"
     )
-    parser.add_argument("--steps", type=int, help="training steps of the stage, instead of its own number")
+    parser.add_argument("--steps", type=int, help="training steps of the stage (default: its own number)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: %(default)s)")
     options = parser.parse_args(arguments)
     if options.steps is not None and options.steps < 1:
@@ -90,7 +88,6 @@ def _command(stage: str, options: argparse.Namespace) -> Callable[[], object]:
         "text": lambda: text_stage.run(tokenizer=tokenizer(), folder=folder, num_steps=num_steps),
         **{f"ablation-{arm}": partial(run_arm, arm) for arm in ablation.ARMS},
         **{f"code-{variant}": partial(run_variant, variant) for variant in code_stage.VARIANTS},
-        "quick-score": lambda: print(trained.quick_score(*trained.load_trained(folder), Packer(tokenizer()))),
         "samples": lambda: samples.draw_samples(options.pictures),
     }
     return commands[stage]

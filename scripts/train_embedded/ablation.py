@@ -6,6 +6,7 @@ Every arm begins with the LLaMA of the stage `text`, whose gates are shut, and t
 
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from torch.nn.utils import parametrize
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.vision.encoder import PictureEncoder
-from scripts.train_embedded.answering import answer_hits, answer_loss
+from scripts.train_embedded.answering import answer_loss, exact_match
 from scripts.train_embedded.code_stage import open_gates
 from scripts.train_embedded.features import Features
 from scripts.train_embedded.loop import Optimizers, train
@@ -166,15 +167,16 @@ def evaluate(
     encoder: PictureEncoder, decoder: LlamaAdapterDecoder, packer: Packer, data: Path, *, num_pictures: int = 256
 ) -> dict[str, float]:
     """Exact match by task on pictures never trained on; `pair-` stands before tasks on never-drawn pairs."""
-    hits: dict[str, list[bool]] = defaultdict(list)
-    for kind in ("check", "pair"):
-        seen, rng = Features(data, kind), np.random.default_rng(12345)
-        for step in range(num_pictures // BATCH):
-            features, labels = seen.batch_at(step, batch_size=BATCH, seed=0)
-            packed = packer.pack([ask_many(labels_to_scene(label), rng, count=QUESTIONS) for label in labels.numpy()])
-            for task, values in answer_hits(decoder, _see(encoder, features), packed).items():
-                hits[task if kind == "check" else f"pair-{task}"] += values
-    return {task: float(np.mean(values)) for task, values in sorted(hits.items())}
+
+    def batches() -> Iterator[tuple[str, Tensor, Packed]]:
+        for kind, prefix in (("check", ""), ("pair", "pair-")):
+            seen, rng = Features(data, kind), np.random.default_rng(12345)
+            for step in range(num_pictures // BATCH):
+                features, labels = seen.batch_at(step, batch_size=BATCH, seed=0)
+                asked = [ask_many(labels_to_scene(label), rng, count=QUESTIONS) for label in labels.numpy()]
+                yield prefix, _see(encoder, features), packer.pack(asked)
+
+    return exact_match(decoder, batches())
 
 
 def _trained(folder: Path, stage: str, part: str) -> dict[str, Tensor]:

@@ -1,7 +1,9 @@
-"""Loss and exact-match figures of the decoder on packed questions, given visual queries. No optimisers here."""
+"""Loss and exact-match scores of the decoder on packed questions, given visual queries."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -19,10 +21,7 @@ def answer_loss(decoder: LlamaAdapterDecoder, visual_query_BQD: Tensor, packed: 
 
 @torch.no_grad()
 def answer_hits(decoder: LlamaAdapterDecoder, visual_query_BQD: Tensor, packed: Packed) -> dict[str, list[bool]]:
-    """By task: was an answer right from first token to end? Equals greedy decoding compared with the exact answer.
-
-    (Greedy decoding leaves the right answer exactly where the first wrong prediction along it is.)
-    """
+    """By task, whether each answer is right from the first token to the end, as in greedy decoding."""
     logits_NV = _answer_logits(decoder, visual_query_BQD, packed)
     wrong_N = (logits_NV.argmax(-1) != packed.target_N).long()
     wrong_per_answer = torch.zeros(len(packed.tasks), dtype=torch.long).index_add(0, packed.answer_N, wrong_N)
@@ -30,6 +29,15 @@ def answer_hits(decoder: LlamaAdapterDecoder, visual_query_BQD: Tensor, packed: 
     for task, wrong in zip(packed.tasks, wrong_per_answer.tolist(), strict=True):
         hits[task].append(wrong == 0)
     return dict(hits)
+
+
+def exact_match(decoder: LlamaAdapterDecoder, batches: Iterable[tuple[str, Tensor, Packed]]) -> dict[str, float]:
+    """Share of right answers by task. A batch is a prefix for the names of its tasks, visual queries, and questions."""
+    hits: dict[str, list[bool]] = defaultdict(list)
+    for prefix, visual_query_BQD, packed in batches:
+        for task, values in answer_hits(decoder, visual_query_BQD, packed).items():
+            hits[prefix + task] += values
+    return {task: float(np.mean(values)) for task, values in sorted(hits.items())}
 
 
 def _answer_logits(decoder: LlamaAdapterDecoder, visual_query_BQD: Tensor, packed: Packed) -> Tensor:

@@ -1,6 +1,5 @@
 """Stage 2: decoder and adapters learn to answer, reading scenes from a symbolic code in the visual query's place."""
 
-from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.tokenizer import Tokenizer
-from scripts.train_embedded.answering import answer_hits, answer_loss
+from scripts.train_embedded.answering import answer_loss, exact_match
 from scripts.train_embedded.focus import CLASSES, NOT_ASKED
 from scripts.train_embedded.loop import Optimizers, train
 from scripts.train_embedded.packing import Packed, Packer, ask_many
@@ -186,16 +185,15 @@ def evaluate(
 ) -> dict[str, float]:
     """Exact match by task on fresh scenes in symbols, without noise; `pair-` stands before those of new pairs."""
     rng = np.random.default_rng(seed)
-    hits: dict[str, list[bool]] = defaultdict(list)
-    for prefix, never_drawn in (("", "any"), ("pair-", "with")):
-        for _ in range(num_scenes // 16):
-            scenes = [sample_questions_scene(rng, never_drawn=never_drawn) for _ in range(16)]
-            packed = packer.pack([ask_many(scene, rng, count=8) for scene in scenes])
-            with torch.no_grad():
-                found = answer_hits(decoder, code(_labels(scenes)), packed)
-            for task, values in found.items():
-                hits[prefix + task] += values
-    return {task: float(np.mean(values)) for task, values in sorted(hits.items())}
+
+    def batches() -> Iterator[tuple[str, Tensor, Packed]]:
+        for prefix, never_drawn in (("", "any"), ("pair-", "with")):
+            for _ in range(num_scenes // 16):
+                scenes = [sample_questions_scene(rng, never_drawn=never_drawn) for _ in range(16)]
+                asked = [ask_many(scene, rng, count=8) for scene in scenes]
+                yield prefix, code(_labels(scenes)), packer.pack(asked)
+
+    return exact_match(decoder, batches())
 
 
 def _labels(scenes: list[Scene]) -> Tensor:

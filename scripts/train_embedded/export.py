@@ -13,12 +13,13 @@ from llama_adapter.app.models.bundle import save_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.tokenizer import Tokenizer
+from llama_adapter.vision.encoder import PictureEncoder
 from scripts.train_embedded import ablation
-from scripts.train_embedded.code_stage import close_gates
+from scripts.train_embedded.code_stage import close_gates, open_gates
 from scripts.train_embedded.questions import CAPTION_QUESTIONS
 from scripts.train_embedded.render import CLEAN, draw_scene
-from scripts.train_embedded.sizes import VISION
-from scripts.train_embedded.trained import load_trained
+from scripts.train_embedded.sizes import VISION, build_decoder, build_encoder
+from scripts.train_embedded.vision_stage import load_tower
 from scripts.train_embedded.world import Thing
 
 CARD = (
@@ -32,10 +33,7 @@ KNOWN_SCENE = (
 
 
 def export(*, folder: Path, bundle: Path, arm: str | None = None) -> None:
-    """Write the model in `folder` to `bundle` as float16, replacing a bundle that is there.
-
-    The model is that of the latest stages, or an arm of the ablation.
-    """
+    """Write the model of the latest stages, or an arm of the ablation, to `bundle` as float16, replacing it."""
     encoder, decoder = load_trained(folder) if arm is None else ablation.load_arm(arm, folder)
     close_gates(decoder)
     _check_biases(decoder)
@@ -54,7 +52,7 @@ def export(*, folder: Path, bundle: Path, arm: str | None = None) -> None:
         card=CARD,
     )
     with tempfile.TemporaryDirectory() as scratch:
-        # Asked of a finished copy first, so that the bundle in place always has its known answer.
+        # Answered by a copy first, so that the bundle in place always has its known answer.
         trial = save_bundle(Path(scratch) / "bundle", model=model)
         picture = Path(scratch) / "known_answer.png"
         Image.fromarray(draw_scene(KNOWN_SCENE, np.random.default_rng(7), faults=CLEAN)).save(picture)
@@ -63,6 +61,19 @@ def export(*, folder: Path, bundle: Path, arm: str | None = None) -> None:
         save_bundle(bundle, model=model, known_answer=known, known_picture=picture, overwrite=True)
         shutil.rmtree(trial)
     print(f"{bundle}: the known answer is {known['text']!r}")
+
+
+def load_trained(folder: Path) -> tuple[PictureEncoder, LlamaAdapterDecoder]:
+    """Encoder and decoder of the latest stages, with gates open. Raises FileNotFoundError if a stage has not run."""
+    encoder, decoder = build_encoder(), build_decoder()
+    if (folder / "reading.pt").exists():
+        encoder.load_state_dict(torch.load(folder / "reading.pt", weights_only=True)["modules"]["encoder"])
+    else:
+        load_tower(encoder, folder)
+        encoder.query.load_state_dict(torch.load(folder / "slots.pt", weights_only=True)["modules"]["query"])
+    open_gates(decoder)
+    decoder.load_state_dict(torch.load(folder / "code.pt", weights_only=True)["modules"]["decoder"])
+    return encoder, decoder
 
 
 def _check_biases(decoder: LlamaAdapterDecoder) -> None:

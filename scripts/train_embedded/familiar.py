@@ -5,8 +5,6 @@ kept. A picture is unfamiliar when its visual queries lie farther from those mea
 those of all but one in a hundred pictures of the world.
 """
 
-import argparse
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -17,7 +15,6 @@ from numpy.typing import NDArray
 from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.models.bundle import add_familiarity
-from llama_adapter.app.terminal.run_guarded import run_guarded
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.vision.out_of_distribution import OodDetector
 from scripts.train_embedded.pictures import FAMILIAR_SEED
@@ -74,19 +71,3 @@ def run(*, bundle: Path, num_pictures: int = 2000) -> OodDetector:
     ood_detector = fit([encoder_of(bundle, precision=each) for each in PRECISIONS], num_pictures=num_pictures)
     add_familiarity(bundle, ood_detector)
     return ood_detector
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line: `--bundle` says which bundle is changed."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.train_embedded.familiar", description=__doc__)
-    parser.add_argument("--bundle", type=Path, default=Path("assets/embedded"), help="default: %(default)s")
-    parser.add_argument("--pictures", type=int, default=2000, help="that it is fitted to (default: %(default)s)")
-    options = parser.parse_args(arguments)
-    ood_detector = run(bundle=options.bundle, num_pictures=options.pictures)
-    num_kept = ood_detector.variances_QK.shape[1]
-    print(f"{options.bundle}: up to {num_kept} directions of a visual query, threshold {ood_detector.threshold:.1f}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(run_guarded(main))

@@ -82,7 +82,7 @@ def score(bundle: Path, kinds: Iterator[Kind]) -> dict[str, Any]:
     if ood_detector is None:
         raise CheckpointError(
             f"The bundle `{bundle}` cannot tell unfamiliar pictures",
-            hint="fit it first: `python -m scripts.train_embedded.familiar --bundle BUNDLE`",
+            hint="fit it first: `python -m scripts.train_embedded familiar --bundle BUNDLE`",
         )
     encoders: dict[Precision, Encode] = {each: encoder_of(bundle, precision=each) for each in PRECISIONS}
     rows: list[list[object]] = []

@@ -16,21 +16,8 @@ from scripts.train_embedded.world import PICTURE_SIZE, Scene, sample_scene
 
 Color = tuple[int, int, int]
 Draw = Callable[[np.random.Generator], Pixels]
-_WORDS = (
-    "the",
-    "pictures",
-    "of",
-    "answer",
-    "is",
-    "a",
-    "question",
-    "Adapter",
-    "42",
-    "model,",
-    "reads",
-    "and",
-    "writes.",
-)
+_WORDS: tuple[str, ...] = ("the", "pictures", "of", "answer", "is", "a", "question", "Adapter", "42", "model,", "reads")
+_WORDS += ("and", "writes.")
 
 
 def draw_others(kind: str, *, count: int, seed: Sequence[int]) -> list[Pixels]:

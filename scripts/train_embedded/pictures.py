@@ -1,7 +1,7 @@
 """Training pictures on disk: chunks of drawn scenes with their labels. Drawing rules live in world.py and render.py."""
 
 import colorsys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,27 +26,8 @@ NOTHING, UNKNOWN = -1, -100  # no object there; an object whose kind has no name
 PATCH = 28
 UNNAMED_SHAPES = ("hexagon", "diamond", "bar", "arrow")
 # First words of every seed: training pictures, scored pictures and sample pictures never share one.
-CROWD_SEED, SCENE_SEED, ODD_SEED, CHECK_SEED, PAIR_SEED, FRESH_SEED, SCORE_SEED, SAMPLE_SEED, FAMILIAR_SEED = (
-    101,
-    202,
-    303,
-    404,
-    505,
-    606,
-    909,
-    777,
-    1212,
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CrowdLabels:
-    """For each 28-pixel patch what stands there: int64 (pictures, 64) each; NOTHING or UNKNOWN where no name fits."""
-
-    shape: NDArray[np.int64]
-    color: NDArray[np.int64]
-    size: NDArray[np.int64]
-    cell: NDArray[np.int64]
+CROWD_SEED, SCENE_SEED, ODD_SEED, CHECK_SEED, PAIR_SEED, FRESH_SEED = 101, 202, 303, 404, 505, 606
+SCORE_SEED, SAMPLE_SEED, FAMILIAR_SEED = 909, 777, 1212
 
 
 def draw_crowd_chunk(folder: Path, chunk: int) -> Path:

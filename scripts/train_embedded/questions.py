@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from scripts.train_embedded.world import COLOR_NAMES, NEVER_DRAWN, POSITIONS, SHAPES, Scene, Thing
+from scripts.train_embedded.world import COLOR_NAMES, POSITIONS, SHAPES, Scene, Thing
 
 T = TypeVar("T")
 
@@ -222,7 +222,3 @@ _MAKERS: dict[str, Callable[[Scene, np.random.Generator], Question | None]] = {
     "rel_yn": _rel_yn,
     "rel_what": _rel_what,
 }
-
-
-def mentions_never_drawn(scene: Scene) -> bool:
-    return any((thing.shape, thing.color) in NEVER_DRAWN for thing in scene)

@@ -1,6 +1,5 @@
 """For the ablation: a LLaMA that never met a picture learns to answer about scenes that its instruction describes."""
 
-from collections import defaultdict
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.tokenizer import Tokenizer
-from scripts.train_embedded.answering import answer_hits, answer_loss
+from scripts.train_embedded.answering import answer_loss, exact_match
 from scripts.train_embedded.code_stage import FOCUS_WEIGHT, FocusHead, sample_questions_scene
 from scripts.train_embedded.loop import Optimizers, train
 from scripts.train_embedded.packing import Packed, Packer, ask_many
@@ -47,12 +46,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Exact match by task on fresh scenes in words."""
     rng = np.random.default_rng(seed)
-    hits: dict[str, list[bool]] = defaultdict(list)
-    for _ in range(num_scenes // 16):
-        packed = _draw(rng, packer, count=16)
-        for task, values in answer_hits(decoder, _no_picture(16), packed).items():
-            hits[task] += values
-    return {task: float(np.mean(values)) for task, values in sorted(hits.items())}
+    batches = (("", _no_picture(16), _draw(rng, packer, count=16)) for _ in range(num_scenes // 16))
+    return exact_match(decoder, batches)
 
 
 def _draw(rng: np.random.Generator, packer: Packer, *, count: int) -> Packed:

@@ -18,29 +18,11 @@ COLORS: dict[str, tuple[int, int, int]] = {
 }
 COLOR_NAMES = tuple(COLORS)
 SIZES = ("small", "large")
-POSITIONS = (
-    "top left",
-    "top",
-    "top right",
-    "left",
-    "center",
-    "right",
-    "bottom left",
-    "bottom",
-    "bottom right",
-)
+COLUMNS = ("left", "", "right")
+POSITIONS = tuple(f"{row} {column}".strip() or "center" for row in ("top", "", "bottom") for column in COLUMNS)
 # Kept out of every training picture, so that pictures with one measure generalisation.
 NEVER_DRAWN = frozenset(
-    {
-        ("circle", "orange"),
-        ("square", "blue"),
-        ("triangle", "black"),
-        ("star", "yellow"),
-        ("cross", "purple"),
-        ("ring", "red"),
-        ("heart", "green"),
-        ("moon", "white"),
-    }
+    zip(SHAPES, ("orange", "blue", "black", "yellow", "purple", "red", "green", "white"), strict=True)
 )
 PICTURE_SIZE = 224
 CELL_CENTERS = (37, 112, 187)

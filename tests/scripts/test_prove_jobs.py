@@ -28,7 +28,7 @@ def test_records_for_the_scan_are_records(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     figures = time_scan(path, 50, rounds=2)
 
-    assert figures.num_records == len(list(read_records(path))) == len(RecordIndex([path])) == 50
+    assert figures["num_records"] == len(list(read_records(path))) == len(RecordIndex([path])) == 50
     assert len({record["id"] for record in read_records(path)}) == 50
 
 
