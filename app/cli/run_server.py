@@ -151,13 +151,13 @@ def add_page(application: "FastAPI", service: Service) -> AbstractContextManager
     """Put the page at the root; what is uploaded to it lies in a folder that is removed at the end."""
     import gradio
 
+    from llama_adapter.app.web.guards import bounded_uploads
     from llama_adapter.app.web.page import build_page, page_settings
-    from llama_adapter.app.web.upload_parser import files_only
     from llama_adapter.app.web.uploads import private_uploads
 
     with ExitStack() as stack:
         stack.enter_context(private_uploads())
-        stack.enter_context(files_only())
+        stack.enter_context(bounded_uploads())
         samples = sorted(path for path in sample_pictures().iterdir() if path.suffix in PICTURE_SUFFIXES)
         page = build_page(service, samples=samples)
         gradio.mount_gradio_app(application, page, "/", **page_settings(service))

@@ -1,4 +1,4 @@
-"""Pictures out of an uploaded zip, one entry at a time: nothing is unpacked to disk, and no header is believed."""
+"""Pictures of an uploaded zip, read one at a time: nothing is unpacked to disk and no header is trusted."""
 
 import io
 import os
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import BinaryIO, Final, Self
 
+from llama_adapter.app.web.html import counted
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.formats import PICTURE_SUFFIXES
@@ -19,18 +20,18 @@ ARCHIVE_SUFFIXES: Final = frozenset({".zip", ".7z", ".rar", ".tar", ".gz", ".tgz
 
 _CHUNK_BYTES: Final = 2**20
 _ENCRYPTED: Final = 0x1  # of a zip's flag bits
-# Python unpacks these two bit by bit; of the others, a small piece may at once become gigabytes.
+# Python unpacks these in bounded pieces; with the others a few bytes can become gigabytes at once.
 _BOUNDED_METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArchiveLimits:
-    """What is taken of one archive at most."""
+    """What is read of one archive at most."""
 
     max_entry_bytes: int  # of one unpacked picture
-    max_entries: int = 2_000  # pictures; those behind are left out, and said to be
+    max_entries: int = 2_000  # pictures; the rest is left out, and the notes say so
     max_total_bytes: int = 2**30  # of all unpacked pictures together
-    max_directory_bytes: int = 2 * 2**20  # of the list of entries: far more than so many need
+    max_directory_bytes: int = 2 * 2**20  # of the list of entries, far more than `max_entries` need
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,16 +43,16 @@ class ArchiveEntry:
 
 
 class Archive:
-    """An open zip: its pictures in order, and what was passed over and why. Threads may read from it.
+    """An open zip: its pictures in order, and what was skipped and why. Thread-safe.
 
-    Opening raises `PictureError` for what is no zip, or one of too many entries. Close it, or use it in a `with`.
+    Opening raises PictureError for files that are not zips or have too many entries. Close it, or use it in a `with`.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, name: str, limits: ArchiveLimits) -> None:
         self.name, self.limits = name, limits
         self.pictures: list[ArchiveEntry] = []
-        self.passed_over: Counter[str] = Counter()  # entries, by what they are
-        self.num_renamed = 0  # pictures whose names led out of the archive
+        self.skipped: Counter[str] = Counter()  # entries by kind
+        self.num_renamed = 0  # pictures whose names point outside the archive
         self._lock = threading.Lock()
         self._num_bytes_left = limits.max_total_bytes
         try:
@@ -82,21 +83,21 @@ class Archive:
         self.close()
 
     def close(self) -> None:
-        """Close the file; harmless when repeated."""
+        """Close the file. May be called again."""
         with self._lock:
             self._zip.close()
             self._file.close()
 
     def read(self, entry: ArchiveEntry) -> bytes:
-        """The bytes of one picture. Raises `PictureError` for what cannot be had, and when a limit is reached."""
+        """The bytes of one picture. Raises PictureError if it cannot be read or exceeds a limit."""
         info = self._entries[entry.index]
         label = f"`{entry.name}`"
         if info.flag_bits & _ENCRYPTED:
             raise PictureError(
-                "unsupported", f"{label} is encrypted, which is not read; make a zip without a password."
+                "unsupported", f"{label} is encrypted, which is not supported; make a zip without a password."
             )
         if info.compress_type not in _BOUNDED_METHODS:
-            raise PictureError("unsupported", f"{label} is packed by a method that is not read; make an ordinary zip.")
+            raise PictureError("unsupported", f"{label} uses an unsupported compression method; make an ordinary zip.")
         with self._lock:
             most = min(self.limits.max_entry_bytes, self._num_bytes_left)
             try:
@@ -111,17 +112,16 @@ class Archive:
         return data
 
     def notes(self) -> list[str]:
-        """What people are told of the archive beside its pictures, in sentences; empty when all of it is used."""
+        """Sentences about what was skipped or renamed; empty if all entries are used as they are."""
         sentences = []
-        if passed := [counted(number, what) for what, number in sorted(self.passed_over.items())]:
-            sentences.append(f"{self.name}: passed over {', '.join(passed)}.")
+        if skipped := [counted(number, kind) for kind, number in sorted(self.skipped.items())]:
+            sentences.append(f"{self.name}: skipped {', '.join(skipped)}.")
         if self.num_renamed:
-            names = counted(self.num_renamed, "name that led out of the archive", "names that led out of the archive")
-            sentences.append(f"{self.name}: shortened {names}.")
+            sentences.append(f"{self.name}: shortened {counted(self.num_renamed, 'path')} that left the archive.")
         return sentences
 
     def _read(self, info: zipfile.ZipInfo, most: int) -> bytes:
-        """The first bytes of an entry, whatever size its header claims; its checksum is compared at its end."""
+        """At most the first `most` bytes of an entry, whatever its header claims. The end verifies the checksum."""
         unpacked = io.BytesIO()
         with self._zip.open(info) as file:
             while unpacked.tell() < most and (chunk := file.read(min(_CHUNK_BYTES, most - unpacked.tell()))):
@@ -138,43 +138,28 @@ class Archive:
         return PictureError(
             "too_large",
             f"The pictures of `{self.name}` take more than {self.limits.max_total_bytes:,} bytes once unpacked, and "
-            f"{label} lies behind that; split the archive.",
+            f"{label} is past that limit; split the archive.",
         )
 
     def _choose(self) -> None:
-        """Which entries are pictures to answer for, and what the others are."""
+        """Split the entries into pictures and skipped kinds."""
         taken: set[str] = set()
         for index, info in enumerate(self._entries):
             if info.is_dir():
                 continue
-            name, led_elsewhere = safe_name(info.filename)
-            kind = _kind_of_no_picture(name, mode=info.external_attr >> 16)
+            name, left_archive = safe_name(info.filename)
+            kind = _skipped_kind(name, mode=info.external_attr >> 16)
             if kind is None and len(self.pictures) >= self.limits.max_entries:
-                kind = "picture too many"
+                kind = "picture over the limit"
             if kind is not None:
-                self.passed_over[kind] += 1
+                self.skipped[kind] += 1
                 continue
-            self.num_renamed += led_elsewhere
+            self.num_renamed += left_archive
             self.pictures.append(ArchiveEntry(name=unique_name(name, taken), index=index))
 
 
-_PLURALS: Final = {
-    "link": "links",
-    "hidden file": "hidden files",
-    "archive inside the archive": "archives inside the archive",
-    "file that is no picture": "files that are no pictures",
-    "picture too many": "pictures too many",
-    "more": "more",
-}
-
-
-def counted(number: int, one: str, many: str = "") -> str:
-    """Such as: 1 link, 2,000 links."""
-    return f"{number:,} {one if number == 1 else many or _PLURALS.get(one, one + 's')}"
-
-
-def _kind_of_no_picture(name: str, *, mode: int) -> str | None:
-    """What an entry is, in words; None for a picture."""
+def _skipped_kind(name: str, *, mode: int) -> str | None:
+    """What an entry is if it is skipped; None for a picture."""
     suffix = os.path.splitext(name)[1].lower()
     if stat.S_ISLNK(mode):
         return "link"
@@ -182,23 +167,23 @@ def _kind_of_no_picture(name: str, *, mode: int) -> str | None:
         return "hidden file"
     if suffix in ARCHIVE_SUFFIXES:
         return "archive inside the archive"
-    return None if suffix in PICTURE_SUFFIXES else "file that is no picture"
+    return None if suffix in PICTURE_SUFFIXES else "file that is not a picture"
 
 
 def safe_name(name: str) -> tuple[str, bool]:
-    """A relative, printable name from what an archive or a browser calls a file, and whether it led elsewhere.
+    """A relative, printable name for a file of an archive or a browser, and whether the path was absolute or had `..`.
 
-    Backslashes count as separators, for archives that Windows wrote; drives, leading slashes and `..` are dropped.
+    Backslashes count as separators, as Windows writes them; drives, leading slashes and `..` are dropped.
     """
     slashed = name.replace("\\", "/")
     relative = re.sub(r"^[A-Za-z]:", "", slashed)
     parts = [part for part in relative.split("/") if part not in ("", ".", "..")]
-    led_elsewhere = relative != slashed or relative.startswith("/") or ".." in relative.split("/")
-    return shown_name("/".join(parts)) or "picture", led_elsewhere
+    left_archive = relative != slashed or relative.startswith("/") or ".." in relative.split("/")
+    return shown_name("/".join(parts)) or "picture", left_archive
 
 
 def unique_name(name: str, taken: set[str]) -> str:
-    """The name, with a number before its suffix where it is taken, and noted as taken. Case makes no difference."""
+    """The name, numbered before its suffix if it is taken, and added to `taken`. Case is ignored."""
     stem, suffix = os.path.splitext(name)
     candidate, number = name, 1
     while candidate.casefold() in taken:
@@ -211,16 +196,16 @@ def unique_name(name: str, taken: set[str]) -> str:
 def _not_a_zip(name: str, error: Exception) -> PictureError:
     words = " ".join(str(error).split())[:120]
     return PictureError(
-        "truncated", f"Wanted a whole zip, but `{name}` is none, or is cut off or damaged ({words}); make it again."
+        "truncated", f"Wanted a zip, but `{name}` is not one, or is cut off or damaged ({words}); make it again."
     )
 
 
 class _TooMuchAtOnceError(Exception):
-    """An archive whose list of entries would take too much memory."""
+    """The list of entries would take too much memory."""
 
 
 class _Bounded(io.RawIOBase):
-    """A file of which no more than so many bytes are read at once, whatever its own headers ask for."""
+    """A file that refuses to read more than `max_read` bytes at once, whatever its own headers ask for."""
 
     def __init__(self, file: BinaryIO, *, max_read: int) -> None:
         self._file, self._max_read = file, max_read

@@ -1,44 +1,82 @@
-"""Many pictures through the service, as one client of it: a window of requests under way, results as they come.
-
-No Gradio, no HTML; pictures and answers as values are in batch_types.
-"""
+"""Many pictures through the service as one client: a window of requests in flight, results as they come. No Gradio."""
 
 import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal
 
 import torch
+from PIL import Image
 
 from llama_adapter.app.captioning.answers import Answer, AnswerError
 from llama_adapter.app.measuring.report import Tally
 from llama_adapter.app.measuring.throughput import Circumstances, RunFigures, stage_differences
 from llama_adapter.app.online.service import Ask, RequestHandle, Service, ServiceError
 from llama_adapter.app.records.manifest import new_run_id
-from llama_adapter.app.records.record import answer_to_record
+from llama_adapter.app.records.record import Record, answer_to_record
 from llama_adapter.app.records.settings import record_settings
-from llama_adapter.app.web.batch_types import PictureFile, Progress, Question, Result
-from llama_adapter.app.web.byte_budget import ByteBudget
+from llama_adapter.app.web.html import data_address
 from llama_adapter.app.web.runs import Run
-from llama_adapter.app.web.thumbnails import thumbnail
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.vision.errors import PictureError
 
-TICK_S: Final = 0.4  # how often whoever shows the run hears of it
+TICK_S: Final = 0.4  # between two lists of results
+THUMBNAIL_SIDE: Final = 160  # pixels
 _RATE_WINDOW_S: Final = 10.0
-_MAX_WAIT_S: Final = 0.5  # for a service that is busy, before it is asked again: it costs nothing
-_NOTICE_S: Final = 0.1  # how late a stop may be noticed meanwhile
+_MAX_WAIT_S: Final = 0.5  # before a busy service is asked again
+_NOTICE_S: Final = 0.1  # until a stop is noticed meanwhile
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PictureFile:
+    """A picture to read later: `read` returns the bytes of its file or raises PictureError."""
+
+    name: str  # printable, unique in its run
+    read: Callable[[], bytes]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """What is asked about every picture."""
+
+    prompt: str
+    choices: tuple[str, ...] | None
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """A picture that is answered or failed."""
+
+    index: int  # in the order of the files
+    record: Record
+    thumbnail: str | None  # a `data:` address
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far a run is."""
+
+    num_pictures: int | None  # None: unknown yet
+    num_done: int  # failed ones included
+    num_failed: int
+    elapsed_s: float
+    pictures_per_s: float  # of the last seconds; of the whole run at its end
+    remaining_s: float | None
+    waits_for: str  # why the service accepts no more at the moment, or empty
 
 
 def default_window(service: Service) -> int:
-    """As many requests as keep every slot in use while answers are on their way; never all that may wait."""
+    """Enough requests to keep every slot busy, within the limits of one client."""
     most = min(service.limits.max_waiting_per_client, service.limits.max_waiting)
     return max(1, min(2 * service.batch_size, most))
 
 
 class BatchRun:
-    """One run. Read `results` to its end; `run.stop()`, from any thread, ends it early and keeps what is done."""
+    """One run. Read `results` to the end; `run.stop()`, from any thread, ends it early and keeps what is done."""
 
     def __init__(
         self,
@@ -53,21 +91,21 @@ class BatchRun:
         has_thumbnails: bool = False,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Raises UnavailableError without a model."""
+        """`window` is the number of requests in flight. Raises UnavailableError without a model."""
         self._service, self._files, self._question = service, iter(files), question
-        self._run, self._own = run, Run()  # stopped from outside, and by a problem
+        self._run, self._own = run, Run()  # stopped from outside, and by an error
         self._client, self._num_pictures, self._has_thumbnails, self._now = client, num_pictures, has_thumbnails, now
         self.window = default_window(service) if window is None else window
         self.run_id = new_run_id()
         self._settings = record_settings(
             service.spec, info=service.info, sampling=question.sampling, choices=question.choices
         )
-        # Asked for now: while the service restarts, or when it has closed, it tells neither.
+        # Now: a service that restarts or has closed cannot answer this later.
         self._circumstances = circumstances_of(service)
         self._tally, self._num_reused = Tally(), 0
         self._num_begun = 0
-        self._collected: list[Result] = []  # since the last tick
-        self._num_tickets = 0  # under way in the service
+        self._new: list[Result] = []  # since the last tick
+        self._num_in_flight = 0
         self._was_shared = False
         self._waits_for = ""
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -79,10 +117,9 @@ class BatchRun:
         self._reading = asyncio.Semaphore(2)
 
     async def results(self) -> AsyncGenerator[list[Result]]:
-        """What has come since the last time, every `TICK_S` seconds or so; empty lists are signs of life.
+        """Lists of new results, about every `TICK_S` seconds; they may be empty.
 
-        Raises, at the end, what the service says of a question that it does not take, and UnavailableError when it
-        has closed.
+        Raises at the end: the service's error for a question that it refuses, UnavailableError when it has closed.
         """
         workers = [asyncio.create_task(self._work()) for _ in range(self.window)]
         try:
@@ -105,7 +142,7 @@ class BatchRun:
 
     @property
     def progress(self) -> Progress:
-        """How far it is by now."""
+        """How far the run is."""
         done = self._tally.num_pictures + self._tally.num_failed
         now = self._now() if self._ended is None else self._ended
         began, done_before = self._marks[0] if self._ended is None else (self._started, 0)
@@ -122,7 +159,7 @@ class BatchRun:
         )
 
     def figures(self, *, kind: Literal["batch", "measure"]) -> RunFigures:
-        """Where its time went, until now or its end."""
+        """Where the time went, until now or the end of the run."""
         ended = self._now() if self._ended is None else self._ended
         return RunFigures(
             kind=kind,
@@ -143,7 +180,7 @@ class BatchRun:
         return self._run.is_stopped or self._own.is_stopped
 
     def _take(self) -> list[Result]:
-        results, self._collected = self._collected, []
+        results, self._new = self._new, []
         now = self._now()
         self._marks.append((now, self._tally.num_pictures + self._tally.num_failed))
         while len(self._marks) > 2 and now - self._marks[1][0] > _RATE_WINDOW_S:
@@ -156,17 +193,17 @@ class BatchRun:
             self._stages_after = self._service.stage_seconds()
 
     async def _work(self) -> None:
-        """Answer one picture after another until there are no more."""
+        """Answer one picture after another until none is left."""
         while not self._is_stopped and (file := next(self._files, None)) is not None:
             index, self._num_begun = self._num_begun, self._num_begun + 1
             result = await self._answer(index, file)
             if result is not None:
-                self._collected.append(result)
+                self._new.append(result)
 
     async def _answer(self, index: int, file: PictureFile) -> Result | None:
-        """One picture from its file to its record; None when it was cancelled."""
+        """One picture from its file to its record; None if it was cancelled."""
         try:
-            async with self._reading:  # few at once: what is read waits in memory
+            async with self._reading:  # few at once, because pictures that are read wait in memory
                 data = await asyncio.to_thread(file.read)
                 await self._budget.acquire(len(data))
         except PictureError as error:
@@ -178,7 +215,7 @@ class BatchRun:
             await self._budget.release(len(data))
 
     async def _submit(self, name: str, data: bytes) -> RequestHandle | None:
-        """A handle, if need be after waiting for room; None when the run was stopped meanwhile."""
+        """A handle, after waiting for room if the service is busy; None if the run was stopped meanwhile."""
         question = self._question
         ask = Ask(
             picture=data,
@@ -202,34 +239,34 @@ class BatchRun:
         return None
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, but not on when the run is stopped."""
+        """Wait, at most until the run is stopped."""
         until = self._now() + seconds
         while not self._is_stopped and (rest_s := until - self._now()) > 0:
             await asyncio.sleep(min(rest_s, _NOTICE_S))
 
     async def _follow(self, index: int, handle: RequestHandle, name: str, data: bytes) -> Result | None:
-        self._num_tickets += 1
+        self._num_in_flight += 1
         self._run.add(handle)
         self._own.add(handle)
         try:
             answer = await handle.answer()
         finally:
-            handle.cancel()  # harmless when it is answered
+            handle.cancel()  # no effect on one that is answered
             self._run.discard(handle)
             self._own.discard(handle)
-            self._num_tickets -= 1
-        self._look_around()
+            self._num_in_flight -= 1
+        self._notice_others()
         if answer.error is not None and answer.error.code == "cancelled":
             return None
         small = None
         if self._has_thumbnails and answer.error is None:
-            small = await thumbnail(self._service, data, name=name, client=self._client)
+            small = await _thumbnail(self._service, data, name=name, client=self._client)
         return self._result(index, answer, small)
 
-    def _look_around(self) -> None:
-        """Notice whether others are served as well: what is under way beyond our own."""
+    def _notice_others(self) -> None:
+        """Notice requests of other clients: those in the service beyond our own."""
         status = self._service.status()
-        self._was_shared = self._was_shared or status.num_running + status.num_waiting > self._num_tickets
+        self._was_shared = self._was_shared or status.num_running + status.num_waiting > self._num_in_flight
 
     def _result(self, index: int, answer: Answer, small: str | None = None) -> Result:
         self._tally.add(answer)
@@ -240,7 +277,7 @@ class BatchRun:
 
 
 def circumstances_of(service: Service) -> Circumstances:
-    """Raises UnavailableError without a model."""
+    """What the figures depend on. Raises UnavailableError without a model."""
     info = service.info
     return Circumstances(
         model=info.name,
@@ -257,7 +294,7 @@ def circumstances_of(service: Service) -> Circumstances:
 
 
 def _unread(index: int, name: str, prompt: str, error: PictureError) -> Answer:
-    """The answer for a file whose bytes could not be had."""
+    """The answer for a file that could not be read."""
     return Answer(
         index=index,
         picture=name,
@@ -268,3 +305,33 @@ def _unread(index: int, name: str, prompt: str, error: PictureError) -> Answer:
         finish="error",
         error=AnswerError(code=error.code, message=error.message),
     )
+
+
+async def _thumbnail(service: Service, picture: bytes, *, name: str, client: str) -> str | None:
+    """A picture file as a `data:` address with sides of at most `THUMBNAIL_SIDE`; None if that fails."""
+    try:
+        reading = service.view(picture, name=name, side=THUMBNAIL_SIDE, client=client)
+        view = await asyncio.wait_for(asyncio.wrap_future(reading), service.limits.timeout_s)
+    except Exception:  # the answer matters more than its thumbnail
+        return None
+    return None if view.pixels is None else data_address(Image.fromarray(view.pixels))
+
+
+class ByteBudget:
+    """A bound on the bytes that tasks of one event loop hold at once; a single larger file is let through alone."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._used = most, 0
+        self._freed = asyncio.Condition()
+
+    async def acquire(self, num_bytes: int) -> None:
+        """Wait for room."""
+        async with self._freed:
+            await self._freed.wait_for(lambda: self._used == 0 or self._used + num_bytes <= self._most)
+            self._used += num_bytes
+
+    async def release(self, num_bytes: int) -> None:
+        """Give the room back."""
+        async with self._freed:
+            self._used -= num_bytes
+            self._freed.notify_all()

@@ -1,25 +1,37 @@
-"""The Chat tab: one picture, questions about it, answers that stream. Layout and events; chat_view has the HTML."""
+"""The Chat tab: one picture, questions about it, streamed answers."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import gradio as gr
+from gradio.components import Component
 
 from llama_adapter.app.online.service import Service
-from llama_adapter.app.web.chat_events import ChatEvents
-from llama_adapter.app.web.chat_state import ChatSession
-from llama_adapter.app.web.chat_view import conversation, picture_line
-from llama_adapter.app.web.offers import offered
-from llama_adapter.app.web.picture_input import AT_ONCE, CLOSED, OnOpening, chips, picker, plain, sample_strip
+from llama_adapter.app.web.chat_session import ChatSession, PickedPicture, Turn, answer_turns, look
+from llama_adapter.app.web.html import render
 from llama_adapter.app.web.runs import Runs
-from llama_adapter.app.web.settings import SettingsControls, build_settings
+from llama_adapter.app.web.uploads import Upload, place_in_uploads, upload_of
+from llama_adapter.app.web.widgets import (
+    DIRECT,
+    PRIVATE,
+    SESSION_SECONDS,
+    OnOpening,
+    build_settings,
+    html_buttons,
+    html_view,
+    pressed,
+    sample_strip,
+    sampling_of,
+    starters_for,
+)
 
-SESSION_SECONDS = 6 * 3600  # an open page that nobody touches forgets its chat after that
-_NOTE = (
-    "Each question is answered by itself: the model sees the picture and this question, not the earlier ones. "
-    "The picture is encoded once and kept for further questions."
+TAB: Final = "chat"
+_NOTE: Final = (
+    "Each question is answered on its own: the model sees the picture and this question, not the earlier ones. "
+    "The picture is encoded once and reused for further questions."
 )
 
 
@@ -27,30 +39,25 @@ _NOTE = (
 class _Controls:
     session: gr.State
     picture: gr.Image
-    about_picture: gr.HTML
+    picture_line: gr.HTML
     samples: gr.HTML
     log: gr.HTML
-    chips: gr.HTML
+    starters: gr.HTML
     question: gr.Textbox
     notice: gr.HTML
     ask: gr.Button
     stop: gr.Button
     retry: gr.Button
     clear: gr.Button
-    settings: SettingsControls
-
-    def buttons(self) -> list[gr.Button]:
-        return [self.ask, self.stop, self.retry, self.clear]
+    settings: list[Component]
 
 
 def build_chat(service: Service, *, samples: Sequence[Path], runs: Runs) -> list[OnOpening]:
-    """Lay the tab out and connect it; called inside a `gr.Tab`."""
+    """Lay out the tab and connect it; called inside a `gr.Tab`."""
     controls = _lay_out(service, samples=samples)
-    events = ChatEvents(service, samples=samples, runs=runs)
-    _connect_picture(controls, events)
-    # The service keeps the order between questions; here they need not wait for each other.
-    _connect_questions(controls, events, at_once=service.limits.max_waiting)
-    return [(controls.chips, lambda: _starters(service))]
+    # The service orders the questions of all pages, so they need not wait for each other here.
+    _connect(controls, ChatEvents(service, samples=samples, runs=runs), at_once=service.limits.max_waiting)
+    return [(controls.starters, lambda: _starters(service))]
 
 
 def _lay_out(service: Service, *, samples: Sequence[Path]) -> _Controls:
@@ -67,13 +74,13 @@ def _lay_out(service: Service, *, samples: Sequence[Path]) -> _Controls:
                 alt_text="The picture that questions are about",
                 elem_id="chat-picture",
             )
-            about_picture = plain(picture_line(ChatSession().chat), elem_id="chat-picture-line")
-            plain('<h3 class="la-small-title">Sample pictures</h3>')
-            strip = picker(sample_strip(samples), elem_id="chat-samples")
+            picture_line = html_view(render("chat", "picture_line", picture=None), elem_id="chat-picture-line")
+            html_view(render("parts", "small_title", text="Sample pictures"))
+            strip = html_buttons(sample_strip(samples), elem_id="chat-samples")
         with gr.Column(scale=7, min_width=300, elem_classes="la-main"):
-            log = plain(conversation(ChatSession().chat), elem_id="chat-log")
+            log = html_view(conversation(()), elem_id="chat-log")
             with gr.Column(elem_classes="la-composer"):
-                starters = picker(_starters(service), elem_id="chat-chips")
+                starters = html_buttons(_starters(service), elem_id="chat-starters")
                 question = gr.Textbox(
                     label="Question",
                     placeholder="Ask something about the picture",
@@ -87,16 +94,16 @@ def _lay_out(service: Service, *, samples: Sequence[Path]) -> _Controls:
                     stop = gr.Button("Stop", variant="stop", interactive=False, elem_id="chat-stop", min_width=70)
                     retry = gr.Button("Retry", interactive=False, elem_id="chat-retry", min_width=70)
                     clear = gr.Button("Clear", interactive=False, elem_id="chat-clear", min_width=70)
-                notice = plain("", elem_id="chat-notice")
+                notice = html_view("", elem_id="chat-notice")
                 settings = build_settings()
-            plain(f'<p class="la-note">{_NOTE}</p>')
+            html_view(render("parts", "note", text=_NOTE))
     return _Controls(
         session=session,
         picture=picture,
-        about_picture=about_picture,
+        picture_line=picture_line,
         samples=strip,
         log=log,
-        chips=starters,
+        starters=starters,
         question=question,
         notice=notice,
         ask=ask,
@@ -107,26 +114,165 @@ def _lay_out(service: Service, *, samples: Sequence[Path]) -> _Controls:
     )
 
 
+def _connect(controls: _Controls, events: "ChatEvents", *, at_once: int) -> None:
+    buttons = [controls.ask, controls.stop, controls.retry, controls.clear]
+    chosen = [controls.session, controls.picture, controls.picture_line, controls.log, *buttons]
+    # Not preprocessed: Gradio would open the picture. The last choice counts: pasting a picture first reports that the
+    # present one is removed.
+    last: dict[str, Any] = {"preprocess": False, "trigger_mode": "always_last", **DIRECT}
+    controls.picture.input(events.choose, [controls.picture, controls.session], chosen, **last)
+    controls.samples.click(events.choose_sample, controls.session, chosen, **DIRECT)
+
+    answered = [controls.log, controls.question, controls.notice, controls.session, *buttons]
+    asked = [controls.picture, controls.session, controls.question, *controls.settings]
+    many: dict[str, Any] = {"preprocess": False, "concurrency_limit": at_once, **PRIVATE}
+    gr.on([controls.question.submit, controls.ask.click], events.ask, asked, answered, **many)
+    controls.retry.click(events.retry, asked, answered, **many)
+    controls.stop.click(events.stop, **DIRECT)
+    controls.clear.click(events.clear, controls.session, answered, **DIRECT)
+    controls.starters.click(events.start_from, None, controls.question, **DIRECT)
+
+
+class ChatEvents:
+    """Handlers of the tab's events. What belongs to one page is in its session.
+
+    Values come as the browser sent them (`preprocess=False`), so each is checked here.
+    """
+
+    def __init__(self, service: Service, *, samples: Sequence[Path], runs: Runs) -> None:
+        self._service, self._samples, self._runs = service, samples, runs
+
+    # Outputs: session, picture, line below it, log, four buttons
+
+    async def choose(self, value: Any, session: ChatSession, request: gr.Request) -> list[Any]:
+        """A picture was uploaded, pasted, taken or removed."""
+        return await self._choose(upload_of(value), session, page=_page(request))
+
+    async def choose_sample(self, session: ChatSession, event: gr.EventData, request: gr.Request) -> list[Any]:
+        """A sample was pressed."""
+        index = pressed(event, count=len(self._samples))
+        if index is None:
+            return [gr.skip()] * 8
+        file = Upload(path=place_in_uploads(self._samples[index]), name=self._samples[index].name)
+        update = await self._choose(file, session, page=_page(request))
+        return [update[0], file.path, *update[2:]]
+
+    async def _choose(self, file: Upload | None, session: ChatSession, *, page: str) -> list[Any]:
+        session.wanted, had_turns = file, bool(session.turns)
+        if file is None or session.picture is None or session.picture.source != file.path:
+            self._runs.stop(page, TAB)
+        preview: Any = gr.skip()
+        if file is None:
+            session.drop()
+        else:
+            looked = await look(self._service, file, client=f"page {page}", is_wanted=lambda: session.wanted == file)
+            if session.wanted != file:  # another one was chosen meanwhile
+                return [gr.skip()] * 8
+            session.choose(looked)
+            if looked.shown != looked.source:
+                preview = looked.shown
+        # Only what changed: a question may have been asked meanwhile, and this may reach the page later.
+        cleared = had_turns and not session.turns
+        rest = [conversation(()), *_buttons(session)] if cleared else [gr.skip()] * 5
+        return [session, preview, render("chat", "picture_line", picture=session.picture), *rest]
+
+    # Outputs: log, question, notice, session, four buttons
+
+    async def ask(
+        self, request: gr.Request, value: Any, session: ChatSession, question: Any, *settings: Any
+    ) -> AsyncGenerator[list[Any]]:
+        """Enter or Ask was pressed."""
+        question = question.strip() if isinstance(question, str) else ""
+        async with aclosing(self._answer(value, session, question, settings, page=_page(request))) as updates:
+            async for update in updates:
+                yield update
+
+    async def retry(
+        self, request: gr.Request, value: Any, session: ChatSession, _: Any, *settings: Any
+    ) -> AsyncGenerator[list[Any]]:
+        """Ask the last question again; what is typed meanwhile stays."""
+        question = session.turns[-1].question if session.turns else ""
+        again = self._answer(value, session, question, settings, page=_page(request), is_again=True)
+        async with aclosing(again) as updates:
+            async for update in updates:
+                yield [update[0], gr.skip(), *update[2:]]
+
+    def stop(self, request: gr.Request) -> None:
+        """End the answer; the handler that streams it shows that."""
+        self._runs.stop(_page(request), TAB)
+
+    def clear(self, session: ChatSession, request: gr.Request) -> list[Any]:
+        """Forget the questions."""
+        self._runs.stop(_page(request), TAB)
+        session.clear()
+        return [conversation(()), gr.skip(), "", session, *_buttons(session)]
+
+    def start_from(self, event: gr.EventData) -> Any:
+        """A suggested question was pressed."""
+        prompts = starters_for(self._service).prompts
+        index = pressed(event, count=len(prompts))
+        return gr.skip() if index is None else prompts[index].text
+
+    async def _answer(
+        self,
+        value: Any,
+        session: ChatSession,
+        question: str,
+        settings: Sequence[Any],
+        *,
+        page: str,
+        is_again: bool = False,
+    ) -> AsyncGenerator[list[Any]]:
+        picture = _present(value, session)
+        try:
+            if picture is None:
+                raise ValueError("Choose a picture first, or wait until it is uploaded")
+            if not question:
+                raise ValueError("Write a question first, or choose a suggested one")
+            sampling = sampling_of(*settings)
+        except ValueError as error:
+            yield [gr.skip(), gr.skip(), render("parts", "alert", sentence=f"{error}."), session, *_buttons(session)]
+            return
+        with self._runs.open(page, TAB) as run:
+            session.begin(run, Turn(question=question), is_again=is_again)
+            yield [conversation(session.turns), "", "", session, *_buttons(session)]
+            turns = answer_turns(
+                self._service, run, picture=picture, question=question, sampling=sampling, client=f"page {page}"
+            )
+            async with aclosing(turns):
+                async for turn in turns:
+                    if session.run is not run:  # cleared, or overtaken by the next question
+                        return
+                    session.update(turn)
+                    yield [conversation(session.turns), gr.skip(), gr.skip(), session, *_buttons(session)]
+
+
+def conversation(turns: Sequence[Turn]) -> str:
+    """The questions and answers as a region that screen readers follow."""
+    return render("chat", "conversation", turns=turns)
+
+
 def _starters(service: Service) -> str:
-    prompts = offered(service).prompts
-    return chips([(prompt.label, prompt.text) for prompt in prompts], name="Questions to start from")
+    return render("parts", "chips", starters=starters_for(service).prompts)
 
 
-def _connect_picture(controls: _Controls, events: ChatEvents) -> None:
-    shown = [controls.session, controls.picture, controls.about_picture, controls.log, *controls.buttons()]
-    chosen = [controls.picture, controls.session]
-    # Unprocessed: Gradio would open the picture. And what was chosen last counts: pasting one first tells that the
-    # present one is taken away.
-    controls.picture.input(events.choose, chosen, shown, preprocess=False, trigger_mode="always_last", **AT_ONCE)
-    controls.samples.click(events.choose_sample, controls.session, shown, **AT_ONCE)
+def _page(request: gr.Request) -> str:
+    return str(request.session_hash)
 
 
-def _connect_questions(controls: _Controls, events: ChatEvents, *, at_once: int) -> None:
-    shown = [controls.log, controls.question, controls.notice, controls.session, *controls.buttons()]
-    asked = [controls.picture, controls.session, controls.question, *controls.settings.as_inputs()]
-    many: dict[str, Any] = {"preprocess": False, "concurrency_limit": at_once, **CLOSED}
-    gr.on([controls.question.submit, controls.ask.click], events.ask, asked, shown, **many)
-    controls.retry.click(events.retry, asked, shown, **many)
-    controls.stop.click(events.stop, **AT_ONCE)
-    controls.clear.click(events.clear, controls.session, shown, **AT_ONCE)
-    controls.chips.click(events.start_from, None, controls.question, **AT_ONCE)
+def _present(value: Any, session: ChatSession) -> PickedPicture | None:
+    """The picture that the page shows or is about to show, also before it was looked at."""
+    file = upload_of(value) or session.wanted
+    if file is None:
+        return None
+    if session.picture is None or file.path not in (session.picture.source, session.picture.shown):
+        session.choose(PickedPicture(source=file.path, shown=file.path, name=file.base_name))
+    return session.picture
+
+
+def _buttons(session: ChatSession) -> list[Any]:
+    """Ask, Stop, Retry and Clear."""
+    has_turns = bool(session.turns)
+    is_busy = has_turns and session.turns[-1].is_open
+    states = (not is_busy, is_busy, has_turns and not is_busy, has_turns)
+    return [gr.update(interactive=state) for state in states]

@@ -1,4 +1,4 @@
-"""The whole page: its frame and five tabs, and how Gradio is to serve it. What a tab does is in its own module."""
+"""The page: its frame and four tabs, and the settings that Gradio serves it with."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,19 +11,17 @@ from llama_adapter.app.online.service import Service
 from llama_adapter.app.web.about import build_about, build_head
 from llama_adapter.app.web.batch import build_batch
 from llama_adapter.app.web.chat import build_chat
-from llama_adapter.app.web.closed_routes import EVENT_PATHS, ClosedRoutes
-from llama_adapter.app.web.guarded_blocks import GuardedBlocks
-from llama_adapter.app.web.picture_input import AT_ONCE
+from llama_adapter.app.web.guards import EVENT_PATHS, ClosedRoutes, GuardedBlocks
 from llama_adapter.app.web.runs import Runs
 from llama_adapter.app.web.theme import STYLES, build_theme
 from llama_adapter.app.web.throughput import build_throughput
-from llama_adapter.app.web.yes_no import build_yes_no
+from llama_adapter.app.web.widgets import DIRECT
 
-MAX_SESSIONS = 256  # pages whose state is remembered; the oldest is forgotten
-MAX_STREAMING = 256  # events under way, of all pages; the service has its own order
-MAX_QUEUED = 256  # and those that wait behind them
-MAX_UPLOAD_BYTES = 256 * 2**20  # of one file: a zip; pictures have their own limit when they are read
-MAX_EVENT_BYTES = 8 * 2**20  # of one event's values; the files of a large folder are named in half of it
+MAX_SESSIONS = 256  # pages with state; the oldest is forgotten
+MAX_STREAMING = 256  # running events of all pages; the service has its own queue
+MAX_QUEUED = 256  # waiting events of all pages
+MAX_UPLOAD_BYTES = 256 * 2**20  # of one file, such as a zip; pictures have their own limit when read
+MAX_EVENT_BYTES = 8 * 2**20  # of one event's values; the file names of a large folder take half of it
 _CLEANING_SECONDS = 600
 _UPLOAD_SECONDS = 6 * 3600  # how long an uploaded picture is kept
 _EVENT_LIMIT = {
@@ -35,9 +33,9 @@ _EVENT_LIMIT = {
 
 
 def build_page(service: Service, *, samples: Sequence[Path]) -> gr.Blocks:
-    """The page of a started service, not served yet; `samples` are offered as pictures to try.
+    """The page of a started service; `samples` are picture files to try.
 
-    Mount it with the settings of `page_settings`, inside `app.web.uploads.private_uploads`.
+    Mount it with `page_settings`, inside `uploads.private_uploads` and `guards.bounded_uploads`.
     """
     runs = Runs()
     page = GuardedBlocks(
@@ -48,10 +46,8 @@ def build_page(service: Service, *, samples: Sequence[Path]) -> gr.Blocks:
         with gr.Tabs(elem_id="page-tabs"):
             with gr.Tab("Chat", id="chat"):
                 opening += build_chat(service, samples=samples, runs=runs)
-            with gr.Tab("Yes/No", id="yes-no"):
-                opening += build_yes_no(service, samples=samples, runs=runs)
             with gr.Tab("Batch", id="batch"):
-                build_batch(service, runs=runs)
+                opening += build_batch(service, samples=samples, runs=runs)
             with gr.Tab("Throughput", id="throughput"):
                 build_throughput(service, runs=runs)
             with gr.Tab("About", id="about"):
@@ -60,14 +56,14 @@ def build_page(service: Service, *, samples: Sequence[Path]) -> gr.Blocks:
         def leave(request: gr.Request) -> None:
             runs.stop(str(request.session_hash))
 
-        page.load(lambda: [make() for _, make in opening], None, [component for component, _ in opening], **AT_ONCE)
+        page.load(lambda: [make() for _, make in opening], None, [component for component, _ in opening], **DIRECT)
         page.unload(leave)
-    for event in page.fns.values():  # those that components make for themselves as well
+    for event in page.fns.values():  # including those that components create themselves
         event.api_visibility = "private"
         if any(name == "load" for _, name in event.targets):
             event.queue = False
     page.state_session_capacity = MAX_SESSIONS
-    # Gradio looks at the paths of files only in pages that it has launched itself.
+    # Gradio checks the paths of files only in pages that it has launched itself.
     page.has_launched = True
     page.max_threads = MAX_STREAMING
     page.queue(max_size=MAX_QUEUED, api_open=False)
@@ -75,7 +71,7 @@ def build_page(service: Service, *, samples: Sequence[Path]) -> gr.Blocks:
 
 
 def page_settings(service: Service) -> dict[str, Any]:
-    """Arguments for `gr.mount_gradio_app(app, page, path, **page_settings(service))`."""
+    """Keyword arguments for `gr.mount_gradio_app(app, page, path, ...)`."""
     return {
         "theme": build_theme(),
         "css_paths": STYLES,

@@ -1,4 +1,4 @@
-"""What each open page is waiting for, so that Stop and closing the page cancel it. No Gradio, no model."""
+"""The requests that each open page waits for, so that Stop and closing the page cancel them. No Gradio, no model."""
 
 import threading
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from llama_adapter.app.online.request_handle import RequestHandle
 
 
 class Run:
-    """One press of a button: its handles under way. Stopping it cancels them, and those that come after."""
+    """The requests of one press of a button. `stop` cancels them and all that are added later. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -21,7 +21,7 @@ class Run:
         return self._is_stopped
 
     def add(self, handle: RequestHandle) -> None:
-        """Cancel this one too when the run stops; at once, if it has been stopped."""
+        """Cancel this request when the run stops; at once if it has stopped."""
         with self._lock:
             self._handles[handle.id] = handle
             is_late = self._is_stopped
@@ -29,12 +29,12 @@ class Run:
             handle.cancel()
 
     def discard(self, handle: RequestHandle) -> None:
-        """It is answered."""
+        """The request is answered."""
         with self._lock:
             self._handles.pop(handle.id, None)
 
     def stop(self) -> None:
-        """Cancel what is under way. Harmless when repeated."""
+        """Cancel all requests. May be called again."""
         with self._lock:
             self._is_stopped = True
             handles = list(self._handles.values())
@@ -43,7 +43,7 @@ class Run:
 
 
 class Runs:
-    """The runs of all open pages: at most one for each page and tab, and none that has ended."""
+    """The current runs of all open pages, at most one for each page and tab."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,7 +54,7 @@ class Runs:
 
     @contextmanager
     def open(self, session: str, tab: str) -> Iterator[Run]:
-        """A new run of this page and tab; one that is still under way is stopped. At the end, what is left is too."""
+        """A new run of this page and tab, stopped at the end. An earlier one that still goes on is stopped first."""
         run = Run()
         with self._lock:
             earlier = self._runs.get((session, tab))
@@ -70,7 +70,7 @@ class Runs:
                     del self._runs[session, tab]
 
     def stop(self, session: str, tab: str | None = None) -> None:
-        """Stop this page's run in a tab, or in all of them."""
+        """Stop this page's run in one tab, or in all tabs."""
         with self._lock:
             runs = [run for (owner, place), run in self._runs.items() if owner == session and tab in (None, place)]
         for run in runs:

@@ -1,18 +1,18 @@
-"""How the page looks: one theme with the machine's own fonts, and the style sheets beside this file."""
+"""The look of the page: a theme with system fonts, and the style sheet beside this file."""
 
 from pathlib import Path
 
 import gradio as gr
 from gradio.themes.utils import colors
 
-STYLES = tuple(Path(__file__).with_name(name) for name in ("style.css", "batch.css"))
+STYLES = (Path(__file__).with_name("style.css"),)
 
 _SYSTEM = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
 _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 
 
 def build_theme() -> gr.themes.Base:
-    """Teal on slate, for light and dark; nothing is loaded from elsewhere."""
+    """Teal on slate, light and dark; nothing is loaded from the network."""
     theme = gr.themes.Base(
         primary_hue=colors.teal,
         secondary_hue=colors.teal,

@@ -1,87 +1,80 @@
-"""The Throughput tab: where the time of runs went, and a measurement on request. HTML is throughput_view's."""
+"""The Throughput tab: where the time of runs went, and a measurement with the sample pictures."""
 
 import asyncio
 import json
+import secrets
 import threading
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
+from pathlib import Path
 from typing import Any, Final
 
 import gradio as gr
 from gradio import processing_utils, utils
 
-from llama_adapter.app.measuring.throughput import RunHistory, history_of
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.inputs import expand_inputs
+from llama_adapter.app.measuring.report import numbers
+from llama_adapter.app.measuring.throughput import RunFigures, RunHistory, history_of, to_compare
 from llama_adapter.app.online.service import Service
-from llama_adapter.app.web import throughput_view
-from llama_adapter.app.web.batch_view import problem
-from llama_adapter.app.web.escaping import escaped
-from llama_adapter.app.web.measuring import IN_FLIGHT, SECONDS_EACH, measure
-from llama_adapter.app.web.picture_input import plain
-from llama_adapter.app.web.runs import Runs
-from llama_adapter.app.web.troubles import told
+from llama_adapter.app.web.batch_run import BatchRun, PictureFile, Question
+from llama_adapter.app.web.html import counted, rate, render, told
+from llama_adapter.app.web.runs import Run, Runs
+from llama_adapter.app.web.widgets import DIRECT, PRIVATE, html_view
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 TAB: Final = "throughput"
-_CLOSED: Final[dict[str, Any]] = {"api_visibility": "private", "show_progress": "hidden"}
+IN_FLIGHT: Final = (1, 5, 16)
+SECONDS_EACH: Final = 3.0
+_MAX_TABLE_ROWS: Final = 30
+_MEANINGS: Final = {  # of the stages, in order
+    "read": "reading and resizing pictures, in threads beside the engine",
+    "clip": "encoding pictures",
+    "pre": "projecting the encoding to the decoder's layers",
+    "forward": "the decoder's steps",
+    "post": "choosing tokens",
+    "decode": "turning tokens into text",
+    "write": "delivering answers",
+}
+_NOTE: Final = (
+    f"Measure asks about the sample pictures for about {SECONDS_EACH:.0f} seconds each with "
+    f"{', '.join(map(str, IN_FLIGHT[:-1]))} and {IN_FLIGHT[-1]} requests in flight, as one client among others. "
+    "Batch runs are listed as well."
+)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Controls:
-    notice: gr.HTML
-    view: gr.HTML
-    download: gr.DownloadButton
-    measure: gr.Button
-    stop: gr.Button
-
-    def shown(self) -> list[Any]:
-        """The outputs of a measurement."""
-        return [self.notice, self.view, self.download, self.measure, self.stop]
-
-
-def build_throughput(service: Service, *, runs: Runs | None = None) -> None:
-    """Lay the tab out and connect it; called inside a `gr.Tab`. `runs` are stopped when their page is left."""
-    history = history_of(service)
-    tab = gr.context.Context.block
-    plain(f'<p class="la-note">{_introduction()}</p>')
+def build_throughput(service: Service, *, runs: Runs) -> None:
+    """Lay out the tab and connect it; called inside a `gr.Tab`."""
+    history, tab = history_of(service), gr.context.Context.block
+    html_view(render("parts", "note", text=_NOTE))
     with gr.Row(elem_classes="la-buttons"):
-        measure = gr.Button("Measure", variant="primary", elem_id="throughput-measure", min_width=90)
+        start = gr.Button("Measure", variant="primary", elem_id="throughput-measure", min_width=90)
         stop = gr.Button("Stop", variant="stop", interactive=False, elem_id="throughput-stop", min_width=70)
-        download = gr.DownloadButton("Report (JSON)", interactive=False, elem_id="throughput-download", min_width=110)
-    notice = plain("", elem_id="throughput-notice")
-    view = plain(lambda: throughput_view.report(history.runs()), elem_id="throughput-report")
-    controls = _Controls(notice=notice, view=view, download=download, measure=measure, stop=stop)
-    _connect(controls, service=service, history=history, runs=Runs() if runs is None else runs, tab=tab)
+        download = gr.DownloadButton("Report", interactive=False, elem_id="throughput-download", min_width=110)
+    notice = html_view("", elem_id="throughput-notice")
+    view = html_view(lambda: report(history.runs()), elem_id="throughput-report")
+    free = threading.Lock()  # two measurements at once would disturb each other
 
-
-def _introduction() -> str:
-    return (
-        f"Measure asks about the sample pictures for about {SECONDS_EACH:.0f} seconds each with "
-        f"{', '.join(map(str, IN_FLIGHT))} of them under way at once, as one client among others. "
-        "Every run of the Batch tab is listed as well."
-    )
-
-
-def _connect(controls: _Controls, *, service: Service, history: RunHistory, runs: Runs, tab: Any) -> None:
-    free = threading.Lock()  # two measurements at once would measure each other
-
-    async def start(request: gr.Request) -> AsyncGenerator[list[Any]]:
+    async def measure_runs(request: gr.Request) -> AsyncGenerator[list[Any]]:
         page = str(request.session_hash)
         if not free.acquire(blocking=False):
-            yield [_note("Somebody else is measuring; try again in some seconds."), *[gr.skip()] * 4]
+            yield [_status("Another page is measuring. Try again in a few seconds."), *[gr.skip()] * 4]
             return
         try:
             with runs.open(page, TAB) as run:
-                measuring = measure(service, history, run=run, client=f"measurement of page {page}")
-                async with aclosing(measuring) as lines:
+                async with aclosing(measure(service, history, run=run, client=f"measurement of page {page}")) as lines:
                     async for line in lines:
-                        shown = throughput_view.report(history.runs())
-                        yield [_note(line), shown, gr.skip(), *_states(is_running=True)]
-                ending = "Stopped; what is measured is kept." if run.is_stopped else "Measured."
-            yield [_note(ending), *await _shown(history), *_states(is_running=False)]
+                        yield [_status(line), report(history.runs()), gr.skip(), *_buttons(is_running=True)]
+                ending = _status("Stopped. Finished measurements are kept." if run.is_stopped else "Measured.")
         except Exception as error:
-            yield [problem(*told(error)), *await _shown(history), *_states(is_running=False)]
+            sentence, hint = told(error)
+            ending = render("parts", "alert", sentence=sentence, hint=hint)
         finally:
             free.release()
+        yield [ending, *await _shown(history), *_buttons(is_running=False)]
 
     def end(request: gr.Request) -> None:
         runs.stop(str(request.session_hash), TAB)
@@ -89,19 +82,17 @@ def _connect(controls: _Controls, *, service: Service, history: RunHistory, runs
     async def show() -> list[Any]:
         return await _shown(history)
 
-    controls.measure.click(start, None, controls.shown(), concurrency_limit=None, **_CLOSED)
-    controls.stop.click(end, queue=False, **_CLOSED)
-    if isinstance(tab, gr.Tab):  # what was run in another tab or page
-        tab.select(show, None, [controls.view, controls.download], **_CLOSED)
+    start.click(measure_runs, None, [notice, view, download, start, stop], concurrency_limit=None, **PRIVATE)
+    stop.click(end, **DIRECT)
+    if isinstance(tab, gr.Tab):  # runs of other tabs and pages
+        tab.select(show, None, [view, download], **PRIVATE)
 
 
 async def _shown(history: RunHistory) -> list[Any]:
     """The report and its download."""
     runs = history.runs()
-    if not runs:
-        return [throughput_view.report(runs), gr.update(value=None, interactive=False)]
-    path = await asyncio.to_thread(_write_report, history)
-    return [throughput_view.report(runs), gr.update(value=path, interactive=True)]
+    path = await asyncio.to_thread(_write_report, history) if runs else None
+    return [report(runs), gr.update(value=path, interactive=bool(runs))]
 
 
 def _write_report(history: RunHistory) -> str:
@@ -109,9 +100,92 @@ def _write_report(history: RunHistory) -> str:
     return str(processing_utils.save_bytes_to_cache(text.encode(), "throughput.json", utils.get_upload_folder()))
 
 
-def _note(text: str) -> str:
-    return f'<p class="la-note" role="status">{escaped(text)}</p>'
+def _status(text: str) -> str:
+    return render("parts", "status", text=text)
 
 
-def _states(*, is_running: bool) -> list[Any]:
+def _buttons(*, is_running: bool) -> list[Any]:
     return [gr.update(interactive=not is_running), gr.update(interactive=is_running)]
+
+
+def report(runs: Sequence[RunFigures]) -> str:
+    """The runs as HTML, oldest first: facts of the last one, bars by requests in flight, a table."""
+    return render(
+        "throughput",
+        "report",
+        runs=list(runs),
+        compared=to_compare(runs),
+        sentence=sentence_of(runs[-1]) if runs else "",
+        meanings=_MEANINGS,
+        max_rows=_MAX_TABLE_ROWS,
+        numbers=numbers,
+    )
+
+
+def sentence_of(run: RunFigures) -> str:
+    """What limits the speed of a run."""
+    failed = f" {run.num_failed:,} failed." if run.num_failed else ""
+    if run.bound_by is None or not run.num_pictures:
+        return f"No picture was answered.{failed}"
+    stage, share = run.bound_by
+    sentence = f"Bottleneck: {stage} ({_MEANINGS[stage]}), {share:.0%} of all stage times."
+    if run.busy_share < 0.7:
+        sentence += f" The engine was busy {run.busy_share:.0%} of the time and waited for pictures otherwise."
+    if run.num_reused:
+        sentence += f" Already encoded: {counted(run.num_reused, 'picture')}."
+    if run.was_shared:
+        sentence += " The stage times include requests of other clients."
+    return sentence + failed
+
+
+async def measure(
+    service: Service, history: RunHistory, *, run: Run, client: str, seconds_each: float | None = None
+) -> AsyncGenerator[str]:
+    """One run for each of `IN_FLIGHT` after a short warm-up; yields lines of progress and adds to `history`.
+
+    Raises as `BatchRun.results`; finished runs stay in the history.
+    """
+    pictures = await asyncio.to_thread(_samples)
+    seconds_each = SECONDS_EACH if seconds_each is None else seconds_each
+    warm_up = (2, seconds_each / 6)
+    for number, (in_flight, seconds) in enumerate([warm_up, *((count, seconds_each) for count in IN_FLIGHT)]):
+        if run.is_stopped:
+            return
+        batch = BatchRun(
+            service,
+            fresh_files(pictures, seconds=seconds, at_least=2 * in_flight),
+            question=Question(prompt=service.info.default_prompt, choices=None, sampling=SamplingParams()),
+            run=run,
+            client=client,
+            window=in_flight,
+        )
+        async with aclosing(batch.results()) as results:
+            async for _ in results:
+                progress = batch.progress
+                waits = f", waiting: {progress.waits_for}" if progress.waits_for else ""
+                yield f"{in_flight} in flight: {progress.num_done} pictures, {rate(progress.pictures_per_s)}{waits}"
+        figures = batch.figures(kind="measure")
+        if number > 0 and figures.num_pictures:
+            history.add(figures)
+
+
+def _samples() -> list[bytes]:
+    return [Path(picture.path).read_bytes() for picture in expand_inputs([sample_pictures()])]
+
+
+def fresh_files(
+    pictures: Sequence[bytes], *, seconds: float, at_least: int, now: Callable[[], float] = time.monotonic
+) -> Iterator[PictureFile]:
+    """The pictures again and again for `seconds`, at least `at_least` of them, each with different bytes.
+
+    The service encodes equal bytes only once; decoders ignore bytes behind the end of a picture.
+    """
+    until = now() + seconds
+    for number, picture in enumerate(cycle(pictures)):
+        if number >= at_least and now() >= until:
+            return
+        yield PictureFile(name=f"sample {number}", read=partial(_with_tail, picture))
+
+
+def _with_tail(picture: bytes) -> bytes:
+    return picture + secrets.token_bytes(16)

@@ -1,4 +1,4 @@
-"""The one folder whose files the page reads: what users uploaded, and the sample pictures copied there. No Gradio."""
+"""Uploaded files: the private folder that holds them, which paths count as uploaded, reading them. No Gradio."""
 
 import hashlib
 import os
@@ -6,13 +6,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llama_adapter.runtime.errors import LlamaAdapterError
 from llama_adapter.vision.errors import PictureError
 
-_FOLDER_VARIABLES = ("GRADIO_TEMP_DIR", "GRADIO_EXAMPLES_CACHE")  # the second one's files would be served as well
+_FOLDER_VARIABLES = ("GRADIO_TEMP_DIR", "GRADIO_EXAMPLES_CACHE")  # Gradio serves the files of both
 
 
 class ForeignFileError(LlamaAdapterError):
@@ -21,16 +22,47 @@ class ForeignFileError(LlamaAdapterError):
     http_status = 400
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Upload:
+    """A file as an event names it. Nothing is checked until it is read."""
+
+    path: str
+    name: str  # on the user's disk, with its folders where a folder was uploaded
+
+    @property
+    def base_name(self) -> str:
+        """The name without folders, in the style of any system."""
+        return self.name.replace("\\", "/").rstrip("/").rpartition("/")[2] or "picture"
+
+
+def upload_of(value: Any) -> Upload | None:
+    """The file in the value of a component as the browser sent it; None for anything else.
+
+    For events with `preprocess=False`: Gradio's own preprocessing opens pictures and saves converted copies.
+    """
+    if not isinstance(value, dict) or not isinstance(value.get("path"), str):
+        return None
+    name = value.get("orig_name")
+    if not isinstance(name, str) or not name.strip():
+        name = os.path.basename(value["path"])
+    return Upload(path=value["path"], name=name)
+
+
+def uploads_of(value: Any) -> list[Upload]:
+    """As `upload_of`, for a component of several files."""
+    return [file for each in (value if isinstance(value, list) else []) if (file := upload_of(each)) is not None]
+
+
 def upload_folder() -> Path:
-    """Where Gradio puts what is uploaded: by its variable, or else where all its programs do."""
+    """Where Gradio puts uploads: the folder of its environment variable, or one below the system's temporary files."""
     return Path(os.environ.get(_FOLDER_VARIABLES[0]) or Path(tempfile.gettempdir()) / "gradio")
 
 
 @contextmanager
 def private_uploads() -> Iterator[Path]:
-    """A fresh folder for uploads, readable by this user only and removed at the end; build and serve the page inside.
+    """A new upload folder that only this user can read, removed at the end. Build and serve the page inside.
 
-    Without it Gradio keeps them in a folder of the machine's temporary files that all its programs share.
+    By default Gradio keeps uploads in a folder of the machine that all its programs share.
     """
     folder = Path(tempfile.mkdtemp(prefix="llama-adapter-"))
     before = {name: os.environ.get(name) for name in _FOLDER_VARIABLES}
@@ -54,29 +86,32 @@ def uploaded(path: str | None) -> Path | None:
         return None
     try:
         real = Path(os.path.realpath(path))
-    except ValueError:  # a null character, or half of a character: no file has such a name
+    except ValueError:  # a null character or half of a surrogate pair: no file has such a name
         return None
     folder = os.path.realpath(upload_folder())
     return real if real.is_relative_to(folder) and os.path.isfile(real) else None
 
 
-def read_upload(path: str, *, max_bytes: int) -> bytes:
-    """The bytes of an uploaded file. Raises PictureError for one that is gone, foreign, or larger than `max_bytes`."""
+def read_upload(path: str, *, name: str, max_bytes: int) -> bytes:
+    """The bytes of an uploaded file, called `name` in messages.
+
+    Raises PictureError for a file that is gone, was not uploaded, or is larger than `max_bytes`.
+    """
     real = uploaded(path)
     if real is None:
-        raise PictureError("missing", "The picture is no longer on the server; choose it again.")
+        raise PictureError("missing", f"`{name}` is no longer on the server; add it again.")
     try:
         with real.open("rb") as file:
             data = file.read(max_bytes + 1)
-    except OSError:
-        raise PictureError("unreadable", "The uploaded picture could not be read; choose it again.") from None
+    except OSError as error:
+        raise PictureError("unreadable", f"`{name}` cannot be read ({error.strerror}); add it again.") from error
     if len(data) > max_bytes:
-        raise PictureError("too_large", f"Wanted at most {max_bytes:,} bytes, but the file has more; make it smaller.")
+        raise PictureError("too_large", f"Wanted at most {max_bytes:,} bytes, but `{name}` has more; make it smaller.")
     return data
 
 
 def place_in_uploads(path: Path) -> str:
-    """A copy of one of our own files among the uploads, under its own name; equal bytes have one copy."""
+    """The path of a copy of one of our own files among the uploads; equal bytes have one copy."""
     data = path.read_bytes()
     copy = upload_folder() / hashlib.sha256(data).hexdigest() / path.name
     if not copy.exists():
@@ -86,11 +121,7 @@ def place_in_uploads(path: Path) -> str:
 
 
 def refuse_foreign_files(payload: Any) -> None:
-    """Raise ForeignFileError when an event's values speak of a file that was not uploaded, or is on the web.
-
-    Gradio looks at these paths only in pages that it serves itself, only where a value says that it is a file, and
-    it downloads web addresses.
-    """
+    """Raise ForeignFileError if the values of an event name a file that was not uploaded, or a web address as one."""
     pending = [payload]
     while pending:
         value = pending.pop()

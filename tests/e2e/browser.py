@@ -1,4 +1,4 @@
-"""The page as a person meets it: served on a free port by a thread of this process, and a real Chromium to open it."""
+"""The page, served on a free port by a thread of this process, and a real Chromium that opens it."""
 
 import asyncio
 import os
@@ -19,6 +19,7 @@ from llama_adapter.app.online.request_handle import RequestHandle
 from llama_adapter.app.online.service import Ask, Observer, Service, ServiceLimits
 
 CHROMIUM = Path("/usr/bin/chromium")
+SAMPLES = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
 _ARGUMENTS = (
     "--headless",
     "--no-sandbox",
@@ -34,33 +35,33 @@ _ARGUMENTS = (
 
 
 class Gate(Observer):
-    """Stops the engine thread between two steps until a test lets it go on: nothing here waits for a clock."""
+    """Stops the engine thread between two steps until a test lets it continue, so that no test waits for a clock."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._steps: int | None = None  # that may still be taken; None: all
-        self._has_begun = False  # an answer, since it was closed
+        self._steps: int | None = None  # that may still run; None: all
+        self._has_begun = False  # whether an answer has, since `close`
         self.num_steps = 0
 
     def close(self) -> None:
-        """The next answer stands still behind its first token; from there on every step needs `let`."""
+        """Stop the next answer after its first token; from there on every step needs `let`."""
         with self._changed:
             self._steps, self._has_begun = 0, False
 
     def let(self, steps: int) -> None:
-        """Allow some more steps of the engine."""
+        """Allow that many more steps of the engine."""
         with self._changed:
             self._steps = (self._steps or 0) + steps
             self._changed.notify_all()
 
     def open(self) -> None:
-        """Let everything go on."""
+        """Let everything run."""
         with self._changed:
             self._steps = None
             self._changed.notify_all()
 
     def first_token(self, seconds: float) -> None:
-        """Called in the engine thread, within a step: the end of an earlier answer's step may come after `close`."""
+        """Called in the engine thread, within a step; the step of an earlier answer may end after `close`."""
         with self._changed:
             self._has_begun = True
 
@@ -79,7 +80,7 @@ class Gate(Observer):
 
 
 class WatchedService(Service):
-    """Counts requests, and tells when somebody cancels one, which the engine notices only at its next step."""
+    """Counts requests, and signals a cancelled one before the engine notices it at its next step."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -109,18 +110,16 @@ class ServedPage:
 
 
 @contextmanager
-def serve_page(
-    *, limits: ServiceLimits | None = None, load: Callable[[], Captioner] = Captioner.load, wait: bool = True
-) -> Iterator[ServedPage]:
-    """Serve the page of a fresh service of the embedded model, as the product mounts it."""
+def serve_page(*, limits: ServiceLimits | None = None) -> Iterator[ServedPage]:
+    """Serve the page of a new service of the embedded model, as the product mounts it."""
+    from llama_adapter.app.web.guards import bounded_uploads
     from llama_adapter.app.web.uploads import private_uploads
 
     gate = Gate()
-    service = WatchedService(load, limits=limits, observer=gate)
+    service = WatchedService(Captioner.load, limits=limits, observer=gate)
     service.start()
-    if wait:
-        service.wait_until_ready(60)
-    with private_uploads(), socket.socket() as listener:
+    service.wait_until_ready(60)
+    with private_uploads(), bounded_uploads(), socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         serving = _Serving(service, listener)
         try:
@@ -133,7 +132,7 @@ def serve_page(
 
 
 class _Serving:
-    """A thread with the page in it, from building to its end. Gradio would leave a loop open where none runs."""
+    """A thread that builds and serves the page. Built elsewhere, Gradio would leave an event loop open."""
 
     def __init__(self, service: Service, listener: socket.socket) -> None:
         self._service, self._listener = service, listener
@@ -157,8 +156,7 @@ class _Serving:
 
         from llama_adapter.app.web.page import build_page, page_settings
 
-        samples = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
-        page = build_page(self._service, samples=samples)
+        page = build_page(self._service, samples=SAMPLES)
         app = fastapi.FastAPI(openapi_url=None)
         gradio.mount_gradio_app(app, page, "/", **page_settings(self._service))
         server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="on", timeout_graceful_shutdown=1))
@@ -171,10 +169,6 @@ class _Serving:
         server.startup = start_and_tell  # type: ignore[method-assign]
         self._server = server
         await server.serve(sockets=[self._listener])
-
-
-def _is_stream(request: Any) -> bool:
-    return "/gradio_api/queue/data" in request.url
 
 
 class Browser:
@@ -199,7 +193,7 @@ class Browser:
 
 
 class Visit:
-    """An open page, with what it asked of the network and what its console complained of."""
+    """An open page, with its network requests and the errors of its console."""
 
     def __init__(
         self, browser: Browser, served: ServedPage, *, width: int = 1280, height: int = 900, dark: bool = False
@@ -208,69 +202,78 @@ class Visit:
         self.page = browser.new_page(width=width, height=height, dark=dark)
         self.requests: list[str] = []
         self.complaints: list[str] = []
-        self.page.on("request", lambda request: self.requests.append(request.url))
+        self._streams: set[Any] = set()
+        self.page.on("request", self._note)
+        for end in ("requestfinished", "requestfailed"):
+            self.page.on(end, lambda request: self._streams.discard(request))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on(
             "console", lambda message: self.complaints.append(message.text) if message.type == "error" else None
         )
-        self._streams: set[Any] = set()
-        self.page.on("request", lambda request: self._streams.add(request) if _is_stream(request) else None)
-        self.page.on("requestfinished", lambda request: self._streams.discard(request))
-        self.page.on("requestfailed", lambda request: self._streams.discard(request))
         self.page.goto(served.url)
         self.page.get_by_role("tab", name="Chat").wait_for()
+
+    def _note(self, request: Any) -> None:
+        self.requests.append(request.url)
+        if "/gradio_api/queue/data" in request.url:
+            self._streams.add(request)
 
     def open_tab(self, name: str) -> None:
         """Go to one of the page's tabs."""
         self.page.get_by_role("tab", name=name).click()
 
-    def settle(self) -> None:
-        """Wait until the page's stream of news is closed: what is sent at that moment is answered late."""
+    def press(self, name: str) -> None:
+        """Press the button of that name, once the page's event stream is closed: an event sent meanwhile is late."""
         deadline = time.monotonic() + 30
         while self._streams:
-            assert time.monotonic() < deadline, "the page's stream of news stayed open"
-            self.page.wait_for_timeout(10)  # events of the browser come in meanwhile
+            assert time.monotonic() < deadline, "the page's event stream stayed open"
+            self.page.wait_for_timeout(10)  # the browser's events come in meanwhile
+        self.page.get_by_role("button", name=name, exact=True).locator("visible=true").click()
 
-    def screenshot(self, name: str, *, full_page: bool = True) -> None:
-        """Kept only where SCREENSHOTS names a folder."""
+    def screenshot(self, name: str) -> None:
+        """Kept only if SCREENSHOTS names a folder."""
         folder = os.environ.get("SCREENSHOTS")
         if folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            self.page.screenshot(path=f"{folder}/{name}.png", full_page=full_page)
+            self.page.screenshot(path=f"{folder}/{name}.png", full_page=True)
 
     def overflow(self) -> int:
         """By how many pixels the page is wider than its window."""
         wider: int = self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         return wider
 
-    def foreign_requests(self) -> list[str]:
-        """What was asked of anybody but the page's own server."""
+    def check(self) -> None:
+        """The page asked no other server, and its console has no errors."""
         own = (self.served.url, "data:", "blob:")
-        return [url for url in self.requests if not url.startswith(own)]
-
-    def close(self) -> None:
-        """Close the tab, as a user does."""
-        self.page.close()
-
-
-_open: Browser | None = None
+        foreign = [url for url in self.requests if not url.startswith(own)]
+        assert foreign == [], foreign
+        assert self.complaints == [], self.complaints
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A headless Chromium, the one that is open already where there is one; left out where the machine has none."""
-    global _open
-    if _open is not None:
-        yield _open
-        return
+    """A headless Chromium; skips the test if the machine has none."""
     sync_api = pytest.importorskip("playwright.sync_api")
     if not CHROMIUM.exists():
         pytest.skip("needs Chromium at /usr/bin/chromium")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=list(_ARGUMENTS))
-        _open = Browser(browser)
         try:
-            yield _open
+            yield Browser(browser)
         finally:
-            _open = None
             browser.close()
+
+
+def expect(locator: Any) -> Any:
+    """Playwright's assertions, imported late."""
+    from playwright.sync_api import expect
+
+    return expect(locator)
+
+
+def until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
+    """Wait for what another thread does on its own."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)

@@ -17,14 +17,12 @@ from llama_adapter.app.captioning.resources import sample_pictures
 from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.online.types import ServiceLimits
 from llama_adapter.app.reading.reader import PictureLimits, PictureReader, PictureReading
-from llama_adapter.app.web.batch_files import BatchFiles, uploads_of
-from llama_adapter.app.web.batch_view import folder_line
-from llama_adapter.app.web.chat_events import ChatEvents
-from llama_adapter.app.web.chat_state import ChatSession
+from llama_adapter.app.web.batch import BatchEvents, BatchSession
+from llama_adapter.app.web.batch_files import BatchFiles
+from llama_adapter.app.web.chat import ChatEvents
+from llama_adapter.app.web.chat_session import ChatSession
 from llama_adapter.app.web.runs import Runs
-from llama_adapter.app.web.uploads import ForeignFileError, place_in_uploads, refuse_foreign_files, uploaded
-from llama_adapter.app.web.yes_no_events import YesNoEvents
-from llama_adapter.app.web.yes_no_state import YesNoSession
+from llama_adapter.app.web.uploads import ForeignFileError, place_in_uploads, refuse_foreign_files, uploads_of
 from llama_adapter.vision.errors import PictureError
 from tests.app.http_api.live import StubService, answer
 from tests.fuzz.mutators import mutated_json
@@ -47,6 +45,10 @@ class _Service(StubService):
         limits=PictureLimits(max_pixels=limits.max_pixels, max_bytes=limits.max_picture_bytes),
     )
 
+    def stage_seconds(self) -> dict[str, float]:
+        """No time is measured."""
+        return {}
+
     def view(
         self, picture: bytes, *, name: str, side: int, client: str, is_wanted: Callable[[], bool] = bool
     ) -> Future[PictureReading]:
@@ -60,7 +62,7 @@ class _Service(StubService):
 class _Page:
     service: _Service
     chat: ChatEvents
-    yes_no: YesNoEvents
+    batch: BatchEvents
     upload: str
 
 
@@ -72,7 +74,7 @@ def _page() -> _Page:
     return _Page(
         service=service,
         chat=ChatEvents(service, samples=samples, runs=runs),  # type: ignore[arg-type]
-        yes_no=YesNoEvents(service, samples=samples, runs=runs),  # type: ignore[arg-type]
+        batch=BatchEvents(service, samples=samples, runs=runs),  # type: ignore[arg-type]
         upload=upload,
     )
 
@@ -109,33 +111,29 @@ def _chat(values: list[Any], event: Any) -> object:
     return count
 
 
-def _yes_no(values: list[Any], event: Any) -> object:
-    page, session = _page(), YesNoSession()
-    files, question, choices, threshold, band = values
-    page.yes_no.add_sample(files, event)
-    page.yes_no.start_from(event)
-    page.yes_no.decide_anew(session, threshold, band)
-    count = _drain(page.yes_no.ask(_REQUEST, session, files, question, choices, threshold, band))
-    page.yes_no.decide_anew(session, band, threshold)
-    return count
-
-
 def _batch(values: list[Any], event: Any) -> object:
-    chosen = uploads_of(values[0]), uploads_of(values[1])
-    folder_line(len(chosen[1]))
-    with BatchFiles(*chosen, find=uploaded, limits=_page().service.limits, max_pictures=20) as files:
-        for picture in files.pictures:
+    page, session = _page(), BatchSession()
+    files, folder, _, choices, threshold, band, *_ = values
+    page.batch.add_sample(files, event)
+    page.batch.start_from(event)
+    page.batch.show_rule(choices)
+    page.batch.show_folder(folder)
+    page.batch.decide(session, threshold, band)
+    count = _drain(page.batch.start(_REQUEST, session, *values))
+    page.batch.decide(session, band, threshold)
+    page.batch.clear(session)
+    with BatchFiles(uploads_of(files), uploads_of(folder), limits=page.service.limits, max_pictures=20) as pictures:
+        for picture in pictures.pictures:
             try:
                 assert len(picture.read()) <= 100_000
             except PictureError as error:
                 refused(error, is_shown=False)
-        return len(files.pictures)
+    return count
 
 
 _TABS: dict[str, tuple[Callable[[list[Any], Any], object], int]] = {
     "chat": (_chat, 7),
-    "yes-no": (_yes_no, 5),
-    "batch": (_batch, 2),
+    "batch": (_batch, 11),
 }
 
 
@@ -182,8 +180,10 @@ def _events() -> dict[str, bytes]:
     file = {"path": _UPLOAD, "orig_name": "a.jpg", "meta": {"_type": "gradio.FileData"}, "size": 7}
     events = {
         "chat": [file, "What is it?", 16, 0, 0.9, 0, "7"],
-        "yes-no": [[file, file], "Is it red?", "yes, no", 0.5, 0.1],
-        "batch": [[file, {**file, "orig_name": "pictures.zip"}], [{**file, "orig_name": "folder/b.png"}]],
+        "batch": [
+            *([file, {**file, "orig_name": "pictures.zip"}], [{**file, "orig_name": "folder/b.png"}]),
+            *("Is it red?", "yes, no", 0.5, 0.1, 16, 0, 0.9, 0, "7"),
+        ],
     }
     return {
         tab: json.dumps({"tab": tab, "data": values, "event_data": {"index": 1}}).encode()
@@ -194,7 +194,7 @@ def _events() -> dict[str, bytes]:
 TARGETS = (
     Target(
         name="page-event",
-        about="values of events in the tabs Chat, Yes/No and Batch, through their guards and handlers",
+        about="values of events in the tabs Chat and Batch, through their guards and handlers",
         run=event,
         seeds=_events,
         mutate=mutated_json(

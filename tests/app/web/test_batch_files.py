@@ -1,36 +1,30 @@
-"""What is dropped on the Batch tab: files, folders and zips become one list of pictures, and the rest is told."""
+"""Files, folders and zips on the Batch tab become one list of pictures, with notes of what is skipped."""
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from llama_adapter.app.online.service import ServiceLimits
-from llama_adapter.app.web.batch_files import MAX_PICTURES, BatchFiles, Upload, uploads_of
+from llama_adapter.app.web.batch_files import MAX_PICTURES, BatchFiles
+from llama_adapter.app.web.uploads import Upload, private_uploads
 from llama_adapter.vision.errors import PictureError
 
 LIMITS = ServiceLimits(max_picture_bytes=1_000)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Of the uploads."""
-    folder = tmp_path / "uploads"
-    folder.mkdir()
-    return folder
+def folder() -> Iterator[Path]:
+    """The upload folder."""
+    with private_uploads() as folder:
+        yield folder
 
 
 def files_of(
     uploads: Sequence[Upload], folder: Sequence[Upload] = (), *, max_pictures: int = MAX_PICTURES
 ) -> BatchFiles:
-    return BatchFiles(uploads, folder, find=found, limits=LIMITS, max_pictures=max_pictures)
-
-
-def found(path: str) -> Path | None:
-    """As the page finds uploads: nothing outside of their folder."""
-    real = Path(path).resolve()
-    return real if real.parent.name == "uploads" and real.is_file() else None
+    return BatchFiles(uploads, folder, limits=LIMITS, max_pictures=max_pictures)
 
 
 def upload(folder: Path, name: str, data: bytes = b"x", *, shown: str = "") -> Upload:
@@ -60,12 +54,12 @@ def test_files_and_the_pictures_of_zips_come_in_their_order_under_unique_names(f
         assert [file.read() for file in files.pictures] == [b"x", b"0", b"1", b"x"]
 
 
-def test_of_a_folder_only_pictures_count_and_the_others_are_told(folder: Path) -> None:
+def test_of_a_folder_only_pictures_count(folder: Path) -> None:
     names = ["a.png", "b.txt", ".hidden.png", "c.webp"]
 
     with files_of([], [upload(folder, name) for name in names]) as files:
         assert [file.name for file in files.pictures] == ["a.png", "c.webp"]
-        assert files.notes == ["The folder: passed over 2 files that are no pictures."]
+        assert files.notes == ["Folder: skipped 2 files that are not pictures."]
 
 
 def test_a_file_is_read_only_when_its_turn_comes_and_only_up_to_the_limit(folder: Path) -> None:
@@ -85,24 +79,24 @@ def test_no_file_outside_of_the_uploads_is_opened(folder: Path, tmp_path: Path, 
         assert (code_of(files, 0), code_of(files, 1)) == ("missing", "missing")
 
 
-def test_a_zip_that_is_none_stays_in_the_list_with_its_reason(folder: Path) -> None:
+def test_a_zip_that_cannot_be_opened_stays_in_the_list_with_its_reason(folder: Path) -> None:
     with files_of([upload(folder, "broken.zip"), upload(folder, "a.png")]) as files:
         assert [file.name for file in files.pictures] == ["broken.zip", "a.png"]
         assert code_of(files) == "truncated"
 
 
-def test_a_zip_without_pictures_is_told(folder: Path) -> None:
+def test_a_zip_without_pictures_gets_a_note(folder: Path) -> None:
     with files_of([zipped(folder, "texts.zip", ["a.txt"])]) as files:
         assert files.pictures == []
-        assert files.notes[-1] == "texts.zip: there are no pictures in it."
+        assert files.notes == ["texts.zip: skipped 1 file that is not a picture.", "texts.zip: no pictures in it."]
 
 
-def test_more_pictures_than_one_run_takes_are_left_out_and_told(folder: Path) -> None:
+def test_more_pictures_than_one_batch_takes_are_left_out(folder: Path) -> None:
     uploads = [upload(folder, f"{number}.png") for number in range(4)]
 
     with files_of(uploads, max_pictures=3) as files:
         assert len(files.pictures) == 3
-        assert files.notes == ["One run takes 3 pictures; 1 more were left out."]
+        assert files.notes == ["One batch takes 3 pictures; 1 more were left out."]
 
 
 def test_names_are_those_of_the_browser_made_printable_and_relative(folder: Path) -> None:
@@ -112,10 +106,3 @@ def test_names_are_those_of_the_browser_made_printable_and_relative(folder: Path
     ]
     with files_of(uploads) as files:
         assert [file.name for file in files.pictures] == ["etc/x\\x1b.png", "pictures/été.png"]
-
-
-def test_values_of_an_upload_component_that_are_no_files_are_left_out() -> None:
-    value = [{"path": "/a/b.png", "orig_name": "c.png"}, {"path": "/a/d.png"}, {"path": 3}, "text", None]
-
-    assert [file.name for file in uploads_of(value)] == ["c.png", "d.png"]
-    assert uploads_of(None) == uploads_of("text") == uploads_of({"path": "/a"}) == []

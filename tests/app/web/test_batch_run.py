@@ -15,11 +15,9 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.resources import sample_pictures
 from llama_adapter.app.measuring.throughput import RunHistory
 from llama_adapter.app.online.service import Ask, RequestHandle, Service, ServiceLimits, UnavailableError
-from llama_adapter.app.web.batch_run import BatchRun, default_window
-from llama_adapter.app.web.batch_types import PictureFile, Question, Result
-from llama_adapter.app.web.byte_budget import ByteBudget
-from llama_adapter.app.web.measuring import IN_FLIGHT, measure
+from llama_adapter.app.web.batch_run import BatchRun, ByteBudget, PictureFile, Question, Result, default_window
 from llama_adapter.app.web.runs import Run
+from llama_adapter.app.web.throughput import IN_FLIGHT, measure
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError
 from llama_adapter.vision.errors import PictureError

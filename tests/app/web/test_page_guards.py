@@ -1,4 +1,4 @@
-"""The served page gives away no file, fetches nothing, and takes no more than it should. Over real HTTP."""
+"""The served page over real HTTP: it gives away no file, fetches nothing, and bounds what it takes."""
 
 import json
 import os

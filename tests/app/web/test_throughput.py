@@ -16,8 +16,7 @@ from llama_adapter.app.measuring.throughput import (
     stage_differences,
     to_compare,
 )
-from llama_adapter.app.web import throughput_view
-from llama_adapter.app.web.measuring import fresh_files
+from llama_adapter.app.web.throughput import fresh_files, report, sentence_of
 from llama_adapter.vision.image import load_picture
 
 CIRCUMSTANCES = Circumstances(
@@ -61,7 +60,7 @@ def test_a_run_without_pictures_has_no_figures_to_divide() -> None:
     nothing = replace(RUN, num_pictures=0, num_tokens=0, wall_s=0.0, stages_s={})
 
     assert (nothing.pictures_per_s, nothing.tokens_per_s, nothing.stage_ms, nothing.bound_by) == (0.0, 0.0, {}, None)
-    assert throughput_view.report([nothing])
+    assert report([nothing])
 
 
 def test_a_restart_between_two_readings_gives_no_negative_times() -> None:
@@ -102,15 +101,15 @@ def test_the_newest_run_of_each_number_is_compared_and_repeated_pictures_stand_a
 def test_the_report_is_json_with_the_derived_figures() -> None:
     history = RunHistory()
     history.add(RUN)
-    report = json.loads(json.dumps(history.to_dict(), allow_nan=False))
+    runs = json.loads(json.dumps(history.to_dict(), allow_nan=False))["runs"]
 
-    assert report["runs"][0]["pictures_per_s"] == 25.0
-    assert report["runs"][0]["stage_ms_per_picture"]["clip"] == pytest.approx(20.0)
-    assert report["runs"][0]["circumstances"]["threads"] == 2
+    assert runs[0]["pictures_per_s"] == 25.0
+    assert runs[0]["stage_ms_per_picture"]["clip"] == pytest.approx(20.0)
+    assert runs[0]["circumstances"]["threads"] == 2
 
 
 def test_the_table_says_all_that_the_bars_do() -> None:
-    html = throughput_view.report([RUN])
+    html = report([RUN])
     bars, _, table = html.partition("<table>")
 
     assert 'aria-label="Pictures/s: 16 in flight: 25.0 pictures/s"' in bars
@@ -118,24 +117,20 @@ def test_the_table_says_all_that_the_bars_do() -> None:
         assert f">{value}<" in table
 
 
-def test_without_runs_the_page_says_how_to_get_one() -> None:
-    assert "Press Measure" in throughput_view.report([])
-
-
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "words"),
     [
-        ({}, "Nobody else was served meanwhile."),
-        ({"was_shared": True}, "Others were served meanwhile"),
-        ({"num_reused": 7}, "7 of the pictures"),
-        ({"wall_s": 10.0}, "The engine was at work for 15% of the run"),
+        ({}, "1 failed."),
+        ({"was_shared": True}, "requests of other clients"),
+        ({"num_reused": 7}, "Already encoded: 7 pictures."),
+        ({"wall_s": 10.0}, "The engine was busy 15% of the time"),
     ],
 )
-def test_what_bounds_a_run_is_said_in_words(change: dict[str, object], told: str) -> None:
-    sentence = throughput_view.sentence_of(replace(RUN, **change))  # type: ignore[arg-type]
+def test_the_bottleneck_of_a_run_is_a_sentence(change: dict[str, object], words: str) -> None:
+    sentence = sentence_of(replace(RUN, **change))  # type: ignore[arg-type]
 
-    assert sentence.startswith("Bound by clip (encoding pictures): 57%")
-    assert told in sentence
+    assert sentence.startswith("Bottleneck: clip (encoding pictures), 57%")
+    assert words in sentence
 
 
 def test_measuring_asks_again_and_again_with_files_that_are_new_each_time() -> None:

@@ -1,21 +1,67 @@
-"""What the page shows, as HTML: nothing of a user's or the model's is markup, and nothing is left unsaid."""
+"""What the page shows, as HTML: values are never markup, elements are closed, and figures follow from records."""
 
+import dataclasses
 import re
+from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 
 from llama_adapter.app.calibration.decisions import Rule
 from llama_adapter.app.captioning.answers import Answer, AnswerError
-from llama_adapter.app.web.chat_state import MAX_TURNS, Chat, ChatSession, PickedPicture, Turn
-from llama_adapter.app.web.chat_view import conversation, picture_line, tokens_per_second
-from llama_adapter.app.web.escaping import escaped, milliseconds, named, size
-from llama_adapter.app.web.yes_no_state import Judged
-from llama_adapter.app.web.yes_no_view import percent, results
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.online.service import Service, ServiceStatus, UnavailableError
+from llama_adapter.app.records.record import ErrorRecord, Record
+from llama_adapter.app.web.about import about, head
+from llama_adapter.app.web.batch_run import Progress, Result
+from llama_adapter.app.web.batch_view import State, answer_text, cards, decisions, progress_view, table
+from llama_adapter.app.web.chat import conversation
+from llama_adapter.app.web.chat_session import MAX_TURNS, ChatSession, PickedPicture, Turn
+from llama_adapter.app.web.html import duration, milliseconds, named, percent, rate, render, size, told
 from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.problems import Problem
 
-EVIL = "<img src=x onerror=alert(1)>\"'&\u202egnp.exe"
+EVIL = '<img src=x onerror=alert(1)>"\' ${alert(2)} {{3}} `4` & " onclick="5\u202egnp.exe'
 PICTURE = PickedPicture(source="/a.png", shown="/a.png", name="a.png", width=4, height=3, num_bytes=2000)
+PROGRESS = Progress(
+    num_pictures=28, num_done=12, num_failed=1, elapsed_s=3.0, pictures_per_s=4.0, remaining_s=4.0, waits_for=""
+)
+STATUS = ServiceStatus(
+    state="ready",
+    is_stalled=False,
+    num_running=1,
+    num_waiting=2,
+    num_reading=2,
+    num_slow_reading=1,
+    num_encoded=3,
+    restarts=0,
+    last_error=None,
+    uptime_s=3725.0,
+)
+
+
+class Elements(HTMLParser):
+    """The attributes of all elements; asserts that every element is closed where it should be."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.attributes: dict[str, list[str | None]] = {}
+        self._open: list[str] = []
+        self.feed(html)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            self.attributes.setdefault(name, []).append(value)
+        if tag not in ("img", "br"):
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+
+def words(html: str) -> str:
+    return " ".join(re.sub(r"<[^>]+>", " ", html).split())
 
 
 def answer(**changes: object) -> Answer:
@@ -32,160 +78,225 @@ def answer(**changes: object) -> Answer:
     return Answer(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def shown(turn: Turn) -> str:
-    return conversation(Chat(picture=PICTURE, turns=(turn,)))
+def shown(**turn: Any) -> str:
+    return conversation([Turn(**{"question": "q", **turn})])
 
 
-def assert_harmless(html: str) -> None:
-    assert "<img src=x" not in html
-    assert "onerror=alert(1)>" not in html
-    assert "\u202e" not in html
-    assert "&lt;img src=x" in html
+def result(index: int, *, picture: str = "", text: str = "a red star", code: str = "", **changes: Any) -> Result:
+    record = Record(
+        id=str(index),
+        picture=picture or f"{index:04}.png",
+        prompt="What is it?",
+        text="" if code else text,
+        finish="error" if code else "stop",
+        choice=None,
+        tokens=3,
+        error=ErrorRecord(code=code, message=f"It is {code}. {text}") if code else None,
+        ms={"total": 12.0},
+        run="run",
+    )
+    record.update(changes)  # type: ignore[typeddict-item]
+    return Result(index=index, record=record, thumbnail=None if code else "data:image/jpeg;base64,AAAA")
+
+
+def judged(index: int, probability: float, **changes: Any) -> Result:
+    choice = {"yes": probability, "no": 1.0 - probability}
+    return result(index, text=max(choice, key=lambda name: choice[name]), choice=choice, **changes)
 
 
 @pytest.mark.parametrize(
     "html",
     [
-        shown(Turn(question=EVIL)),
-        shown(Turn(question="q", text=EVIL)),
-        shown(Turn(question="q", answer=answer(text=EVIL))),
-        shown(Turn(question="q", answer=answer(finish="error", error=AnswerError(code="truncated", message=EVIL)))),
-        shown(Turn(question="q", problem=Problem(exit_code=ExitCode.USAGE, http_status=400, sentence=EVIL, hint=EVIL))),
-        picture_line(Chat(picture=PickedPicture(source="s", shown="s", name=EVIL, width=1, height=1))),
-        picture_line(Chat(picture=PickedPicture(source="s", shown="s", name="n", problem=EVIL))),
-        results((Judged(name=EVIL, choice={EVIL: 0.9, "no": 0.1}),), (EVIL, "no"), Rule()),
-        results((Judged(name="n", problem=EVIL),), ("yes", "no"), Rule()),
+        shown(question=EVIL),
+        shown(text=EVIL),
+        shown(answer=answer(text=EVIL)),
+        shown(answer=answer(finish="error", error=AnswerError(code="truncated", message=EVIL))),
+        shown(problem=Problem(exit_code=ExitCode.USAGE, http_status=400, sentence=EVIL, hint=EVIL)),
+        render("chat", "picture_line", picture=dataclasses.replace(PICTURE, name=EVIL)),
+        render("chat", "picture_line", picture=dataclasses.replace(PICTURE, problem=EVIL)),
+        render("about", "state", status=dataclasses.replace(STATUS, last_error=EVIL)),
+        render("batch", "failure", sentence=EVIL, hint=EVIL),
+        progress_view(PROGRESS, state="failed", notes=[EVIL], trouble=EVIL),
+        "".join(cards([result(0, picture=EVIL, text=EVIL)], num_answered=1, rule=Rule())),
+        "".join(cards([judged(0, 0.9, picture=EVIL)], num_answered=1, rule=Rule())),
+        "".join(table([result(0, picture=EVIL, text=EVIL), result(1, text=EVIL, code=EVIL)], rule=Rule())),
+        decisions([result(0, text=EVIL, choice={EVIL: 0.9, "no": 0.1})], (EVIL, "no"), Rule()),
         named(EVIL),
-        escaped(EVIL),
     ],
 )
-def test_whatever_a_user_a_file_or_the_model_says_is_no_markup(html: str) -> None:
-    assert_harmless(html)
+def test_text_of_users_files_and_models_is_never_markup(html: str) -> None:
+    assert not {"onerror", "onclick"} & Elements(html).attributes.keys()
+    assert "&lt;img src=x" in html
+    assert "\u202e" not in html
 
 
-def test_the_conversation_says_what_to_do_while_it_is_empty() -> None:
-    assert "Choose a picture, then ask something about it" in conversation(Chat())
-    assert "No picture yet" in picture_line(Chat())
+# Chat
 
 
-def test_the_conversation_is_a_region_that_screen_readers_follow() -> None:
-    html = shown(Turn(question="q", text="a red"))
-
-    assert 'role="log"' in html
-    assert 'aria-live="polite"' in html
-    assert 'aria-busy="true"' in html, "words that still come are not read out one by one"
-    assert "aria-busy" not in shown(Turn(question="q", answer=answer()))
+def test_an_open_answer_is_busy_in_a_log_that_screen_readers_follow() -> None:
+    assert Elements(shown(text="a red")).attributes["role"] == ["region", "log"]
+    assert Elements(shown(text="a red")).attributes["aria-busy"] == ["true"]
+    assert "aria-busy" not in Elements(shown(answer=answer())).attributes
 
 
-def test_under_an_answer_stand_its_times_tokens_and_speed() -> None:
-    words = " ".join(re.sub("<[^>]+>", " ", shown(Turn(question="q", answer=answer()))).split())
+def test_an_answer_has_its_times_tokens_and_speed() -> None:
+    text = words(shown(answer=answer()))
 
     for figure in ("queue 0.2 ms", "read 1.0 ms", "clip 4.0 ms", "first token 10 ms", "total 30 ms", "3 tokens"):
-        assert figure in words
-    assert "100 tokens/s" in words, "two tokens in the 20 ms after the first"
-    assert "encoded once" not in words
-
-
-def test_a_picture_that_was_kept_encoded_is_said_to_be_encoded_once() -> None:
-    assert "picture encoded once" in shown(Turn(question="q", answer=answer(is_reused=True)))
+        assert figure in text
+    assert "100 tokens/s" in text, "two tokens in the 20 ms after the first"
+    assert "tokens/s" not in shown(answer=answer(token_ids=(1,)))
+    assert "tokens/s" not in shown(answer=answer(ms={"total": 3.0}))
+    assert ["la-badge" in shown(answer=answer(is_reused=is_reused)) for is_reused in (True, False)] == [True, False]
 
 
 @pytest.mark.parametrize(("unfamiliar", "is_doubted"), [(True, True), (False, False), (None, False)])
-def test_an_answer_about_an_unfamiliar_picture_says_so(unfamiliar: bool | None, is_doubted: bool) -> None:
-    judged = Judged(name="a", choice={"yes": 0.9, "no": 0.1}, unfamiliar=unfamiliar)
-    for html in (
-        shown(Turn(question="q", answer=answer(unfamiliar=unfamiliar))),
-        results((judged,), ("yes", "no"), Rule()),
-    ):
-        assert ("does not look like those the model was trained on" in html) is is_doubted
+def test_an_answer_about_an_unfamiliar_picture_is_marked(unfamiliar: bool | None, is_doubted: bool) -> None:
+    changes = {} if unfamiliar is None else {"unfamiliar": unfamiliar}
+    for each in (result(0, **changes), judged(0, 0.9, **changes)):
+        for html in (cards([each], num_answered=1, rule=Rule()), table([each], rule=Rule())):
+            assert "".join(html).count("la-batch-doubt") == is_doubted
+    assert shown(answer=answer(unfamiliar=unfamiliar)).count("la-doubt") == is_doubted
 
 
-def test_an_answer_that_was_stopped_or_cut_keeps_its_text_and_says_so() -> None:
-    stopped = shown(Turn(question="q", answer=answer(finish="error", error=AnswerError(code="cancelled", message=""))))
-    cut = shown(Turn(question="q", answer=answer(finish="length")))
+@pytest.mark.parametrize(
+    "changes", [{"finish": "error", "error": AnswerError(code="cancelled", message="")}, {"finish": "length"}]
+)
+def test_an_answer_that_was_stopped_or_cut_keeps_its_text(changes: dict[str, Any]) -> None:
+    html = shown(answer=answer(**changes))
 
-    assert "a red star" in stopped
-    assert "Stopped" in stopped
-    assert "a red star" in cut
-    assert "Cut at the limit" in cut
-
-
-def test_speed_is_not_told_of_a_single_token() -> None:
-    assert tokens_per_second(answer(token_ids=(1,))) is None
-    assert tokens_per_second(answer(ms={"total": 3.0})) is None
+    assert "a red star" in html
+    assert "la-cut" in html
 
 
-def test_a_chat_forgets_its_oldest_turns_and_no_others() -> None:
-    chat = Chat(picture=PICTURE)
+def test_a_chat_forgets_its_oldest_turns_first() -> None:
+    session = ChatSession()
     for number in range(MAX_TURNS + 3):
-        chat = chat.with_turn(Turn(question=str(number)))
+        session.begin("run", Turn(question=str(number)))
+        session.update(Turn(question=str(number), answer=answer()))
 
-    assert [turn.question for turn in chat.turns] == [str(number) for number in range(3, MAX_TURNS + 3)]
+    assert [turn.question for turn in session.turns] == [str(number) for number in range(3, MAX_TURNS + 3)]
 
 
-def test_a_new_picture_starts_anew_and_the_same_one_does_not() -> None:
+def test_a_new_picture_starts_a_new_chat_and_clearing_keeps_the_picture() -> None:
     session = ChatSession()
     session.choose(PICTURE)
     session.begin("run", Turn(question="q"))
+    same = dataclasses.replace(PICTURE, shown="preview")
 
-    session.choose(PickedPicture(source=PICTURE.source, shown="preview", name="a.png"))
-    assert len(session.chat.turns) == 1
+    session.choose(same)
+    assert (session.picture, len(session.turns)) == (same, 1)
+    session.clear()
+    assert (session.picture, session.turns, session.run) == (same, (), None)
+    session.begin("run", Turn(question="q"))
+    session.choose(dataclasses.replace(PICTURE, source="/b.png"))
+    assert session.turns == ()
 
-    session.choose(PickedPicture(source="/b.png", shown="/b.png", name="b.png"))
-    assert session.chat.turns == ()
 
-
-def test_a_question_that_overtakes_another_closes_it() -> None:
+def test_a_question_that_overtakes_another_closes_it_and_a_repeated_one_replaces_it() -> None:
     session = ChatSession()
-    session.choose(PICTURE)
     session.begin("first", Turn(question="one"))
     session.begin("second", Turn(question="two"))
+    assert [turn.is_open for turn in session.turns] == [False, True]
 
-    assert [turn.is_open for turn in session.chat.turns] == [False, True]
-    assert session.run == "second"
-
-
-def test_asking_again_takes_the_place_of_the_last_question() -> None:
-    session = ChatSession()
-    session.choose(PICTURE)
-    session.begin("first", Turn(question="one"))
-    session.begin("second", Turn(question="one"), is_again=True)
-
-    assert len(session.chat.turns) == 1
+    session.begin("third", Turn(question="two"), is_again=True)
+    assert [turn.question for turn in session.turns] == ["one", "two"]
+    assert session.run == "third"
 
 
-def test_clearing_keeps_the_picture() -> None:
-    session = ChatSession()
-    session.choose(PICTURE)
-    session.begin("run", Turn(question="one"))
-    session.clear()
-
-    assert session.chat == Chat(picture=PICTURE)
-    assert session.run is None
+# Batch
 
 
-def test_results_count_what_was_decided_and_what_was_not() -> None:
-    judged = (
-        Judged(name="a", choice={"yes": 0.9, "no": 0.1}),
-        Judged(name="b", choice={"yes": 0.5, "no": 0.5}),
-        Judged(name="c", problem="cut off"),
-        Judged(name="d"),
-    )
-    words = " ".join(re.sub("<[^>]+>", " ", results(judged, ("yes", "no"), Rule())).split())
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ("running", "12 of 28 pictures 1 failed 4.0 pictures/s about 4.0 s left waiting: 64 requests wait"),
+        ("done", "Done: 11 answered, 1 failed."),
+        ("cancelled", "Cancelled: 11 answered, 1 failed, 16 not asked."),
+        ("failed", "Ended early: 11 answered, 1 failed, 16 not asked."),
+    ],
+)
+def test_progress_has_counts_speed_and_an_ending(state: State, expected: str) -> None:
+    html = progress_view(dataclasses.replace(PROGRESS, waits_for="64 requests wait"), state=state)
 
-    assert "1 yes 1 undecided 1 without an answer 1 under way" in words
-    assert "cut off" in words
-
-
-def test_no_share_is_rounded_to_certainty() -> None:
-    assert percent(0.99999) == "> 99.9 %"
-    assert percent(0.00001) == "< 0.1 %"
-    assert (percent(1.0), percent(0.0), percent(0.25)) == ("100.0 %", "0.0 %", "25.0 %")
+    assert expected in words(html)
+    bar = Elements(html).attributes
+    assert (bar["aria-valuenow"], bar["aria-valuemax"]) == (["12"], ["28"])
 
 
-def test_numbers_read_as_people_write_them() -> None:
+def test_the_table_has_the_failed_first_and_all_in_the_order_of_the_files() -> None:
+    results = [result(index, code="empty" if index in (1, 4) else "") for index in (4, 2, 0, 1, 3)]
+    html = "".join(table(results, rule=Rule()))
+
+    assert re.findall(r"\d{4}\.png", html) == ["0001.png", "0004.png", "0000.png", "0002.png", "0003.png"]
+    assert "0000.png a red star stop 3 12 ms" in words(html)
+    assert "0001.png empty It is empty." in words(html)
+
+
+def test_of_many_results_the_failed_and_the_newest_are_shown() -> None:
+    results = [result(index, code="empty" if index == 0 else "") for index in range(2_000)]
+    rows = table(results, rule=Rule())
+
+    assert "101 of 2,000" in rows[0]
+    assert len([row for row in rows if row.startswith("<tr")]) == 101
+    assert "60 of 1,999" in cards(results[-60:], num_answered=1_999, rule=Rule())[0]
+
+
+def test_choices_are_decided_by_the_rule_and_counted() -> None:
+    results = [judged(0, 0.987), judged(1, 0.52), judged(2, 0.7), result(3, code="empty")]
+
+    assert [answer_text(each, Rule()) for each in results[:2]] == ["yes (98.7 %)", "undecided (yes 52.0 %)"]
+    assert answer_text(results[2], Rule(threshold=0.9)) == "no (yes 70.0 %)"
+    html = decisions(results, ("yes", "no"), Rule())
+    assert "2 yes 1 undecided 1 failed" in words(html)
+    assert "3 yes 1 failed" in words(decisions(results, ("yes", "no"), Rule(threshold=0.5, band=0.0)))
+    assert decisions(results, None, Rule()) == ""
+    bars = "".join(cards(results[:1], num_answered=1, rule=Rule()))
+    assert "width:98.7%" in bars
+    assert "left:45.0%;width:10.0%" in bars
+
+
+# About
+
+
+@pytest.mark.slow
+def test_about_has_the_model_its_limits_and_what_it_cannot_do(service: Service) -> None:
+    text = words(about(service))
+
+    for expected in (service.info.name, service.info.digest, service.info.dtype, "512 tokens", "50 million pixels"):
+        assert expected in text
+    assert "It knows nothing else." in text
+    assert f"{service.info.name} on {service.info.device}" in head(service)
+    assert "is-ready" in head(service)
+
+
+def test_without_a_model_the_page_says_so() -> None:
+    service = Service(Captioner.load)
+
+    assert "no model: loading" in head(service)
+    assert "is-ready" not in head(service)
+    assert "The model is being loaded." in about(service)
+
+
+def test_the_state_of_the_service_is_shown(snapshot: Any) -> None:
+    changes: list[dict[str, Any]] = [{}, {"is_stalled": True}]
+    changes += [{"state": state} for state in ("loading", "restarting", "draining", "failed", "closed")]
+    html = [render("about", "state", status=dataclasses.replace(STATUS, **change)) for change in changes]
+
+    assert [words(each) for each in html] == snapshot
+
+
+# Figures and errors
+
+
+def test_figures_are_short() -> None:
     assert [milliseconds(value) for value in (0.04, 9.94, 37.2, 1250.0)] == ["0.0 ms", "9.9 ms", "37 ms", "1.25 s"]
     assert [size(value) for value in (812, 35_000, 2_400_000)] == ["812 bytes", "35 kB", "2.4 MB"]
+    assert [duration(value) for value in (0.21, 9.9, 59, 60, 200)] == ["0.2 s", "9.9 s", "59 s", "1 min", "3 min 20 s"]
+    assert duration(3_900) == "1 h 5 min"
+    assert [rate(value) for value in (0.1, 4.04, 250)] == ["6.0 pictures/min", "4.0 pictures/s", "250 pictures/s"]
+    shares = [percent(value) for value in (0.99999, 0.00001, 1.0, 0.0, 0.25)]
+    assert shares == ["> 99.9 %", "< 0.1 %", "100.0 %", "0.0 %", "25.0 %"]
 
 
 def test_a_long_name_loses_its_middle() -> None:
@@ -194,3 +305,15 @@ def test_a_long_name_loses_its_middle() -> None:
     assert "…" in html
     assert html.endswith("a.png</bdi>")
     assert len(html) < 40
+
+
+def test_errors_of_users_are_told_in_full() -> None:
+    assert told(ValueError("Wanted two choices, got 1")) == ("Wanted two choices, got 1.", "")
+    error = UnavailableError("The model is being loaded", hint="ask again later")
+    assert told(error) == ("The model is being loaded.", "ask again later")
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left", "/srv/secret/path"), RuntimeError("/srv/secret/path")])
+def test_errors_of_the_server_name_none_of_its_paths(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    assert "Something went wrong" in told(error)[0]
+    assert "secret" not in " ".join(told(error)) + caplog.text

@@ -1,10 +1,10 @@
-"""Questions to start from: the embedded model's are ones it was trained on, and all fit their buttons."""
+"""The suggested questions: the embedded model's are ones it was trained on, and all fit their buttons."""
 
 import re
 
 import pytest
 
-from llama_adapter.app.web.templates import templates
+from llama_adapter.app.web.widgets import starters
 
 # The sentences of docs/embedded-model.md, with a place for the words of its world.
 _THING = "(?:circle|square|triangle|star|cross|ring|heart|moon)"
@@ -24,20 +24,19 @@ _KNOWN = (
 
 
 def test_the_embedded_model_is_only_asked_what_it_knows() -> None:
-    offer = templates(is_embedded=True)
+    offer = starters(is_embedded=True)
 
-    for text in (*(one.text for one in (*offer.prompts, *offer.questions)), offer.question):
-        assert any(re.fullmatch(known, text) for known in _KNOWN), text
+    for one in (*offer.prompts, *offer.questions):
+        assert any(re.fullmatch(known, one.text) for known in _KNOWN), one.text
     assert offer.choices == ("yes", "no")
 
 
 @pytest.mark.parametrize("is_embedded", [True, False])
 def test_every_question_has_a_short_label_of_its_own(is_embedded: bool) -> None:
-    offer = templates(is_embedded=is_embedded)
+    offer = starters(is_embedded=is_embedded)
 
     for group in (offer.prompts, offer.questions):
         labels = [one.label for one in group]
         assert labels
         assert len(set(labels)) == len(labels)
         assert all(0 < len(label) <= 24 for label in labels)
-    assert offer.question in [one.text for one in offer.questions]

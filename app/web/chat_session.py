@@ -1,0 +1,176 @@
+"""A page's chat without Gradio: what it remembers, looking at a picture, asking one question."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from llama_adapter.app.captioning.answers import Answer, Event
+from llama_adapter.app.online.reading_pool import ReadingDroppedError
+from llama_adapter.app.online.request_handle import RequestHandle
+from llama_adapter.app.online.service import Ask, BusyError, Service, UnavailableError
+from llama_adapter.app.reading.process_pool import ReadingProcessError
+from llama_adapter.app.web.html import told
+from llama_adapter.app.web.runs import Run
+from llama_adapter.app.web.uploads import Upload, read_upload
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.runtime.errors import ExitCode
+from llama_adapter.runtime.problems import Problem, describe
+from llama_adapter.vision.errors import PictureError
+
+MAX_TURNS = 50  # of one chat
+
+_SHOWN_BY_BROWSERS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".avif")
+_PREVIEW_SIDE = 1024  # pixels
+_NOT_READ = "The server could not read the picture in time; choose it again later."
+_OVERTAKEN = Problem(exit_code=ExitCode.INTERRUPTED, http_status=499, sentence="Stopped for the next question.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PickedPicture:
+    """The picture that questions are about. Its bytes stay in the file."""
+
+    source: str  # the uploaded file
+    shown: str  # the file that the page shows: the same, or a preview of a format that browsers do not show
+    name: str
+    width: int = 0  # in pixels, upright; 0 if it could not be read
+    height: int = 0
+    num_bytes: int = 0
+    problem: str = ""  # why it cannot be read
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """One question and its answer so far."""
+
+    question: str
+    text: str = ""
+    answer: Answer | None = None  # set at the end
+    problem: Problem | None = None  # set instead of an answer
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the answer may still grow."""
+        return self.answer is None and self.problem is None
+
+
+class ChatSession:
+    """A page's picture and questions.
+
+    Handlers of one page run side by side, so each checks whether it still may write: `wanted` is the file that was
+    chosen last, and `run` is what writes the last of `turns` (oldest first).
+    """
+
+    def __init__(self) -> None:
+        self.picture: PickedPicture | None = None
+        self.turns: tuple[Turn, ...] = ()
+        self.wanted: Upload | None = None
+        self.run: object | None = None
+
+    def choose(self, picture: PickedPicture) -> None:
+        """Take a new picture, which starts a new chat, or the details of the present one."""
+        if self.picture is None or self.picture.source != picture.source:
+            self.turns = ()
+        self.picture = picture
+
+    def drop(self) -> None:
+        """Forget the picture and its questions."""
+        self.run, self.picture, self.turns = None, None, ()
+
+    def clear(self) -> None:
+        """Forget the questions."""
+        self.run, self.turns = None, ()
+
+    def begin(self, run: object, turn: Turn, *, is_again: bool = False) -> None:
+        """Let `run` write a new last turn, in place of the present one if `is_again`. An open turn is closed."""
+        turns = self.turns[:-1] if is_again else self.turns
+        if turns and turns[-1].is_open:
+            turns = (*turns[:-1], replace(turns[-1], problem=_OVERTAKEN))
+        self.run, self.turns = run, (*turns, turn)[-MAX_TURNS:]
+
+    def update(self, turn: Turn) -> None:
+        """Replace the last turn."""
+        self.turns = (*self.turns[:-1], turn)
+
+
+async def look(
+    service: Service, file: Upload, *, client: str, is_wanted: Callable[[], bool] = lambda: True
+) -> PickedPicture:
+    """The size of an uploaded picture and the file to show, or why it cannot be read.
+
+    Reading ends early when `is_wanted` returns False.
+    """
+    name = file.base_name
+    picture = PickedPicture(source=file.path, shown=file.path, name=name)
+    try:
+        data = await asyncio.to_thread(read_upload, file.path, name=name, max_bytes=service.limits.max_picture_bytes)
+        reading = service.view(data, name=name, side=_PREVIEW_SIDE, client=client, is_wanted=is_wanted)
+        view = await asyncio.wait_for(asyncio.wrap_future(reading), service.limits.timeout_s)
+    except (PictureError, UnavailableError, BusyError) as error:
+        return replace(picture, problem=error.message)
+    except (TimeoutError, ReadingDroppedError, ReadingProcessError):
+        return replace(picture, problem=_NOT_READ)
+    if view.pixels is None:
+        return replace(picture, problem=_NOT_READ if view.error is None else view.error.message)
+    if Path(file.path).suffix.lower() not in _SHOWN_BY_BROWSERS:
+        shown = await asyncio.to_thread(_write_preview, view.pixels, beside=Path(file.path))
+        picture = replace(picture, shown=shown)
+    return replace(picture, width=view.width, height=view.height, num_bytes=len(data))
+
+
+def _write_preview(pixels: np.ndarray, *, beside: Path) -> str:
+    path = beside.with_name(f"{beside.stem}.preview.webp")
+    Image.fromarray(pixels).save(path, "WEBP", quality=85)
+    return str(path)
+
+
+async def answer_turns(
+    service: Service, run: Run, *, picture: PickedPicture, question: str, sampling: SamplingParams, client: str
+) -> AsyncGenerator[Turn]:
+    """The turn at first, whenever its text grows, and at its end. Errors become its `problem`."""
+    turn = Turn(question=question)
+    yield turn
+    try:
+        most = service.limits.max_picture_bytes
+        data = await asyncio.to_thread(read_upload, picture.source, name=picture.name, max_bytes=most)
+        handle = service.submit(
+            Ask(picture=data, prompt=question, label=picture.name, sampling=sampling, client=client)
+        )
+        run.add(handle)
+        async with aclosing(in_bundles(handle)) as bundles:
+            async for events in bundles:
+                text = "".join(event.text for event in events if not isinstance(event, Answer))
+                answer = next((event for event in events if isinstance(event, Answer)), None)
+                turn = replace(turn, text=turn.text + text, answer=answer)
+                yield turn
+        run.discard(handle)
+    except Exception as error:
+        sentence, hint = told(error)
+        yield replace(turn, problem=replace(describe(error), sentence=sentence, hint=hint))
+
+
+async def in_bundles(handle: RequestHandle) -> AsyncGenerator[list[Event]]:
+    """The events of a request in groups: a slow reader gets larger ones. Closing the generator cancels the request."""
+    news: asyncio.Queue[Event] = asyncio.Queue()
+
+    async def pump() -> None:
+        async for event in handle:
+            news.put_nowait(event)
+
+    pumping = asyncio.create_task(pump())
+    is_whole = False
+    try:
+        while not is_whole:
+            bundle = [await news.get()]
+            while not news.empty():
+                bundle.append(news.get_nowait())
+            is_whole = isinstance(bundle[-1], Answer)
+            yield bundle
+    finally:
+        if not is_whole:
+            handle.cancel()
+        pumping.cancel()

@@ -1,0 +1,203 @@
+"""What Gradio leaves open, closed: a subclass of its Blocks, its multipart parser, and a list of its routes.
+
+- Gradio downloads web addresses that an event names as files, and checks paths only where the event says that they are
+  files: `GuardedBlocks` refuses events with anything but uploaded files.
+- Gradio prints a traceback with the event's values for every event that fails: `GuardedBlocks` logs one line instead.
+- Gradio holds form fields in memory whatever their size, fills the disk, and keeps the parts of an upload that breaks
+  off: `BoundedUploads`.
+- Gradio serves a proxy, deep links, code editors and video tools beside its page, and answers requests of other sites:
+  `ClosedRoutes`, a middleware, which also adds the security headers.
+"""
+
+import logging
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+import gradio as gr
+from gradio import route_utils
+from starlette.datastructures import FormData
+from starlette.formparsers import MultiPartException
+
+from llama_adapter.app.http_api.access import kind_and_place
+from llama_adapter.app.web.uploads import ForeignFileError, refuse_foreign_files
+
+MAX_FAULT_LINES_A_MINUTE = 60
+LEFT_FREE_BYTES = 2**30  # of the disk, whatever is uploaded
+
+_log = logging.getLogger("llama_adapter")
+
+
+class GuardedBlocks(gr.Blocks):
+    """Gradio's page, with files checked in every event, and failed events logged without what was sent."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._faults = FaultLog()
+
+    async def process_api(self, block_fn: Any, inputs: list[Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Run an event, as Gradio does; this is the one way in for all events."""
+        try:
+            if kwargs.get("iterator") is None:  # later updates of a generator bring the same inputs
+                refuse_foreign_files(inputs)
+            result: dict[str, Any] = await super().process_api(block_fn, inputs, *args, **kwargs)
+        except ForeignFileError:
+            raise gr.Error(
+                "Only files uploaded on this page can be used. Choose the file again.", print_exception=False
+            ) from None
+        except gr.Error as error:
+            if error.print_exception:
+                self._faults.tell(error)
+                error.print_exception = False
+            raise
+        except Exception as error:
+            self._faults.tell(error)
+            raise _SilentError from None
+        return result
+
+
+class _SilentError(gr.Error):
+    """Gradio prints no traceback for it and answers with an error of null, as for any exception."""
+
+    def __init__(self) -> None:
+        super().__init__(print_exception=False)
+        self.message = None
+
+
+class FaultLog:
+    """One line for each failed event, at most `MAX_FAULT_LINES_A_MINUTE`; the rest is counted."""
+
+    def __init__(self) -> None:
+        self._minute = self._num_faults = 0
+
+    def tell(self, error: Exception) -> None:
+        """Log the type and place of an error, without its message, which may quote what was sent."""
+        minute = int(time.monotonic() // 60)
+        if minute != self._minute:
+            num_untold = self._num_faults - MAX_FAULT_LINES_A_MINUTE
+            if num_untold > 0:
+                _log.error("page: %d more events failed in the same minute", num_untold)
+            self._minute, self._num_faults = minute, 0
+        self._num_faults += 1
+        if self._num_faults <= MAX_FAULT_LINES_A_MINUTE:
+            _log.error("page: an event failed: %s", kind_and_place(error))
+
+
+class BoundedUploads(route_utils.GradioMultiPartParser):
+    """Gradio's parser, which bounds only the size of each file, with bounds for the rest."""
+
+    def on_headers_finished(self) -> None:
+        """Refuse parts that are not files, and files for which the disk has no room."""
+        super().on_headers_finished()
+        if self._current_part.file is None:
+            raise MultiPartException("An upload has only files.")
+        if shutil.disk_usage(self._current_part.file.file.name).free < LEFT_FREE_BYTES:
+            raise MultiPartException("The server's disk has no room for more files.")
+
+    async def parse(self) -> FormData:
+        """The files; nothing stays of an upload that breaks off."""
+        try:
+            return await super().parse()
+        except BaseException:
+            for file in self._files_to_close_on_error:
+                file.close()
+                Path(file.name).unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def bounded_uploads() -> Iterator[None]:
+    """Have Gradio parse uploads with `BoundedUploads`; it has no setting for that."""
+    before = route_utils.GradioMultiPartParser
+    route_utils.GradioMultiPartParser = BoundedUploads  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        route_utils.GradioMultiPartParser = before  # type: ignore[misc]
+
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_PAGE: Final = ("/", "/config", "/config/", "/theme.css", "/favicon.ico", "/robots.txt", "/manifest.json")
+_PAGE_BELOW: Final = ("/assets/", "/static/", "/svelte/", "/gradio_api/heartbeat/")
+_READ: Final = (
+    *("/gradio_api/queue/data", "/gradio_api/upload_progress"),
+    *("/gradio_api/startup-events", "/gradio_api/app_id"),
+)
+_WRITE: Final = ("/gradio_api/queue/join", "/gradio_api/queue/join/", "/gradio_api/upload", "/gradio_api/cancel")
+_WRITE_BELOW: Final = ("/gradio_api/run/", "/gradio_api/reset")
+_FILE: Final = "/gradio_api/file="
+EVENT_PATHS: Final = ("/gradio_api/queue/", "/gradio_api/cancel", *_WRITE_BELOW)  # Gradio reads their bodies whole
+
+# Gradio's page builds functions from text and has style attributes everywhere; all of it comes from this server.
+_CONTENT_POLICY: Final = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; media-src 'self' data: blob:; font-src 'self' data:; "
+    "connect-src 'self' data: blob:; worker-src 'self' blob:; object-src 'none'; base-uri 'self'; "
+    "form-action 'self'; frame-ancestors 'none'"
+)
+_HEADERS: Final = (
+    (b"content-security-policy", _CONTENT_POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"permissions-policy", b"camera=(self), microphone=(), geolocation=()"),
+)
+
+
+def is_open(method: str, path: str) -> bool:
+    """Whether the page needs this route; `path` is below the mount and not percent-encoded."""
+    if method in ("GET", "HEAD"):
+        if path.startswith(_FILE):
+            return "://" not in unquote(unquote(path))  # Gradio would fetch an address, also one encoded twice
+        return path in _PAGE or path in _READ or path.startswith(_PAGE_BELOW)
+    return method == "POST" and (path in _WRITE or path.startswith(_WRITE_BELOW))
+
+
+class ClosedRoutes:
+    """ASGI middleware: passes on what the page needs, when the page itself asks, and adds the security headers."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+        path = str(scope["path"]).removeprefix(str(scope.get("root_path", ""))) or "/"
+        if not is_open(scope["method"], path):
+            await _refuse(send, 404, b"Not found. The page is at the root.")
+        elif scope["method"] == "POST" and _comes_from_elsewhere(scope):
+            await _refuse(send, 403, b"Requests from other sites are refused.")
+        else:
+            await self._app(scope, receive, _with_headers(send))
+
+
+def _comes_from_elsewhere(scope: Scope) -> bool:
+    """By the header that browsers send; other clients send none and have no cookies to abuse."""
+    return any(name == b"sec-fetch-site" and value != b"same-origin" for name, value in scope["headers"])
+
+
+def _with_headers(send: Send) -> Send:
+    async def send_more(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            names = {name for name, _ in _HEADERS}
+            kept = [(name, value) for name, value in message.get("headers", ()) if name.lower() not in names]
+            message = {**message, "headers": [*kept, *_HEADERS]}
+        await send(message)
+
+    return send_more
+
+
+async def _refuse(send: Send, status: int, body: bytes) -> None:
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, *_HEADERS]})
+    await send({"type": "http.response.body", "body": body})

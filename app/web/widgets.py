@@ -1,0 +1,173 @@
+"""Gradio widgets that tabs share: HTML, sample pictures, suggested questions, the settings of an answer."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import gradio as gr
+from gradio.components import Component
+from PIL import Image
+
+from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.online.service import Service, UnavailableError
+from llama_adapter.app.web.html import data_address, render
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+
+# For every event: not offered to programs, and no veil over what it changes.
+PRIVATE: Final[dict[str, Any]] = {"api_visibility": "private", "show_progress": "hidden"}
+# For events that do not stream: a plain request and its answer. Gradio closes a page's event stream when nothing runs,
+# and an event that is queued at that moment gets no news until the next one opens another stream.
+DIRECT: Final[dict[str, Any]] = {"queue": False, **PRIVATE}
+MAX_NEW_TOKENS: Final = 512
+SESSION_SECONDS: Final = 6 * 3600  # a page left alone for so long forgets its chat and its batch
+
+_SAMPLE_SIDE: Final = 96  # pixels
+_DEFAULTS: Final = SamplingParams()
+_SEND_INDEX: Final = """
+element.addEventListener('click', (event) => {
+    const button = event.target.closest('button[data-index]');
+    if (button) trigger('click', {index: Number(button.dataset.index)});
+});
+"""
+
+OnOpening = tuple[Component, Callable[[], Any]]  # a component, and what it shows when a page is opened
+
+
+def html_view(value: str | Callable[[], str], *, elem_id: str | None = None) -> gr.HTML:
+    """HTML without behaviour, in our style; a function is called whenever a page is opened."""
+    return gr.HTML(value, js_on_load=None, elem_id=elem_id, apply_default_css=False)
+
+
+def html_list(*, elem_id: str) -> gr.HTML:
+    """HTML as a list of strings; only those that change travel to the browser."""
+    return gr.HTML([], html_template="${value.join('')}", js_on_load=None, elem_id=elem_id, apply_default_css=False)
+
+
+def html_buttons(value: str, *, elem_id: str) -> gr.HTML:
+    """Buttons in HTML; pressing one is a `click` event whose `index` is the button's `data-index`."""
+    return gr.HTML(value, js_on_load=_SEND_INDEX, elem_id=elem_id, apply_default_css=False)
+
+
+def pressed(event: gr.EventData, *, count: int) -> int | None:
+    """The index of a click on `html_buttons`, or None unless it is in 0..count - 1."""
+    index = event._data.get("index") if isinstance(event._data, dict) else None
+    return index if isinstance(index, int) and 0 <= index < count else None
+
+
+def sample_strip(samples: Sequence[Path]) -> str:
+    """The sample pictures as buttons."""
+    pictures = []
+    for path in samples:
+        with Image.open(path) as image:
+            small = image.convert("RGB")
+        small.thumbnail((_SAMPLE_SIDE, _SAMPLE_SIDE))
+        pictures.append((_sample_name(path), data_address(small)))
+    return render("parts", "samples", pictures=pictures)
+
+
+def _sample_name(path: Path) -> str:
+    """`12-red-star.jpg` -> `red star`."""
+    words = path.stem.split("-")
+    return " ".join(words[1:] if words[0].isdigit() and len(words) > 1 else words)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Starter:
+    """A suggested question and the few words on its button."""
+
+    label: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Starters:
+    """The suggested questions for one kind of model."""
+
+    prompts: tuple[Starter, ...]  # with free answers
+    questions: tuple[Starter, ...]  # with `choices` as answers
+    choices: tuple[str, ...]
+
+
+def starters_for(service: Service) -> Starters:
+    """The suggested questions for the service's model; those for any model while none is loaded."""
+    try:
+        return starters(is_embedded=service.spec.is_embedded)
+    except UnavailableError:
+        return starters(is_embedded=False)
+
+
+@cache
+def starters(*, is_embedded: bool) -> Starters:
+    """The suggested questions of `assets/prompts.json`, for the embedded model or for any other."""
+    text = (sample_pictures().parent / "prompts.json").read_text(encoding="utf-8")
+    kind = json.loads(text)["embedded" if is_embedded else "general"]
+    return Starters(
+        prompts=tuple(Starter(**entry) for entry in kind["prompts"]),
+        questions=tuple(Starter(**entry) for entry in kind["questions"]),
+        choices=tuple(kind["choices"]),
+    )
+
+
+def build_settings() -> list[Component]:
+    """Lay out the settings of an answer, closed at first; their values are the arguments of `sampling_of`."""
+    with gr.Accordion("Settings", open=False, elem_classes="la-settings"):
+        max_new_tokens = gr.Slider(
+            1,
+            MAX_NEW_TOKENS,
+            value=_DEFAULTS.max_new_tokens,
+            step=1,
+            label="Maximum tokens",
+            info="The answer ends here at the latest.",
+        )
+        temperature = gr.Slider(
+            0, 2, value=_DEFAULTS.temperature, step=0.05, label="Temperature", info="0: always the most likely token."
+        )
+        top_p = gr.Slider(
+            0,
+            1,
+            value=_DEFAULTS.top_p,
+            step=0.01,
+            label="Top p",
+            info="Sample from the most likely tokens up to this total probability.",
+        )
+        with gr.Row():
+            top_k = gr.Number(
+                value=_DEFAULTS.top_k, minimum=0, precision=0, label="Top k", info="0: all tokens.", min_width=120
+            )
+            # A number box would show 0 for an empty value.
+            seed = gr.Textbox(
+                label="Seed",
+                info="The same seed gives the same answer.",
+                placeholder="none",
+                max_length=20,
+                min_width=120,
+            )
+    return [max_new_tokens, temperature, top_p, top_k, seed]
+
+
+def sampling_of(max_new_tokens: Any, temperature: Any, top_p: Any, top_k: Any, seed: Any) -> SamplingParams:
+    """Sampling parameters from values as a browser sent them. Raises ValueError for a wrong type or range."""
+    params = SamplingParams(
+        max_new_tokens=_whole(max_new_tokens),
+        temperature=temperature,
+        top_p=top_p,
+        top_k=_whole(0 if top_k is None else top_k),
+        seed=_seed(seed),
+    )
+    if not 1 <= params.max_new_tokens <= MAX_NEW_TOKENS:
+        raise ValueError(f"Maximum tokens must be in 1..{MAX_NEW_TOKENS}, got {params.max_new_tokens}")
+    return params
+
+
+def _seed(value: Any) -> int | None:
+    text = str(value if value is not None else "").strip()
+    if text and not text.removeprefix("-").isdecimal():
+        raise ValueError(f"The seed must be a whole number or empty, got {text[:20]!r}")
+    return int(text) if text else None
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value

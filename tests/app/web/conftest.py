@@ -1,0 +1,17 @@
+"""One service of the embedded model for all tests of the page that need one and do not change it."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.online.service import Service
+
+
+@pytest.fixture(scope="session")
+def service() -> Iterator[Service]:
+    service = Service(Captioner.load)
+    service.start()
+    service.wait_until_ready(60)
+    yield service
+    service.close()
