@@ -8,7 +8,7 @@ from pathlib import Path
 from llama_adapter.app.terminal.run_guarded import forget_stdout
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.graphs.lint import Complaint
-from llama_adapter.vision.export.parity import Parity
+from llama_adapter.vision.export import Parity
 
 
 def tell(line: str, since: float | None = None) -> None:

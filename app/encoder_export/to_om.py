@@ -11,13 +11,13 @@ from llama_adapter.app.encoder_export.files import check_place
 from llama_adapter.app.encoder_export.talk import give, tell, told_complaints, told_next
 from llama_adapter.runtime.atomic_write import refuse_to_replace
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.adopt import adopt_om
-from llama_adapter.runtime.graphs.atc import AtcRequest, check_settings, command, make_om, plan
+from llama_adapter.runtime.graphs.atc import AtcRequest, adopt_om, check_settings, command, make_om, plan
 from llama_adapter.runtime.graphs.defaults import BATCH_SIZES, LOG_LEVEL, PRECISION_MODE
 from llama_adapter.runtime.graphs.graph import Graph, read_graph
 from llama_adapter.runtime.graphs.lint import lint_graph
 from llama_adapter.runtime.graphs.sidecar import check_om_path, sidecar_path
 from llama_adapter.runtime.graphs.toolkit import detect_soc_version, find_atc
+from llama_adapter.vision.card import EncoderCard
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +69,8 @@ def run_export_om(job: OmJob) -> None:
     Raises UsageError when there is a file already, GraphError when the lint or ATC refuses the file.
     """
     graph = read_graph(job.onnx)
+    if graph.card is not None:
+        EncoderCard.from_graph(graph.card, file=job.onnx)
     requests = plan_om(job, graph)
     if job.adopt is not None:
         _adopt(requests[0], graph=graph, force=job.force)

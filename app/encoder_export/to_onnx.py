@@ -30,14 +30,13 @@ from llama_adapter.app.reading.isolated import open_reader
 from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
 from llama_adapter.runtime.atomic_write import refuse_to_replace
 from llama_adapter.runtime.errors import CheckpointError, GraphError
-from llama_adapter.runtime.graphs.card import EncoderDtype
+from llama_adapter.runtime.graphs.card import GraphDtype
 from llama_adapter.runtime.graphs.defaults import DTYPE, OPSET, OPSETS
 from llama_adapter.runtime.graphs.graph import Graph, read_graph
 from llama_adapter.runtime.graphs.lint import lint_graph
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import encoder_from_state
-from llama_adapter.vision.export.onnx import export_onnx
-from llama_adapter.vision.export.parity import compare
+from llama_adapter.vision.export import compare, export_onnx
 from llama_adapter.vision.weights import build_vision
 
 CLIP_FILE = "ViT-L-14.pt"  # as OpenAI publishes it, and where its own package keeps it
@@ -80,7 +79,7 @@ class OnnxJob:
 
     sources: EncoderSources
     out: str
-    dtype: EncoderDtype = DTYPE
+    dtype: GraphDtype = DTYPE
     opset: int = OPSET
     pictures: tuple[str, ...] = ()  # to compare with; none means the sample pictures
     force: bool = False

@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -65,8 +64,8 @@ def main(arguments: ChildArguments) -> None:
         serve(connection, reader)
 
 
-def run(arguments: Sequence[str]) -> None:
-    """`main` with arguments as a command line holds them; see `ReadingProcess`."""
+def run(*arguments: str) -> None:
+    """`main` with arguments from a command line; see `ReadingProcess`."""
     connection, size, memory_bytes, limits, spec = map(json.loads, arguments)
     main(
         ChildArguments(

@@ -10,15 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llama_adapter.llm.weights.names import check_layers, check_names, check_shapes, llama_shapes, what_is
-from llama_adapter.llm.weights.source import LlamaSource, SplitTensor
+from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, check_layers, llama_shapes
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.files import (
     check_dense,
+    check_names,
+    check_shapes,
     list_keys,
     read_json,
     read_tensor_file,
     require_numbers,
+    what_is,
 )
 from llama_adapter.runtime.text import shown_excerpt
 
@@ -132,7 +134,7 @@ def _read_shard(path: Path) -> dict[str, Tensor]:
             hint="it should hold `tok_embeddings.weight` and `layers.N.attention.wq.weight`; were two files swapped?",
         )
     tensors.pop("rope.freqs", None)  # the rotary table; computed from rope_theta instead
-    check_dense(tensors, path=path)
+    check_dense(tensors, what=f"`{path}`")
     return tensors
 
 

@@ -273,3 +273,24 @@ def _put_in_place(made: Path, target: Path, sidecar: OmSidecar) -> None:
     sidecar_path(target).unlink(missing_ok=True)
     os.replace(made, target)
     write_sidecar(target, sidecar)
+
+
+def adopt_om(request: AtcRequest, *, graph: Graph) -> Path:
+    """Write the side-car of the OM `request.output`, which ATC made elsewhere, and close the file to other writers.
+
+    Returns its path. Apart from the digests, the side-car repeats the caller's word, which only a device can check.
+    Raises GraphError for a file that InferSession would still refuse.
+    """
+    target = Path(os.path.abspath(request.output))
+    check_om_path(target)
+    if target.is_file() and not target.is_symlink():
+        try:
+            target.chmod(OM_MODE)
+        except OSError as error:
+            raise GraphError(
+                f"The mode of the OM `{target}` cannot be set: {error.strerror}",
+                hint="copy the file, so that it is yours",
+            ) from None
+    check_om_file(target)
+    write_sidecar(target, describe(request, target, graph=graph))
+    return target

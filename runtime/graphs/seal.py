@@ -14,7 +14,7 @@ from llama_adapter.runtime.errors import GraphError
 SEAL_KEY: Final = "llama_adapter_sha256"  # in the file's metadata; the digest and, after a space, the external file
 _BLANK: Final = "0" * 64
 _WINDOW: Final = 16  # bytes between the key and its value in the file
-_AGAIN: Final = "copy the file again, or export the encoder again with `llama-adapter export`"
+_AGAIN: Final = "copy the file again, or export the model again with `llama-adapter export`"
 
 
 def blank_seal(weights: str | None) -> str:

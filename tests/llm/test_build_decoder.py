@@ -12,10 +12,10 @@ from torch import Tensor
 
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
-from llama_adapter.llm.weights.build import build_decoder
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.runtime.errors import CheckpointError
+from tests.llm.built import build_decoder
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ADAPTERS = ("BIAS-TINY", "LORA-BIAS-TINY", "CAPTION-TINY", "training-checkpoint-0")

@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from llama_adapter.llm.weights.build import build_decoder
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.llm.weights.names import half_split
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
+from tests.llm.built import build_decoder
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ONE_SHARD = GOLDEN / "LLaMA" / "TINY"

@@ -16,11 +16,11 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.weights.adapter import open_adapter
-from llama_adapter.llm.weights.build import build_decoder
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.weights import build_vision, read_clip
+from tests.llm.built import build_decoder
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES: dict[str, Any] = json.loads((GOLDEN / "cases.json").read_text())

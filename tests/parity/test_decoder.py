@@ -14,7 +14,7 @@ from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.model.loss import next_token_loss
 from llama_adapter.llm.runners.eager import EagerExecutor
 from llama_adapter.llm.tokenizer import Tokenizer
-from llama_adapter.llm.weights.lora import low_rank_update
+from llama_adapter.llm.weights.build import low_rank_update
 from llama_adapter.llm.weights.names import half_split
 from llama_adapter.runtime.devices.backend import CpuBackend
 from tests.parity.golden import CASES, GENERATE, GOLDEN, causal, decoder_state, max_difference, model, pixels, tensors

@@ -232,9 +232,9 @@ def test_clips_that_compute_differently_are_refused(tmp_path: Path, openai: dict
     ("other", "kind"),
     [
         ("adapters/BIAS-TINY.pth", "is no CLIP: it is a LLaMA-Adapter file"),
-        ("adapters/training-checkpoint-0.pth", "is no CLIP: it is a LLaMA-Adapter file"),
-        ("LLaMA/TINY/consolidated.00.pth", "is no CLIP: it is a LLaMA"),
-        ("LLaMA-HF/TINY/model-00001-of-00002.safetensors", "is no CLIP: it is a LLaMA"),
+        ("adapters/training-checkpoint-0.pth", "is no CLIP: it is a checkpoint of the adapter's trainer"),
+        ("LLaMA/TINY/consolidated.00.pth", "is no CLIP: it is LLaMA weights in Meta's form"),
+        ("LLaMA-HF/TINY/model-00001-of-00002.safetensors", "is no CLIP: it is a language model in Hugging Face's"),
         ("LLaMA/tokenizer.model", "cut short, damaged, or no tensor file"),
         ("LLaMA", "The folder .* holds no CLIP"),
     ],
@@ -320,11 +320,11 @@ def test_tensors_of_another_kind_are_refused(
     openai: dict[str, Tensor], change: Callable[[Tensor], Tensor], kind: str
 ) -> None:
     message = rf"as a tensor of another kind \({kind}\)"
-    with pytest.raises(CheckpointError, match=r"has `visual\.ln_pre\.bias` " + message):
+    with pytest.raises(CheckpointError, match=r"holds `visual\.ln_pre\.bias` " + message):
         read_clip(openai | {"visual.ln_pre.bias": change(openai["visual.ln_pre.bias"].float())}, name="clip")
     visual = visual_of("BIAS-TINY")
     visual["clip_proj.bias"] = change(visual["clip_proj.bias"].float())
-    with pytest.raises(CheckpointError, match=r"has `clip_proj\.bias` " + message):
+    with pytest.raises(CheckpointError, match=r"holds `clip_proj\.bias` " + message):
         build_vision(visual, name="BIAS-TINY", clip=CLIP, visual_heads=4)
 
 

@@ -25,8 +25,7 @@ from llama_adapter.runtime.errors import CheckpointError, ExitCode
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.sidecar import read_sidecar
 from llama_adapter.vision.config import VisionConfig
-from llama_adapter.vision.export.onnx import export_onnx
-from llama_adapter.vision.export.parity import Parity
+from llama_adapter.vision.export import Parity, export_onnx
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
 from tests.app.golden import GOLDEN, ROOT, picture
@@ -91,7 +90,7 @@ def test_an_adapter_becomes_onnx_without_any_llama(exported: Path) -> None:
     assert [path.name for path in exported.parent.iterdir()] == ["clip.onnx"]
     assert graph.card is not None
     assert (graph.card.name, graph.card.dtype, graph.card.opset) == ("BIAS-TINY", "float16", 18)
-    assert graph.card.vision.channel_order == "bgr"
+    assert graph.card.config["channel_order"] == "bgr"
 
 
 def test_the_report_is_talk_and_the_path_is_data(run: Run) -> None:
