@@ -1,4 +1,4 @@
-"""LLaMA folders in Hugging Face's form: `config.json` beside safetensors or `pytorch_model*.bin` files."""
+"""Opens LLaMA folders in Hugging Face's form: `config.json` beside safetensors or `pytorch_model*.bin` files."""
 
 import os
 from collections.abc import Mapping

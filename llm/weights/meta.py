@@ -1,4 +1,4 @@
-"""LLaMA folders as Meta ships them: `params.json` beside one or several `consolidated.NN.pth`."""
+"""Opens LLaMA folders in Meta's form: `params.json` beside one or several `consolidated.NN.pth`."""
 
 import itertools
 import os
@@ -139,7 +139,7 @@ def _read_shard(path: Path) -> dict[str, Tensor]:
 
 
 def _check_shard_count(shards: list[dict[str, Tensor]], *, dim: int, place: Path) -> None:
-    """Tell a missing last shard, which leaves no gap in the names, from another model."""
+    """Distinguish a missing last shard, which leaves no gap in the names, from another model."""
     norm = shards[0].get("norm.weight")
     if norm is not None and tuple(norm.shape) != (dim,):
         raise CheckpointError(
@@ -163,7 +163,7 @@ def _check_shard_count(shards: list[dict[str, Tensor]], *, dim: int, place: Path
 
 
 def _check_no_copies(files: list[Path], split: SplitTensor) -> None:
-    """The same shard twice has all the right names and shapes; one matrix in parts is enough to see it."""
+    """Refuse the same shard twice, which has all the right names and shapes; one matrix shows it."""
     for (one, part), (other, its) in itertools.combinations(zip(files, split.parts, strict=True), 2):
         if torch.equal(part, its):
             raise CheckpointError(

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 
 from llama_adapter.app.cli import build_parser, main
 from llama_adapter.app.encoder_export import to_om, to_onnx
-from llama_adapter.app.encoder_export.talk import told_parity
+from llama_adapter.app.encoder_export.output import told_parity
 from llama_adapter.app.encoder_export.to_onnx import EncoderSources, OnnxJob, load_encoder
 from llama_adapter.runtime.errors import CheckpointError, ExitCode
 from llama_adapter.runtime.graphs.graph import read_graph

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.atc import AtcRequest, adopt_om, command, make_om, plan
+from llama_adapter.runtime.graphs.atc import AtcRequest, AtcSettings, adopt_om, command, make_om, plan
 from llama_adapter.runtime.graphs.card import METADATA_KEYS, GraphCard
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.sidecar import file_sha256, read_sidecar, sidecar_path
@@ -68,7 +68,7 @@ def atc(monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def planned(file: Path, out: Path, **settings: Any) -> list[AtcRequest]:
     settings = {"batch_sizes": (4, 1), "gears": False, "soc_version": "Ascend310P3", **settings}
-    return plan(read_graph(file), file, out, **settings)
+    return plan(read_graph(file), file, out, AtcSettings(**settings))
 
 
 def script(folder: Path, text: str) -> Path:

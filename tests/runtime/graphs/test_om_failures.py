@@ -10,8 +10,15 @@ from typing import Any
 import pytest
 
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.acl_codes import KINDS, NAMES, CodeKind, find_code
-from llama_adapter.runtime.graphs.om_failures import import_failed, opening_failed, running_failed
+from llama_adapter.runtime.graphs.om_failures import (
+    KINDS,
+    NAMES,
+    CodeKind,
+    find_code,
+    import_failed,
+    opening_failed,
+    running_failed,
+)
 from llama_adapter.runtime.graphs.sidecar import sidecar_path
 from tests.fakes.exported import make_om, open_om, sample_pixels
 
@@ -115,7 +122,7 @@ SENTENCES: dict[CodeKind, str] = {
     "context": "its context on the device is gone",
     "parameter": "ACL refused a value that ais_bench gave it",
     "file": "it is damaged, was made for another chip",
-    "batch": "the batch size is none that it was compiled for",
+    "batch": "the batch size is not one it was compiled for",
     "execution": "it failed on device 3",
 }
 
