@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,7 +134,7 @@ def _compare(
     report: Report,
 ) -> None:
     """Whether the files are those of the model."""
-    from llama_adapter.app.models.encoders import check_card, check_sizes
+    from llama_adapter.app.models.encoders import check_sizes
 
     model = Report().attempt(_WHAT, lambda: _load(target, parts[0]))
     if model is None:  # `diagnose` says why
@@ -145,10 +146,17 @@ def _compare(
         name, card = part.spec.encoder, part.card
         if card is None:
             report.add(warning(_WHAT, f"`{name}` does not say of which model it is, so that cannot be checked"))
-        elif report.attempt(_WHAT, lambda card=card, part=part: check_card(card, model, spec=part.spec) or True):  # type: ignore[misc]
+        elif report.attempt(_WHAT, partial(_is_own, card, model, part.spec)):
             report.add(ok(_WHAT, f"`{name}` is this model's own, by {compared}"))
     if encoder is not None:
         report.attempt(_WHAT, lambda: check_sizes(encoder, model, spec=parts[0].spec))
+
+
+def _is_own(card: "EncoderCard", model: "LoadedModel", spec: CaptionerSpec) -> bool:
+    from llama_adapter.app.models.encoders import check_card
+
+    check_card(card, model, spec=spec)
+    return True
 
 
 def _load(target: "ModelSources | str | os.PathLike[str]", part: _Part) -> "LoadedModel":

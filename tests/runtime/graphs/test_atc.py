@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -277,15 +276,6 @@ def test_refusals_of_atc_are_explained(
 
     assert hint in caught.value.hint
     assert "ATC run failed" in caught.value.message  # its own words are shown
-
-
-def test_the_stand_in_takes_flags_in_both_forms(file: Path, atc: Path, tmp_path: Path) -> None:
-    flags = command(planned(file, tmp_path / "clip", gears=True)[0])
-    apart = [part for flag in flags for part in flag.split("=", 1)]
-    subprocess.run([atc, *apart], check=True, cwd=tmp_path, capture_output=True)
-
-    assert read_fake_om(tmp_path / "clip.om")[0]["has_gears"]
-    assert shutil.which("atc") == str(atc)
 
 
 @pytest.mark.parametrize("shape", [("batch", "height", "width", 3), ("batch", 4, 4, 0)])
