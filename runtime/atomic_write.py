@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: written beside their place, and put there when they are complete."""
+"""Writes files completely or not at all: beside their place, then renamed."""
 
 import os
 import secrets
@@ -12,20 +12,19 @@ from llama_adapter.runtime.errors import UsageError
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to write to, which takes the place of `path` at the end; after an error, all is as it was.
+    """A file to write to, which replaces `path` at the end; after an error nothing has changed.
 
-    Folders on the way are made. What is no regular file, such as a pipe or /dev/stdout, is written to directly. Raises
-    OSError.
+    Missing folders are made. A pipe, /dev/stdout and the like are written to directly. Raises OSError.
     """
     place = Path(path)
     if place.exists() and not place.is_file() and not place.is_dir():
         with open(place, "wb") as stream:
             yield stream
         return
-    place = Path(os.path.realpath(place))  # of a link, the file that it names is replaced
+    place = Path(os.path.realpath(place))  # the target of a link is replaced, not the link
     place.parent.mkdir(parents=True, exist_ok=True)
     if place.is_dir():
-        raise IsADirectoryError(0, "Wanted a place for a file, and it is a folder", str(path))
+        raise IsADirectoryError(0, "A file is to be written here, and it is a folder", str(path))
     beside = place.with_name(f".{place.name[:100]}.{secrets.token_hex(4)}.partial")
     try:
         with open(beside, "xb") as file:
@@ -39,7 +38,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def refuse_to_replace(paths: Sequence[Path], *, force: bool, other: str = ", or name another one as --out") -> None:
-    """Raise UsageError for a file that is there already, unless by `force`."""
+    """Raise UsageError for a file that exists, unless `force`."""
     there = [path for path in paths if path.exists()]
     if there and not force:
         raise UsageError(f"`{there[0]}` exists already", hint=f"replace it with --force{other}")

@@ -1,27 +1,19 @@
-"""Entries of the tables that explain failures of foreign programs. Each table is beside the code that runs them."""
+"""Tables that explain the output of failed vendor programs: patterns, what they mean, what to do."""
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Explanation:
-    """The meaning of a text that `pattern` matches, and a hint. Both may have fields for `str.format`."""
+class Explanation(NamedTuple):
+    """What an output means that `pattern` occurs in, and what to do; both texts may have holes for `str.format`."""
 
-    pattern: re.Pattern[str]
+    pattern: str  # upper and lower case are the same
     sentence: str
     hint: str
 
 
-def explanation(pattern: str, sentence: str, hint: str) -> Explanation:
-    """An `Explanation` that ignores case."""
-    return Explanation(pattern=re.compile(pattern, re.IGNORECASE), sentence=sentence, hint=hint)
-
-
-def first_that_fits(table: Iterable[Explanation], words: str) -> tuple[Explanation, re.Match[str]] | None:
-    """The first entry whose pattern matches in `words`, with the match; None if there is none."""
-    for entry in table:
-        if found := entry.pattern.search(words):
-            return entry, found
-    return None
+def first_that_fits(table: Iterable[Explanation], output: str) -> tuple[Explanation, re.Match[str]] | None:
+    """The first entry whose pattern occurs in `output`, and where; None when there is none."""
+    found = ((entry, re.search(entry.pattern, output, re.IGNORECASE)) for entry in table)
+    return next(((entry, match) for entry, match in found if match), None)

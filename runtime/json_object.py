@@ -1,4 +1,4 @@
-"""JSON of files that anybody may have changed: read as an object of named fields, with what is wrong in words."""
+"""Reads JSON objects from files that may have been changed by hand; errors are in words."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _KINDS: Final[Mapping[type, str]] = {
 
 
 def read_object(text: str) -> dict[str, Any]:
-    """The object that `text` is; raises ValueError for other text, however odd."""
+    """The JSON object in `text`. Raises ValueError for any other text."""
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
@@ -36,7 +36,7 @@ def check_fields(values: Any, fields: Mapping[str, type | tuple[type, ...]], *, 
     if missing:
         raise ValueError(f"{what} has no {', '.join(missing)}")
     if unknown:
-        raise ValueError(f"{what} has what nobody knows here: {', '.join(map(ascii, unknown))}")
+        raise ValueError(f"{what} has unknown fields: {', '.join(map(ascii, unknown))}")
     for name, wanted in fields.items():
         kinds = wanted if isinstance(wanted, tuple) else (wanted,)
         if type(values[name]) not in kinds:
@@ -45,5 +45,5 @@ def check_fields(values: Any, fields: Mapping[str, type | tuple[type, ...]], *, 
 
 
 def told_kind(value: Any) -> str:
-    """`a text`, `null`: what a value of JSON is, for people."""
+    """The kind of a JSON value for people, such as `a text` or `null`."""
     return _KINDS[type(value)]

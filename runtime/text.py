@@ -1,17 +1,17 @@
-"""Text from files and other programs, made safe for a terminal or a log."""
+"""Makes text from files and other programs safe for a terminal or a log."""
 
 import os
 import re
 from typing import Final
 
-# What a terminal would act on, or what would break one line into two: control characters, separators of lines and
-# paragraphs, characters that turn the reading direction, and halves of surrogate pairs, which have no UTF-8 form.
-# Spaces of every width, joiners and what Unicode has not assigned yet are ordinary in names.
+# Characters that a terminal acts on or that break a line: control characters, line and paragraph separators, marks of
+# the reading direction, and halves of surrogate pairs, which have no UTF-8 form. Other spaces, joiners and unassigned
+# characters are ordinary in names.
 UNSAFE_ON_TERMINALS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def shown_name(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
-    """A file's name as text for a terminal or a log, on one line; not its identity, which is the name itself.
+    """A file's name as one line for a terminal or a log. Two names may look the same.
 
     A byte that is not UTF-8 is shown as an escape such as `\\xff`, and so are the characters of `UNSAFE_ON_TERMINALS`.
     """

@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from llama_adapter.app.measuring.circumstances import cpu_name
-from llama_adapter.runtime.graphs.card import EncoderDtype
+from llama_adapter.runtime.graphs.card import GraphDtype
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.lint import lint_graph
 from llama_adapter.runtime.graphs.packages import EXPORT_PACKAGES
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
-from llama_adapter.vision.export.onnx import export_onnx
-from llama_adapter.vision.export.parity import compare
+from llama_adapter.vision.export import compare, export_onnx
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
 from scripts.common import sample_files
@@ -36,7 +35,7 @@ CONFIG = VisionConfig(
     query=QueryConfig(num_queries=10, width=768, depth=8, num_heads=16, mlp_dim=3072, output_dim=4096),
     channel_order="bgr",
 )
-CASES: tuple[tuple[EncoderDtype, int], ...] = (("float32", 18), ("float16", 18), ("float16", 17))
+CASES: tuple[tuple[GraphDtype, int], ...] = (("float32", 18), ("float16", 18), ("float16", 17))
 NUM_PICTURES = 3
 _PACKAGES = ("torch", "numpy", *EXPORT_PACKAGES)
 
@@ -60,7 +59,7 @@ def measure(
     encoder: PictureEncoder,
     pixels_BHWC: NDArray[np.uint8],
     *,
-    dtype: EncoderDtype,
+    dtype: GraphDtype,
     opset: int,
 ) -> dict[str, Any]:
     """One export: size, complaints, difference from torch in float32."""

@@ -1,4 +1,4 @@
-"""What can be wrong with a picture."""
+"""Errors of one picture."""
 
 from typing import Literal, get_args
 
@@ -20,7 +20,7 @@ PICTURE_ERROR_CODES: tuple[PictureErrorCode, ...] = get_args(PictureErrorCode)
 class PictureError(LlamaAdapterError):
     """One picture cannot be used; the others of a batch are not affected.
 
-    `code` is one of `PICTURE_ERROR_CODES` and stays stable; `message` says what was wanted, what came and what to do.
+    `code` is one of `PICTURE_ERROR_CODES` and stays stable; `message` says what was expected, what came and what to do.
     `digest` is the SHA-256 of the file's bytes, empty where they were not read.
     """
 

@@ -1,4 +1,4 @@
-"""Which files are taken for pictures. No Pillow here: listing a folder stays quick."""
+"""Which files are pictures, by suffix. Imports no Pillow, so that listing a folder is quick."""
 
 # Pillow's names (JPEG covers MPO). Left out on purpose: formats that start other programs (EPS, WMF), that have no
 # signature, so that other bytes pass for them (TGA, DIB), that hide a picture of undeclared size (ICO, ICNS), and
@@ -15,5 +15,5 @@ PICTURE_SUFFIXES = frozenset(
     }
 )
 
-# What phones write is not read here. Taken from a folder all the same, so that each says so and none is passed over.
+# Written by phones and not read here. Taken from a folder nevertheless, so that each gets its error.
 PHONE_SUFFIXES = frozenset({".heic", ".heif"})

@@ -1,4 +1,4 @@
-"""A path, bytes or a PIL image -> a decoded picture with its digest, or a `PictureError`. No resizing here."""
+"""Decodes a path, bytes or a PIL image into a picture with its digest, or raises `PictureError`. No resizing."""
 
 import errno
 import hashlib
@@ -25,8 +25,8 @@ PictureSource = str | os.PathLike[str] | os.PathLike[bytes] | bytes | Image.Imag
 DEFAULT_MAX_PIXELS: Final = 128_000_000  # takes the 108-megapixel pictures of phones; about 0.5 GB decoded
 DEFAULT_MAX_BYTES: Final = 256 * 2**20
 
-# Pillow speaks through `warnings` about odd metadata and large pictures, which are either harmless or refused below.
-# `warnings.catch_warnings` swaps state of the whole process and so breaks under threads; one filter does not.
+# Pillow warns of odd metadata and large pictures, which are either harmless or refused below. `warnings.catch_warnings`
+# changes state of the whole process and is not safe under threads; a filter is.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, module=r"PIL\.")
 
@@ -71,14 +71,13 @@ def load_picture(
 ) -> LoadedPicture:
     """Read and decode one picture; of an animation, the first frame.
 
-    `source` is a path, the bytes of a file, or a PIL image; in messages bytes and images are called by `name`, where
-    it is given. `orientation="upright"` applies the EXIF orientation as cameras mean it; "ignore" gives the pixels as
-    Pillow returns them, which is CLIP's own rule (Pillow itself turns TIFF files upright). `max_bytes` is compared
-    with the size on disk before reading, `max_pixels` with the header before decoding; above 2 *
-    `PIL.Image.MAX_IMAGE_PIXELS` (about 179 million) Pillow's own limit refuses as well. With `least_side`, a grey or
-    RGB JPEG may be decoded at a half, a quarter or an eighth of its size, which is several times faster, as long as
-    both sides keep that many pixels: for a result of less than that size, with other values. `digest` is that of the
-    given bytes, where it is known.
+    `source` is a path, the bytes of a file, or a PIL image; messages call bytes and images by `name`, where given.
+    `orientation="upright"` applies the EXIF orientation; "ignore" gives the pixels as Pillow returns them, which is
+    CLIP's own rule (Pillow itself turns TIFF files upright). `max_bytes` is compared with the size on disk before
+    reading, `max_pixels` with the header before decoding; Pillow's own limit, 2 * `PIL.Image.MAX_IMAGE_PIXELS` (about
+    179 million), holds as well. With `least_side`, in pixels, a grey or RGB JPEG may be decoded at a half, a quarter or
+    an eighth of its size while both sides keep that many pixels: several times faster, with slightly other values.
+    `digest` is that of the given bytes, where it is known.
 
     Raises `PictureError`, and nothing else, for whatever is wrong with the picture; ValueError for an unknown
     `orientation`.
@@ -220,7 +219,7 @@ def _open(data: bytes, *, name: str) -> Image.Image:
 
 
 def _ask_for_less(image: Image.Image, *, least_side: int) -> None:
-    """Let a JPEG's decoder leave out the finest of the frequencies that it would decode."""
+    """Let a JPEG's decoder leave out the highest frequencies."""
     if image.format == "JPEG" and image.mode in ("L", "RGB"):
         image.draft(image.mode, (least_side, least_side))
 
@@ -262,7 +261,7 @@ def _in_words(error: Exception) -> str:
 
 
 def _orientation_tag(image: Image.Image) -> int:
-    """1 to 8, or 1 where the metadata is absent or damaged: pixels that can be shown are not refused for it."""
+    """1 to 8, or 1 where the metadata is absent or damaged: the pixels are usable without it."""
     try:
         tag = image.getexif().get(ExifTags.Base.Orientation)
     except Exception:

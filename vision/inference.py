@@ -1,4 +1,4 @@
-"""The encoder as the CPU computes it best: the same mathematics in fewer passes. Training and export do without."""
+"""The encoder in its fastest form on a CPU: the same mathematics in fewer passes. Not for training or export."""
 
 # B pictures, H x W x C pixels, T patches, F numbers of a patch (rows, columns, colours), W width, N heads, H head size
 
@@ -73,12 +73,12 @@ class HostEncoder(nn.Module):
 
 
 def quick_gelu_(x: Tensor) -> Tensor:
-    """CLIP's activation, x * sigmoid(1.702 x), over x itself: memory that was just written is in the caches."""
+    """CLIP's activation, x * sigmoid(1.702 x), in place: memory that was just written is in the caches."""
     return torch.nn.functional.silu(x.mul_(1.702), inplace=True).mul_(1 / 1.702)
 
 
 def attention_for(dtype: torch.dtype) -> AttentionFunction:
-    """What computes attention soonest on this host. In float16, plain products take six times as long as fused."""
+    """The fastest attention on this host. In float16, plain products take six times as long as fused."""
     has_instructions = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     return bfloat16_attention if dtype == torch.bfloat16 and has_instructions() else fused_attention
 

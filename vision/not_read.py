@@ -1,7 +1,7 @@
-"""What a file is that Pillow does not decode: another kind of file, or a JPEG, TIFF, BMP or PNG of a rare kind.
+"""Names files that Pillow does not decode: other kinds of files, and rare kinds of JPEG, TIFF, BMP and PNG.
 
-`rare_kind` tells a rare kind from a damaged file by a rule that needs no decoder: the file has its end marker or all
-the bytes that its header declares, and its header names a feature that is not decoded here.
+`rare_kind` distinguishes a rare kind from a damaged file without a decoder: the file has its end marker or all the
+bytes that its header declares, and its header names a feature that is not decoded here.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-# Files that people take for pictures, or keep among their pictures. Longest signatures first.
+# Files that are kept among pictures. Longest signatures first.
 _OTHER_FILES: Final = (
     (0, b"\x00\x00\x00\x0cjP  ", "a JPEG 2000 picture"),
     (0, b"\x00\x00\x00\x0cJXL ", "a JPEG XL picture"),

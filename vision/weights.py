@@ -1,12 +1,8 @@
-"""Tensors of CLIP and adapters, under the names others gave them, to the encoder's configuration and state dict.
+"""From the tensors of CLIP and adapters, under their own names, to the encoder's configuration and state dict."""
 
-Runs on the CPU and reads no tensor files: `app.models.checkpoints` does.
-"""
-
-import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,15 +10,21 @@ import torch
 from torch import Tensor
 
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.text import shown_name
+from llama_adapter.runtime.tensor_files.files import (
+    check_dense,
+    check_names,
+    check_shapes,
+    count_blocks,
+    list_keys,
+    read_json,
+    what_is,
+)
+from llama_adapter.runtime.text import shown_excerpt
 from llama_adapter.vision.config import ChannelOrder, ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
 
 CLIP_HEAD_DIM = 64  # all CLIP models of OpenAI
 KNOWN_VISUAL_HEADS = {768: 16}  # width of the visual blocks -> heads; no file stores it
-_SHOWN_KEYS, _SHOWN_LENGTH = 12, 120
-_MAX_CONFIG = 16 << 20  # bytes
-_FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # Ours -> theirs, for the parts with weight and bias and for single tensors.
 _OPENAI_TOWER = {
@@ -141,17 +143,17 @@ def read_clip(tensors: Mapping[str, Tensor], *, name: str) -> ClipSource:
     """
     keys = list(tensors)
     if any(key.startswith("vision_model.") for key in keys):
-        num_layers = _count(keys, r"vision_model\.encoder\.layers\.([0-9]{1,18})\.", name=name)
+        num_layers = count_blocks(keys, "vision_model.encoder.layers.", what=f"`{name}`")
         names = _huggingface_names(num_layers)
         unused = _UNUSED_HUGGINGFACE
     elif any(key.startswith("visual.") for key in keys):
         if "visual.layer1.0.conv1.weight" in tensors:
             raise CheckpointError(f"`{name}` is a ResNet CLIP, where a ViT is wanted", hint=_MEANING)
-        num_layers = _count(keys, r"visual\.transformer\.resblocks\.([0-9]{1,18})\.", name=name)
+        num_layers = count_blocks(keys, "visual.transformer.resblocks.", what=f"`{name}`")
         names = _openai_names(num_layers)
         unused = _UNUSED_OPENAI
     else:
-        kind = _what_is(keys)
+        kind = what_is(keys)
         raise CheckpointError(
             f"`{name}` is no CLIP" + (f": it is {kind}" if kind else ""),
             hint="it should hold `visual.*` (OpenAI) or `vision_model.*` (Hugging Face); were two files swapped?",
@@ -201,7 +203,7 @@ def read_query(
     visual: Mapping[str, Tensor], *, name: str, visual_heads: int | None = None
 ) -> tuple[QueryConfig, dict[str, Tensor]]:
     """The visual-query blocks alone, as `VisualQueryBlocks` names them; raises as `build_vision`."""
-    depth = _count(list(visual), r"visual_blocks\.([0-9]{1,18})\.", name=name)
+    depth = count_blocks(visual, "visual_blocks.", what=f"`{name}`")
     state = _translate(visual, _query_names(depth), what=f"The visual part of `{name}`")
     return _query_config(state, depth=depth, name=name, visual_heads=visual_heads), state
 
@@ -237,39 +239,20 @@ def _query_names(depth: int) -> Names:
 
 def _translate(found: Mapping[str, Tensor], names: Names, *, what: str) -> dict[str, Tensor]:
     """Our names for exactly the tensors listed in `names`; several parts are joined along their rows."""
-    wanted = {theirs for parts in names.values() for theirs in parts}
-    missing = [theirs for parts in names.values() for theirs in parts if theirs not in found]
-    unknown = [key for key in found if key not in wanted]
-    problems = []
-    if missing:
-        problems.append(f"lacks {len(missing)} tensors ({_list_keys(missing)})")
-    if unknown:
-        problems.append(f"has {len(unknown)} tensors that do not belong there ({_list_keys(unknown)})")
-    if problems:
-        raise CheckpointError(f"{what} {' and '.join(problems)}", hint=_MEANING)
+    wanted = [theirs for parts in names.values() for theirs in parts]
+    check_names(found, wanted, what=what, meaning=_MEANING)
+    check_dense({theirs: found[theirs] for theirs in wanted}, what=what)
     state = {}
     for ours, parts in names.items():
         tensors = [found[theirs] for theirs in parts]
-        _check_dense(dict(zip(parts, tensors, strict=True)), what=what)
         if any(tensor.shape != tensors[0].shape for tensor in tensors):
-            raise CheckpointError(f"{what}: {_list_keys(list(parts))} differ in shape", hint=_MEANING)
+            raise CheckpointError(f"{what}: {list_keys(parts)} differ in shape", hint=_MEANING)
         state[ours] = (
             tensors[0]
             if len(tensors) == 1
             else torch.cat([tensor if tensor.ndim else tensor[None] for tensor in tensors])
         )
     return state
-
-
-def _check_dense(tensors: Mapping[str, Tensor], *, what: str) -> None:
-    for key, tensor in tensors.items():
-        if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.dtype not in _FLOATING:
-            kind = f"{tensor.layout}, {tensor.dtype} on {tensor.device}".replace("torch.", "")
-            raise CheckpointError(
-                f"{what} has `{_shown(key)}` as a tensor of another kind ({kind}), where dense floating-point "
-                "numbers are wanted",
-                hint="take the original file, before quantisation or other conversions",
-            )
 
 
 def _clip_config(state: Mapping[str, Tensor], *, num_layers: int, name: str) -> ClipConfig:
@@ -334,23 +317,18 @@ def _check_shapes(state: Mapping[str, Tensor], config: VisionConfig, *, what: st
         wanted = PictureEncoder(config).state_dict()
     if state.keys() != wanted.keys():
         raise AssertionError(f"name tables and PictureEncoder differ: {sorted(state.keys() ^ wanted.keys())}")
-    for ours, tensor in wanted.items():
-        if state[ours].shape != tensor.shape:
-            raise CheckpointError(
-                f"{what}: `{ours}` has the shape {list(state[ours].shape)}, where {list(tensor.shape)} is wanted",
-                hint=_MEANING,
-            )
+    found = {ours: tuple(tensor.shape) for ours, tensor in state.items()}
+    shapes = {ours: tuple(tensor.shape) for ours, tensor in wanted.items()}
+    check_shapes(found, shapes, what=what, meaning=_MEANING)
 
 
 def _check_huggingface_config(path: Path) -> None:
     """CLIPs trained elsewhere keep OpenAI's tensors and change the arithmetic, which only their config tells."""
     try:
-        if not path.is_file() or path.stat().st_size > _MAX_CONFIG:
-            return
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        config = read_json(path)
+    except CheckpointError:
         return  # no Hugging Face folder
-    if not isinstance(config, dict) or "clip" not in str(config.get("model_type", "")):
+    if "clip" not in str(config.get("model_type", "")):
         return
     vision = config.get("vision_config", config)
     if not isinstance(vision, dict):
@@ -358,9 +336,8 @@ def _check_huggingface_config(path: Path) -> None:
     activation, epsilon = vision.get("hidden_act", "quick_gelu"), vision.get("layer_norm_eps", 1e-5)
     if activation != "quick_gelu" or epsilon != 1e-5:
         raise CheckpointError(
-            f"The CLIP in `{path.parent}` computes with {_shown(str(activation))} and eps "
-            f"{_shown(str(epsilon))}, "
-            "where quick_gelu and 1e-05 are wanted",
+            f"The CLIP in `{path.parent}` computes with {shown_excerpt(str(activation))} and eps "
+            f"{shown_excerpt(str(epsilon))}, where quick_gelu and 1e-05 are wanted",
             hint=_MEANING,
         )
     width, heads = vision.get("hidden_size"), vision.get("num_attention_heads")
@@ -369,35 +346,3 @@ def _check_huggingface_config(path: Path) -> None:
             f"The CLIP in `{path.parent}` has {heads} heads at width {width}, where {CLIP_HEAD_DIM} a head are wanted",
             hint=_MEANING,
         )
-
-
-def _what_is(keys: Collection[str]) -> str | None:
-    if any(key.startswith(("visual_blocks.", "adapter_query.", "llama.", "llma.")) for key in keys):
-        return "a LLaMA-Adapter file"
-    if any(key.startswith(("tok_embeddings.", "layers.", "model.layers.", "model.embed_tokens.")) for key in keys):
-        return "a LLaMA"
-    return None
-
-
-def _count(keys: Collection[str], pattern: str, *, name: str) -> int:
-    """One more than the highest number of a block. Raises CheckpointError where that is far more than all keys:
-    whatever is made for each block stays in proportion."""
-    numbers = [int(match[1]) for key in keys if (match := re.match(pattern, key))]
-    highest = max(numbers, default=-1)
-    if highest > 2 * len(keys):
-        raise CheckpointError(
-            f"`{name}` has a tensor of block {highest}, and {len(keys)} tensors in all: too few for so many blocks",
-            hint=_MEANING,
-        )
-    return highest + 1
-
-
-def _shown(text: str) -> str:
-    """Text from a file as a message may show it: without control characters, and not too long."""
-    return shown_name(text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "...")
-
-
-def _list_keys(keys: list[str]) -> str:
-    told = ", ".join(f"`{_shown(key)}`" for key in keys[:_SHOWN_KEYS])
-    rest = len(keys) - _SHOWN_KEYS
-    return f"{told} and {rest} more" if rest > 0 else told

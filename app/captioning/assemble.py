@@ -25,11 +25,11 @@ from llama_adapter.app.models.quantised_model import quantise_model
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.runtime.devices import Backend, open_backend, open_best, resolve_dtype, resolve_mode
-from llama_adapter.runtime.graphs.card import EncoderCard
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.vision.backends.base import VisionBackend
-from llama_adapter.vision.backends.open import open_encoder
+from llama_adapter.vision.backends.exported import open_encoder
+from llama_adapter.vision.card import EncoderCard
 
 ModelLoader = Callable[[torch.dtype], LoadedModel]  # the type of the weights -> the model
 

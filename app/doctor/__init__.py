@@ -1,1 +1,1 @@
-"""What is wrong with a model, an exported encoder or this machine, said before it is used."""
+"""Checks a model, an exported encoder and this machine before they are used."""

@@ -1,7 +1,6 @@
 """Whether CANN, the toolkit of Ascend devices, is set up in this shell: its variables, scripts and versions.
 
-Nothing of it is loaded or run here; where it may be installed is known to runtime/graphs/toolkit.py. The checks of
-ASCEND_HOME_PATH and ASCEND_OPP_PATH are those that torch_npu 2.13 makes when it is imported.
+Nothing is loaded or run here. The checks of ASCEND_HOME_PATH and ASCEND_OPP_PATH are those of torch_npu 2.13 at import.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""The command `doctor`: the table of the environment, the findings about a model, and the exit code of both.
+"""The command `doctor`: the table of the environment, the findings about a model, and the exit code.
 
-What is looked at is decided in `environment.py`, `model.py` and `encoder.py`; here it is weighed against what the
-user's flags need, and printed.
+`environment.py`, `model.py` and `encoder.py` do the checks; here they are weighed by what the user's flags need, and
+printed.
 """
 
 import shutil
@@ -29,7 +29,7 @@ NAME_WIDTH, LEVEL_WIDTH = 19, 9
 
 
 def weigh(probe: Probe, *, uses: frozenset[str]) -> Level:
-    """How bad it is for these uses: a part that nothing asks for may be absent, and broken is worth a warning."""
+    """How bad a part's state is for these uses. A part that no use needs may be absent; if broken, it is a warning."""
     if probe.state == "ok":
         return "ok"
     if is_needed(probe.name, uses=uses):
@@ -38,7 +38,7 @@ def weigh(probe: Probe, *, uses: frozenset[str]) -> Level:
 
 
 def environment_table(probes: Iterable[Probe], *, uses: frozenset[str], width: int) -> list[str]:
-    """The lines: part, state, what was found, and below it what to do; nothing is wider, but what cannot be broken."""
+    """The lines: part, state, what was found, and the hint below. Only unbreakable words exceed `width`."""
     lines = [f"{'part':<{NAME_WIDTH}}{'state':<{LEVEL_WIDTH}}found"]
     for probe in probes:
         start = f"{probe.name:<{NAME_WIDTH}}{weigh(probe, uses=uses):<{LEVEL_WIDTH}}"
@@ -50,7 +50,7 @@ def environment_table(probes: Iterable[Probe], *, uses: frozenset[str], width: i
 
 
 def _found(probe: Probe, *, uses: frozenset[str]) -> str:
-    """What was found; of a part that is not there also what needs it: of these uses, if they do, else of all."""
+    """What was found. For an absent part also what needs it: of these uses, else of all."""
     if probe.state != "absent":
         return probe.found or "there"
     found = probe.found or ("none" if probe.name.endswith("devices") else "not installed")
@@ -84,12 +84,12 @@ def finding_lines(findings: Iterable[Finding], *, width: int) -> list[str]:
 
 
 def terminal_width() -> int:
-    """Columns to use: those of the terminal, within limits; pipes have none."""
+    """Columns to use: those of the terminal, within limits; a fixed number for a pipe."""
     return min(max(shutil.get_terminal_size((PIPE_WIDTH, 1)).columns, MIN_WIDTH), MAX_WIDTH)
 
 
 def summary(checks: Sequence[tuple[str, str]]) -> tuple[str, int]:
-    """The last line, of pairs (what was looked at, level), and the number of errors."""
+    """The last line for pairs (part, level), and the number of errors."""
     levels = [level for _, level in checks]
     failed = list(dict.fromkeys(name for name, level in checks if level == "error"))
     parts = []
@@ -112,9 +112,9 @@ def run_checkup(
 ) -> int:
     """Print the environment's table, then the findings about a model, if there is a `target`, and about its encoder.
 
-    A bundle's known answer is replayed in `precision`, its own where there is none.
+    A bundle's known answer is replayed in `precision`, by default the bundle's own.
 
-    Returns the exit code. The table is printed before the model is looked at: reading a large one takes minutes.
+    Returns the exit code. The table is printed first, since reading a large model takes minutes.
     """
     width = terminal_width()
     probes = look_at_environment()
@@ -142,5 +142,5 @@ def _diagnose(
 
 def _not_tried(unusable: list[str]) -> Finding:
     return Finding(
-        level="not tried", what="model", sentence=f"Without {', '.join(unusable)} the model cannot be looked at"
+        level="not tried", what="model", sentence=f"Without {', '.join(unusable)} the model cannot be checked"
     )

@@ -1,9 +1,7 @@
-"""Looks at what is installed around this project, part by part, and says what each gap is in the way of.
+"""Checks what is installed around this project, part by part, and which uses need each part.
 
-Whatever has to be imported is so in a child process with a time limit: a broken driver, toolkit or extension can end
-its process, and torch cannot be imported a second time where its first import failed. The questions are in
-`probes.py`; here their answers are put into words. What the parts are needed for is the table `NEEDED`; printing them
-is the command's (`command.py`).
+Parts are imported in child processes with a time limit: a broken driver, toolkit or extension can end its process, and
+torch cannot be imported again after a failed import. `probes.py` asks the questions, `command.py` prints the answers.
 """
 
 import importlib.metadata
@@ -30,7 +28,7 @@ PAGE_PACKAGES = ("gradio",)
 # Generous: the first import of torch from a network disk takes long.
 TORCH_S, OTHERS_S = 180.0, 60.0
 
-# What a part is needed for, as a user asks for it; "always" is every command.
+# The parts that a use needs, under the flag or command that asks for it; "always" is every command.
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "always": ("python", "torch", *PROJECT_PACKAGES),
     "--device cuda": ("CUDA devices",),
@@ -42,11 +40,11 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "export onnx": EXPORT_PACKAGES,
     "export om": ("CANN", "atc"),
 }
-# Parts that only Ascend devices have; who has none and asks for none reads one line about them.
+# Parts for Ascend devices only; where all are absent and not asked for, one line stands for them.
 ASCEND = ("NPU devices", "CANN", "atc", "torch_npu", "NPU operators", "aclruntime", "ais_bench")
 ASCEND_USES = frozenset({"--device npu", "--vision om"})
 _DEVICE = re.compile(r"cpu|auto|(cuda|npu)(:[0-9]+)?")
-# What to do about a part that is not there, or there and not usable; a check's own words come first.
+# Hints for a part that is absent or broken; a check's own hint comes first.
 ADVICE: Mapping[str, str] = {
     **dict.fromkeys(
         ("torch", *PROJECT_PACKAGES), "install this project's packages: `make demo`, or `pip install --editable .`"
@@ -64,7 +62,7 @@ ADVICE: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """One part: whether it is there and usable, what was found, and what to do about a gap.
+    """One part: whether it is installed and usable, what was found, and what to do about a gap.
 
     `absent` is not installed; `broken` is installed and unusable as it is.
     """
@@ -76,7 +74,7 @@ class Probe:
 
 
 def is_device(name: str) -> bool:
-    """Whether a device can have this name, on whatever machine."""
+    """Whether this is the name of a device, on any machine."""
     return _DEVICE.fullmatch(name) is not None
 
 
@@ -87,7 +85,7 @@ def om_device(name: str) -> int | None:
 
 
 def uses_of(*, device: str = "cpu", vision: str = "torch") -> frozenset[str]:
-    """The keys of NEEDED that a command with these flags asks for."""
+    """The keys of NEEDED for a command with these flags."""
     kind = device.partition(":")[0]
     return frozenset({"always", f"--device {kind}", f"--vision {vision}"} & NEEDED.keys())
 
@@ -103,9 +101,9 @@ def purposes(name: str) -> tuple[str, ...]:
 
 
 def look_at_environment() -> list[Probe]:
-    """All parts in the order in which one would install them. Takes some seconds, several child processes at once.
+    """All parts, in the order of their installation. Takes seconds, in several child processes at once.
 
-    Never raises for what is wrong with the environment.
+    Faults of the environment are returned and never raised.
     """
     quiet = {**os.environ, NO_TELEMETRY: "1"}
     extensions = [entry.name for entry in importlib.metadata.entry_points(group="torch.backends")]
@@ -116,7 +114,7 @@ def look_at_environment() -> list[Probe]:
             question = f"{probes.__name__}:look_at_{name}"
             return pool.submit(ask_child, question, *arguments, environ=environ, seconds=seconds)
 
-        # The longest first: whatever starts last is soon over, and no core waits for it.
+        # The longest first, so that no core waits at the end.
         packages = {name: ask("package", name) for name in PAGE_PACKAGES}
         torch_npu, kernels = ask("torch_npu", seconds=TORCH_S), ask("kernels", seconds=TORCH_S)
         torch = ask("torch", seconds=TORCH_S)
@@ -144,7 +142,7 @@ def look_at_environment() -> list[Probe]:
 
 
 def fold(probes: list[Probe], *, uses: frozenset[str]) -> list[Probe]:
-    """Without those of Ascend's parts that are absent and that nobody asks for; a last line stands for them."""
+    """Replace Ascend's absent parts that no use asks for by one last line."""
     gone = [probe.name for probe in probes if probe.name in ASCEND and probe.state == "absent"]
     if not gone or uses & ASCEND_USES:
         return probes
@@ -153,7 +151,7 @@ def fold(probes: list[Probe], *, uses: frozenset[str]) -> list[Probe]:
     return [*kept, Probe(name="Ascend", state="absent", found=f"{names} installed (docs/ascend.md)")]
 
 
-# Answers put into words.
+# From answers to rows of the table.
 
 
 def _probe(name: str, said: Mapping[str, Any]) -> Probe:
@@ -228,7 +226,7 @@ def _accelerators(driver: Mapping[str, Any], torch_npu: Mapping[str, Any]) -> Pr
 
 
 def _operators(torch_npu: Mapping[str, Any]) -> list[Probe]:
-    """What the decoder would compute by; no row where there is no device to ask."""
+    """The operators that the decoder would use; no row without a device."""
     found = torch_npu.get("operators")
     return [Probe(name="NPU operators", state="ok", found=found)] if found else []
 

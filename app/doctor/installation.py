@@ -1,6 +1,6 @@
-"""Which copy of this project runs: the checkout itself, or one that pip put aside, and whether that is meant.
+"""Which copy of this project runs, the checkout or one that pip installed, and whether that is intended.
 
-Only files are looked at, nothing is imported.
+Only files are read, nothing is imported.
 """
 
 import importlib.metadata
@@ -30,7 +30,7 @@ class Installed:
 
 
 def find_installed() -> Installed | None:
-    """What pip knows of this project; None where it is run from a checkout and not installed."""
+    """What pip knows of this project; None where it runs from a checkout and is not installed."""
     try:
         distribution = importlib.metadata.distribution(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""Looks at a model before it is used, key by key, and says in sentences what is wrong with it.
+"""Checks a model before it is used, tensor by tensor, and says in sentences what is wrong with it.
 
-Nothing is imported here beyond the standard library until a check needs it: the first check is whether the packages
-that Python finds are this project's at all.
+Only the standard library is imported before a check needs more: the first check is whether the packages that Python
+finds are usable at all.
 """
 
 import hashlib
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from llama_adapter.app.models.checkpoints import LlamaFolder, ModelSources
     from llama_adapter.llm.tokenizer import Tokenizer
     from llama_adapter.llm.weights.adapter import AdapterFile
-    from llama_adapter.llm.weights.source import LlamaSource
-    from llama_adapter.runtime.graphs.card import EncoderCard
+    from llama_adapter.llm.weights.names import LlamaSource
     from llama_adapter.runtime.schemes import Precision
+    from llama_adapter.vision.card import EncoderCard
     from llama_adapter.vision.weights import ClipSource
 
 Level = Literal["ok", "not tried", "warning", "error"]
 T = TypeVar("T")
-_DISTRIBUTION = "llama-adapter"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,11 +45,11 @@ def diagnose(
 ) -> list[Finding]:
     """Check a model: a bundle's folder, or the checkpoints it would be made of.
 
-    With the card of an exported `encoder`, which takes CLIP's place, CLIP may be missing. A bundle's known answer is
-    replayed in `precision`, its own where there is none.
+    With the card of an exported `encoder`, CLIP may be missing. A bundle's known answer is replayed in `precision`,
+    by default the bundle's own.
 
-    Every check that still makes sense is made, whatever the ones before it found. Files are read completely, their
-    digests too, where they are known. Never raises for what is wrong with a model.
+    Every check that makes sense is made, whatever the earlier ones found. Files are read completely and compared with
+    their known digests. Faults of the model are returned and never raised.
     """
     if isinstance(target, str | os.PathLike):
         return list(_diagnose_bundle(Path(target), precision))
@@ -58,7 +57,7 @@ def diagnose(
 
 
 class Report:
-    """Collects the errors of attempts, so that the next attempt is made whatever became of the last."""
+    """Collects findings, and the errors of attempts, so that later attempts are still made."""
 
     def __init__(self) -> None:
         self._findings: list[Finding] = []
@@ -69,9 +68,18 @@ class Report:
 
         try:
             return action()
-        except (CheckpointError, GraphError) as error:
-            self._findings.append(Finding(level="error", what=what, sentence=error.message, hint=error.hint))
+        except (CheckpointError, GraphError) as fault:
+            self._findings.append(error(what, fault.message, hint=fault.hint))
             return None
+
+    def add(self, finding: Finding) -> None:
+        """One more finding."""
+        self._findings.append(finding)
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether one of the findings since the last `take` is an error."""
+        return any(finding.level == "error" for finding in self._findings)
 
     def take(self) -> list[Finding]:
         """The findings since the last time."""
@@ -82,6 +90,21 @@ class Report:
 def ok(what: str, sentence: str) -> Finding:
     """A finding about something that is right."""
     return Finding(level="ok", what=what, sentence=sentence)
+
+
+def error(what: str, sentence: str, *, hint: str = "") -> Finding:
+    """A finding about something that is wrong."""
+    return Finding(level="error", what=what, sentence=sentence, hint=hint)
+
+
+def warning(what: str, sentence: str, *, hint: str = "") -> Finding:
+    """A finding about something that works, and perhaps not as the user expects."""
+    return Finding(level="warning", what=what, sentence=sentence, hint=hint)
+
+
+def not_tried(what: str, sentence: str, *, hint: str = "") -> Finding:
+    """A finding about something that was not checked, and why."""
+    return Finding(level="not tried", what=what, sentence=sentence, hint=hint)
 
 
 def _diagnose_sources(sources: "ModelSources", *, encoder: "EncoderCard | None") -> Iterator[Finding]:
@@ -128,10 +151,9 @@ def _describe_llama(llama: "LlamaSource", tokenizer: "Tokenizer | None") -> Iter
     )
     yield from _check_finite("llama", llama.name, ((name, split.read()) for name, split in llama.tensors.items()))
     if tokenizer is not None and tokenizer.vocab_size != llama.vocab_size:
-        yield Finding(
-            level="error",
-            what="tokenizer",
-            sentence=f"The tokenizer has {tokenizer.vocab_size} pieces, and the LLaMA in `{llama.name}` has "
+        yield error(
+            "tokenizer",
+            f"The tokenizer has {tokenizer.vocab_size} pieces, and the LLaMA in `{llama.name}` has "
             f"{llama.vocab_size} tokens",
             hint="take the `tokenizer.model` that came with these weights; LLaMA-7B's has 32000 pieces",
         )
@@ -153,27 +175,15 @@ def _describe_adapter(adapter: "AdapterFile", llama: "LlamaSource | None") -> It
     yield from _check_finite("adapter", adapter.name, iter(tensors.items()))
     gates = [tensor for name, tensor in adapter.llama.items() if name.endswith("attention.gate")]
     if gates and not any(bool(gate.count_nonzero()) for gate in gates):
-        yield Finding(
-            level="warning",
-            what="adapter",
-            sentence=f"All gates of `{adapter.name}` are zero, so pictures have no influence on the answers",
+        yield warning(
+            "adapter",
+            f"All gates of `{adapter.name}` are zero, so pictures have no influence on the answers",
             hint="this is an adapter before its training",
         )
     if llama is None:
         return
     report = Report()
-    report.attempt(
-        "adapter",
-        lambda: check_fits(
-            adapter,
-            llama=llama.name,
-            vocab_size=llama.vocab_size,
-            dim=llama.dim,
-            num_layers=llama.num_layers,
-            num_heads=llama.num_heads,
-            ffn_dim=llama.ffn_dim,
-        ),
-    )
+    report.attempt("adapter", lambda: check_fits(adapter, llama))
     faults = report.take()
     yield from faults or [
         ok("adapter", f"All {len(tensors) + len(adapter.clip)} tensors of the adapter are known and fit this LLaMA")
@@ -203,7 +213,7 @@ def _check_vision(
     if heads is None and encoder is not None:
         heads = encoder.vision.query.num_heads
     if clip is None and (sources.clip is not None or encoder is not None):
-        # That fault was told, or CLIP is in the encoder; what can be seen without CLIP still counts.
+        # That fault is known, or CLIP is in the encoder; the rest is still checked.
         read = report.attempt("vision", lambda: read_query(adapter.visual, name=adapter.name, visual_heads=heads))
         yield from report.take()
         if read is not None and sources.clip is None:
@@ -239,16 +249,15 @@ def _swapped(*, adapter: str | os.PathLike[str], clip: str | os.PathLike[str]) -
     as_clip = report.attempt("clip", lambda: open_clip(adapter))
     as_adapter = report.attempt("adapter", lambda: open_adapter(clip))
     if as_clip is not None and as_adapter is not None:
-        yield Finding(
-            level="error",
-            what="files",
-            sentence=f"Adapter and CLIP are swapped: `{adapter}` is a CLIP and `{clip}` a LLaMA-Adapter file",
+        yield error(
+            "files",
+            f"Adapter and CLIP are swapped: `{adapter}` is a CLIP and `{clip}` a LLaMA-Adapter file",
             hint=f"pass --adapter {clip} --clip {adapter}",
         )
 
 
 def _check_claimed_digest(adapter: "AdapterFile") -> Iterator[Finding]:
-    """A release's file name carries its digest; here it is computed."""
+    """Compare the file with the digest in a release's file name."""
     from llama_adapter.app.models.checkpoints import RELEASED_ADAPTERS, claimed_digest, file_digest
 
     claimed = claimed_digest(adapter.name)
@@ -256,10 +265,9 @@ def _check_claimed_digest(adapter: "AdapterFile") -> Iterator[Finding]:
         return
     actual = file_digest(adapter.name)
     if actual != claimed:
-        yield Finding(
-            level="error",
-            what="adapter",
-            sentence=f"`{adapter.name}` has the SHA-256 {actual}, and its name promises another one",
+        yield error(
+            "adapter",
+            f"`{adapter.name}` has the SHA-256 {actual}, and its name promises another one",
             hint="the download is damaged or the file was changed; fetch it again",
         )
     else:
@@ -269,7 +277,7 @@ def _check_claimed_digest(adapter: "AdapterFile") -> Iterator[Finding]:
 
 
 def _check_listed_digests(place: "LlamaFolder") -> Iterator[Finding]:
-    """Meta ships MD5 sums beside its weights. Only files beside the checklist are read, each once."""
+    """Compare with the MD5 sums that Meta ships beside its weights. Only files beside the checklist are read."""
     from llama_adapter.app.models.bundle import is_bare
     from llama_adapter.runtime.text import shown_excerpt, shown_name
 
@@ -287,19 +295,17 @@ def _check_listed_digests(place: "LlamaFolder") -> Iterator[Finding]:
                 if is_bare(name):
                     listed[checklist.parent / name] = digest.lower()
                 else:
-                    yield Finding(
-                        level="error",
-                        what="llama",
-                        sentence=f"`{shown_name(checklist)}` lists `{shown_excerpt(name)}`, which is not the name of a "
+                    yield error(
+                        "llama",
+                        f"`{shown_name(checklist)}` lists `{shown_excerpt(name)}`, which is not the name of a "
                         "file beside it",
                         hint="the checklist is damaged or another program's; copy it again",
                     )
     for path, digest in listed.items():
         if not path.is_file():
-            yield Finding(
-                level="error",
-                what="llama",
-                sentence=f"`{path.name}` is listed in the checklist of `{shown_name(path.parent)}` and is not there",
+            yield error(
+                "llama",
+                f"`{path.name}` is listed in the checklist of `{shown_name(path.parent)}` and is not there",
                 hint="copy the missing file",
             )
             continue
@@ -308,11 +314,9 @@ def _check_listed_digests(place: "LlamaFolder") -> Iterator[Finding]:
         if actual == digest:
             yield ok("llama", f"`{path.name}` has the MD5 sum that its checklist names")
         else:
-            yield Finding(
-                level="error",
-                what="llama",
-                sentence=f"`{shown_name(path)}` has the MD5 sum {actual}, and its checklist names "
-                f"{shown_excerpt(digest)}",
+            yield error(
+                "llama",
+                f"`{shown_name(path)}` has the MD5 sum {actual}, and its checklist names {shown_excerpt(digest)}",
                 hint="the file is damaged or another model's; copy it again",
             )
 
@@ -367,12 +371,11 @@ def _check_files(place: Path, manifest: Mapping[str, Any]) -> Iterator[Finding]:
         elif (actual := file_digest(path)) != entry["sha256"]:
             sentence = f"`{name}` has the SHA-256 {actual}, where {shown_excerpt(entry['sha256'])} is wanted"
         if sentence:
-            yield Finding(level="error", what=name, sentence=sentence, hint="copy the whole folder again")
+            yield error(name, sentence, hint="copy the whole folder again")
     if model_digest(manifest) != manifest["digest"]:
-        yield Finding(
-            level="error",
-            what="manifest",
-            sentence="The manifest's digest of the model is not that of its files and configuration",
+        yield error(
+            "manifest",
+            "The manifest's digest of the model is not that of its files and configuration",
             hint="the manifest was changed by hand; write the bundle again with `llama-adapter convert`",
         )
 
@@ -396,10 +399,9 @@ def _check_states(place: Path, manifest: Mapping[str, Any], configs: tuple[Any, 
     yield from report.take()
     vocab_size = configs[1].vocab_size
     if tokenizer is not None and tokenizer.vocab_size != vocab_size:
-        yield Finding(
-            level="error",
-            what=TOKENIZER,
-            sentence=f"The tokenizer has {tokenizer.vocab_size} pieces, and the model has {vocab_size} tokens",
+        yield error(
+            TOKENIZER,
+            f"The tokenizer has {tokenizer.vocab_size} pieces, and the model has {vocab_size} tokens",
             hint="another model's tokenizer was copied into the bundle",
         )
 
@@ -414,7 +416,7 @@ def _check_known_answer(place: Path, precision: "Precision | None") -> Iterator[
 
     if not (place / KNOWN_ANSWER).is_file():
         sentence = "The bundle carries no known answer, so its files were checked and the model was not run"
-        yield Finding(level="not tried", what="known answer", sentence=sentence)
+        yield not_tried("known answer", sentence)
         return
     report = Report()
     known = report.attempt("known answer", lambda: read_json(place / KNOWN_ANSWER))
@@ -424,10 +426,9 @@ def _check_known_answer(place: Path, precision: "Precision | None") -> Iterator[
     if not all(isinstance(known.get(key), str) for key in ("prompt", "text", "picture")) or not is_bare(
         known["picture"]
     ):
-        yield Finding(
-            level="error",
-            what="known answer",
-            sentence=f"`{KNOWN_ANSWER}` lacks a prompt, a text or a picture of this folder",
+        yield error(
+            "known answer",
+            f"`{KNOWN_ANSWER}` lacks a prompt, a text or a picture of this folder",
             hint="write the bundle again with `llama-adapter convert`",
         )
         return
@@ -439,35 +440,31 @@ def _check_known_answer(place: Path, precision: "Precision | None") -> Iterator[
             closing(open_reader("process", captioner.spec, size=captioner.image_size)) as captioner.reader,
         ):
             [answer] = captioner.generate([place / known["picture"]], [prompt], temperature=0.0, **options)
-    except Exception as error:  # whatever the model or its known answer made it stumble over is what was sought
-        yield Finding(
-            level="error",
-            what="known answer",
-            sentence=f"The known answer cannot be replayed: {str(error) or type(error).__name__}",
-            hint=getattr(error, "hint", ""),
+    except Exception as fault:  # whatever fails here is the finding
+        yield error(
+            "known answer",
+            f"The known answer cannot be replayed: {str(fault) or type(fault).__name__}",
+            hint=getattr(fault, "hint", ""),
         )
         return
     if answer.error is not None:
-        yield Finding(level="error", what="known answer", sentence=answer.error.message)
+        yield error("known answer", answer.error.message)
     elif answer.text == known["text"]:
         used = captioner.info.precision
         numbers = "" if used == FLOAT else f" with {find_scheme(used).title} weights"
         yield ok("known answer", f"The model answers {answer.text!r} about its own picture{numbers}, as it should")
     # A dequantised model keeps its rounding errors.
     elif quantised := {captioner.info.precision, stored_precision(read_manifest(place))} - {FLOAT}:
-        yield Finding(
-            level="warning",
-            what="known answer",
-            sentence=f"With {find_scheme(min(quantised)).title} weights the model answers {answer.text!r} about its "
-            f"own picture, and with full ones {known['text'][:500]!r}",
+        yield warning(
+            "known answer",
+            f"With {find_scheme(min(quantised)).title} weights the model answers {answer.text!r} about its own "
+            f"picture, and with full ones {known['text'][:500]!r}",
             hint="rounding may change a word; where it changes the sense, use --precision float with the full bundle",
         )
     else:
-        yield Finding(
-            level="error",
-            what="known answer",
-            sentence=f"The model answers {answer.text!r} about its own picture, and should answer "
-            f"{known['text'][:500]!r}",
+        yield error(
+            "known answer",
+            f"The model answers {answer.text!r} about its own picture, and should answer {known['text'][:500]!r}",
             hint="files and digests are right, so the computation is wrong; please report it with this output",
         )
 
@@ -480,7 +477,7 @@ def _check_foreign(name: str, state: "Mapping[str, Tensor]") -> Iterator[Finding
     for what, keys in foreign_weights(state).items():
         sentence = f"`{name}` has {what}, in {list_keys(keys)}"
         hint = "another program wrote the file; make the bundle with `llama-adapter quantize`"
-        yield Finding(level="error", what=name, sentence=sentence, hint=hint)
+        yield error(name, sentence, hint=hint)
 
 
 def _check_finite(what: str, name: str, tensors: "Iterator[tuple[str, Tensor]]") -> Iterator[Finding]:
@@ -488,9 +485,8 @@ def _check_finite(what: str, name: str, tensors: "Iterator[tuple[str, Tensor]]")
 
     broken = [key for key, tensor in tensors if not bool(tensor.isfinite().all())]
     if broken:
-        yield Finding(
-            level="error",
-            what=what,
-            sentence=f"`{name}` has numbers that are infinite or none at all, in {list_keys(broken)}",
+        yield error(
+            what,
+            f"`{name}` has numbers that are infinite or none at all, in {list_keys(broken)}",
             hint="the file is damaged, or its training had diverged; fetch it again",
         )

@@ -1,7 +1,7 @@
-"""The questions about the environment, each about one part: what is imported, run or found there, as facts.
+"""The questions about the environment, one per part. `environment.py` judges the answers.
 
-The first half runs in a child process (runtime/child_process.py). The second half looks at files, or runs programs with
-a time limit. app/doctor/environment.py judges the answers.
+The first half runs in child processes (runtime/child_process.py). The second half reads files and runs programs with a
+time limit.
 """
 
 import importlib
@@ -25,12 +25,12 @@ IMPORT_NAMES = {
     "fastapi-offline": "fastapi_offline",
     "prometheus-client": "prometheus_client",
 }
-PROVIDER = "CPUExecutionProvider"  # the one that vision/backends/onnx.py opens a file with
+PROVIDER = "CPUExecutionProvider"  # of runtime/graphs/onnx_session.py
 DEVICE_FILES = (Path("/dev"), "davinci[0-9]*")
 PROGRAM_S = 60.0
 
 
-# What is asked in a child process.
+# Asked in a child process.
 
 
 def look_at_torch() -> dict[str, Any]:
@@ -48,7 +48,7 @@ def look_at_torch() -> dict[str, Any]:
 
 
 def look_at_kernels() -> dict[str, Any]:
-    """The decoder's own kernels for this processor, which are compiled now if they were not before."""
+    """The decoder's own kernels for this processor; compiled now if they were not before."""
     if importlib.util.find_spec("torch") is None:
         return absent()
     from llama_adapter.runtime.kernels.library import find_library
@@ -60,7 +60,7 @@ def look_at_kernels() -> dict[str, Any]:
 
 
 def look_at_autoload() -> dict[str, Any]:
-    """`import torch` as any other program does it, with the extensions that torch imports by itself."""
+    """`import torch` as in any other program, with the extensions that torch imports by itself."""
     try:
         import torch  # noqa: F401
     except Exception as error:
@@ -72,8 +72,8 @@ def look_at_autoload() -> dict[str, Any]:
 def look_at_torch_npu() -> dict[str, Any]:
     """torch_npu as `--device npu` loads it.
 
-    Facts: `devices`, name and family of each, and `operators`, what LLaMA-7B would compute by on the first; or
-    `no_device`, why there is none, and `no_device_hint`.
+    Facts: `devices`, name and family of each, and `operators`, those of LLaMA-7B on the first; or `no_device`, why
+    there is none, and `no_device_hint`.
     """
     if importlib.util.find_spec("torch_npu") is None:
         return absent()
@@ -96,7 +96,7 @@ def look_at_torch_npu() -> dict[str, Any]:
 
 
 def _operators_of_7b(backend: "NpuBackend") -> str:
-    """What is fused and what is not, by their reasons; the choice is made by tables, nothing is computed."""
+    """Which operators are fused, and why others are not. Tables decide; nothing is computed."""
     from llama_adapter.llm.config import DecoderConfig
     from llama_adapter.runtime.devices import DTYPES, EAGER
 
@@ -140,7 +140,7 @@ def _import_for_om(module_name: str) -> tuple[dict[str, Any], ModuleType | None]
 
 
 def look_at_package(name: str) -> dict[str, Any]:
-    """A package by the name that pip knows; of onnxruntime also what it is to compute by."""
+    """A package by its name for pip; for onnxruntime also its provider."""
     module_name = IMPORT_NAMES.get(name, name)
     if importlib.util.find_spec(module_name) is None:
         return absent()
@@ -155,11 +155,11 @@ def look_at_package(name: str) -> dict[str, Any]:
     return ok(f"{version}, {PROVIDER}")
 
 
-# What this process sees for itself: files, and programs with a time limit.
+# Asked in this process: files, and programs with a time limit.
 
 
 def list_devices() -> dict[str, Any]:
-    """What the driver's own tool says; facts: `names` as in its table, and `locked` device files."""
+    """The devices in the driver's own tool. Facts: `names` as in its table, and `locked` device files."""
     facts = {"names": [], "locked": [str(file) for file in sorted(DEVICE_FILES[0].glob(DEVICE_FILES[1]))]}
     facts["locked"] = [file for file in facts["locked"] if not os.access(file, os.R_OK | os.W_OK)]
     tool = shutil.which("npu-smi")

@@ -1,4 +1,4 @@
-"""The command that converts an exported encoder: ONNX -> OM by ATC, or the line to do so elsewhere and what it made."""
+"""`export om`: an exported encoder from ONNX to OM by ATC, or the command line for another machine and its result."""
 
 import os
 import shlex
@@ -7,31 +7,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llama_adapter.app.encoder_export.files import check_place
-from llama_adapter.app.encoder_export.talk import give, tell, told_complaints, told_next
+from llama_adapter.app.encoder_export.output import check_place, give, tell, told_complaints, told_next
 from llama_adapter.runtime.atomic_write import refuse_to_replace
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.adopt import adopt_om
-from llama_adapter.runtime.graphs.atc import AtcRequest, check_settings, command, make_om, plan
+from llama_adapter.runtime.graphs.atc import AtcRequest, AtcSettings, adopt_om, command, make_om, plan
 from llama_adapter.runtime.graphs.defaults import BATCH_SIZES, LOG_LEVEL, PRECISION_MODE
 from llama_adapter.runtime.graphs.graph import Graph, read_graph
 from llama_adapter.runtime.graphs.lint import lint_graph
 from llama_adapter.runtime.graphs.sidecar import check_om_path, sidecar_path
 from llama_adapter.runtime.graphs.toolkit import detect_soc_version, find_atc
+from llama_adapter.vision.card import EncoderCard
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OmJob:
-    """One `export om`; without `soc_version` the chip of this machine is asked for.
-
-    With `adopt`, an OM that ATC made elsewhere of the same values, nothing is converted.
-    """
+    """One `export om`. With `adopt`, an OM that ATC made elsewhere of the same values, nothing is converted."""
 
     onnx: str
     out: str | None = None  # None: beside the ONNX file, under its name
     batch_sizes: tuple[int, ...] = BATCH_SIZES
     gears: bool = False
-    soc_version: str | None = None
+    soc_version: str | None = None  # None: the chip of this machine
     precision_mode: str = PRECISION_MODE
     log_level: str = LOG_LEVEL
     atc_flags: tuple[str, ...] = ()
@@ -44,12 +40,17 @@ class OmJob:
             raise ValueError(f"out must end in a file's name, such as folder/clip, got {self.out!r}")
         if self.adopt is not None:
             self._check_adopt(self.adopt)
-        check_settings(
+        self.settings()
+
+    def settings(self, *, soc_version: str | None = None) -> AtcSettings:
+        """Raises ValueError for what ATC would refuse."""
+        return AtcSettings(
             batch_sizes=self.batch_sizes,
             gears=self.gears,
-            soc_version=self.soc_version,
+            soc_version=soc_version or self.soc_version,
             precision_mode=self.precision_mode,
             log_level=self.log_level,
+            extra=self.atc_flags,
         )
 
     def _check_adopt(self, file: str) -> None:
@@ -69,6 +70,8 @@ def run_export_om(job: OmJob) -> None:
     Raises UsageError when there is a file already, GraphError when the lint or ATC refuses the file.
     """
     graph = read_graph(job.onnx)
+    if graph.card is not None:
+        EncoderCard.from_graph(graph.card, file=job.onnx)
     requests = plan_om(job, graph)
     if job.adopt is not None:
         _adopt(requests[0], graph=graph, force=job.force)
@@ -84,12 +87,12 @@ def run_export_om(job: OmJob) -> None:
     if errors and not job.force:
         raise GraphError(
             f"ATC will refuse `{job.onnx}`: {errors[0].sentence}",
-            hint=f"{errors[0].hint}; or try all the same with --force",
+            hint=f"{errors[0].hint}; or try with --force",
         )
     refuse_to_replace([request.output for request in requests], force=job.force)
     check_place(requests[0].output, shown=str(requests[0].output))
     atc = find_atc()
-    _tell_of_strangers(job.onnx, graph)
+    _tell_of_foreign(job.onnx, graph)
     for request in requests:
         _convert(request, atc=atc, graph=graph)
     tell(told_next(requests[0].output))
@@ -98,8 +101,10 @@ def run_export_om(job: OmJob) -> None:
 def _convert(request: AtcRequest, *, atc: Path, graph: Graph) -> None:
     start = time.perf_counter()
     sizes = ", ".join(map(str, request.batch_sizes))
-    tell(f"ATC compiles for {request.soc_version}, batch {sizes}; this takes minutes")
-    made = make_om(request, atc=atc, graph=graph, tick=lambda seconds: tell(f"ATC is at work for {seconds:.0f} s"))
+    tell(f"ATC compiles for {request.settings.soc_version}, batch {sizes}; this takes minutes")
+    made = make_om(
+        request, atc=atc, graph=graph, tick=lambda seconds: tell(f"ATC has been running for {seconds:.0f} s")
+    )
     tell(f"wrote {made.stat().st_size / 1e6:,.1f} MB", start)
     give(str(request.output))
 
@@ -112,46 +117,39 @@ def _print_commands(job: OmJob, requests: Sequence[AtcRequest]) -> None:
 
 
 def _adopting(job: OmJob, request: AtcRequest) -> list[str]:
-    """The arguments that make an OM of `request`, once it is there, one of ours."""
+    """The arguments that adopt the OM of `request` once it exists."""
     arguments = [job.onnx, "--adopt", str(request.output), "--batch-sizes", ",".join(map(str, request.batch_sizes))]
-    arguments += ["--gears"] * request.gears + ["--soc-version", request.soc_version]
-    if request.precision_mode != PRECISION_MODE:
-        arguments += ["--precision-mode", request.precision_mode]
-    return [*arguments, *(f"--atc-flag={flag}" for flag in request.extra)]
+    settings = request.settings
+    arguments += ["--gears"] * settings.gears + ["--soc-version", str(settings.soc_version)]
+    if settings.precision_mode != PRECISION_MODE:
+        arguments += ["--precision-mode", settings.precision_mode]
+    return [*arguments, *(f"--atc-flag={flag}" for flag in settings.extra)]
 
 
 def _adopt(request: AtcRequest, *, graph: Graph, force: bool) -> None:
     refuse_to_replace([sidecar_path(request.output)], force=force, other="")
-    _tell_of_strangers(str(request.onnx), graph)
+    _tell_of_foreign(str(request.onnx), graph)
     made = adopt_om(request, graph=graph)
     tell(f"wrote `{sidecar_path(made)}`, and the OM's mode is 640")
     give(str(request.output))
     tell(told_next(request.output))
 
 
-def _tell_of_strangers(onnx: str, graph: Graph) -> None:
+def _tell_of_foreign(onnx: str, graph: Graph) -> None:
     if graph.card is None:
-        tell(f"`{onnx}` was not exported here: whether its weights are those of a model cannot be checked later")
+        tell(f"`{onnx}` was not exported here: so later checks cannot compare its weights with a model's")
 
 
 def plan_om(job: OmJob, graph: Graph) -> list[AtcRequest]:
-    """What is to be converted, or was; raises GraphError without a known chip and for a graph of no use."""
-    requests = plan(
-        graph,
-        Path(job.onnx),
-        Path(job.onnx).with_suffix("") if job.out is None else Path(job.out),
-        batch_sizes=job.batch_sizes,
-        gears=job.gears,
-        soc_version=detect_soc_version() if job.soc_version is None else job.soc_version,
-        precision_mode=job.precision_mode,
-        log_level=job.log_level,
-        extra=job.atc_flags,
-    )
+    """The runs of ATC. Raises GraphError without a known chip and for a graph that ATC cannot convert."""
+    output = Path(job.onnx).with_suffix("") if job.out is None else Path(job.out)
+    chip = detect_soc_version() if job.soc_version is None else job.soc_version
+    requests = plan(graph, Path(job.onnx), output, job.settings(soc_version=chip))
     return requests if job.adopt is None else [replace(requests[0], output=Path(job.adopt))]
 
 
 def _check_names(requests: Sequence[AtcRequest]) -> None:
-    """Raise GraphError for a path that the runtime would refuse later."""
+    """Raise GraphError for a path that InferSession would refuse later."""
     for request in requests:
         try:
             check_om_path(request.output)

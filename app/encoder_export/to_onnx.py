@@ -1,4 +1,4 @@
-"""The command that exports the encoder: weights -> ONNX, compared with torch. From ONNX to OM: `to_om.py`."""
+"""`export onnx`: a model's picture encoder as ONNX, compared with torch."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,7 @@ from torch import Tensor
 
 from llama_adapter.app.captioning.resources import embedded_model, sample_pictures
 from llama_adapter.app.captioning.spec import CaptionerSpec
-from llama_adapter.app.encoder_export.files import check_place
-from llama_adapter.app.encoder_export.talk import give, tell, told_complaints, told_next, told_parity
+from llama_adapter.app.encoder_export.output import check_place, give, tell, told_complaints, told_next, told_parity
 from llama_adapter.app.inputs import expand_inputs
 from llama_adapter.app.models.bundle import (
     VISION,
@@ -30,14 +29,13 @@ from llama_adapter.app.reading.isolated import open_reader
 from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
 from llama_adapter.runtime.atomic_write import refuse_to_replace
 from llama_adapter.runtime.errors import CheckpointError, GraphError
-from llama_adapter.runtime.graphs.card import EncoderDtype
+from llama_adapter.runtime.graphs.card import GraphDtype
 from llama_adapter.runtime.graphs.defaults import DTYPE, OPSET, OPSETS
 from llama_adapter.runtime.graphs.graph import Graph, read_graph
 from llama_adapter.runtime.graphs.lint import lint_graph
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import encoder_from_state
-from llama_adapter.vision.export.onnx import export_onnx
-from llama_adapter.vision.export.parity import compare
+from llama_adapter.vision.export import compare, export_onnx
 from llama_adapter.vision.weights import build_vision
 
 CLIP_FILE = "ViT-L-14.pt"  # as OpenAI publishes it, and where its own package keeps it
@@ -80,11 +78,11 @@ class OnnxJob:
 
     sources: EncoderSources
     out: str
-    dtype: EncoderDtype = DTYPE
+    dtype: GraphDtype = DTYPE
     opset: int = OPSET
     pictures: tuple[str, ...] = ()  # to compare with; none means the sample pictures
     force: bool = False
-    debug: bool = False  # tell of the operators too
+    debug: bool = False  # list the operators too
 
     def __post_init__(self) -> None:
         if self.opset not in OPSETS:
@@ -94,10 +92,7 @@ class OnnxJob:
 
 
 def load_encoder(sources: EncoderSources) -> LoadedEncoder:
-    """The encoder's weights in float32; the language model is not read, nor need it be there.
-
-    Raises CheckpointError.
-    """
+    """The encoder's weights in float32. The language model is not needed. Raises CheckpointError."""
     return _from_bundle(sources) if sources.adapter is None else _from_adapter(sources, sources.adapter)
 
 
@@ -107,8 +102,8 @@ def _from_bundle(sources: EncoderSources) -> LoadedEncoder:
     check_sizes(place, manifest)
     if stored_precision(manifest) != "float":
         raise CheckpointError(
-            f"The bundle `{place}` has 8-bit weights, and an encoder is exported from the full ones",
-            hint="export from the bundle it was made from: the file goes with both",
+            f"The bundle `{place}` has 8-bit weights, and an encoder is exported from full ones",
+            hint="export from the bundle it was made from: the file suits both",
         )
     config, _ = read_configs(place, manifest)
     state = read_half(place / VISION, config, manifest)
@@ -133,7 +128,7 @@ def _from_adapter(sources: EncoderSources, file: str) -> LoadedEncoder:
 
 
 def _find_clip_file(named: str | None, adapter: AdapterFile) -> str | Path | None:
-    """The file that was named, else OpenAI's where it usually lies; None for an adapter that holds its own.
+    """The named file, else OpenAI's in its usual places; None for an adapter with its own CLIP.
 
     Raises CheckpointError where there is none.
     """
@@ -145,15 +140,15 @@ def _find_clip_file(named: str | None, adapter: AdapterFile) -> str | Path | Non
     if found is None:
         raise CheckpointError(
             f"The adapter `{adapter.name}` holds no CLIP, and none was given",
-            hint=f"name the file as --clip; it was looked for as {', '.join(f'`{place}`' for place in places)}",
+            hint=f"name the file as --clip; searched were {', '.join(f'`{place}`' for place in places)}",
         )
     return found
 
 
 def run_export_onnx(job: OnnxJob) -> None:
-    """Export, lint, compare; the file is put in place when it computes what the encoder does.
+    """Export, compare and lint. The file is put in place only where it computes what the encoder does.
 
-    Raises UsageError when there is a file already, GraphError when the graph differs from the encoder.
+    Raises UsageError where the file exists, GraphError where the graph differs from the encoder.
     """
     out = Path(job.out).resolve()
     refuse_to_replace([out], force=job.force)
@@ -179,7 +174,7 @@ def run_export_onnx(job: OnnxJob) -> None:
 
 
 def _check_parity(graph: Graph, file: Path, loaded: LoadedEncoder, pixels_BHWC: NDArray[np.uint8]) -> None:
-    """Tell how close the graph comes; raise GraphError when it computes something else than the encoder."""
+    """Print the differences; raise GraphError where the graph computes something else than the encoder."""
     start = time.perf_counter()
     parity = compare(file, encoder_from_state(loaded.config, loaded.state), pixels_BHWC)
     if parity.ok:
@@ -195,7 +190,7 @@ def _check_parity(graph: Graph, file: Path, loaded: LoadedEncoder, pixels_BHWC: 
 
 
 def _model_flags(sources: EncoderSources) -> list[str]:
-    """The model that the encoder is of, for the other commands; they need its LLaMA, whose place nobody said here."""
+    """The flags of the encoder's model for the other commands, which also need its LLaMA."""
     flags = [] if sources.model is None else ["--model", sources.model]
     if sources.adapter is not None:
         flags = ["--llama-dir", "LLAMA", "--adapter", sources.adapter]
@@ -203,7 +198,7 @@ def _model_flags(sources: EncoderSources) -> list[str]:
 
 
 def _pixels(named: Sequence[str], *, size: int) -> NDArray[np.uint8]:
-    """Pictures as the encoder gets them, those that can be read; raises GraphError where none can."""
+    """The readable pictures, as the encoder takes them. Raises GraphError where there is none."""
     found = expand_inputs(named) if named else islice(expand_inputs([sample_pictures()]), _MAX_PICTURES)
     pixels = []
     with closing(open_reader("process", CaptionerSpec(), size=size)) as reader:
@@ -215,7 +210,7 @@ def _pixels(named: Sequence[str], *, size: int) -> NDArray[np.uint8]:
                 tell(f"not compared on this picture: {reading.error.message}")
     if not pixels:
         raise GraphError(
-            "None of the pictures can be read, and without any the graph cannot be compared with the encoder",
-            hint="name others as --pictures, or leave it away for the sample pictures",
+            "None of the pictures can be read, so the graph cannot be compared with the encoder",
+            hint="name others as --pictures, or leave it out for the sample pictures",
         )
     return np.stack(pixels)

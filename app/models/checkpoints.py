@@ -22,12 +22,12 @@ from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
-from llama_adapter.llm.weights.source import LlamaSource
+from llama_adapter.llm.weights.names import LlamaSource
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.graphs.card import EncoderCard
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
 from llama_adapter.runtime.text import shown_name
+from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import ChannelOrder, VisionConfig
 from llama_adapter.vision.out_of_distribution import OodDetector
 from llama_adapter.vision.weights import ClipSource, build_vision, clip_file, read_clip, read_query

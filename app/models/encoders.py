@@ -1,4 +1,4 @@
-"""Exported encoders beside a model: their cards, and whether what they hold is the model's own picture half."""
+"""Exported encoders beside a model: their cards, and whether they are the model's own picture half."""
 
 import hashlib
 from pathlib import Path
@@ -7,23 +7,24 @@ from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.runtime.devices import EAGER, Backend
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.card import EncoderCard, fingerprint, is_same
-from llama_adapter.runtime.graphs.sidecar import read_sidecar
+from llama_adapter.runtime.graphs.card import fingerprint, is_same
+from llama_adapter.runtime.graphs.open_session import GraphKind, GraphSpec
+from llama_adapter.runtime.graphs.sidecar import read_sidecar, sidecar_path
 from llama_adapter.vision.backends.base import VisionBackend
-from llama_adapter.vision.backends.open import EncoderKind, EncoderSpec
+from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VisionConfig
 
 _EXPORT_AGAIN = "export this model's encoder with `llama-adapter export onnx`, and for an OM go on with `export om`"
 _HALVES = {"clip": "CLIP", "query": "visual blocks"}
 
 
-def encoder_spec(spec: CaptionerSpec, *, backend: Backend, mode: str) -> EncoderSpec:
+def encoder_spec(spec: CaptionerSpec, *, backend: Backend, mode: str) -> GraphSpec:
     """The exported encoder that `spec` names, beside a decoder on `backend`."""
     assert spec.encoder is not None, "the spec checks that there is one"
-    kind: EncoderKind = "onnx" if spec.vision_kind == "onnx" else "om"
+    kind: GraphKind = "onnx" if spec.vision_kind == "onnx" else "om"
     shares_device = backend.capabilities.runs_om and kind == "om"
     beside_decoder = (backend.device.index or 0) if shares_device else 0
-    return EncoderSpec(
+    return GraphSpec(
         kind=kind,
         path=spec.encoder,
         device_id=beside_decoder if spec.encoder_device is None else spec.encoder_device,
@@ -33,7 +34,7 @@ def encoder_spec(spec: CaptionerSpec, *, backend: Backend, mode: str) -> Encoder
 
 
 def check_encoder_exists(spec: CaptionerSpec) -> None:
-    """Raise GraphError before a device is opened or gigabytes are read for an encoder that is not there."""
+    """Raise GraphError for an encoder that does not exist, before a device is opened or gigabytes are read."""
     if spec.encoder is not None and not Path(spec.encoder).exists():
         raise GraphError(
             f"The encoder `{spec.encoder}` does not exist",
@@ -41,24 +42,26 @@ def check_encoder_exists(spec: CaptionerSpec) -> None:
         )
 
 
-def encoder_identity(spec: CaptionerSpec) -> str:
-    """Tells exported encoders apart in records: names stay out of it, any change of a file shows in size or time."""
+def encoder_files(spec: CaptionerSpec) -> list[Path]:
+    """The file of an exported encoder, or the OM files of its folder."""
     assert spec.encoder is not None
     place = Path(spec.encoder)
-    files = sorted(place.glob("*.om")) if place.is_dir() else [place]
-    stats = [(stat.st_size, stat.st_mtime_ns) for stat in (file.stat() for file in files)]
+    return sorted(place.glob("*.om")) if place.is_dir() else [place]
+
+
+def encoder_identity(spec: CaptionerSpec) -> str:
+    """Identifies an exported encoder in records, by the sizes and times of its files and not by their names."""
+    stats = [(stat.st_size, stat.st_mtime_ns) for stat in (file.stat() for file in encoder_files(spec))]
     return hashlib.sha256(repr((spec.vision_kind, stats)).encode()).hexdigest()[:16]
 
 
 def encoder_bytes(spec: CaptionerSpec, model: LoadedModel, *, backend: Backend) -> int:
-    """What the encoder will take of the decoder's device: its weights, or its files."""
+    """Bytes that the encoder takes on the decoder's device: those of its weights, or of its files."""
     if spec.vision_kind == "torch":
         return sum(tensor.numel() * tensor.itemsize for tensor in model.vision_state.values())
-    assert spec.encoder is not None
     if not backend.capabilities.runs_om or spec.vision_kind != "om":
         return 0
-    place = Path(spec.encoder)
-    return sum(file.stat().st_size for file in (place.glob("*.om") if place.is_dir() else [place]))
+    return sum(file.stat().st_size for file in encoder_files(spec))
 
 
 def om_card(spec: CaptionerSpec) -> EncoderCard | None:
@@ -66,11 +69,11 @@ def om_card(spec: CaptionerSpec) -> EncoderCard | None:
 
     Raises GraphError for a side-car that cannot be read.
     """
-    assert spec.encoder is not None
-    place = Path(spec.encoder)
-    files = sorted(place.glob("*.om")) if place.is_dir() else [place]
+    files = encoder_files(spec)
     sidecar = read_sidecar(files[0]) if files else None
-    return None if sidecar is None else sidecar.card
+    if sidecar is None or sidecar.card is None:
+        return None
+    return EncoderCard.from_graph(sidecar.card, file=str(sidecar_path(files[0])))
 
 
 def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) -> None:
@@ -85,7 +88,7 @@ def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) ->
             f"{model.name} reads {wanted[0]} of width {wanted[1]}",
             hint=_EXPORT_AGAIN,
         )
-    # 8-bit weights have other signs here and there: what counts is what they were made from.
+    # 8-bit weights differ in some signs: compare with the weights they were made from.
     own_halves = fingerprint(model.vision_state) if model.origin is None else model.origin.fingerprint
     for half, own in own_halves.items():
         if not is_same(card.fingerprint.get(half), own):
@@ -120,7 +123,7 @@ def _differences(exported: VisionConfig, wanted: VisionConfig) -> str:
 
 
 def check_sizes(encoder: VisionBackend, model: LoadedModel, *, spec: CaptionerSpec) -> None:
-    """Raise GraphError where an encoder, which may have come without a card, takes pictures of another size."""
+    """Raise GraphError where an encoder takes pictures of another size; it may have no card."""
     if encoder.image_size != model.vision_config.clip.image_size:
         raise GraphError(
             f"The encoder `{spec.encoder}` takes pictures of {encoder.image_size} pixels, and the model {model.name} "

@@ -1,1 +1,1 @@
-"""A picture's bytes -> the square of pixels that the encoder takes, in threads or in processes that can be killed."""
+"""Reads a picture's bytes into the square of pixels that the encoder takes, in threads or in killable processes."""

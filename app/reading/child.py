@@ -1,6 +1,6 @@
-"""The life of a reading process: it reads one picture after the other until its parent has gone. Imports no torch.
+"""A reading process: reads one picture after the other until its parent has ended. Imports no torch.
 
-It is started by app/reading/process.py. A picture may hang it, end it or take it over; so it holds nothing of worth.
+Started by app/reading/process.py. A picture may hang it, end it or take it over, so it holds nothing of value.
 """
 
 import json
@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -37,7 +36,7 @@ class _ParentHasGone(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChildArguments:
-    """What a reading process is told at its start."""
+    """What a reading process gets at its start."""
 
     connection: int  # the descriptor
     size: int
@@ -47,15 +46,15 @@ class ChildArguments:
 
 
 def main(arguments: ChildArguments) -> None:
-    """Read pictures until there is nobody to read for."""
-    # Who interrupts or ends the job means the parent, which finishes what it has begun.
+    """Read pictures until the parent has ended."""
+    # Signals that interrupt or end the job are for the parent, which finishes what it has begun.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # where memory runs out, a picture shall be lost rather than the job
+        file.write("1000")  # where memory runs out, lose a picture rather than the job
     if arguments.spec.reading == "fast":
-        import torch  # noqa: F401  (now, and not within the first picture's time)
+        import torch  # noqa: F401  (now, outside the first picture's time)
     reader = PictureReader(arguments.spec, size=arguments.size, limits=arguments.limits)
     if arguments.memory_bytes is not None:
         limit_memory(arguments.memory_bytes)
@@ -65,8 +64,8 @@ def main(arguments: ChildArguments) -> None:
         serve(connection, reader)
 
 
-def run(arguments: Sequence[str]) -> None:
-    """`main` with arguments as a command line holds them; see `ReadingProcess`."""
+def run(*arguments: str) -> None:
+    """`main` with arguments from a command line; see `ReadingProcess`."""
     connection, size, memory_bytes, limits, spec = map(json.loads, arguments)
     main(
         ChildArguments(
@@ -80,7 +79,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Let pictures have that much beyond what this process has already, by addresses, whether used or not."""
+    """Limit the address space to what this process has now plus `num_bytes`, whether used or not."""
     with suppress(OSError, ValueError):
         with open("/proc/self/statm") as file:
             taken = int(file.read().split()[0]) * resource.getpagesize()
@@ -134,12 +133,12 @@ def reply(connection: socket.socket, reading: PictureReading) -> None:
 
 
 def pixel_bytes(pixels: np.ndarray) -> memoryview:
-    """The bytes of pixels, rows first, copied only where they do not lie so."""
+    """The bytes of pixels, row by row; copied only where they are stored otherwise."""
     return np.ascontiguousarray(pixels).data.cast("B")
 
 
 def received(connection: socket.socket, number: int) -> bytes:
-    """Exactly so many bytes; raises `_ParentHasGone` where they end."""
+    """Exactly `number` bytes. Raises `_ParentHasGone` where they end earlier."""
     content = connection.recv(number, socket.MSG_WAITALL)
     if len(content) < number:
         raise _ParentHasGone

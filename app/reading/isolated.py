@@ -1,4 +1,4 @@
-"""Reads pictures in processes of their own, which can be killed: no file can hang, end or fill the one that asks."""
+"""Reads pictures in separate processes that can be killed: no file can hang, end or fill the calling process."""
 
 import os
 import time
@@ -15,28 +15,27 @@ from llama_adapter.app.reading.reader import CRASHED, TIMEOUT, PictureLimits, Pi
 from llama_adapter.app.reading.sources import FileSlice, Source
 from llama_adapter.runtime.text import shown_name
 
-# Of addresses, for one picture beyond what the process itself takes. The largest that is read, 128 million floats,
-# takes 2 GiB.
+# Address space for one picture beyond the process itself. The largest allowed picture, 128 million floats, takes 2 GiB.
 DEFAULT_MEMORY_BYTES = 4 * 2**30
 
 
 class _Attempt(NamedTuple):
     reading: PictureReading
-    # The process ended before it said anything of this picture, or by SIGKILL, which no decoder sends: where memory is
-    # short, the system ends whom it likes. A second time, the picture is to blame.
+    # The process ended before it replied about this picture, or by SIGKILL, which no decoder sends: where memory is
+    # short, the system kills any process. The second time, the picture is to blame.
     may_be_innocent: bool
 
 
 class IsolatedReader:
     """Reads as `PictureReader` does, to the bit, but in `num_processes` processes of its own (default: one a thread).
 
-    `num_kept` of them (default: all) are kept ready; the others start when they are needed.
+    `num_kept` of them (default: all) are kept ready; the others start on demand.
 
-    A picture that is not read within `timeout_s` has the error `timeout`, and one that ends its process, or makes it
-    take more than `memory_bytes`, has `crashed` or `too_large`. The process is replaced; other pictures notice nothing.
-    An opened PIL image is read in the calling thread, without these bounds. Any number of threads may read at once.
+    A picture that is not read within `timeout_s` seconds gets the error `timeout`; one that ends its process, or makes
+    it take more than `memory_bytes`, gets `crashed` or `too_large`. The process is replaced, and other pictures are not
+    affected. An opened PIL image is read in the calling thread, without these limits. Any number of threads may read.
 
-    The processes end with this one, however it ends. `None` for a bound means that there is none.
+    The processes end with this one, however it ends. `None` means no limit.
     """
 
     def __init__(
@@ -63,15 +62,15 @@ class IsolatedReader:
 
     @property
     def process_ids(self) -> tuple[int, ...]:
-        """Of the reading processes that there are."""
+        """The ids of the running reading processes."""
         return self._crew.process_ids
 
     def start(self) -> None:
-        """Start the processes that are kept ready, without waiting for them. Otherwise they start when needed."""
+        """Start the processes that are kept ready, without waiting for them. Without this they start on demand."""
         self._crew.start()
 
     def wait_until_ready(self) -> None:
-        """Wait until a process can read. Raises `ReadingProcessError` if none can be started."""
+        """Wait until a process is ready to read. Raises `ReadingProcessError` if none can be started."""
         with self._crew.lent():
             pass
 
@@ -86,8 +85,8 @@ class IsolatedReader:
     ) -> PictureReading:
         """As `Reader.read`. Raises `ReadingProcessError` if no process can be started, RuntimeError after closing.
 
-        The time of `wants_pixels` does not count. `keep_waiting` is called 20 times a second while a process reads,
-        with the processor seconds it has used; what it raises ends the reading and is raised here.
+        The time of `wants_pixels` does not count. `keep_waiting` is called 20 times a second during a reading, with the
+        processor seconds used so far; what it raises ends the reading and is raised here.
         """
         if isinstance(source, os.PathLike):
             source = os.fsdecode(source)
@@ -142,7 +141,7 @@ class IsolatedReader:
         return _Attempt(reading, may_be_innocent=code == CRASHED and (was_killed or not reading.digest))
 
     def close(self) -> None:
-        """End the processes; harmless when repeated. A reading under way in another thread raises RuntimeError."""
+        """End the processes. May be repeated. A reading in another thread then raises RuntimeError."""
         self._crew.close()
 
     def __enter__(self) -> Self:
@@ -180,7 +179,7 @@ def _shown(source: str | bytes | FileSlice, name: str | None) -> str:
 def open_reader(
     kind: ReaderKind, spec: CaptionerSpec, *, size: int, timeout_s: float = DEFAULT_PICTURE_TIMEOUT_S
 ) -> Reader:
-    """The reader of a command's pictures, for an encoder that sees squares of `size` pixels. Its processes start."""
+    """The reader of a command's pictures, for an encoder that takes squares of `size` pixels. Starts its processes."""
     if kind == "thread":
         return PictureReader(spec, size=size)
     reader = IsolatedReader(spec, size=size, timeout_s=timeout_s)

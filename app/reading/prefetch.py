@@ -1,4 +1,4 @@
-"""Pictures are read and resized in threads, ahead of the device that encodes them."""
+"""Reads and resizes pictures in threads, ahead of the device that encodes them."""
 
 import os
 import threading
@@ -10,15 +10,15 @@ from typing import Generic, NamedTuple, Self, TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# Decoding and resizing leave Python's lock alone, so that threads help; more of them than this only fill memory.
+# Decoding and resizing release Python's lock, so threads help; more of them than this only fill memory.
 MAX_THREADS = 4
 MAX_AHEAD_BYTES = 512 * 2**20
 _PATIENCE_S = 1.0  # for a whole batch, while nothing else is under way
-_LOOK_S = 0.1  # so often, somebody who waits for a picture looks whether it is to stop
+_LOOK_S = 0.1  # between two checks of `stop` while waiting
 
 
 def num_reading_threads() -> int:
-    """Threads that read pictures on this machine."""
+    """Number of threads that read pictures on this machine."""
     return min(MAX_THREADS, os.cpu_count() or 1)
 
 
@@ -35,11 +35,10 @@ class _Pending(NamedTuple, Generic[Item, Result]):
 class Prefetcher(Generic[Item, Result]):
     """Applies `read` to the items of `source` in threads, up to `ahead` of them before they are asked for.
 
-    Fewer, where what `num_bytes` says of them adds up to `ahead_bytes`: items that carry pictures' bytes with them.
-    Items are drawn from `source` in the caller's thread or, where it `may_wait` for them, in a thread of its own, which
-    closes it at the end if it is a generator. Those that are not `shareable` are read in the caller's thread. What
-    `read` raises comes up in `take`; so does what `source` raises, once all is taken that it gave before. Left as a
-    context, it waits for nothing that is under way, which may hang: who wants no more results closes what they come by.
+    Fewer where their `num_bytes`, for items that carry a picture's bytes, add up to `ahead_bytes`. Items are drawn from
+    `source` in the caller's thread or, where the source `may_wait`, in a thread of its own, which closes a generator at
+    the end. Items that are not `shareable` are read in the caller's thread. What `read` raises is raised in `take`, and
+    so is what `source` raises, after all earlier items. Leaving the context waits for no reading, which may hang.
     """
 
     def __init__(
@@ -57,12 +56,12 @@ class Prefetcher(Generic[Item, Result]):
     ) -> None:
         self._source, self._read, self._ahead, self._shareable = source, read, ahead, shareable
         self._num_bytes, self._ahead_bytes, self._stop = num_bytes, ahead_bytes, stop
-        self._changed = threading.Condition()  # for what follows; not held while something is drawn or read
+        self._changed = threading.Condition()  # guards what follows; not held while something is drawn or read
         self._pending: list[_Pending[Item, Result]] = []  # in the order they were drawn
         self._pending_bytes = 0
-        self._room = 0  # so many may be pending
+        self._room = 0  # how many may be pending
         self._has_ended = False  # the source
-        self._failure: BaseException | None = None  # why, if it was no good end
+        self._failure: BaseException | None = None  # why, if it ended with an exception
         self._is_closed = False
         self._pool = ThreadPoolExecutor(num_threads or num_reading_threads(), thread_name_prefix="read")
         # Not one of the pool's, which the interpreter waits for when it ends.
@@ -72,16 +71,16 @@ class Prefetcher(Generic[Item, Result]):
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether everything was taken, and nothing is to be raised; known after the first `take`."""
+        """Whether everything was taken and nothing is left to raise; known after the first `take`."""
         with self._changed:
             return self._has_ended and not self._pending and self._failure is None
 
     def take(self, count: int, *, at_least: int | None = None) -> list[Result]:
-        """Up to `count` results that are ready, the oldest first; one that takes long holds no other back.
+        """Up to `count` results that are ready, the oldest first; a slow one holds no other back.
 
-        Waits until there are `at_least` (default: `count`), or until there are no more: `is_exhausted` tells. One is
-        enough after a second, as a picture that hangs at the end of a job should keep nothing from being answered, and
-        at once while there is nothing to read until the source gives more. Once `stop` says so, it waits no more.
+        Waits until there are `at_least` (default: `count`), or no more to come: see `is_exhausted`. After a second one
+        is enough, so that a picture that hangs at the end of a job holds nothing back; so it is, at once, while nothing
+        is pending. Does not wait once `stop` is true.
         """
         results: list[Result] = []
         wanted, patient_until = count if at_least is None else at_least, time.monotonic() + _PATIENCE_S
@@ -105,7 +104,7 @@ class Prefetcher(Generic[Item, Result]):
         return results
 
     def close(self, *, wait: bool = True) -> None:
-        """Let go of what was not taken; harmless when repeated. With `wait`, no thread is left."""
+        """Drop what was not taken. May be repeated. With `wait`, no thread is left."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -130,7 +129,7 @@ class Prefetcher(Generic[Item, Result]):
         return self._pending_bytes < self._ahead_bytes or not self._pending
 
     def _fill(self, number: int) -> None:
-        """See to it that so many are drawn and pending, or hold too many bytes; but at least one."""
+        """Draw until `number` items are pending, or at least one and they hold too many bytes."""
         with self._changed:
             self._room = number
             self._changed.notify_all()
@@ -141,14 +140,14 @@ class Prefetcher(Generic[Item, Result]):
         try:
             while self._wait_for_room():
                 self._draw()
-        except BaseException as failure:  # whatever it is, nobody should wait for more
+        except BaseException as failure:  # whatever it is, waiting has to end
             self._end(failure)
         finally:
             if isinstance(self._source, Generator):
                 self._source.close()
 
     def _wait_for_room(self) -> bool:
-        """Whether more is to be drawn, once there is room for it."""
+        """Wait for room; whether more is to be drawn."""
         with self._changed:
             self._changed.wait_for(lambda: self._has_room or self._has_ended or self._is_closed)
             return not (self._has_ended or self._is_closed or self._stop())

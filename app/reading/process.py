@@ -1,14 +1,9 @@
-"""One reading process as its parent sees it: started, asked, and ended without ever being waited for without bound."""
+"""One reading process as its parent sees it: started, asked and ended, and never waited for without a limit."""
 
 import dataclasses
-import io
 import json
 import os
 import select
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,18 +23,12 @@ from llama_adapter.app.reading.wire import (
     Request,
     decode_message,
 )
-from llama_adapter.runtime.child_process import last_line
+from llama_adapter.runtime.child_process import ChildProcess
 
-# Packages are found where this process finds them, whatever the child's own start would add or leave out; -P for what
-# it imports before it knows, which a `json.py` in the current folder must not be.
-PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from llama_adapter.runtime.parent_watch import die_with; die_with(int(sys.argv[2])); "
-    "from llama_adapter.app.reading.child import run; run(sys.argv[3:])"
-)
-# One thread each: there are as many processes as there shall be threads. And glibc keeps up to 128 MiB between
-# pictures: by itself it gives pages back after each and has them cleared again for the next, which was a tenth of the
-# time of drawings and a fifth of that of large photographs.
+ENTRY = "llama_adapter.app.reading.child:run"
+# One thread each, since there is a process per thread. glibc keeps up to 128 MiB between pictures: by default it gives
+# pages back after each one and has them cleared again for the next, a tenth of the time of drawings and a fifth of that
+# of large photographs.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -47,75 +36,46 @@ ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": f"{64 * 2**20}",
     "MALLOC_TRIM_THRESHOLD_": f"{128 * 2**20}",
     "MALLOC_TOP_PAD_": f"{16 * 2**20}",
-    # glibc clears what it hands out. Some decoders leave parts of a damaged picture as memory was: it may hold another
-    # client's picture, and the pixels differ from time to time.
+    # glibc overwrites what it hands out. Some decoders leave parts of a damaged picture as memory was: it may hold
+    # another client's picture, and the pixels differ from run to run.
     "MALLOC_PERTURB_": "255",
 }
 REAP_LIMIT_S = 1.0
-PIPE_BYTES = 65536
-MAX_SAID_BYTES = 4096
 TICK_S = 0.05  # between two calls of `keep_waiting`
-SLOW_NICENESS = 5  # about a quarter of the processor time of what computes beside it
+SLOW_NICENESS = 5  # about a quarter of the processor time of what runs beside it
 # A process that holds more memory than this after a picture is replaced, so that one picture's memory is given back.
 MAX_KEPT_BYTES = 384 * 2**20
-_CHECK_MEMORY_AFTER_MS = 100.0  # pictures that are read sooner have not filled much
+_CHECK_MEMORY_AFTER_MS = 100.0  # pictures read sooner have not filled much
 
-# Called while a reading goes on, with the process and the processor seconds that it has used for this picture. What it
-# raises ends the reading.
+# Called during a reading, with the process and the processor seconds it has used for this picture. What it raises ends
+# the reading.
 KeepWaiting = Callable[["ReadingProcess", float], None]
 
 
 class ReadingProcess:
-    """A process that reads pictures, for one caller at a time. After an error it is of no more use than to be ended."""
+    """A process that reads pictures, for one caller at a time. After an error it can only be ended."""
 
     def __init__(self, spec: CaptionerSpec, *, size: int, memory_bytes: int | None, limits: PictureLimits) -> None:
         """Starts it without waiting for it. Raises OSError."""
         self._size, self._folder = size, _current_folder()
         self.is_ready = False  # has started, and said so
         self.is_spent = False  # reads well, but should be replaced: its priority is low, or it holds much memory
-        self._said = b""
         self.digest = ""  # of the picture that is read, as far as it is known
-        ours, theirs = socket.socketpair()
-        said, says = os.pipe()
-        # What nobody reads soon enough is lost, so that a talkative decoder never waits for a reader.
-        os.set_blocking(says, False)
-        os.set_blocking(said, False)
-        # Not one for all processes: whom the kernel shall kill is kept with the open pipe.
-        lifeline, ours_of_lifeline = os.pipe()
-        about = (theirs.fileno(), size, memory_bytes, dataclasses.asdict(limits), dataclasses.asdict(spec))
-        arguments = [json.dumps(value) for value in (sys.path, lifeline, *about)]
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", PROGRAM, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=says,
-                stderr=says,
-                pass_fds=[theirs.fileno(), lifeline],
-                start_new_session=True,  # Ctrl-C is for the parent, which finishes what it has begun
-                env={**os.environ, **ENVIRONMENT},
-            )
-        except BaseException:
-            ours.close()
-            os.close(said)
-            os.close(ours_of_lifeline)
-            raise
-        finally:
-            theirs.close()
-            os.close(says)
-            os.close(lifeline)
-        self._connection, self._stderr, self._lifeline = ours, io.FileIO(said), io.FileIO(ours_of_lifeline, "w")
+        about = (size, memory_bytes, dataclasses.asdict(limits), dataclasses.asdict(spec))
+        self._child = ChildProcess(ENTRY, *map(json.dumps, about), environ=ENVIRONMENT, capture=True, watch_parent=True)
+        self._connection = self._child.connection
 
     @property
     def process_id(self) -> int:
-        return self._process.pid
+        return self._child.process.pid
 
     def wait_until_ready(self, *, timeout_s: float) -> None:
         """Wait until it has started; later, whether it is still there. Raises as `read` does."""
         if not self.is_ready:
             self._receive_head(time.monotonic() + timeout_s)
             self.is_ready = True
-        elif self._process.poll() is not None:
-            raise ConnectionAbortedError("it has gone")
+        elif self.has_gone():
+            raise ConnectionAbortedError("it has ended")
 
     def read(
         self,
@@ -147,7 +107,7 @@ class ReadingProcess:
         if head.kind is ReplyKind.DIGEST:
             asked = time.monotonic()
             is_wanted = wants_pixels is None or wants_pixels(head.digest)
-            deadline = None if deadline is None else deadline + time.monotonic() - asked  # which was our own time
+            deadline = None if deadline is None else deadline + time.monotonic() - asked  # our own time does not count
             self._send(WANTED if is_wanted else NOT_WANTED, deadline=deadline)
             if keep_waiting is not None:
                 self._wait(keep_waiting, deadline=deadline)
@@ -157,7 +117,7 @@ class ReadingProcess:
         if head.num_bytes and head.code is None and side is None and head.shape != (self._size, self._size):
             raise ChildProcessError(f"it sent {head.shape} pixels in place of a square of {self._size}")
         pixels, error = self._receive_body(head, deadline)
-        self._listen()
+        self._child.listen()
         elapsed_ms = (time.perf_counter() - started) * 1e3
         if elapsed_ms > _CHECK_MEMORY_AFTER_MS and self._resident_bytes() > MAX_KEPT_BYTES:
             self.is_spent = True
@@ -167,58 +127,44 @@ class ReadingProcess:
         )
 
     def slow_down(self) -> None:
-        """Leave the processor to others from now on. Its priority cannot be raised again, so it is spent."""
+        """Lower its priority for good; it cannot be raised again, so the process is spent."""
         self.is_spent = True
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, self.process_id, SLOW_NICENESS)
 
     def kill(self) -> None:
         """Have it end, now or when the operating system lets it; for any thread."""
-        self._process.kill()
+        self._child.process.kill()
 
     def end(self) -> bool:
-        """Kill it, let go of what it has here, and whether it is gone: one that hangs in the system goes later.
+        """Kill it, release what belongs to it here, and whether it is gone: one that hangs in the system goes later.
 
-        Harmless when repeated.
+        May be repeated.
         """
-        self._process.kill()
+        self._child.process.kill()
         self._connection.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=REAP_LIMIT_S)
-        if not self._stderr.closed:
-            self._listen()
-            self._stderr.close()
-        self._lifeline.close()
-        return self._process.returncode is not None
+        is_gone = self._child.has_ended(within_s=REAP_LIMIT_S)
+        self._child.listen()
+        self._child.release()
+        return is_gone
 
     def has_gone(self) -> bool:
         """Whether it is gone by now."""
-        return self._process.poll() is not None
+        return self._child.has_ended()
 
     def let_go(self) -> None:
-        """For a process that was forked off: close what was inherited, and leave the process to its real parent."""
-        self._connection.close()
-        self._stderr.close()
-        self._lifeline.close()
-        self._process.returncode = 0  # it is no child of this process, which could not wait for it
+        """For a process that was forked off: close what was inherited, and leave the child to its real parent."""
+        self._child.disown()
 
     @property
     def said(self) -> str:
         """The last line that it wrote on stdout or stderr, after `end`."""
-        return last_line(self._said.decode(errors="replace"))
+        return self._child.said
 
     def how_it_ended(self) -> str:
         """In words, after it ended without being asked to: "by SIGSEGV"."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=REAP_LIMIT_S)
-        code = self._process.returncode
-        if code is None:
-            return "in the middle of its talk"
-        if code >= 0:
-            return f"with exit code {code}"
-        with suppress(ValueError):
-            return f"by {signal.Signals(-code).name}"
-        return f"by signal {-code}"
+        self._child.has_ended(within_s=REAP_LIMIT_S)
+        return self._child.how_it_ended() or "amid a reply"
 
     def _send(self, *parts: bytes, deadline: float | None) -> None:
         try:
@@ -228,11 +174,11 @@ class ReadingProcess:
                     self._connection.sendall(part)
         except (TimeoutError, ConnectionError):
             raise
-        except OSError as error:  # the kernel's, for whatever else a socket can have
+        except OSError as error:  # any other error of a socket
             raise ConnectionAbortedError(error.strerror) from error
 
     def _wait(self, keep_waiting: KeepWaiting, *, deadline: float | None) -> None:
-        """Until something can be received or the deadline is over."""
+        """Until something can be received or the deadline has passed."""
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         cpu_before: float | None = None
@@ -266,7 +212,7 @@ class ReadingProcess:
         try:
             head = ReplyHead.decode(content, max_side=max_side)
         except ValueError as error:
-            raise ChildProcessError(f"it said what no reading process says: {error}") from None
+            raise ChildProcessError(f"its reply is none of a reading process: {error}") from None
         self.digest = head.digest
         return head
 
@@ -287,24 +233,17 @@ class ReadingProcess:
                 self._connection.settimeout(_remaining(deadline))
                 count = self._connection.recv_into(view)
                 if not count:
-                    with suppress(subprocess.TimeoutExpired):  # it says how it ended
-                        self._process.wait(timeout=REAP_LIMIT_S)
-                    raise ConnectionAbortedError("it has hung up")
+                    self._child.has_ended(within_s=REAP_LIMIT_S)  # so that it can be told how
+                    raise ConnectionAbortedError("it closed the connection")
                 view = view[count:]
         except (TimeoutError, ConnectionError):
             raise
-        except OSError as error:  # the kernel's, for whatever else a socket can have
+        except OSError as error:  # any other error of a socket
             raise ConnectionAbortedError(error.strerror) from error
-
-    def _listen(self) -> None:
-        """Keep the end of what it wrote, so that there is room for more."""
-        said = self._stderr.read(PIPE_BYTES)
-        if said:
-            self._said = (self._said + said)[-MAX_SAID_BYTES:]
 
 
 def _remaining(deadline: float | None) -> float | None:
-    """Seconds for one call; never none at all, so that what has come is taken even then."""
+    """Seconds for one call; never 0, so that what has arrived is still taken."""
     return None if deadline is None else max(1e-3, deadline - time.monotonic())
 
 

@@ -1,4 +1,4 @@
-"""A few reading processes for any number of threads: started, lent one by one, replaced when they end, and ended."""
+"""A few reading processes for any number of threads: started, lent one by one, replaced and ended."""
 
 import os
 import threading
@@ -10,20 +10,20 @@ from contextlib import contextmanager, suppress
 from llama_adapter.app.reading.process import ReadingProcess
 from llama_adapter.runtime.errors import LlamaAdapterError
 
-START_LIMIT_S = 120.0  # importing takes a fifth of a second, but from a cold and distant disk, who knows
+START_LIMIT_S = 120.0  # importing takes 0.2 s, but from a cold network disk much longer
 START_PAUSE_S = 0.2  # after a start that failed: the system may be short of processes for a moment
 MAX_FAILED_STARTS = 3  # in a row
 MAX_UNENDING = 32
 
 
 class ReadingProcessError(LlamaAdapterError):
-    """Reading processes cannot be had at all; `hint` says what to do."""
+    """No reading process can be started; `hint` says what to do."""
 
 
 class ReadingCrew:
-    """At most `num_processes` processes that `start` makes. `num_kept` of them (default: all) are kept ready.
+    """At most `num_processes` processes made by `start`. `num_kept` of them (default: all) are kept ready.
 
-    For any number of threads. A process that is forked off from this one gets processes of its own.
+    For any number of threads. A process that is forked off gets reading processes of its own.
     """
 
     def __init__(self, start: Callable[[], ReadingProcess], *, num_processes: int, num_kept: int | None = None) -> None:
@@ -42,12 +42,12 @@ class ReadingCrew:
         self._members: set[ReadingProcess] = set()  # idle or lent
         self._unending: list[ReadingProcess] = []  # killed, and still hanging in the operating system
         self._num_failed_starts = 0
-        # Also where nobody closes it, and when the interpreter ends.
+        # For a pool that is not closed, and for the end of the interpreter.
         self._finalizer = weakref.finalize(self, _end_all, self._members)
 
     @property
     def process_ids(self) -> tuple[int, ...]:
-        """Of the processes that there are, in no order."""
+        """The ids of the running processes, in no order."""
         with self._lock:
             return tuple(process.process_id for process in self._members)
 
@@ -59,9 +59,9 @@ class ReadingCrew:
 
     @contextmanager
     def lent(self) -> Iterator[ReadingProcess]:
-        """A process that has started. It is replaced when an exception is raised while it is lent, or when it is spent.
+        """A started process. It is replaced after an exception in the block, and when it is spent.
 
-        Raises `ReadingProcessError` where none can be had, RuntimeError after closing.
+        Raises `ReadingProcessError` where none can be started, RuntimeError after closing.
         """
         with self._places:
             process = self._ready()
@@ -77,12 +77,12 @@ class ReadingCrew:
                 self._idle.append(process)
 
     def close(self) -> None:
-        """End all processes, also those that are lent; harmless when repeated."""
+        """End all processes, also those that are lent. May be repeated."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
             for process in self._members:
-                process.kill()  # who has borrowed it notices, and ends it
+                process.kill()  # its borrower notices, and ends it
         for process in idle:
             self._discard(process)
         with self._lock:
@@ -95,7 +95,7 @@ class ReadingCrew:
             raise RuntimeError("This reader of pictures was closed")
 
     def forget(self) -> None:
-        """In a process that was just forked off: the processes are the parent's, and no other thread has come along."""
+        """In a process that was just forked off, where only this thread runs: the processes are the parent's."""
         self._finalizer.detach()
         for process in (*self._members, *self._unending):
             process.let_go()
@@ -123,9 +123,9 @@ class ReadingCrew:
             self._unending = [process for process in self._unending if not process.has_gone()]
             if len(self._unending) >= MAX_UNENDING:
                 raise ReadingProcessError(
-                    f"Wanted to read on, but {len(self._unending)} processes that were reading pictures hang in the "
+                    f"Reading stops: {len(self._unending)} processes that were reading pictures hang in the "
                     "operating system and cannot be ended",
-                    hint="the disk or network that the pictures are on does not answer: mend it, then run again",
+                    hint="the disk or network with the pictures does not answer: repair it, then run again",
                 )
             return self._idle.pop() if self._idle else self._started()
 
@@ -142,14 +142,14 @@ class ReadingCrew:
         words = str(error)
         if process is not None:
             self._discard(process)
-            if process.is_ready:  # it had started, and ended while it had nothing to do
+            if process.is_ready:  # it was idle when it ended
                 return
             words = process.said or f"ended {process.how_it_ended()}"
         self._num_failed_starts += 1
         if self._num_failed_starts >= MAX_FAILED_STARTS:
             raise ReadingProcessError(
-                f"Wanted processes that read pictures, but {self._num_failed_starts} in a row ended before they "
-                f"could: {words}",
+                f"No process for reading pictures can be started, {self._num_failed_starts} in a row ended "
+                f"early: {words}",
                 hint="raise the limits on processes and memory (ulimit -u, ulimit -v); for a job of pictures that you "
                 "trust, `--reader thread` needs no processes",
             ) from error

@@ -1,4 +1,4 @@
-"""One picture -> the square of pixels that the encoder takes, or why there is none. For any number of threads."""
+"""Reads one picture into the square of pixels that the encoder takes, or into an error. Thread-safe."""
 
 import hashlib
 import os
@@ -31,7 +31,7 @@ CRASHED: Final = "crashed"  # the process that read it ended
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureLimits:
-    """Of one picture file."""
+    """Limits of one picture file."""
 
     max_pixels: int = DEFAULT_MAX_PIXELS
     max_bytes: int = DEFAULT_MAX_BYTES
@@ -50,7 +50,7 @@ class PictureReading:
 
     @property
     def is_only_digest(self) -> bool:
-        """Whether nothing was decoded, since the digest told enough."""
+        """Whether nothing was decoded, because the digest was enough."""
         return self.pixels is None and self.error is None
 
 
@@ -74,21 +74,21 @@ class Reader(Protocol):
         ...
 
     def close(self) -> None:
-        """Release threads, processes and files; harmless when repeated."""
+        """Release threads, processes and files. May be repeated."""
         ...
 
 
 class PictureReader:
-    """Reads and resizes in the calling thread, for an encoder that sees squares of `size` pixels.
+    """Reads and resizes in the calling thread, for an encoder that takes squares of `size` pixels.
 
     A decoder or file system that hangs blocks the thread. `IsolatedReader` has a time limit.
     """
 
     def __init__(self, spec: CaptionerSpec, *, size: int, limits: PictureLimits | None = None) -> None:
         self._spec, self._size, self._limits = spec, size, limits or PictureLimits()
-        # Who trained on OpenCV's order of colours read with OpenCV, which gives plain colours before any resizing.
+        # Models of blue-green-red order were trained with OpenCV, which converts to plain colours before resizing.
         self._convert: Literal["last", "first"] = "first" if spec.channel_order == "bgr" else "last"
-        # Twice the size, so that the last step still averages over what is there.
+        # Twice the size, so that the last step still averages.
         self._least_side = 2 * size if spec.reading == "fast" else None
 
     def read(
@@ -107,7 +107,7 @@ class PictureReader:
             if isinstance(source, FileSlice):
                 source = source.read(max_bytes=max_bytes)
             elif wants_pixels is not None and isinstance(source, (str, os.PathLike)):
-                # The file's bytes first, so that they are hashed before anything is made of them.
+                # The file's bytes first, so that they are hashed before they are decoded.
                 name, source = shown_name(source), read_picture_file(source, max_bytes=max_bytes)
             if wants_pixels is not None and isinstance(source, bytes) and source:
                 digest = hashlib.sha256(source).hexdigest()

@@ -1,4 +1,4 @@
-"""Where the bytes of a picture are, when they are not a file of their own. Plain values; decodes nothing."""
+"""Where a picture's bytes are when they are part of a file, such as an archive. Plain values; decodes nothing."""
 
 import os
 import zlib
@@ -20,9 +20,9 @@ class FileSlice:
     header: int | None = None  # CRC-32 of the tar header that stood before them; None: not known
 
     def read(self, *, max_bytes: int) -> bytes:
-        """The bytes. Raises `PictureError` when they cannot be had or are more than `max_bytes`.
+        """The bytes. Raises `PictureError` where they cannot be read or are more than `max_bytes`.
 
-        So it does where the header is another by now: in an archive that was replaced, another picture may lie there.
+        Also where the header has changed: in an archive that was replaced, another picture may be at this place.
         """
         name = f"`{shown_name(self.path)}`"
         if self.num_bytes > max_bytes:

@@ -1,4 +1,4 @@
-"""A decoded picture as people see it on a page: small, in colour, on a plain background."""
+"""A decoded picture for a page: small, in colour, on a plain background."""
 
 from typing import Final
 

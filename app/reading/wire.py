@@ -1,8 +1,7 @@
-"""What this process and its reading processes say to each other, as bytes of fixed heads. Opens nothing, sends nothing.
+"""Messages to and from reading processes, as bytes with fixed heads. Opens nothing, sends nothing.
 
-What comes from a reading process is not trusted: a hostile file may have taken it over. So there is nothing to parse
-but one head of fixed size, every field of it is checked, and what follows is a text of bounded length or exactly the
-pixels.
+Replies are not trusted: a hostile file may have taken the process over. So only one head of fixed size is parsed, every
+field of it is checked, and what follows is a text of bounded length or exactly the pixels.
 """
 
 import json
@@ -35,11 +34,11 @@ class ReplyKind(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What is to be read, and in which folder; `data` are the bytes of a picture that is no file."""
+    """What to read, and in which folder."""
 
     source: str | FileSlice | bytes
     name: str | None
-    asks_first: bool  # whether it tells the digest and waits, before anything is decoded
+    asks_first: bool  # whether it sends the digest and waits before decoding
     folder: str | None  # to change to before; None: stay
     side: int | None = None  # of the view that is wanted, in pixels; None: the encoder's square
 
@@ -100,7 +99,7 @@ class ReplyHead:
 
     @classmethod
     def decode(cls, head: bytes | bytearray, *, max_side: int) -> "ReplyHead":
-        """Check every field; raise ValueError for what no reading process of ours sends.
+        """Check every field; raise ValueError for what our reading processes never send.
 
         `max_side` bounds rows and columns of the pixels.
         """
@@ -127,10 +126,10 @@ class ReplyHead:
 
 
 def encode_message(message: str) -> bytes:
-    """An error's message, cut to what fits into a reply."""
+    """An error's message, cut to the length of a reply."""
     return message.encode(errors="backslashreplace")[:MAX_MESSAGE_BYTES]
 
 
 def decode_message(message: bytes | bytearray) -> str:
-    """The text; never fails, and may go to a terminal: control characters are shown as escapes."""
+    """The text, safe for a terminal: control characters become escapes. Never fails."""
     return shown_text(message.decode(errors="replace"))

@@ -1,6 +1,6 @@
 """Adapter files, released or written by the trainer: opened, split by owner, and checked to be complete.
 
-The visual part is only set apart here; it is understood by the picture half of the product.
+The visual part is only separated here; `vision.weights` reads it.
 """
 
 import os
@@ -12,20 +12,19 @@ from typing import Any
 
 from torch import Tensor
 
-from llama_adapter.llm.weights.names import (
+from llama_adapter.llm.weights.names import BIASED, LAYER_NORMS, MATRICES, LlamaSource, llama_shapes
+from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.tensor_files.files import (
     ADAPTER,
-    BIASED,
-    LAYER_NORMS,
-    MATRICES,
     Shape,
+    check_dense,
     check_names,
     check_shapes,
-    llama_shapes,
-    num_layers_of,
+    count_blocks,
+    list_keys,
+    read_tensor_file,
     what_is,
 )
-from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.tensor_files.files import check_dense, list_keys, read_tensor_file
 
 _VISUAL = (
     "visual_blocks.",
@@ -94,7 +93,7 @@ def open_adapter(path: str | os.PathLike[str]) -> AdapterFile:
             "`visual_blocks.*`; were two files swapped?",
         )
     # The picture half looks at its CLIP itself: there are whole numbers among CLIP's own tensors.
-    check_dense({key: value for key, value in tensors.items() if not key.startswith("clip.")}, path=place)
+    check_dense({key: value for key, value in tensors.items() if not key.startswith("clip.")}, what=f"`{place}`")
     adapter = _split(tensors, name=str(place), declares=file.config)
     queries, visual_query = adapter.queries, adapter.visual["visual_query.weight"]
     if queries.ndim != 2 or visual_query.ndim != 2 or not len(queries) or not len(visual_query):
@@ -131,36 +130,29 @@ def _split(tensors: Mapping[str, Tensor], *, name: str, declares: Mapping[str, A
     return AdapterFile(name=name, queries=queries, visual=visual, llama=llama, clip=clip, declares=declares)
 
 
-def check_fits(
-    adapter: AdapterFile,
-    *,
-    llama: str,
-    vocab_size: int,
-    dim: int,
-    num_layers: int,
-    num_heads: int,
-    ffn_dim: int,
-) -> None:
-    """Raise CheckpointError unless the adapter's LLaMA part is complete and fits a LLaMA of these sizes.
+def check_fits(adapter: AdapterFile, llama: LlamaSource) -> None:
+    """Raise CheckpointError unless the adapter's LLaMA part is complete and fits this LLaMA.
 
-    `llama` names that LLaMA in messages. Gates are required; biases, norms, LoRA, new gates and base matrices may
-    be absent, but only all of a kind together.
+    Gates are required; biases, norms, LoRA, new gates and base matrices may be absent, but only all of a kind
+    together.
     """
+    dim, num_layers = llama.dim, llama.num_layers
     if adapter.dim != dim:
         raise CheckpointError(
-            f"The adapter `{adapter.name}` was made for a LLaMA of width {adapter.dim}, and `{llama}` has width {dim}",
+            f"The adapter `{adapter.name}` was made for a LLaMA of width {adapter.dim}, and `{llama.name}` has width "
+            f"{dim}",
             hint="7B is 4096 wide, 13B 5120; take the LLaMA the adapter was trained on",
         )
-    made_for = num_layers_of(list(adapter.llama))
+    made_for = count_blocks(adapter.llama, "layers.", what=f"The adapter `{adapter.name}`")
     if made_for != num_layers or adapter.num_adapter_layers > num_layers:
         raise CheckpointError(
             f"The adapter `{adapter.name}` was made for a LLaMA of {max(made_for, adapter.num_adapter_layers)} layers, "
-            f"and `{llama}` has {num_layers}",
+            f"and `{llama.name}` has {num_layers}",
             hint="7B has 32 layers, 13B has 40; take the LLaMA the adapter was trained on",
         )
-    sides = {"D": dim, "F": ffn_dim}
-    wanted = _wanted(adapter, sides=sides, num_layers=num_layers, num_heads=num_heads)
-    base = llama_shapes(vocab_size=vocab_size, dim=dim, num_layers=num_layers, ffn_dim=ffn_dim)
+    sides = {"D": dim, "F": llama.ffn_dim}
+    wanted = _wanted(adapter, sides=sides, num_layers=num_layers, num_heads=llama.num_heads)
+    base = llama_shapes(vocab_size=llama.vocab_size, dim=dim, num_layers=num_layers, ffn_dim=llama.ffn_dim)
     if any(name in adapter.llama for name in base if "norm" not in name):
         wanted |= base
     what = f"The LLaMA part of the adapter `{adapter.name}`"

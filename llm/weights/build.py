@@ -11,9 +11,7 @@ from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.weights.adapter import AdapterFile, check_fits, lora_names
-from llama_adapter.llm.weights.lora import low_rank_update
-from llama_adapter.llm.weights.names import half_split
-from llama_adapter.llm.weights.source import LlamaSource
+from llama_adapter.llm.weights.names import LlamaSource, half_split
 from llama_adapter.runtime.errors import CheckpointError
 
 _ROTATED = ("attention.wq", "attention.wk")
@@ -22,10 +20,10 @@ _ROTATED = ("attention.wq", "attention.wk")
 def plan_decoder(
     source: LlamaSource, adapter: AdapterFile | None, *, vocab_size: int, context: int = 512
 ) -> DecoderConfig:
-    """The decoder's configuration; the tensors stay on disk. Without an adapter, LLaMA alone.
+    """Check that everything fits, and return the decoder's configuration; the tensors stay on disk.
 
-    `vocab_size` is the tokenizer's. Raises CheckpointError if tokenizer, LLaMA and adapter do not fit together or the
-    adapter is incomplete.
+    Without an adapter, LLaMA alone. `vocab_size` is the tokenizer's. Raises CheckpointError where tokenizer, LLaMA and
+    adapter do not fit together or the adapter is incomplete.
     """
     if source.vocab_size != vocab_size:
         raise CheckpointError(
@@ -33,15 +31,7 @@ def plan_decoder(
             hint="take the `tokenizer.model` that came with these weights; LLaMA-7B's has 32000 pieces",
         )
     if adapter is not None:
-        check_fits(
-            adapter,
-            llama=source.name,
-            vocab_size=source.vocab_size,
-            dim=source.dim,
-            num_layers=source.num_layers,
-            num_heads=source.num_heads,
-            ffn_dim=source.ffn_dim,
-        )
+        check_fits(adapter, source)
     try:
         config = DecoderConfig(
             vocab_size=source.vocab_size,
@@ -72,6 +62,11 @@ def decoder_tensors(
     """
     for name, value in _Merge(config, source, adapter).tensors():
         yield name, value.to(dtype).contiguous()
+
+
+def low_rank_update(l1: Tensor, l2: Tensor) -> Tensor:
+    """The matrix that y += L2 (L1 x) adds to its layer, with scale 1, in float32. l1 is (rank, in), l2 (out, rank)."""
+    return l2.float() @ l1.float()
 
 
 class _Merge:

@@ -1,4 +1,4 @@
-"""LLaMA folders in Hugging Face's form: `config.json` beside safetensors or `pytorch_model*.bin` files."""
+"""Opens LLaMA folders in Hugging Face's form: `config.json` beside safetensors or `pytorch_model*.bin` files."""
 
 import os
 from collections.abc import Mapping
@@ -7,11 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from llama_adapter.llm.weights.names import check_layers, check_names, check_shapes, from_huggingface, llama_shapes
-from llama_adapter.llm.weights.source import LlamaSource, SplitTensor
+from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, check_layers, from_huggingface, llama_shapes
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.files import (
     check_dense,
+    check_names,
+    check_shapes,
     list_keys,
     read_json,
     read_tensor_file,
@@ -134,7 +135,7 @@ def _weight_files(place: Path) -> list[Path]:
 
 def _read(path: Path) -> dict[str, Tensor]:
     tensors = read_tensor_file(path).tensors
-    check_dense(tensors, path=path)
+    check_dense(tensors, what=f"`{path}`")
     return tensors
 
 

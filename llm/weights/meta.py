@@ -1,4 +1,4 @@
-"""LLaMA folders as Meta ships them: `params.json` beside one or several `consolidated.NN.pth`."""
+"""Opens LLaMA folders in Meta's form: `params.json` beside one or several `consolidated.NN.pth`."""
 
 import itertools
 import os
@@ -10,15 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llama_adapter.llm.weights.names import check_layers, check_names, check_shapes, llama_shapes, what_is
-from llama_adapter.llm.weights.source import LlamaSource, SplitTensor
+from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, check_layers, llama_shapes
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.files import (
     check_dense,
+    check_names,
+    check_shapes,
     list_keys,
     read_json,
     read_tensor_file,
     require_numbers,
+    what_is,
 )
 from llama_adapter.runtime.text import shown_excerpt
 
@@ -132,12 +134,12 @@ def _read_shard(path: Path) -> dict[str, Tensor]:
             hint="it should hold `tok_embeddings.weight` and `layers.N.attention.wq.weight`; were two files swapped?",
         )
     tensors.pop("rope.freqs", None)  # the rotary table; computed from rope_theta instead
-    check_dense(tensors, path=path)
+    check_dense(tensors, what=f"`{path}`")
     return tensors
 
 
 def _check_shard_count(shards: list[dict[str, Tensor]], *, dim: int, place: Path) -> None:
-    """Tell a missing last shard, which leaves no gap in the names, from another model."""
+    """Distinguish a missing last shard, which leaves no gap in the names, from another model."""
     norm = shards[0].get("norm.weight")
     if norm is not None and tuple(norm.shape) != (dim,):
         raise CheckpointError(
@@ -161,7 +163,7 @@ def _check_shard_count(shards: list[dict[str, Tensor]], *, dim: int, place: Path
 
 
 def _check_no_copies(files: list[Path], split: SplitTensor) -> None:
-    """The same shard twice has all the right names and shapes; one matrix in parts is enough to see it."""
+    """Refuse the same shard twice, which has all the right names and shapes; one matrix shows it."""
     for (one, part), (other, its) in itertools.combinations(zip(files, split.parts, strict=True), 2):
         if torch.equal(part, its):
             raise CheckpointError(

@@ -1,20 +1,15 @@
-"""The tensor names of LLaMA as Meta, Hugging Face and this project write them, and the row order of q and k.
-
-Names only: the tensors are read in `meta`, `huggingface` and `adapter`, and put together in `build`.
-"""
+"""The tensor names of LLaMA as Meta and Hugging Face write them, an opened LLaMA, and the row order of q and k."""
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.tensor_files.files import list_keys
-from llama_adapter.runtime.text import shown_excerpt
-
-Shape = tuple[int, ...]
-ADAPTER = "a LLaMA-Adapter file"
+from llama_adapter.runtime.tensor_files.files import Shape, count_blocks
 
 # Matrices of a layer and how their two sides are called below; D model width, F feed-forward width.
 MATRICES = {
@@ -79,41 +74,9 @@ def half_split(rows: Tensor, num_heads: int) -> Tensor:
     return per_head.transpose(1, 2).reshape(rows.shape)
 
 
-def num_layers_of(keys: Collection[str]) -> int:
-    """One more than the highest layer number among keys of the form `layers.N.`; 0 without any.
-
-    Raises CheckpointError where that is far more than there are keys, so that what is made for each layer stays in
-    proportion to the file.
-    """
-    numbers = [int(match[1]) for key in keys if (match := re.match(r"layers\.([0-9]{1,18})\.", key))]
-    highest = max(numbers, default=-1)
-    if highest > 2 * len(keys):
-        raise CheckpointError(
-            f"The weights have a tensor `layers.{highest}.*`, and {len(keys)} tensors in all: too few for so many "
-            "layers",
-            hint="the file is damaged or was put together by hand; fetch it again",
-        )
-    return highest + 1
-
-
-def what_is(keys: Collection[str]) -> str | None:
-    """Say what kind of file has these keys; None if it is none that is known here."""
-    if any(key.startswith(("clip.", "llama.tok_embeddings", "llma.tok_embeddings")) for key in keys):
-        return "a checkpoint of the adapter's trainer"
-    if any(key.startswith(("visual_blocks.", "adapter_query.", "visual_query.", "llama.", "llma.")) for key in keys):
-        return ADAPTER
-    if any(key.startswith(("visual.conv1.", "visual.transformer.", "vision_model.")) for key in keys):
-        return "a CLIP"
-    if "tok_embeddings.weight" in keys or any(key.startswith("layers.0.attention.w") for key in keys):
-        return "LLaMA weights in Meta's form"
-    if any(key.startswith("model.layers.") for key in keys):
-        return "a language model in Hugging Face's form"
-    return None
-
-
 def check_layers(found: Collection[str], num_layers: int, *, config: Path) -> None:
-    """Raise CheckpointError unless the names found are of so many layers, as `config` says."""
-    layers = num_layers_of(found)
+    """Raise CheckpointError unless the names are those of `num_layers` layers, as `config` says."""
+    layers = count_blocks(found, "layers.", what=f"The weights beside `{config}`")
     if layers != num_layers:
         raise CheckpointError(
             f"`{config}` speaks of {num_layers} layers, the weights beside it have {layers}",
@@ -121,26 +84,42 @@ def check_layers(found: Collection[str], num_layers: int, *, config: Path) -> No
         )
 
 
-def check_names(found: Collection[str], wanted: Collection[str], *, what: str, meaning: str) -> None:
-    """Raise CheckpointError unless the names found are exactly the wanted ones; `meaning` explains a difference."""
-    known, present = set(wanted), set(found)
-    missing = [name for name in wanted if name not in present]
-    unknown = [name for name in found if name not in known]
-    if not missing and not unknown:
-        return
-    parts = []
-    if missing:
-        parts.append(f"lacks {len(missing)} tensors ({list_keys(missing)})")
-    if unknown:
-        parts.append(f"has {len(unknown)} tensors that do not belong there ({list_keys(unknown)})")
-    raise CheckpointError(f"{what} {' and '.join(parts)}", hint=meaning)
+@dataclass(frozen=True, slots=True)
+class SplitTensor:
+    """A tensor in one or several parts that are joined along `axis`; nothing is copied before `read`."""
+
+    parts: tuple[Tensor, ...]
+    axis: int = 0
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of the joined tensor."""
+        if len(self.parts) == 1:
+            return tuple(self.parts[0].shape)
+        shape = list(self.parts[0].shape)
+        shape[self.axis] = sum(part.shape[self.axis] for part in self.parts)
+        return tuple(shape)
+
+    def read(self) -> Tensor:
+        """The joined tensor, in the type of the file; a view of the file if there is one part."""
+        return self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts, dim=self.axis)
 
 
-def check_shapes(found: Mapping[str, Shape], wanted: Mapping[str, Shape], *, what: str, meaning: str) -> None:
-    """Raise CheckpointError at the first tensor whose shape is not the wanted one."""
-    for name, shape in wanted.items():
-        if found[name] != shape:
-            raise CheckpointError(
-                f"{what}: `{shown_excerpt(name)}` has the shape {list(found[name])}, where {list(shape)} is wanted",
-                hint=meaning,
-            )
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LlamaSource:
+    """A complete LLaMA: every tensor of `llama_shapes` is in `tensors`, with that shape.
+
+    `half_split` says that the rows of wq and wk are in Hugging Face's order already.
+    """
+
+    name: str  # for messages and records: the folder
+    vocab_size: int
+    dim: int
+    num_layers: int
+    num_heads: int
+    ffn_dim: int
+    norm_eps: float
+    rope_theta: float
+    half_split: bool
+    tensors: Mapping[str, SplitTensor]
+    files: tuple[str, ...]  # paths of the tensor files, in order

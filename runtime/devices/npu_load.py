@@ -10,39 +10,39 @@ from typing import Any
 import torch
 
 from llama_adapter.runtime.errors import DeviceError
-from llama_adapter.runtime.explanation import explanation, first_that_fits
+from llama_adapter.runtime.explanation import Explanation, first_that_fits
 
 SOURCE_CANN = "source <CANN>/set_env.sh (cann/ or, up to 8.3, ascend-toolkit/)"
 OTHERWISE = "; or pass `--device cpu`"
 
 # The first match counts. Texts of torch_npu 2.13 and of the dynamic linker.
 FAILURES = (
-    explanation(
+    Explanation(
         r"ERR00007|Two accelerators cannot be used",
         "torch_npu refuses this torch, which was built for another accelerator",
         "install torch's CPU build of the same version from the PyTorch CPU index, then torch_npu",
     ),
-    explanation(
+    Explanation(
         r"undefined symbol|version `[^']+' not found",
         "torch_npu's libraries fit neither this torch ({torch}) nor this CANN",
         "install the pair of torch_npu and torch that torch_npu's compatibility table gives for your CANN",
     ),
-    explanation(
+    Explanation(
         r"lib\w+\.so[.\d]*: cannot open shared object file",
         "torch_npu is installed, but the libraries of CANN are not found",
         f"install CANN, or {SOURCE_CANN} in this shell",
     ),
-    explanation(
+    Explanation(
         r"ASCEND_\w+_PATH",
         "The environment variables of CANN lead nowhere",
         f"{SOURCE_CANN} again, in a fresh shell and from the CANN that is installed",
     ),
-    explanation(
+    Explanation(
         r"Only a single TORCH_LIBRARY|already (?:been )?registered",
         "torch_npu failed to load earlier in this process, and cannot be loaded twice",
         "start again, and look at the first error",
     ),
-    explanation(
+    Explanation(
         r"No module named",
         "torch_npu is installed, but a Python package that it needs is not",
         "install the packages of the extra `npu`",

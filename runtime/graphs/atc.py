@@ -1,6 +1,6 @@
-"""ONNX -> OM by Ascend's ATC: the command line, its run, and the file put in place with its side-car.
+"""ONNX -> OM by Ascend's ATC: its command line, its run, and the OM with its side-car.
 
-Tried here against a stand-in for ATC only; flags and messages are those of the ATC user guide.
+Tested against a stand-in for ATC only; flags and messages are those of the ATC user guide.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -50,6 +50,32 @@ _TICK_S: Final = 30.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AtcSettings:
+    """How ATC is to convert. Raises ValueError for what ATC would refuse."""
+
+    batch_sizes: tuple[int, ...]  # 1 to 2048 each
+    gears: bool = False  # one OM for all batch sizes, 2 to 100 of them, rather than one OM each
+    soc_version: str | None = None  # the chip's full name, such as Ascend310P3; None: not known yet
+    precision_mode: str = PRECISION_MODE
+    log_level: str = LOG_LEVEL
+    extra: tuple[str, ...] = ()  # further flags, as ATC takes them
+
+    def __post_init__(self) -> None:
+        sizes = set(self.batch_sizes)
+        if not sizes or any(not 1 <= size <= MAX_GEAR for size in sizes):
+            raise ValueError(f"batch_sizes must be whole numbers of 1 to {MAX_GEAR}, got {list(self.batch_sizes)}")
+        if self.gears and not 2 <= len(sizes) <= MAX_GEARS:
+            raise ValueError(f"gears need 2 to {MAX_GEARS} different batch_sizes, got {len(sizes)}")
+        if self.soc_version is not None and not re.fullmatch(r"Ascend\w+", self.soc_version):
+            raise ValueError(f"soc_version must be a chip's full name, such as Ascend310P3, got {self.soc_version!r}")
+        if self.precision_mode not in (*PRECISION_MODES_V2, *PRECISION_MODES):
+            known = ", ".join((*PRECISION_MODES_V2, *PRECISION_MODES))
+            raise ValueError(f"precision_mode must be one of {known}, got {self.precision_mode!r}")
+        if self.log_level not in LOG_LEVELS:
+            raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}, got {self.log_level!r}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AtcRequest:
     """One run of ATC: one OM, for one batch size or for several as gears."""
 
@@ -57,79 +83,29 @@ class AtcRequest:
     output: Path  # with .om
     port: Port  # the graph's input
     output_dtype: str
-    batch_sizes: tuple[int, ...]  # ascending
-    gears: bool
-    soc_version: str
-    precision_mode: str = PRECISION_MODE
-    log_level: str = LOG_LEVEL
-    extra: tuple[str, ...] = ()  # further flags, as ATC takes them
-
-    def __post_init__(self) -> None:
-        check_settings(
-            batch_sizes=self.batch_sizes,
-            gears=self.gears,
-            soc_version=self.soc_version,
-            precision_mode=self.precision_mode,
-            log_level=self.log_level,
-        )
+    batch_sizes: tuple[int, ...]  # of this OM, ascending
+    settings: AtcSettings
 
 
-def check_settings(
-    *, batch_sizes: Sequence[int], gears: bool, soc_version: str | None, precision_mode: str, log_level: str
-) -> None:
-    """Raise ValueError for what ATC would refuse; a `soc_version` of None is not known yet."""
-    sizes = set(batch_sizes)
-    if not sizes or any(not 1 <= size <= MAX_GEAR for size in sizes):
-        raise ValueError(f"batch_sizes must be whole numbers of 1 to {MAX_GEAR}, got {list(batch_sizes)}")
-    if gears and not 2 <= len(sizes) <= MAX_GEARS:
-        raise ValueError(f"gears need 2 to {MAX_GEARS} different batch_sizes, got {len(sizes)}")
-    if soc_version is not None and not re.fullmatch(r"Ascend\w+", soc_version):
-        raise ValueError(f"soc_version must be a chip's full name, such as Ascend310P3, got {soc_version!r}")
-    if precision_mode not in (*PRECISION_MODES_V2, *PRECISION_MODES):
-        known = ", ".join((*PRECISION_MODES_V2, *PRECISION_MODES))
-        raise ValueError(f"precision_mode must be one of {known}, got {precision_mode!r}")
-    if log_level not in LOG_LEVELS:
-        raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}, got {log_level!r}")
-
-
-def plan(
-    graph: Graph,
-    onnx: Path,
-    output: Path,
-    *,
-    batch_sizes: Sequence[int],
-    gears: bool,
-    soc_version: str,
-    precision_mode: str = PRECISION_MODE,
-    log_level: str = LOG_LEVEL,
-    extra: tuple[str, ...] = (),
-) -> list[AtcRequest]:
+def plan(graph: Graph, onnx: Path, output: Path, settings: AtcSettings) -> list[AtcRequest]:
     """The runs for an ONNX file: `<output>.om` with gears, else `<output>_bs1.om`, `<output>_bs2.om`, ...
 
-    Raises ValueError for what `check_settings` refuses, GraphError for a graph that has not one input, free in its
-    batch only.
+    Raises GraphError for a graph with more than one input or output, or with a free dimension beside the batch.
     """
-    check_settings(
-        batch_sizes=batch_sizes,
-        gears=gears,
-        soc_version=soc_version,
-        precision_mode=precision_mode,
-        log_level=log_level,
-    )
-    sizes = tuple(sorted(set(batch_sizes)))
+    sizes = tuple(sorted(set(settings.batch_sizes)))
     if len(graph.inputs) != 1 or len(graph.outputs) != 1:
         raise GraphError(
-            f"The graph has {len(graph.inputs)} inputs and {len(graph.outputs)} outputs, where one of each is wanted",
+            f"The graph has {len(graph.inputs)} inputs and {len(graph.outputs)} outputs, and can have one of each",
             hint="export the encoder with `llama-adapter export onnx`",
         )
     port = graph.inputs[0]
     if any(size < 1 for size in port.shape[1:]):
         raise GraphError(
-            f"The input `{port.name} {port}` is free in more than its batch, and ATC is told fixed sides",
+            f"The input `{port.name} {port}` is free in more than its batch, and ATC is given fixed sides",
             hint="export the encoder with fixed sides, as `llama-adapter export onnx` does",
         )
     stem = output.with_suffix("") if output.suffix == ".om" else output
-    groups = [(stem, sizes)] if gears else [(stem.with_name(f"{stem.name}_bs{size}"), (size,)) for size in sizes]
+    each = [(stem.with_name(f"{stem.name}_bs{size}"), (size,)) for size in sizes]
     return [
         AtcRequest(
             onnx=onnx,
@@ -137,19 +113,16 @@ def plan(
             port=port,
             output_dtype=graph.outputs[0].dtype,
             batch_sizes=group,
-            gears=gears,
-            soc_version=soc_version,
-            precision_mode=precision_mode,
-            log_level=log_level,
-            extra=extra,
+            settings=settings,
         )
-        for name, group in groups
+        for name, group in ([(stem, sizes)] if settings.gears else each)
     ]
 
 
 def command(request: AtcRequest, *, output: Path | None = None) -> list[str]:
     """The arguments after `atc`; `output` stands in for the request's own."""
-    batch = "-1" if request.gears else str(request.batch_sizes[0])
+    settings = request.settings
+    batch = "-1" if settings.gears else str(request.batch_sizes[0])
     shape = ",".join((batch, *(str(size) for size in request.port.shape[1:])))
     flags = [
         "--framework=5",
@@ -158,31 +131,33 @@ def command(request: AtcRequest, *, output: Path | None = None) -> list[str]:
         "--input_format=ND",
         f"--input_shape={request.port.name}:{shape}",
     ]
-    if request.gears:
+    if settings.gears:
         flags.append(f"--dynamic_batch_size={','.join(map(str, request.batch_sizes))}")
-    if request.output_dtype in _OUTPUT_TYPES:  # else the precision mode may change what callers get
+    if request.output_dtype in _OUTPUT_TYPES:  # else the precision mode may change the output's type
         flags.append(f"--output_type={_OUTPUT_TYPES[request.output_dtype]}")
-    precision = "precision_mode_v2" if request.precision_mode in PRECISION_MODES_V2 else "precision_mode"
+    precision = "precision_mode_v2" if settings.precision_mode in PRECISION_MODES_V2 else "precision_mode"
     flags += [
-        f"--soc_version={request.soc_version}",
-        f"--{precision}={request.precision_mode}",
-        f"--log={request.log_level}",
+        f"--soc_version={settings.soc_version}",
+        f"--{precision}={settings.precision_mode}",
+        f"--log={settings.log_level}",
     ]
-    return [*flags, *request.extra]
+    return [*flags, *settings.extra]
 
 
 def make_om(request: AtcRequest, *, atc: Path, graph: Graph, tick: Callable[[float], None] | None = None) -> Path:
     """Run ATC and put its OM in place, with its side-car; returns the OM's path. `graph` is that of the ONNX file.
 
-    `tick` is told the seconds since its start, about every 30 s. What was there before is replaced at the end, or
-    stays when ATC fails. Raises GraphError with ATC's last lines.
+    `tick` gets the seconds since the start, about every 30 s. An older OM is replaced at the end, and stays where ATC
+    fails. Raises GraphError with ATC's last lines.
     """
     target = Path(os.path.abspath(request.output))
     check_om_path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{target.stem}.", suffix=".partial", dir=target.parent))
     try:
-        _run(atc, command(_absolute(request), output=partial / target.name), folder=partial, tick=tick)
+        absolute = dataclasses.replace(request, onnx=Path(os.path.abspath(request.onnx)))
+        # In a folder of its own, where ATC may leave other files.
+        _run(atc, command(absolute, output=partial / target.name), folder=partial, tick=tick)
         made = _find_result(partial, target.stem)
         made.chmod(OM_MODE)
         check_om_file(made)
@@ -190,11 +165,6 @@ def make_om(request: AtcRequest, *, atc: Path, graph: Graph, tick: Callable[[flo
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
-
-
-def _absolute(request: AtcRequest) -> AtcRequest:
-    """ATC runs in another folder, where it leaves what it likes."""
-    return dataclasses.replace(request, onnx=Path(os.path.abspath(request.onnx)))
 
 
 def _run(atc: Path, flags: list[str], *, folder: Path, tick: Callable[[float], None] | None) -> None:
@@ -222,7 +192,7 @@ def _run(atc: Path, flags: list[str], *, folder: Path, tick: Callable[[float], N
 
 
 def _wait(process: "subprocess.Popen[str]", *, tick: Callable[[float], None] | None) -> str:
-    """What it said until its end."""
+    """What it printed until its end."""
     start = time.monotonic()
     while True:
         try:
@@ -238,22 +208,24 @@ def _find_result(folder: Path, stem: str) -> Path:
     if len(found) != 1:
         there = ", ".join(sorted(file.name for file in folder.iterdir())) or "nothing"
         raise GraphError(
-            f"ATC said that all is well, and left no {stem}.om but {there}",
+            f"ATC reported success, and left no {stem}.om but {there}",
             hint="run it by hand with the line of --print-command",
         )
     return found[0]
 
 
 def describe(request: AtcRequest, made: Path, *, graph: Graph) -> OmSidecar:
-    """The side-car of the OM `made`, which came of `request`."""
-    batch = -1 if request.gears else request.batch_sizes[0]
+    """The side-car of the OM `made` by `request`."""
+    settings = request.settings
+    batch = -1 if settings.gears else request.batch_sizes[0]
+    assert settings.soc_version is not None, "there is an OM for a chip"
     return OmSidecar(
         card=graph.card,
         input=OmInput(dtype=_input_dtype(request), shape=(batch, *request.port.shape[1:])),
         batch_sizes=request.batch_sizes,
-        has_gears=request.gears,
-        soc_version=request.soc_version,
-        precision_mode=request.precision_mode,
+        has_gears=settings.gears,
+        soc_version=settings.soc_version,
+        precision_mode=settings.precision_mode,
         sha256=file_sha256(made),
         onnx_sha256=file_sha256(*graph.files),
     )
@@ -261,7 +233,7 @@ def describe(request: AtcRequest, made: Path, *, graph: Graph) -> OmSidecar:
 
 def _input_dtype(request: AtcRequest) -> str:
     """The graph's own, unless a further flag changes it."""
-    for flag in request.extra:
+    for flag in request.settings.extra:
         name, _, nodes = flag.partition("=")
         if name == "--input_fp16_nodes" and request.port.name in nodes.split(";"):
             return "float16"
@@ -269,7 +241,28 @@ def _input_dtype(request: AtcRequest) -> str:
 
 
 def _put_in_place(made: Path, target: Path, sidecar: OmSidecar) -> None:
-    """Never an old side-car beside a new OM."""
+    """There is never an old side-car beside a new OM."""
     sidecar_path(target).unlink(missing_ok=True)
     os.replace(made, target)
     write_sidecar(target, sidecar)
+
+
+def adopt_om(request: AtcRequest, *, graph: Graph) -> Path:
+    """Write the side-car of the OM `request.output`, which ATC made elsewhere, and close the file to other writers.
+
+    Returns its path. Apart from the digests, the side-car repeats the caller's word, which only a device can check.
+    Raises GraphError for a file that InferSession would still refuse.
+    """
+    target = Path(os.path.abspath(request.output))
+    check_om_path(target)
+    if target.is_file() and not target.is_symlink():
+        try:
+            target.chmod(OM_MODE)
+        except OSError as error:
+            raise GraphError(
+                f"The mode of the OM `{target}` cannot be set: {error.strerror}",
+                hint="copy the file, so that it is yours",
+            ) from None
+    check_om_file(target)
+    write_sidecar(target, describe(request, target, graph=graph))
+    return target

@@ -1,72 +1,59 @@
-"""What an exported encoder says of itself: its sizes, its number type, and which weights are in it.
+"""The card of an exported graph: which part of a model it is, its sizes, number type, opset and weights.
 
-An ONNX file carries its card in its metadata, an OM file in a side-car. Writing and reading files is done elsewhere.
+An ONNX file carries the card in its metadata, an OM file in its side-car.
 """
 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from typing import Final, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.graphs.ports import Port
 from llama_adapter.runtime.json_object import check_fields, read_object
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt
-from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 
-EncoderDtype = Literal["float32", "float16"]
+GraphDtype = Literal["float32", "float16"]
 
-INPUT, OUTPUT = "input", "output"  # names in the graph, as in the Ascend guide
-METADATA_KEY = "llama_adapter_encoder"  # of the card in an ONNX file's metadata
-FORMAT_VERSION = 1
-_FIELDS: Final = {"name": str, "vision": dict, "dtype": str, "opset": int, "fingerprint": dict}
-_AGAIN: Final = "export the encoder again with `llama-adapter export`"
-_NUMBERS_PER_TENSOR = 65_536
-_ROUNDING, _TINY = 5e-3, 1e-7  # of a mean size, by half precision; the second for what float16 rounds to nothing
+# Part of the model, which is also the card's field with its sizes -> key of the card in an ONNX file's metadata.
+METADATA_KEYS: Final[Mapping[str, str]] = {"vision": "llama_adapter_encoder"}
+FORMAT_VERSION: Final = 1
+_FIELDS: Final = {"name": str, "dtype": str, "opset": int, "fingerprint": dict}
+_EXPORT_AGAIN: Final = "export the model again with `llama-adapter export`"
+_NUMBERS_PER_TENSOR: Final = 65_536
+_ROUNDING, _TINY = 5e-3, 1e-7  # relative error of a mean in half precision; what float16 rounds to zero
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EncoderCard:
-    """Pixels (B, S, S, 3) RGB, 0..255, in `dtype` -> visual query (B, Q, D) in `dtype`.
+class GraphCard:
+    """What a graph says of itself. `config` are the sizes of `part` as plain JSON; that part's package reads them."""
 
-    Normalisation, and the order of colours that the weights were trained on, are inside the graph.
-    """
-
+    part: str  # a key of METADATA_KEYS
     name: str  # of the model, for people
-    vision: VisionConfig
-    dtype: EncoderDtype
+    config: Mapping[str, Any]
+    dtype: GraphDtype
     opset: int
-    fingerprint: Mapping[str, str]  # of the weights, by half: see `fingerprint`
+    fingerprint: Mapping[str, str]  # of the weights, see `fingerprint`
 
     def __post_init__(self) -> None:
         if type(self.name) is not str or UNSAFE_ON_TERMINALS.search(self.name):
             raise ValueError(f"name must be a text without control characters, got {self.name!r}")
         if type(self.opset) is not int:
             raise ValueError(f"opset must be a whole number, got {self.opset!r}")
-        if self.dtype not in get_args(EncoderDtype):
+        if self.dtype not in get_args(GraphDtype):
             raise ValueError(f"dtype must be float32 or float16, got {self.dtype!r}")
 
-    @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """(S, S, 3): one picture as the graph takes it."""
-        side = self.vision.clip.image_size
-        return side, side, 3
-
-    @property
-    def output_shape(self) -> tuple[int, int]:
-        """(Q, D): the visual query of one picture."""
-        return self.vision.query.num_queries, self.vision.query.output_dim
-
     def to_json(self) -> str:
-        """As stored in a file."""
+        """The text that a file carries."""
         values = {
             "version": FORMAT_VERSION,
             "name": self.name,
-            "vision": self.vision.to_dict(),
+            self.part: self.config,
             "dtype": self.dtype,
             "opset": self.opset,
             "fingerprint": dict(self.fingerprint),
@@ -74,65 +61,66 @@ class EncoderCard:
         return json.dumps(values)
 
     @classmethod
-    def from_json(cls, text: str, *, file: str) -> "EncoderCard":
-        """Inverse of `to_json`; raises GraphError naming `file` for what is no card, or one of another version."""
+    def from_json(cls, text: str, *, file: str) -> "GraphCard":
+        """Inverse of `to_json`. Raises GraphError, which names `file`, for damage and for another version."""
         try:
             values = read_object(text)
-            version = values.pop("version", None)
-            if type(version) is int and version == FORMAT_VERSION:
-                check_fields(values, _FIELDS, what="the card")
-                vision = _read_vision(values.pop("vision"))
-                check_fields(values["fingerprint"], dict.fromkeys(values["fingerprint"], str), what="fingerprint")
-                return cls(vision=vision, **values)
+            check_version(values, FORMAT_VERSION)
+            part = next((part for part in METADATA_KEYS if part in values), "vision")
+            check_fields(values, {**_FIELDS, part: dict}, what="the card")
+            check_fields(values["fingerprint"], dict.fromkeys(values["fingerprint"], str), what="fingerprint")
+            return cls(part=part, config=values.pop(part), **values)
         except ValueError as error:
-            raise GraphError(f"What `{file}` says of itself cannot be read: {error}", hint=_AGAIN) from None
-        if version is None:
-            raise GraphError(f"What `{file}` says of itself cannot be read: it has no version", hint=_AGAIN)
-        raise GraphError(
-            f"`{file}` describes itself in version {shown_excerpt(repr(version))}, and this program reads "
-            f"{FORMAT_VERSION}",
-            hint=_AGAIN,
-        )
+            raise card_error(file, error) from None
 
 
-def check_dtypes(card: EncoderCard | None, dtypes: Iterable[str], *, file: str) -> None:
-    """Raise GraphError unless a graph that nothing has converted takes and gives the type that its card tells of."""
-    others = sorted(set(dtypes) - {card.dtype}) if card is not None else []
+def check_version(values: dict[str, Any], known: int) -> None:
+    """Take `version` out of `values`; raise ValueError unless it is the `known` one."""
+    version = values.pop("version", None)
+    if version is None:
+        raise ValueError("it has no version")
+    if type(version) is not int or version != known:
+        raise ValueError(f"its version is {shown_excerpt(repr(version))}, and this program reads {known}")
+
+
+def card_error(file: str, error: ValueError) -> GraphError:
+    """The error for a card in `file` that is damaged or of another version."""
+    return GraphError(f"The card of `{file}` cannot be read: {error}", hint=_EXPORT_AGAIN)
+
+
+def find_card(metadata: Mapping[str, str], *, file: str) -> GraphCard | None:
+    """The card among an ONNX file's metadata; None for files of other programs. Raises GraphError for damage."""
+    text = next((metadata[key] for key in METADATA_KEYS.values() if key in metadata), None)
+    return None if text is None else GraphCard.from_json(text, file=file)
+
+
+def check_dtypes(card: GraphCard | None, ports: Iterable[Port], *, file: str) -> None:
+    """Raise GraphError unless floating-point inputs and outputs of an ONNX graph have the type of its card."""
+    others = sorted({port.dtype for port in ports if port.dtype.startswith("float")} - {card.dtype}) if card else []
     if card is not None and others:
         raise GraphError(
-            f"`{file}` says that it is of {card.dtype}, and its graph is of {', '.join(others)}",
-            hint=f"the file was changed after its export: {_AGAIN}",
+            f"The card of `{file}` says {card.dtype}, and its graph is {', '.join(others)}",
+            hint=f"the file was changed after its export: {_EXPORT_AGAIN}",
         )
-
-
-def _read_vision(values: object) -> VisionConfig:
-    """Raises ValueError, in words, for everything that is none."""
-    check_fields(values, {"clip": dict, "query": dict, "channel_order": str}, what="vision")
-    assert isinstance(values, dict)
-    for half, kind in (("clip", ClipConfig), ("query", QueryConfig)):
-        check_fields(values[half], dict.fromkeys((field.name for field in fields(kind)), int), what=half)
-    return VisionConfig.from_dict(values)
 
 
 def fingerprint(state: Mapping[str, Tensor]) -> dict[str, str]:
-    """Names the weights of each half of a `PictureEncoder` state dict, `clip` and `query`, whatever type they are in.
+    """Names the weights of each half of a state dict, whatever number type they have. Compare with `is_same`.
 
-    Of the first numbers of each tensor: a digest of their signs, which no rounding changes, and their mean sizes, which
-    rounding changes little; compare with `is_same`. A float16 export is thus recognised as that of a float32
-    checkpoint. Halves that `state` does not hold are left out.
+    A half is what stands before the first dot of a name: `clip` and `query` for a `PictureEncoder`. Of the first
+    numbers of each tensor: a digest of their signs, which rounding does not change, and their mean sizes, which it
+    changes little. So a float16 export is recognised as that of a float32 checkpoint.
     """
     fingerprints = {}
-    for half in ("clip", "query"):
+    for half in sorted({name.partition(".")[0] for name in state}):
         digest = hashlib.sha256()
-        names = sorted(name for name in state if name.startswith(half + "."))
         sizes = []
-        for name in names:
+        for name in sorted(name for name in state if name.startswith(half + ".")):
             numbers = state[name].detach().flatten()[:_NUMBERS_PER_TENSOR].float().cpu()
             digest.update(f"{name} {list(state[name].shape)} ".encode())
             digest.update(np.packbits(torch.signbit(numbers).numpy()).tobytes())
             sizes.append(f"{float(numbers.abs().mean()):.5g}")
-        if names:
-            fingerprints[half] = " ".join([digest.hexdigest()[:32], *sizes])
+        fingerprints[half] = " ".join([digest.hexdigest()[:32], *sizes])
     return fingerprints
 
 
@@ -146,3 +134,13 @@ def is_same(one: str | None, other: str | None) -> bool:
     except ValueError:
         return False
     return one_signs == other_signs and all(abs(a - b) <= _ROUNDING * max(a, b) + _TINY for a, b in pairs)
+
+
+def is_same_model(one: GraphCard | None, other: GraphCard | None) -> bool:
+    """Whether two graphs compute the same: equal sizes and settings, and the same weights up to rounding."""
+    if one is None or other is None:
+        return one is other
+    halves = one.fingerprint.keys() | other.fingerprint.keys()
+    return (one.part, one.config) == (other.part, other.config) and all(
+        is_same(one.fingerprint.get(half), other.fingerprint.get(half)) for half in halves
+    )

@@ -1,4 +1,4 @@
-"""What an export does unless told otherwise, and what it can be told; for command lines too, so without torch."""
+"""Defaults and choices of an export. Imports no torch, since command lines need them."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""What there is to know of an ONNX file without running it: opset, operators, ports, and its card."""
+"""Reads an ONNX file without running it: opset, operators, inputs, outputs and card."""
 
 import os
 from collections import Counter
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.card import METADATA_KEY, EncoderCard, check_dtypes
+from llama_adapter.runtime.graphs.card import GraphCard, check_dtypes, find_card
 from llama_adapter.runtime.graphs.packages import require
 from llama_adapter.runtime.graphs.ports import Port
 
@@ -17,7 +17,7 @@ DEFAULT_DOMAINS = ("", "ai.onnx")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """A node as far as its operator, its attributes' names and its number of inputs go."""
+    """A node's operator, attributes and number of inputs."""
 
     domain: str  # empty for ONNX's own
     operator: str
@@ -38,7 +38,7 @@ class Graph:
     nodes: tuple[Node, ...]  # also those inside of other nodes
     inputs: tuple[Port, ...]  # that have to be fed
     outputs: tuple[Port, ...]
-    card: EncoderCard | None  # of encoders exported here
+    card: GraphCard | None  # of graphs exported here
     files: tuple[Path, ...]  # the ONNX file, then those of its external weights
     num_bytes: int  # of all files
 
@@ -67,9 +67,8 @@ def read_graph(path: str | os.PathLike[str]) -> Graph:
     files = (place, *sorted(_external_files(model, place)))
     inputs = tuple(_port(value) for value in model.graph.input if value.name not in weights)
     outputs = tuple(_port(value) for value in model.graph.output)
-    cards = [entry.value for entry in model.metadata_props if entry.key == METADATA_KEY]
-    card = EncoderCard.from_json(cards[0], file=str(place)) if cards else None
-    check_dtypes(card, (port.dtype for port in (*inputs, *outputs)), file=str(place))
+    card = find_card({entry.key: entry.value for entry in model.metadata_props}, file=str(place))
+    check_dtypes(card, (*inputs, *outputs), file=str(place))
     return Graph(
         opset=next((entry.version for entry in model.opset_import if entry.domain in DEFAULT_DOMAINS), 0),
         nodes=tuple(_nodes(model.graph)),

@@ -1,68 +1,70 @@
-"""Any number of pictures through a graph that was compiled for a few batch sizes: which calls to make, and padding."""
+"""Any batch through a graph that was compiled for a few batch sizes: which calls to make, and padding."""
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
 
-# What a call costs beside its pictures, in pictures. A guess, not a measurement: it makes three pictures one padded
-# call of four rather than three calls of one, and leaves five as four and one where sizes 1, 4 and 8 are there.
-CALL_OVERHEAD = 1.0
+# What a call costs beside its rows, in rows. A guess, not a measurement: it makes three rows one padded call of four
+# rather than three calls of one, and leaves five as four and one where sizes 1, 4 and 8 are there.
+CALL_OVERHEAD: Final = 1.0
 
 
-def split(num_pictures: int, sizes: Sequence[int] | None, *, overhead: float = CALL_OVERHEAD) -> list[tuple[int, int]]:
-    """The calls that run `num_pictures` at the least cost: (batch size, pictures in it), the largest first.
+def split(num_rows: int, sizes: Sequence[int] | None, *, overhead: float = CALL_OVERHEAD) -> list[tuple[int, int]]:
+    """The calls that run `num_rows` at the least cost: (batch size, rows in it), the largest first.
 
-    `sizes` are the batch sizes there are; None means any. A call costs its batch size and `overhead`. Only the last
-    call may have fewer pictures than its size. Raises ValueError for negative counts and for sizes below 1.
+    `sizes` are the compiled batch sizes; None means any. A call costs its batch size plus `overhead`. Only the last
+    call may be padded. Raises ValueError for a negative number of rows and for sizes below 1.
     """
-    if num_pictures < 0:
-        raise ValueError(f"num_pictures must be at least 0, got {num_pictures}")
-    if not num_pictures:
+    if num_rows < 0:
+        raise ValueError(f"num_rows must be at least 0, got {num_rows}")
+    if not num_rows:
         return []
     if sizes is None:
-        return [(num_pictures, num_pictures)]
+        return [(num_rows, num_rows)]
     if not sizes or min(sizes) < 1:
         raise ValueError(f"sizes must be whole numbers of at least 1, got {list(sizes)}")
-    calls, left = [], num_pictures
-    for size in _cheapest(num_pictures, sorted(set(sizes)), overhead=overhead):
+    calls, left = [], num_rows
+    for size in _cheapest(num_rows, sorted(set(sizes)), overhead=overhead):
         calls.append((size, min(size, left)))
         left -= calls[-1][1]
     return calls
 
 
 def run_ladder(
-    pixels_BHWC: np.ndarray, sizes: Sequence[int] | None, run: Callable[[np.ndarray], np.ndarray]
-) -> np.ndarray:
-    """`run` over all pictures (B, ...), B at least 1, in calls of the batch sizes there are; results (B, ...) in order.
+    inputs: Sequence[np.ndarray],
+    sizes: Sequence[int] | None,
+    run: Callable[[list[np.ndarray]], list[np.ndarray]],
+) -> list[np.ndarray]:
+    """`run` over all rows of `inputs`, at least 1, in calls of the compiled batch sizes; outputs in the same order.
 
-    `run` gets arrays that are contiguous in C order and returns one result a picture.
+    The first dimension of every array is the batch. `run` gets arrays contiguous in C order.
     """
     results, start = [], 0
-    for size, count in split(len(pixels_BHWC), sizes):
-        batch = _padded(pixels_BHWC[start : start + count], size)
-        results.append(run(batch)[:count])
+    for size, count in split(len(inputs[0]), sizes):
+        outputs = run([_padded(array[start : start + count], size) for array in inputs])
+        results.append([output[:count] for output in outputs])
         start += count
-    return results[0] if len(results) == 1 else np.concatenate(results)
+    return results[0] if len(results) == 1 else [np.concatenate(parts) for parts in zip(*results, strict=True)]
 
 
-def _cheapest(num_pictures: int, sizes: Sequence[int], *, overhead: float) -> list[int]:
-    """The batch sizes whose sum reaches `num_pictures` at the least cost, the largest first."""
+def _cheapest(num_rows: int, sizes: Sequence[int], *, overhead: float) -> list[int]:
+    """The batch sizes whose sum reaches `num_rows` at the least cost, the largest first."""
     costs: list[float] = [0.0]
     choices = [0]
-    for wanted in range(1, num_pictures + 1):
+    for wanted in range(1, num_rows + 1):
         cost, size = min((size + overhead + costs[max(0, wanted - size)], size) for size in sizes)
         costs.append(cost)
         choices.append(size)
-    chosen, left = [], num_pictures
+    chosen, left = [], num_rows
     while left > 0:
         chosen.append(choices[left])
         left -= choices[left]
     return sorted(chosen, reverse=True)
 
 
-def _padded(pixels_BHWC: np.ndarray, size: int) -> np.ndarray:
-    """The pictures, then the last one again until there are `size`: numbers of the range that the graph is made for."""
-    if len(pixels_BHWC) < size:
-        last = pixels_BHWC[-1:]
-        pixels_BHWC = np.concatenate([pixels_BHWC, np.repeat(last, size - len(pixels_BHWC), axis=0)])
-    return np.ascontiguousarray(pixels_BHWC)
+def _padded(rows: np.ndarray, size: int) -> np.ndarray:
+    """The rows, then the last one again up to `size`: values of the range that the graph is made for."""
+    if len(rows) < size:
+        rows = np.concatenate([rows, np.repeat(rows[-1:], size - len(rows), axis=0)])
+    return np.ascontiguousarray(rows)

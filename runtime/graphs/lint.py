@@ -1,7 +1,7 @@
-"""Whether ATC can be expected to take an ONNX file: operators and opsets against a table, and what it wants of inputs.
+"""Whether ATC is likely to accept an ONNX file: its operators and opset by a table, and its inputs.
 
-The table is read from the operator plug-ins of CANN (`.OriginOpType(...)`, hicann/ops-nn, ops-math, ops-cv) and the ATC
-user guide. It proves names and opsets; attributes, kernels and precision show only when ATC and the chip run.
+The table comes from the operator plug-ins of CANN (`.OriginOpType(...)`, hicann/ops-nn, ops-math, ops-cv) and the ATC
+user guide. It covers names and opsets; attributes, kernels and precision show only when ATC and the chip run.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ REGISTERED: Final[Mapping[str, tuple[int, int]]] = {
     "ReduceL1": (11, 17),
     "ReduceL2": (11, 17),
 }
-# Known to be registered in no opset, and what to do about it.
+# Operators that are registered in no opset, and what to do about them.
 _OPSET_18 = "export with opset 18, where it is made of operators that ATC has"
 _PLAIN = "export the model before it is quantised, and let ATC choose the precision"
 UNREGISTERED: Final[Mapping[str, str]] = {
@@ -53,12 +53,12 @@ UNREGISTERED: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Complaint:
-    """One thing that ATC refuses (`error`), or that nobody here can vouch for (`warning`)."""
+    """Something that ATC refuses (`error`), or that the table does not know (`warning`)."""
 
     level: Level
     operator: str  # or `input NAME`, or `model`
     opset: int
-    count: int  # nodes that it concerns
+    count: int  # of the affected nodes
     sentence: str
     hint: str
 
@@ -114,7 +114,7 @@ def _domains(graph: Graph) -> Iterator[Complaint]:
 
 
 def _splits(graph: Graph) -> Iterator[Complaint]:
-    """The plug-in of Split looks sizes up at `axis` without minding its sign, and before shapes are known."""
+    """The plug-in of Split ignores the sign of `axis` and reads sizes before shapes are known."""
 
     def is_blind(node: Node) -> bool:
         return node.operator == "Split" and "num_outputs" in node.attributes and node.num_inputs == 1

@@ -1,10 +1,10 @@
-"""The optional packages of the export, asked for where they are used."""
+"""The optional packages of the export."""
 
 from importlib.util import find_spec
 
 from llama_adapter.runtime.errors import GraphError
 
-EXPORT_PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # all that the extra brings
+EXPORT_PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # all packages of the extra
 INSTALL = "pip install --editable '.[onnx]'"
 INSTALL_HINT = f"in the folder of this project: {INSTALL}"
 

@@ -1,4 +1,4 @@
-"""An input or output of an exported graph, as the tools that read it describe it. Nothing is read here."""
+"""An input or output of an exported graph."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ class Port:
     """An input or an output of a graph; -1 stands for a size that is open."""
 
     name: str
-    dtype: str  # as numpy writes it, or in the file's own words where numpy has none
+    dtype: str  # numpy's name, or the file's own where numpy has none
     shape: tuple[int, ...]
 
     @property

@@ -1,7 +1,7 @@
-"""The digest of an exported ONNX file, kept inside of it: tells a file whose bytes were changed after the export.
+"""The digest of an exported ONNX file, stored inside it, which shows a change after the export.
 
-It covers the file, with zeros in the digest's own place, and the file of external weights. It finds damage and
-mix-ups. It does not stop a deliberate change: the digest can be computed again.
+It covers the file, with zeros in the digest's own place, and the file of external weights. It finds damage and mix-ups,
+not a deliberate change: the digest can be computed again.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from llama_adapter.runtime.errors import GraphError
 SEAL_KEY: Final = "llama_adapter_sha256"  # in the file's metadata; the digest and, after a space, the external file
 _BLANK: Final = "0" * 64
 _WINDOW: Final = 16  # bytes between the key and its value in the file
-_AGAIN: Final = "copy the file again, or export the encoder again with `llama-adapter export`"
+_AGAIN: Final = "copy the file again, or export the model again with `llama-adapter export`"
 
 
 def blank_seal(weights: str | None) -> str:
@@ -33,9 +33,9 @@ def seal(path: Path, *, weights: str | None) -> None:
 
 
 def check_seal(path: Path, entry: str | None) -> None:
-    """Raise GraphError for a file other than the one that was sealed; `entry` is its metadata under SEAL_KEY.
+    """Raise GraphError for a file that was changed after `seal`; `entry` is its metadata under SEAL_KEY.
 
-    Files without one, of other programs and of older releases, pass. Reads the whole file.
+    Files without an entry, of other programs and older releases, pass. Reads the whole file.
     """
     if entry is None:
         return

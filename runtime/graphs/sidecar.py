@@ -1,7 +1,4 @@
-"""OM files as others find them: the JSON side-car that tells what is inside, and what a runtime demands of the file.
-
-Making an OM is done in `vision.export`, running one in `vision.backends`.
-"""
+"""OM files on disk: the JSON side-car that says what is inside, and what InferSession demands of the file."""
 
 import hashlib
 import json
@@ -15,10 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.card import EncoderCard
+from llama_adapter.runtime.graphs.card import GraphCard, check_version
 from llama_adapter.runtime.graphs.ports import Port
 from llama_adapter.runtime.json_object import check_fields, read_object
-from llama_adapter.runtime.text import shown_excerpt
 
 FORMAT_VERSION: Final = 2
 MAX_OM_BYTES: Final = 10 * 1024**3
@@ -40,7 +36,7 @@ _AGAIN = "make the OM again with `llama-adapter export om`"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OmInput:
-    """The input that an OM was compiled with; numbers of bytes alone tell neither type nor order."""
+    """The input that an OM was compiled for. A number of bytes alone tells neither type nor layout."""
 
     dtype: str  # as numpy writes it
     shape: tuple[int, ...]  # -1 for the batch of an OM with gears
@@ -58,9 +54,9 @@ class OmInput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OmSidecar:
-    """What an OM file cannot be asked for: its encoder, its batch sizes and where it came from."""
+    """What cannot be read from an OM file itself: its model, its batch sizes and its origin."""
 
-    card: EncoderCard | None  # None for an encoder that was not exported here
+    card: GraphCard | None  # None for a graph of another program
     input: OmInput
     batch_sizes: tuple[int, ...]  # ascending
     has_gears: bool  # one OM for all of them, made with --dynamic_batch_size; else there is one, and it is fixed
@@ -96,22 +92,14 @@ class OmSidecar:
         """Inverse of `to_json`; raises GraphError naming `file` for damage and for other versions."""
         try:
             values = read_object(text)
-            version = values.pop("version", None)
-            if type(version) is int and version == FORMAT_VERSION:
-                check_fields(values, _FIELDS, what="the side-car")
-                stored = values.pop("card")
-                card = None if stored is None else EncoderCard.from_json(json.dumps(stored), file=file)
-                taken, batch_sizes = _read_input(values.pop("input")), tuple(values.pop("batch_sizes"))
-                return cls(card=card, input=taken, batch_sizes=batch_sizes, **values)
+            check_version(values, FORMAT_VERSION)
+            check_fields(values, _FIELDS, what="the side-car")
+            stored = values.pop("card")
+            card = None if stored is None else GraphCard.from_json(json.dumps(stored), file=file)
+            taken, batch_sizes = _read_input(values.pop("input")), tuple(values.pop("batch_sizes"))
+            return cls(card=card, input=taken, batch_sizes=batch_sizes, **values)
         except ValueError as error:
             raise GraphError(f"The side-car `{file}` cannot be read: {error}", hint=_AGAIN) from None
-        if version is None:
-            raise GraphError(f"The side-car `{file}` cannot be read: it has no version", hint=_AGAIN)
-        raise GraphError(
-            f"The side-car `{file}` is of version {shown_excerpt(repr(version))}, and this program reads "
-            f"{FORMAT_VERSION}",
-            hint=_AGAIN,
-        )
 
 
 def _read_input(values: dict[str, Any]) -> OmInput:
@@ -141,23 +129,22 @@ def write_sidecar(om_path: str | os.PathLike[str], sidecar: OmSidecar) -> Path:
 
 
 def read_sidecar(om_path: str | os.PathLike[str]) -> OmSidecar | None:
-    """The side-car of an OM, None where there is none; raises GraphError when it is damaged or cannot be read."""
+    """The side-car of an OM; None where there is none. Raises GraphError where it is damaged or cannot be read."""
     path = sidecar_path(om_path)
     try:
         if path.exists() and (not path.is_file() or path.stat().st_size > _MAX_BYTES):
-            raise GraphError(f"The side-car `{path}` cannot be read: it is no file, or too large", hint=_AGAIN)
+            raise OSError(0, "it is no file, or too large")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise GraphError(f"The side-car `{path}` cannot be read: {error.strerror}", hint=_AGAIN) from None
-    except UnicodeDecodeError:
-        raise GraphError(f"The side-car `{path}` cannot be read: it is no text", hint=_AGAIN) from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise GraphError(f"The side-car `{path}` cannot be read: {reason}", hint=_AGAIN) from None
     return OmSidecar.from_json(text, file=str(path))
 
 
 def read_valid_sidecar(om_path: str | os.PathLike[str]) -> OmSidecar | None:
-    """As `read_sidecar`, and raises GraphError where it is the side-car of another file; reads the whole OM."""
+    """As `read_sidecar`, and raises GraphError where the OM has another digest. Reads the whole OM."""
     sidecar = read_sidecar(om_path)
     if sidecar is not None and file_sha256(om_path) != sidecar.sha256:
         raise GraphError(
@@ -203,10 +190,10 @@ def check_om_file(path: str | os.PathLike[str]) -> None:
             "which InferSession refuses",
             hint=f"chmod 640 {absolute}",
         )
-    # The superuser too: as root in a container, with somebody else's file mounted.
+    # Checked for root too, as in a container with a mounted file of another user.
     if status.st_uid != os.geteuid() and status.st_gid not in os.getgroups():
         raise GraphError(
-            f"The OM `{absolute}` belongs to a stranger (user {status.st_uid}, group {status.st_gid}), "
+            f"The OM `{absolute}` belongs to another user (user {status.st_uid}, group {status.st_gid}), "
             "which InferSession refuses",
             hint="copy it, so that it is yours",
         )
@@ -219,7 +206,7 @@ def check_om_file(path: str | os.PathLike[str]) -> None:
 
 
 def check_om_path(path: str | os.PathLike[str]) -> None:
-    """What of `check_om_file` can be said from the name alone, before there is a file; raises GraphError."""
+    """The checks of `check_om_file` that need only the name, before the file exists. Raises GraphError."""
     absolute = os.path.abspath(path)
     if absolute.lower().endswith(".onnx"):
         raise GraphError(

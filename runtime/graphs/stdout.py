@@ -1,4 +1,4 @@
-"""Keeps what native libraries print away from stdout, where our data goes, and catches it for the error messages."""
+"""Catches what native libraries print on stdout: stdout is for data, and the words help in error messages."""
 
 import ctypes
 import logging
@@ -18,12 +18,12 @@ _LOCK = threading.Lock()  # the descriptor belongs to the whole process
 
 
 class Caught:
-    """What was printed, filled when the window closes."""
+    """What was printed; filled at the end of the block."""
 
     text = ""
 
     def complaints(self) -> str:
-        """The last lines that are no news of success, in one line, for an error's message."""
+        """The last lines that are no success messages, joined into one for an error's message."""
         quoted, _ = self._split()
         return " | ".join(quoted)
 
@@ -42,16 +42,15 @@ class Caught:
 
 @contextmanager
 def stdout_caught() -> Iterator[Caught]:
-    """While inside, what is written to file descriptor 1 is caught instead.
+    """Catch what is written to file descriptor 1 in the block.
 
-    aclruntime writes its news and the only useful words of its errors there with C's `fprintf(stdout)`, on every call
-    for an OM with gears. Behind a pipe C keeps them in its buffer and they would come out among our data much later,
-    so C's buffers are emptied at both ends. The window is as long as one call of the library, during which it holds
-    Python's lock and its caller waits, so that hardly anything else can print meanwhile. What does is not lost: lines
-    that do not look like the library's own are passed on to stderr, its own to the log. After an error, `complaints`
-    are the caller's to tell, and the rest is passed on.
+    aclruntime prints its messages, and the only useful words of its errors, with C's `fprintf(stdout)`, on every call
+    for an OM with gears. Behind a pipe, C's buffer would mix them with our data much later, so it is emptied at both
+    ends. The block is one call of the library, which holds Python's lock, so hardly anything else prints meanwhile.
+    Nothing is lost: the library's own lines go to the log, others to stderr. After an error, `complaints` are the
+    caller's to report, and the rest is passed on.
 
-    Pointing descriptor 1 at stderr for good would take the stream from a host program that only uses us as a library.
+    Pointing descriptor 1 at stderr for good would take stdout from a host program that uses us as a library.
     """
     caught = Caught()
     try:
@@ -67,7 +66,7 @@ def stdout_caught() -> Iterator[Caught]:
     except Exception:
         _pass_on(caught.rest())
         raise
-    except BaseException:  # nobody makes a message of it
+    except BaseException:  # no message quotes it
         _pass_on(caught.text)
         raise
     _pass_on(caught.text)
@@ -92,7 +91,7 @@ def _into_file(stdout: int, caught: Caught) -> Iterator[None]:
 def root_logger_kept() -> Iterator[None]:
     """Undo a `logging.basicConfig(stream=sys.stdout)`, as ais_bench's modules call it when imported.
 
-    Else every library's INFO messages would go to stdout from then on.
+    Otherwise every library's INFO messages would go to stdout from then on.
     """
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
@@ -107,7 +106,7 @@ def root_logger_kept() -> Iterator[None]:
 
 def _flush() -> None:
     """Python's own buffer and C's."""
-    with suppress(AttributeError, OSError, ValueError):  # absent, gone away, closed: not ours to complain about
+    with suppress(AttributeError, OSError, ValueError):  # absent or closed
         sys.stdout.flush()
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).fflush(None)

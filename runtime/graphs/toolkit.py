@@ -1,7 +1,6 @@
-"""What of CANN is on this machine, by its files and its tools: folders, ATC, and the chips that `npu-smi` lists.
+"""Finds CANN on this machine: its folders, ATC, and the chips that `npu-smi` lists.
 
-Layouts are those of the CANN installation guides up to 8.3 (`ascend-toolkit/latest`) and since 8.5 (`cann`). Nothing
-is converted here.
+Layouts are those of the CANN installation guides up to 8.3 (`ascend-toolkit/latest`) and since 8.5 (`cann`).
 """
 
 import os
@@ -16,7 +15,7 @@ from typing import Final
 from llama_adapter.runtime.errors import GraphError
 
 ROOT_VARIABLES: Final = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_INSTALL_PATH")  # set_env.sh sets them
-# Where the installers propose to put CANN, and what it is called there, the newest form first.
+# The installers' default folders, and CANN's names there, the newest form first.
 INSTALL_FOLDERS: Final = ("/usr/local/Ascend", "~/Ascend")
 TOOLKITS: Final = ("cann", "cann-*", "ascend-toolkit", "ascend-toolkit/latest", "nnrt", "nnrt/latest", "latest", ".")
 SET_ENV: Final = "source <CANN>/set_env.sh (cann/ or, up to 8.3, ascend-toolkit/)"
@@ -56,14 +55,14 @@ class NpuTable:
 
 
 def toolkit_folders(environ: Mapping[str, str]) -> list[Path]:
-    """The folders that may hold CANN's toolkit and are there: those that the environment names, then the usual ones."""
+    """Existing folders that may hold CANN's toolkit: those in the environment, then the usual ones."""
     named = [Path(environ[name]) for name in ROOT_VARIABLES if environ.get(name)]
     folders = [folder for root in named for folder in (root, root / "latest")]
     return [folder for folder in folders if folder.is_dir()] + installed_folders(environ)
 
 
 def installed_folders(environ: Mapping[str, str]) -> list[Path]:
-    """The usual folders of CANN that are there, whatever the environment names, the newest form first."""
+    """The usual folders of CANN that exist, whatever the environment names, the newest form first."""
     bases = [Path(folder.replace("~", environ.get("HOME", "~"), 1)) for folder in INSTALL_FOLDERS]
     candidates = [place for base in bases for form in TOOLKITS for place in _expanded(base, form)]
     return [place for place in candidates if place.is_dir()]
@@ -74,7 +73,7 @@ def _expanded(base: Path, form: str) -> list[Path]:
 
 
 def read_npu_smi(text: str) -> NpuTable:
-    """The table that `npu-smi info` prints; without devices for every other text."""
+    """The table of `npu-smi info`; without devices for any other text."""
     driver = _DRIVER.search(text)
     devices = tuple(
         Npu(number=int(number), name=name, health=health) for number, name, health in _DEVICE_ROW.findall(text)
@@ -83,7 +82,7 @@ def read_npu_smi(text: str) -> NpuTable:
 
 
 def find_atc(environ: Mapping[str, str] | None = None) -> Path:
-    """The `atc` on PATH, else of the toolkit that the environment names, else of the usual folders.
+    """The `atc` on PATH, else of the toolkit in the environment, else of the usual folders.
 
     Raises GraphError where there is none.
     """
@@ -126,7 +125,7 @@ def soc_from_board(text: str) -> str | None:
 
 
 def _soc_version(device: int, name: str) -> str:
-    """The table names 310P and A2 in full, of later chips it only tells the series."""
+    """The table has the full names of 310P and A2, and of later chips only the series."""
     if not _FAMILY_ONLY.fullmatch(name):
         return _with_prefix(name)
     soc = soc_from_board(_npu_smi("info", "-t", "board", "-i", str(device), "-c", "0"))
@@ -146,7 +145,7 @@ def _with_prefix(name: str) -> str:
 def _npu_smi(*arguments: str) -> str:
     program = shutil.which("npu-smi")
     if program is None:
-        raise GraphError("There is no `npu-smi` here, so this machine does not say its chip", hint=_NAME_THE_CHIP)
+        raise GraphError("There is no `npu-smi` here, so the chip of this machine is not known", hint=_NAME_THE_CHIP)
     try:
         done = subprocess.run(
             [program, *arguments], capture_output=True, text=True, errors="replace", timeout=_INFO_SECONDS, check=False

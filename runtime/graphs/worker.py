@@ -12,8 +12,8 @@ T = TypeVar("T")
 class Worker:
     """Runs functions one after another in a thread of its own.
 
-    Unlike a `ThreadPoolExecutor` it still works while the interpreter exits, when an encoder that nobody closed gives
-    its device back.
+    Unlike a `ThreadPoolExecutor` it still works while the interpreter exits, when a session that was not closed
+    releases its device.
     """
 
     def __init__(self, name: str) -> None:
@@ -39,7 +39,7 @@ class Worker:
         return future.result()
 
     def end(self, last: Callable[[], None], *, wait: bool) -> None:
-        """Run `last`, which must not raise, after everything that was asked for; then the thread ends."""
+        """Run `last`, which must not raise, after all earlier calls; then the thread ends."""
         with self._lock:
             self._ended = True
             self._jobs.put(last)
@@ -49,7 +49,7 @@ class Worker:
 
 
 def _work(jobs: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
-    """Holds no reference to the `Worker`, so that one nobody uses any more is not kept alive by its thread."""
+    """Holds no reference to the `Worker`, which would keep an unused one alive."""
     while (job := jobs.get()) is not None:
         job()
         del job

@@ -1,12 +1,14 @@
-"""Reading tensor files from disk as memory-mapped tensors, with damage and foreign files told in sentences.
+"""Reads tensor files of every kind as memory-mapped tensors, and checks what they hold: kinds, names and shapes.
 
-No tensor names here: what the tensors mean is decided by the modules beside this one.
+Damage and foreign files are refused in a sentence. What the tensors mean is known to `llm.weights` and
+`vision.weights`.
 """
 
 import json
+import re
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,22 @@ _SHOWN_KEYS = 12
 _MAX_JSON = 16 << 20  # bytes; the largest shard index has a hundredth of it
 _LARGEST = 1 << 63  # of a whole number in a tensor
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+ADAPTER = "a LLaMA-Adapter file"
+# What a file is that has such keys; the first that fits.
+_KINDS = (
+    (r"clip\.|(llama|llma)\.tok_embeddings", "a checkpoint of the adapter's trainer"),
+    (r"(visual_blocks|adapter_query|visual_query|llama|llma)\.", ADAPTER),
+    (r"visual\.(conv1|transformer)\.|vision_model\.", "a CLIP"),
+    (r"tok_embeddings\.weight$|layers\.0\.attention\.w", "LLaMA weights in Meta's form"),
+    (r"model\.layers\.|model\.embed_tokens\.", "a language model in Hugging Face's form"),
+)
+
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorFile:
-    """The tensors of a file, on the CPU and mapped from it; `config` is what an adapter's release has beside them."""
+    """The tensors of a file, on the CPU and mapped from it; `config` stands beside them in an adapter's release."""
 
     tensors: dict[str, Tensor]
     config: Mapping[str, Any]
@@ -37,9 +50,9 @@ class TensorFile:
 def read_tensor_file(path: Path, *, torchscript: bool = False) -> TensorFile:
     """Read safetensors, by the suffix, or a file written by `torch.save`: a dictionary of tensors, or one as "model".
 
-    With `torchscript` a TorchScript archive too, whose code is not run, and plain numbers beside the tensors, as CLIP
-    has them. Whatever the file holds, memory is used in proportion to its size only. Raises CheckpointError for a
-    missing, damaged or foreign file.
+    With `torchscript` also a TorchScript archive, whose code is not run, and plain numbers beside the tensors, as in
+    CLIP. Memory stays in proportion to the file's size, whatever it holds. Raises CheckpointError for a missing,
+    damaged or foreign file.
     """
     if path.suffix == ".safetensors":
         return TensorFile(tensors=read_safetensors(path), config={})
@@ -86,7 +99,7 @@ def _state_dict(file: TorchFile, *, numbers: bool) -> TensorFile:
     }
     for key, value in content.items():
         if isinstance(value, Unread) and value.tensor_kind is not None:
-            raise _other_kind(file.path, str(key), value.tensor_kind)
+            raise _other_kind(f"`{file.path}`", str(key), value.tensor_kind)
     others = [str(key) for key in content if key not in headers and key not in plain]
     if others:
         raise CheckpointError(
@@ -155,12 +168,54 @@ def require_file(path: Path) -> None:
         )
 
 
-def check_dense(tensors: Mapping[str, Tensor], *, path: Path) -> None:
+def check_dense(tensors: Mapping[str, Tensor], *, what: str) -> None:
     """Raise CheckpointError unless all tensors hold plain floating-point numbers: not sparse, quantised or absent."""
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.dtype not in _FLOATING:
             kind = f"{tensor.layout}, {tensor.dtype} on {tensor.device}".replace("torch.", "")
-            raise _other_kind(path, name, kind)
+            raise _other_kind(what, name, kind)
+
+
+def check_names(found: Collection[str], wanted: Collection[str], *, what: str, meaning: str) -> None:
+    """Raise CheckpointError unless `found` are exactly the `wanted` names; `meaning` is the hint."""
+    known, present = set(wanted), set(found)
+    missing = [name for name in wanted if name not in present]
+    unknown = [name for name in found if name not in known]
+    parts = [f"lacks {len(missing)} tensors ({list_keys(missing)})"] if missing else []
+    parts += [f"has {len(unknown)} tensors that do not belong there ({list_keys(unknown)})"] if unknown else []
+    if parts:
+        raise CheckpointError(f"{what} {' and '.join(parts)}", hint=meaning)
+
+
+def check_shapes(found: Mapping[str, Shape], wanted: Mapping[str, Shape], *, what: str, meaning: str) -> None:
+    """Raise CheckpointError at the first tensor whose shape is not the wanted one."""
+    for name, shape in wanted.items():
+        if found[name] != shape:
+            raise CheckpointError(
+                f"{what}: `{shown_excerpt(name)}` has the shape {list(found[name])}, where {list(shape)} is wanted",
+                hint=meaning,
+            )
+
+
+def count_blocks(keys: Collection[str], prefix: str, *, what: str) -> int:
+    """One more than the highest number that follows `prefix`, such as `layers.`, in a key; 0 without any.
+
+    Raises CheckpointError where that is far more than there are keys, so that what is made for each block stays in
+    proportion to the file.
+    """
+    pattern = re.compile(re.escape(prefix) + r"([0-9]{1,18})\.")
+    highest = max((int(match[1]) for key in keys if (match := pattern.match(key))), default=-1)
+    if highest > 2 * len(keys):
+        raise CheckpointError(
+            f"{what} has a tensor `{prefix}{highest}.*`, and {len(keys)} tensors in all: too few for so many blocks",
+            hint="the file is damaged or was put together by hand; fetch it again",
+        )
+    return highest + 1
+
+
+def what_is(keys: Collection[str]) -> str | None:
+    """What kind of file has these keys; None for an unknown one."""
+    return next((kind for pattern, kind in _KINDS if any(re.match(pattern, key) for key in keys)), None)
 
 
 def require_numbers(
@@ -182,9 +237,9 @@ def list_keys(keys: Sequence[str]) -> str:
     return f"{told} and {rest} more" if rest > 0 else told
 
 
-def _other_kind(path: Path, name: str, kind: str) -> CheckpointError:
+def _other_kind(what: str, name: str, kind: str) -> CheckpointError:
     return CheckpointError(
-        f"`{path}` holds `{shown_excerpt(name)}` as a tensor of another kind ({kind}), where dense "
+        f"{what} holds `{shown_excerpt(name)}` as a tensor of another kind ({kind}), where dense "
         "floating-point numbers are wanted",
         hint="take the original file, before quantisation or other conversions",
     )

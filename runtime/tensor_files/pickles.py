@@ -1,8 +1,8 @@
-"""Pickles as torch writes them, read as data: no class is looked up and no function is called.
+"""Reads torch's pickles as data: no class is looked up and no function is called.
 
 Python's own unpickler calls whatever a pickle names, and even a restricted one lets a few bytes reserve gigabytes. Here
-a name is only compared with what a checkpoint needs: plain values, dictionaries, tensors in storages, and the modules
-of a TorchScript archive. Only the attributes of modules count.
+names are only compared with what a checkpoint needs: plain values, dictionaries, tensors in storages, and the modules
+of a TorchScript archive, of which only the attributes are read.
 """
 
 import math
@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import torch
 
-from llama_adapter.runtime.errors import LlamaAdapterError
+from llama_adapter.runtime.errors import CheckpointError
 
-MAX_BYTES: Final = 4 << 20  # of one pickle; that of LLaMA-65B with its optimiser has a tenth of it
+MAX_BYTES: Final = 4 << 20  # of one pickle; LLaMA-65B's with its optimiser has a tenth of it
 _MAX_SIDE: Final = 1 << 48
 _MAX_DIMS: Final = 16
 
@@ -47,8 +47,8 @@ _DICTIONARY = "collections.OrderedDict"
 _TENSOR = ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor")
 _WRAPPED = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
 _SUBCLASS = "torch._tensor._rebuild_from_type_v2"  # a tensor with attributes of its own, which are left out
-# Harmless, and of no use here: they become an `Unread`. The trainer of the adapters keeps its command line as a
-# Namespace; the tensors are of kinds that are no weights.
+# Harmless and unused: they become an `Unread`. The adapters' trainer stores its command line as a Namespace; tensors of
+# these kinds are no weights.
 _OTHER_KIND = "torch._utils._rebuild_"
 _UNREAD = frozenset(
     {
@@ -84,7 +84,7 @@ _MODULE = re.compile(r"__torch__(\.\w+)+", re.ASCII)
 _CUSTOM = "__torch__.torch.classes."  # implemented in C++, with a form of their own
 
 
-class PickleError(LlamaAdapterError):
+class PickleError(CheckpointError):
     """Bytes that are no pickle of torch's, or a damaged one."""
 
 
@@ -130,7 +130,7 @@ class TensorHeader:
 
 @dataclass(slots=True, eq=False)
 class Module:
-    """A module of a TorchScript archive: the attributes as they are stored. Its code is not looked at.
+    """A module of a TorchScript archive: its attributes as they are stored. Its code is not read.
 
     A key that is not a text means that the module has a form of its own.
     """
@@ -141,7 +141,7 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """In the place of a harmless object that is of no use here."""
+    """Stands for a harmless object that is not used."""
 
     name: str
 
@@ -170,8 +170,8 @@ class Pickle:
 def read_pickle(data: bytes, *, start: int = 0, torchscript: bool = False) -> Pickle:
     """Read the pickle that begins at byte `start`.
 
-    Tensors come as TensorHeader, modules as Module (only with `torchscript`), harmless objects that are of no use as
-    Unread. Raises ForeignObjectError for any other object, and PickleError for bytes that are no pickle of torch's.
+    Tensors come as TensorHeader, modules as Module (only with `torchscript`), harmless unused objects as Unread. Raises
+    ForeignObjectError for any other object, and PickleError for bytes that are no pickle of torch's.
     """
     reader = _Reader(data, start, torchscript=torchscript)
     try:
@@ -341,13 +341,13 @@ def _new(name: str, arguments: Any) -> Any:
 
 
 def _set_state(target: Any, state: Any) -> None:
-    """The state of a module; that of other objects is of no use here."""
+    """Keep the state of a module; that of other objects is not used."""
     if not isinstance(target, Module):
         if not isinstance(target, dict | Unread):
             raise TypeError("state")
         return
-    # A module with a `__setstate__` stores whatever that one takes, and only running it would tell what it means.
-    # The keys are looked at where modules are counted: many may share one dictionary.
+    # A module with a `__setstate__` has a state that only running it would explain. Keys are checked where modules are
+    # counted: many may share one dictionary.
     if type(state) is not dict or target.attributes:
         raise ForeignObjectError(target.name)
     target.attributes = state

@@ -1,7 +1,7 @@
-"""Files of `torch.save` and TorchScript archives: their content as plain data, their tensors as views of the file.
+"""Reads files of `torch.save` and TorchScript archives: content as plain data, tensors as views of the mapped file.
 
-Nothing in them is run. Sizes are compared with the file's before anything is allocated, and the file is mapped, not
-read. Both forms of `torch.save` are known, the archive of today and the one before torch 1.6.
+Nothing in them is run, and sizes are compared with the file's before anything is allocated. Both forms of `torch.save`
+are read, today's archive and the one before torch 1.6.
 """
 
 import struct
@@ -55,7 +55,7 @@ class TorchFile:
     """A file of torch's, opened: `content` is what was saved, with a TensorHeader for each tensor."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ForeignObjectError for a file with objects that are no data, and PickleError for any other file."""
+        """Raises ForeignObjectError for objects that are no data, and PickleError for files that are not torch's."""
         self.path = path
         self._size = path.stat().st_size
         self._swapped = False  # whether the numbers are in the other byte order than this machine's

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from llama_adapter.app.captioning.resources import sample_pictures
 from llama_adapter.vision.config import VisionConfig
-from llama_adapter.vision.export.onnx import export_onnx
+from llama_adapter.vision.export import export_onnx
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
 from scripts.peers.packages import require

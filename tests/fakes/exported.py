@@ -10,11 +10,13 @@ import numpy as np
 import torch
 
 from llama_adapter.app.models.bundle import load_bundle
-from llama_adapter.runtime.graphs.card import EncoderCard, EncoderDtype
+from llama_adapter.runtime.graphs.card import GraphDtype
+from llama_adapter.runtime.graphs.open_session import GraphSpec
 from llama_adapter.runtime.graphs.sidecar import OmInput, OmSidecar, file_sha256, write_sidecar
-from llama_adapter.vision.backends.onnx import OnnxVisionBackend
+from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
+from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
-from llama_adapter.vision.export.onnx import export_onnx
+from llama_adapter.vision.export import export_onnx
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
 from tests.fakes.om_format import write_fake_om
@@ -31,21 +33,21 @@ def embedded_encoder() -> PictureEncoder:
     return encoder_from_state(model.vision_config, model.vision_state)
 
 
-def embedded_onnx(dtype: EncoderDtype = "float32") -> Path:
+def embedded_onnx(dtype: GraphDtype = "float32") -> Path:
     """Not to be changed by a test."""
     return _embedded_onnx(dtype)
 
 
 @functools.cache
-def _embedded_onnx(dtype: EncoderDtype) -> Path:
+def _embedded_onnx(dtype: GraphDtype) -> Path:
     encoder, path = embedded_encoder(), Path(_FOLDER.name) / f"embedded-{dtype}.onnx"
     export_onnx(encoder.config, encoder.state_dict(), path, name="embedded", dtype=dtype)
     return path
 
 
 @functools.cache
-def _embedded_card(dtype: EncoderDtype) -> EncoderCard:
-    card = OnnxVisionBackend(embedded_onnx(dtype), threads=1).card
+def _embedded_card(dtype: GraphDtype) -> EncoderCard:
+    card = open_onnx(embedded_onnx(dtype), threads=1).card
     assert card is not None
     return card
 
@@ -64,11 +66,19 @@ def sample_queries() -> torch.Tensor:
     return queries
 
 
+def open_onnx(path: Path, *, threads: int | None = None, own_process: bool = False) -> ExportedEncoder:
+    return open_encoder(GraphSpec(kind="onnx", path=str(path), threads=threads, own_process=own_process))
+
+
+def open_om(path: Path, *, device_id: int = 0, own_process: bool = False) -> ExportedEncoder:
+    return open_encoder(GraphSpec(kind="om", path=str(path), device_id=device_id, own_process=own_process))
+
+
 def make_om(
     path: Path,
     batch_sizes: Sequence[int],
     *,
-    dtype: EncoderDtype = "float16",
+    dtype: GraphDtype = "float16",
     sidecar: bool = True,
     soc: str = SOC,
     **changes: Any,
@@ -93,7 +103,7 @@ def make_om(
         write_sidecar(
             path,
             OmSidecar(
-                card=card,
+                card=card.to_graph(),
                 input=OmInput(dtype=dtype, shape=(batch, *card.input_shape)),
                 batch_sizes=tuple(batch_sizes),
                 has_gears=has_gears,

@@ -25,8 +25,9 @@ from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.llm.weights.names import llama_shapes
 from llama_adapter.runtime.errors import CheckpointError, GraphError
-from llama_adapter.runtime.graphs.card import EncoderCard
+from llama_adapter.runtime.graphs.card import GraphCard
 from llama_adapter.runtime.graphs.sidecar import OmInput, OmSidecar
+from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
 from llama_adapter.vision.out_of_distribution import read_familiarity
@@ -109,12 +110,13 @@ def card(data: bytes) -> str:
     """The card that an exported encoder carries."""
     try:
         text = data.decode()
-        found = EncoderCard.from_json(text, file="encoder.onnx")
+        found = GraphCard.from_json(text, file="encoder.onnx")
+        EncoderCard.from_graph(found, file="encoder.onnx")
     except UnicodeDecodeError:
         return "no text"
     except GraphError as error:
         return refused(error)
-    assert EncoderCard.from_json(found.to_json(), file="again") == found
+    assert GraphCard.from_json(found.to_json(), file="again") == found
     return f"ok {found.dtype}"
 
 
@@ -257,7 +259,7 @@ def _clips() -> dict[str, bytes]:
     return {"state-dict": _torch(state), "safetensors": save(state), "torchscript": _archive(state)}
 
 
-def _made_card() -> EncoderCard:
+def _made_card() -> GraphCard:
     vision = VisionConfig(
         clip=ClipConfig(image_size=4, patch_size=2, width=64, num_layers=1, num_heads=1, output_dim=4),
         query=QueryConfig(num_queries=2, width=4, depth=1, num_heads=1, mlp_dim=4, output_dim=4),
@@ -265,7 +267,7 @@ def _made_card() -> EncoderCard:
     assert PictureEncoder(vision)
     return EncoderCard(
         name="tiny", vision=vision, dtype="float16", opset=17, fingerprint={"clip": "ab 1", "query": "cd 2"}
-    )
+    ).to_graph()
 
 
 def _sidecars() -> dict[str, bytes]:

@@ -1,10 +1,7 @@
-"""LLaMA folders as users have them: all forms of one model are equal, and errors name what is wrong."""
+"""LLaMA folders as users have them: all forms of one model are one model, and what is wrong with a folder is told."""
 
 import json
-import os
-import pickle
 import shutil
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,6 @@ from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.llm.weights.names import half_split
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.tensor_files.files import read_tensor_file
 from tests.llm.toys import build_decoder
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -63,7 +59,7 @@ def is_mapped(tensor: Tensor, path: Path) -> bool:
 
 
 def state_of(source: Any) -> dict[str, Tensor]:
-    return build_decoder(source, None)[1]
+    return build_decoder(source, None, vocab_size=512)[1]
 
 
 def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
@@ -71,10 +67,12 @@ def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     assert [key for key in one if not torch.equal(one[key], other[key])] == []
 
 
-def test_every_form_of_the_golden_folders_is_the_same_model() -> None:
-    wanted = state_of(open_meta(ONE_SHARD))
-    assert_equal(state_of(open_meta(TWO_SHARDS)), wanted)
-    assert_equal(state_of(open_huggingface(HUGGINGFACE)), wanted)
+def test_two_shards_are_the_same_model_as_one() -> None:
+    assert_equal(state_of(open_meta(TWO_SHARDS)), state_of(open_meta(ONE_SHARD)))
+
+
+def test_huggingface_folder_is_the_same_model_as_metas() -> None:
+    assert_equal(state_of(open_huggingface(HUGGINGFACE)), state_of(open_meta(ONE_SHARD)))
 
 
 def test_half_split_puts_meta_row_2i_plus_s_at_s_half_plus_i() -> None:
@@ -112,8 +110,13 @@ def write_huggingface(folder: Path, *, kind: str, tensors: dict[str, Tensor], **
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin", "sharded bin"])
 def test_every_file_form_of_huggingface_is_the_same_model(tmp_path: Path, kind: str) -> None:
-    old_table = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
-    folder = write_huggingface(tmp_path / "hf", kind=kind, tensors=huggingface_tensors() | old_table)
+    folder = write_huggingface(tmp_path / "hf", kind=kind, tensors=huggingface_tensors())
+    assert_equal(state_of(open_huggingface(folder)), state_of(open_meta(ONE_SHARD)))
+
+
+def test_rotary_tables_of_old_huggingface_files_are_known(tmp_path: Path) -> None:
+    tensors = huggingface_tensors() | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+    folder = write_huggingface(tmp_path / "hf", kind="bin", tensors=tensors)
     assert_equal(state_of(open_huggingface(folder)), state_of(open_meta(ONE_SHARD)))
 
 
@@ -126,16 +129,6 @@ def test_tied_output_is_the_embedding_and_not_the_same_memory(tmp_path: Path) ->
     assert state["head.weight"].data_ptr() != state["embedding.weight"].data_ptr()
 
 
-@pytest.mark.parametrize("is_wrapped", [False, True])
-def test_old_and_wrapped_torch_files_are_the_same_model(meta: Path, is_wrapped: bool) -> None:
-    tensors = torch.load(meta / SHARD, weights_only=True)
-    if is_wrapped:  # by a trainer
-        torch.save({"model": tensors, "epoch": 3}, meta / SHARD)
-    else:  # as before torch's zip format
-        torch.save(tensors, meta / SHARD, _use_new_zipfile_serialization=False)
-    assert_equal(state_of(open_meta(meta)), state_of(open_meta(ONE_SHARD)))
-
-
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux to see what is mapped")
 def test_tensors_stay_memory_mapped_on_disk() -> None:
     source = open_meta(ONE_SHARD)
@@ -145,148 +138,132 @@ def test_tensors_stay_memory_mapped_on_disk() -> None:
     assert is_mapped(weight, HUGGINGFACE / "model-00001-of-00002.safetensors")
 
 
-def remove_many(tensors: dict[str, Any]) -> None:
-    for key in [key for key in tensors if ".w2." in key or "norm" in key]:
-        del tensors[key]
-
-
 @pytest.mark.parametrize(
-    ("edit", "told"),
-    [
-        (lambda t: t.pop("layers.1.attention.wk.weight"), r"`layers\.1\.attention\.wk\.weight`"),
-        (lambda t: t.pop("norm.weight"), r"`norm\.weight`"),
-        (lambda t: t.pop("output.weight"), r"`output\.weight`"),
-        (lambda t: t.update({"layers.0.attention.wz.weight": torch.ones(2)}), r"`layers\.0\.attention\.wz\.weight`"),
-        (
-            lambda t: t.update({"layers.2.attention.wo.weight": torch.ones(64, 60)}),
-            r"`layers\.2\.attention\.wo\.weight`.*\[64, 60\].*\[64, 64\]",
-        ),
-        (
-            lambda t: t.update({"layers.0.feed_forward.w1.weight": torch.zeros(())}),
-            r"layers\.0\.feed_forward\.w1\.weight",
-        ),
-        (lambda t: t.update({"output.weight": torch.zeros(())}), r"output\.weight"),
-        (lambda t: t.update({"layers.0.attention.wq.weight": torch.zeros(())}), r"layers\.0\.attention\.wq\.weight"),
-        (remove_many, r"(`layers[^`]*`.*){12}and 1 more"),
-    ],
+    "key", ["layers.1.attention.wk.weight", "norm.weight", "output.weight", "layers.0.ffn_norm.weight"]
 )
-def test_missing_unknown_and_misshapen_tensors_are_named(
-    meta: Path, edit: Callable[[dict[str, Any]], None], told: str
-) -> None:
-    edit_tensors(meta / SHARD, edit)
-    with pytest.raises(CheckpointError, match=told):
+def test_a_missing_tensor_is_named(meta: Path, huggingface: Path, key: str) -> None:
+    edit_tensors(meta / SHARD, lambda tensors: tensors.pop(key))
+    with pytest.raises(CheckpointError, match="lacks.*`" + key.replace(".", r"\.")) as caught:
         open_meta(meta)
+    assert caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("edit", "told"),
-    [
-        (lambda t: t.pop("model.layers.2.mlp.up_proj.weight"), r"`layers\.2\.feed_forward\.w3\.weight`"),
-        (
-            lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}),
-            r"`model\.layers\.0\.self_attn\.q_proj\.bias`",
-        ),
-        (lambda t: t.update({"model.norm.weight": torch.ones(64, dtype=torch.int8)}), r"`model\.norm\.weight`"),
-    ],
-)
-def test_tensors_that_do_not_belong_to_huggingface_files_are_named(
-    tmp_path: Path, edit: Callable[[dict[str, Any]], None], told: str
-) -> None:
+def test_a_tensor_missing_from_huggingface_is_named(tmp_path: Path) -> None:
     tensors = huggingface_tensors()
-    edit(tensors)
-    with pytest.raises(CheckpointError, match=told):
+    del tensors["model.layers.2.mlp.up_proj.weight"]
+    folder = write_huggingface(tmp_path / "hf", kind="safetensors", tensors=tensors)
+    with pytest.raises(CheckpointError, match=r"lacks 1 tensors \(`layers\.2\.feed_forward\.w3\.weight`\)"):
+        open_huggingface(folder)
+
+
+def test_an_unknown_tensor_is_named(meta: Path, tmp_path: Path) -> None:
+    edit_tensors(meta / SHARD, lambda tensors: tensors.update({"layers.0.attention.wz.weight": torch.ones(2)}))
+    with pytest.raises(CheckpointError, match=r"do not belong there \(`layers\.0\.attention\.wz\.weight`\)"):
+        open_meta(meta)
+    tensors = huggingface_tensors() | {"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}
+    with pytest.raises(CheckpointError, match=r"do not belong there \(`model\.layers\.0\.self_attn\.q_proj\.bias`\)"):
         open_huggingface(write_huggingface(tmp_path / "hf", kind="safetensors", tensors=tensors))
 
 
-def copy_shard(folder: Path, number: int) -> None:
-    shutil.copy(folder / SHARD, folder / f"consolidated.0{number}.pth")
+def test_at_most_a_dozen_keys_are_listed(meta: Path) -> None:
+    edit_tensors(
+        meta / SHARD, lambda tensors: [tensors.pop(key) for key in list(tensors) if ".w2." in key or "norm" in key]
+    )
+    with pytest.raises(CheckpointError, match="and 1 more") as caught:
+        open_meta(meta)
+    assert str(caught.value).count("`layers.") == 12
 
 
-@pytest.mark.parametrize(
-    ("edit", "told"),
-    [
-        (lambda folder: (folder / "consolidated.01.pth").unlink(), "1 of 2 shards"),
-        (lambda folder: (folder / SHARD).unlink(), r"`consolidated\.00\.pth`"),
-        (lambda folder: copy_shard(folder, 2), "3 shards.* 2 "),
-        (lambda folder: copy_shard(folder, 1), r"01\.pth`.*`consolidated\.00\.pth`"),
-        (
-            lambda folder: edit_tensors(folder / "consolidated.01.pth", lambda t: t["norm.weight"].add_(1)),
-            r"`norm\.weight`",
-        ),
-    ],
-)
-def test_missing_superfluous_and_foreign_shards_are_named(
-    two_shards: Path, edit: Callable[[Path], None], told: str
-) -> None:
-    edit(two_shards)
-    with pytest.raises(CheckpointError, match=told):
+def test_a_misshapen_tensor_is_named_with_both_shapes(meta: Path) -> None:
+    edit_tensors(meta / SHARD, lambda tensors: tensors.update({"layers.2.attention.wo.weight": torch.ones(64, 60)}))
+    with pytest.raises(
+        CheckpointError, match=r"`layers\.2\.attention\.wo\.weight` has the shape \[64, 60\], where \[64, 64\]"
+    ):
+        open_meta(meta)
+
+
+def test_a_missing_last_shard_is_seen_from_the_shapes(two_shards: Path) -> None:
+    (two_shards / "consolidated.01.pth").unlink()
+    with pytest.raises(CheckpointError, match="has 1 of 2 shards") as caught:
+        open_meta(two_shards)
+    assert "consolidated.01.pth" in caught.value.hint
+
+
+def test_a_missing_first_shard_is_seen_from_the_names(two_shards: Path) -> None:
+    (two_shards / SHARD).unlink()
+    with pytest.raises(CheckpointError, match=r"lacks `consolidated\.00\.pth`"):
         open_meta(two_shards)
 
 
-@pytest.mark.parametrize(
-    ("change", "kind"),
-    [
-        (Tensor.to_sparse, "sparse_tensor"),
-        (lambda tensor: tensor.to("meta"), "meta_tensor_no_storage"),
-        (lambda tensor: tensor.to(torch.complex64), "strided, complex64 on cpu"),
-        (lambda tensor: tensor.long(), "strided, int64 on cpu"),
-        (lambda tensor: tensor > 0, "strided, bool on cpu"),
-        (lambda tensor: torch.quantize_per_tensor(tensor.float(), 0.1, 0, torch.qint8), "qtensor"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore")  # torch announces changes of its quantised and sparse tensors
-def test_tensors_of_another_kind_are_refused(
-    meta: Path, tmp_path: Path, change: Callable[[Tensor], Tensor], kind: str
-) -> None:
-    def edit(tensors: dict[str, Any]) -> None:
-        tensors["layers.1.ffn_norm.weight"] = change(tensors["layers.1.ffn_norm.weight"].half())
+def test_a_shard_too_many_is_seen(two_shards: Path) -> None:
+    shutil.copy(two_shards / SHARD, two_shards / "consolidated.02.pth")
+    with pytest.raises(CheckpointError, match="has 3 shards, where 2 already make the whole model"):
+        open_meta(two_shards)
 
-    edit_tensors(meta / SHARD, edit)
-    with pytest.raises(CheckpointError, match=rf"`layers\.1\.ffn_norm\.weight`.*\({kind}\)"):
+
+def test_shards_of_two_models_are_seen_from_their_copies(two_shards: Path) -> None:
+    edit_tensors(two_shards / "consolidated.01.pth", lambda tensors: tensors["norm.weight"].add_(1))
+    with pytest.raises(CheckpointError, match=r"disagree about `norm\.weight`"):
+        open_meta(two_shards)
+
+
+def test_a_shard_copied_over_another_is_seen(two_shards: Path) -> None:
+    shutil.copy(two_shards / SHARD, two_shards / "consolidated.01.pth")
+    with pytest.raises(CheckpointError, match=r"01\.pth` holds the same part of the model as `consolidated\.00\.pth`"):
+        open_meta(two_shards)
+
+
+def test_tensors_of_another_kind_are_refused(meta: Path) -> None:
+    edit_tensors(meta / SHARD, lambda tensors: tensors.update({"norm.weight": tensors["norm.weight"].long()}))
+    with pytest.raises(CheckpointError, match=r"`norm\.weight` as a tensor of another kind"):
         open_meta(meta)
 
 
-def test_heads_that_do_not_divide_the_width_are_refused(meta: Path) -> None:
+def test_integers_in_huggingface_files_are_refused(tmp_path: Path) -> None:
+    tensors = huggingface_tensors()
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int8)
+    folder = write_huggingface(tmp_path / "hf", kind="safetensors", tensors=tensors)
+    with pytest.raises(CheckpointError, match=r"`model\.norm\.weight` as a tensor of another kind"):
+        open_huggingface(folder)
+
+
+@pytest.mark.parametrize("key", ["layers.0.feed_forward.w1.weight", "output.weight", "layers.0.attention.wq.weight"])
+def test_a_number_in_the_place_of_a_matrix_is_told(meta: Path, key: str) -> None:
+    edit_tensors(meta / SHARD, lambda tensors: tensors.update({key: torch.zeros(())}))
+    with pytest.raises(CheckpointError, match=key.replace(".", r"\.")):
+        open_meta(meta)
+
+
+def test_heads_that_do_not_divide_the_width_are_told(meta: Path) -> None:
     edit_json(meta / "params.json", n_heads=3)
-    with pytest.raises(CheckpointError, match=r"dim 64.*num_heads 3"):
+    with pytest.raises(CheckpointError, match="are impossible: dim 64 must be num_heads 3 times an even number"):
         state_of(open_meta(meta))
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_pipes_and_devices_are_refused_before_they_are_read(meta: Path) -> None:
-    (meta / SHARD).unlink()
-    os.mkfifo(meta / SHARD)
-    with pytest.raises(CheckpointError, match=SHARD):
-        open_meta(meta)
-    with pytest.raises(CheckpointError, match="`/dev/zero`"):
-        read_tensor_file(Path("/dev/zero"))
-
-
-def test_a_path_that_torch_cannot_open_is_not_called_damage(meta: Path) -> None:
-    odd = meta.rename(meta.with_name(os.fsdecode(b"caf\xe9")))
-    with pytest.raises(CheckpointError, match="UTF-8"):
-        open_meta(odd)
+def test_llama_wrapped_by_a_trainer_is_the_same_model(meta: Path) -> None:
+    torch.save({"model": torch.load(meta / SHARD, weights_only=True), "epoch": 3}, meta / SHARD)
+    assert_equal(state_of(open_meta(meta)), state_of(open_meta(ONE_SHARD)))
 
 
 def test_a_missing_huggingface_shard_is_named(huggingface: Path) -> None:
     (huggingface / "model-00001-of-00002.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"`model-00001-of-00002\.safetensors`"):
+    with pytest.raises(CheckpointError, match=r"lacks `model-00001-of-00002\.safetensors`, named in"):
         open_huggingface(huggingface)
 
 
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({"n_layers": 40}, "40 layers.* 4"),
-        ({"dim": 5120}, "5120.* 64"),
-        ({"n_kv_heads": 2}, "keys"),
-        ({"num_experts": 8}, "`num_experts`"),
-        ({"use_scaled_rope": True}, "`use_scaled_rope`"),
-        ({"n_heads": None}, "`n_heads`"),
-        ({"n_layers": 2.7, "dim": float("inf")}, "`dim`, `n_layers`"),
-        ({"norm_eps": float("nan")}, "`norm_eps`"),
-        ({"rope_theta": "x"}, "`rope_theta`"),
-        ({"rope_theta": 0}, "`rope_theta`"),
+        ({"n_layers": 40}, "speaks of 40 layers, the weights beside it have 4"),
+        ({"dim": 5120}, "speaks of width 5120, its weights have width 64"),
+        ({"n_kv_heads": 2}, "shares keys among heads"),
+        ({"num_experts": 8}, "entries that may change how the model computes and are not supported: `num_experts`"),
+        ({"use_scaled_rope": True}, "are not supported: `use_scaled_rope`"),
+        ({"n_heads": None}, "no number, or an impossible one, for `n_heads`"),
+        ({"n_layers": 2.7, "dim": float("inf")}, "an impossible one, for `dim`, `n_layers`"),
+        ({"norm_eps": float("nan")}, "an impossible one, for `norm_eps`"),
+        ({"rope_theta": "x"}, "an impossible one, for `rope_theta`"),
+        ({"rope_theta": 0}, "an impossible one, for `rope_theta`"),
     ],
 )
 def test_params_of_another_model_are_refused(meta: Path, entries: dict[str, object], message: str) -> None:
@@ -304,18 +281,18 @@ def test_harmless_params_are_tolerated(meta: Path) -> None:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({"model_type": "mistral"}, "'mistral'"),
-        ({"num_key_value_heads": 2}, "keys"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rotary"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}}, "rotary"),
-        ({"attention_bias": True}, "`attention_bias`"),
-        ({"quantization_config": {"bits": 4}}, "`quantization_config`"),
-        ({"hidden_act": "gelu"}, "`hidden_act`"),
-        ({"rope_theta": 0}, "`rope_theta`"),
-        ({"rope_parameters": "x"}, "rope_parameters"),
-        ({"num_attention_heads": 0, "num_key_value_heads": 0}, "`num_attention_heads`"),
-        ({"num_hidden_layers": 10**9}, "1000000000 layers.* 4"),
-        ({"hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 8}, "config.json"),
+        ({"model_type": "mistral"}, "a model of type 'mistral', where 'llama' is wanted"),
+        ({"num_key_value_heads": 2}, "shares keys among heads"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "scales its rotary embedding"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}}, "scales its rotary embedding"),
+        ({"attention_bias": True}, "its config.json sets `attention_bias`"),
+        ({"quantization_config": {"bits": 4}}, "its config.json sets `quantization_config`"),
+        ({"hidden_act": "gelu"}, "its config.json sets `hidden_act`"),
+        ({"rope_theta": 0}, "an impossible one, for `rope_theta`"),
+        ({"rope_parameters": "x"}, "rope_parameters that are no table"),
+        ({"num_attention_heads": 0, "num_key_value_heads": 0}, "an impossible one, for `num_attention_heads`"),
+        ({"num_hidden_layers": 10**9}, "speaks of 1000000000 layers, the weights beside it have 4"),
+        ({"hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 8}, "does not fit its config.json"),
     ],
 )
 def test_huggingface_models_that_compute_differently_are_refused(
@@ -326,69 +303,28 @@ def test_huggingface_models_that_compute_differently_are_refused(
         open_huggingface(huggingface)
 
 
-@pytest.mark.parametrize("kept", [0.0, 0.001, 0.5, 0.99])
-def test_truncated_files_are_refused(meta: Path, huggingface: Path, kept: float) -> None:
-    for path in (meta / SHARD, huggingface / "model-00001-of-00002.safetensors"):
-        path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
-    for folder, read in ((meta, open_meta), (huggingface, open_huggingface)):
-        with pytest.raises(CheckpointError) as caught:
-            read(folder)
-        assert caught.value.__suppress_context__ or caught.value.__context__ is None
-
-
-class RunsCode:
-    """A pickle that would call `function` when loaded."""
-
-    def __init__(self, function: Callable[[str], object]) -> None:
-        self.function = function
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (self.function, ("echo code from the file ran",))
-
-
-@pytest.mark.parametrize(("function", "name"), [(print, "print"), (os.system, f"{os.name}.system")])
-@pytest.mark.parametrize("zipped", [True, False])
-def test_code_in_a_file_is_not_run(
-    meta: Path, capfd: pytest.CaptureFixture[str], function: Callable[[str], object], name: str, zipped: bool
-) -> None:
-    content = {"tok_embeddings.weight": RunsCode(function)}
-    torch.save(content, meta / SHARD, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(CheckpointError, match=rf"`[\w.]*{name}`"):
-        open_meta(meta)
-    assert "ran" not in capfd.readouterr().out
-
-
-def test_a_foreign_pickle_is_refused_without_torchs_warnings(meta: Path) -> None:
-    (meta / SHARD).write_bytes(pickle.dumps({"x": 1}, protocol=4))
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        with pytest.raises(CheckpointError):
-            open_meta(meta)
-    assert [str(warning.message) for warning in heard] == []
-
-
 @pytest.mark.parametrize(
     ("other", "kind"),
     [
-        (GOLDEN / "adapters" / "BIAS-TINY.pth", "LLaMA-Adapter"),
-        (GOLDEN / "CLIP" / "tiny-vit-torchscript.pt", "TorchScript"),
+        (GOLDEN / "adapters" / "BIAS-TINY.pth", "a LLaMA-Adapter file"),
+        (GOLDEN / "CLIP" / "tiny-vit-torchscript.pt", "is a TorchScript archive, as OpenAI publishes CLIP"),
     ],
 )
-def test_another_file_in_place_of_llama_is_recognised(meta: Path, other: Path, kind: str) -> None:
+def test_another_file_in_the_place_of_llama_is_recognised(meta: Path, other: Path, kind: str) -> None:
     shutil.copy(other, meta / SHARD)
     with pytest.raises(CheckpointError, match=kind):
         open_meta(meta)
 
 
-def test_broken_json_is_refused(meta: Path, huggingface: Path) -> None:
+def test_broken_json_is_told_in_a_sentence(meta: Path, huggingface: Path) -> None:
     (meta / "params.json").write_text("{")
     (huggingface / "config.json").write_text("[]")
-    with pytest.raises(CheckpointError, match="JSON"):
+    with pytest.raises(CheckpointError, match="is no JSON"):
         open_meta(meta)
-    with pytest.raises(CheckpointError, match="JSON object"):
+    with pytest.raises(CheckpointError, match="where a JSON object is wanted"):
         open_huggingface(huggingface)
 
 
 def test_tokenizer_of_another_size_is_refused() -> None:
-    with pytest.raises(CheckpointError, match=r"32000.* 512 "):
+    with pytest.raises(CheckpointError, match=r"tokenizer has 32000 pieces, and the LLaMA in .* has 512 tokens"):
         build_decoder(open_meta(ONE_SHARD), None, vocab_size=32000)

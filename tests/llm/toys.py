@@ -19,7 +19,7 @@ from llama_adapter.llm.runners.sampler import kept_in_order
 from llama_adapter.llm.runners.shapes import EXACT, Shapes
 from llama_adapter.llm.weights.adapter import AdapterFile
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
-from llama_adapter.llm.weights.source import LlamaSource
+from llama_adapter.llm.weights.names import LlamaSource
 from llama_adapter.runtime.devices import Backend, CpuBackend
 from llama_adapter.runtime.operators import ATEN, Operators
 

@@ -13,7 +13,7 @@ from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.model.loss import next_token_loss
 from llama_adapter.llm.tokenizer import Tokenizer
-from llama_adapter.llm.weights.lora import low_rank_update
+from llama_adapter.llm.weights.build import low_rank_update
 from llama_adapter.llm.weights.names import half_split
 from tests.llm.toys import eager
 from tests.parity.golden import CASES, GENERATE, GOLDEN, causal, decoder_state, max_difference, model, pixels, tensors

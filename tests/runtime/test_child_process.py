@@ -1,12 +1,29 @@
-"""Children are asked as from anywhere: what lies in the current folder is not theirs to import."""
+"""Child processes answer whatever happens to them, and import nothing from the current folder."""
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from llama_adapter.runtime.child_process import ask_child
+from llama_adapter.runtime.child_process import ask_child, broken, ok
 from tests.app.golden import ROOT
+
+
+@pytest.mark.parametrize(
+    ("question", "arguments", "wanted"),
+    [
+        ("says", ("x",), ok("x")),
+        ("raises", (), broken("OSError: no luck")),
+        ("dies", (), broken("its check was ended by signal 11")),
+        ("hangs", (), broken("its check did not end within 1 s")),
+    ],
+)
+def test_whatever_becomes_of_a_child_is_an_answer(question: str, arguments: tuple[str, ...], wanted: Any) -> None:
+    seconds = 1 if question == "hangs" else 60
+    said = ask_child(f"tests.runtime.child_questions:{question}", *arguments, environ=os.environ, seconds=seconds)
+
+    assert said == wanted
 
 
 def test_files_of_the_current_folder_are_not_imported_in_a_child(
@@ -16,6 +33,4 @@ def test_files_of_the_current_folder_are_not_imported_in_a_child(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT))
 
-    said = ask_child("tests.runtime.child_questions:says", "here", environ=os.environ, seconds=60)
-
-    assert said["state"] == "ok"
+    assert ask_child("tests.runtime.child_questions:says", "here", environ=os.environ, seconds=60) == ok("here")

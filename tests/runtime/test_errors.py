@@ -24,7 +24,7 @@ from llama_adapter.runtime.errors import (
     LlamaAdapterError,
     UsageError,
 )
-from llama_adapter.runtime.graphs import acl_codes
+from llama_adapter.runtime.graphs import om_failures
 from llama_adapter.runtime.problems import RULES, describe, rule_for
 from llama_adapter.vision.errors import PictureError
 from tests.app.golden import ROOT
@@ -200,9 +200,11 @@ def test_each_row_of_the_devices_codes_is_tried() -> None:
 
 @pytest.mark.parametrize(("kind", "row"), [("memory", MEMORY), ("context", CONTEXT)])
 def test_codes_mean_the_same_to_the_encoder_and_to_the_decoder(kind: str, row: NpuFailure) -> None:
-    shared = {code for code in CODES if code in acl_codes.KINDS}
+    shared = {code for code in CODES if code in om_failures.KINDS}
 
-    assert {code for code in shared if CODES[code] is row} == {code for code in shared if acl_codes.KINDS[code] == kind}
+    assert {code for code in shared if CODES[code] is row} == {
+        code for code in shared if om_failures.KINDS[code] == kind
+    }
     assert any(CODES[code] is row for code in shared)
 
 

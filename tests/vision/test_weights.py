@@ -1,14 +1,9 @@
 """CLIP in all its forms and the visual part of adapters: one model whatever the form, and what is wrong is told."""
 
 import json
-import os
-import pickle
-import shutil
-import warnings
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -87,11 +82,6 @@ def assert_same(one: ClipSource, other: ClipSource) -> None:
 
 def test_state_dict_and_torchscript_archive_are_the_same_clip(tmp_path: Path, openai: dict[str, Tensor]) -> None:
     torch.save(openai, tmp_path / "clip.pt")
-    assert_same(open_clip(tmp_path / "clip.pt"), CLIP)
-
-
-def test_old_state_dict_files_are_read_too(tmp_path: Path, openai: dict[str, Tensor]) -> None:
-    torch.save(openai, tmp_path / "clip.pt", _use_new_zipfile_serialization=False)
     assert_same(open_clip(tmp_path / "clip.pt"), CLIP)
 
 
@@ -232,9 +222,9 @@ def test_clips_that_compute_differently_are_refused(tmp_path: Path, openai: dict
     ("other", "kind"),
     [
         ("adapters/BIAS-TINY.pth", "is no CLIP: it is a LLaMA-Adapter file"),
-        ("adapters/training-checkpoint-0.pth", "is no CLIP: it is a LLaMA-Adapter file"),
-        ("LLaMA/TINY/consolidated.00.pth", "is no CLIP: it is a LLaMA"),
-        ("LLaMA-HF/TINY/model-00001-of-00002.safetensors", "is no CLIP: it is a LLaMA"),
+        ("adapters/training-checkpoint-0.pth", "is no CLIP: it is a checkpoint of the adapter's trainer"),
+        ("LLaMA/TINY/consolidated.00.pth", "is no CLIP: it is LLaMA weights in Meta's form"),
+        ("LLaMA-HF/TINY/model-00001-of-00002.safetensors", "is no CLIP: it is a language model in Hugging Face's"),
         ("LLaMA/tokenizer.model", "cut short, damaged, or no tensor file"),
         ("LLaMA", "The folder .* holds no CLIP"),
     ],
@@ -242,69 +232,6 @@ def test_clips_that_compute_differently_are_refused(tmp_path: Path, openai: dict
 def test_another_file_in_the_place_of_clip_is_recognised(other: str, kind: str) -> None:
     with pytest.raises((CheckpointError), match=kind):
         open_clip(GOLDEN / other)
-
-
-@pytest.mark.parametrize("kept", [0.0, 0.01, 0.5, 0.999])
-@pytest.mark.parametrize("form", ["archive", "state dict", "safetensors"])
-def test_a_clip_cut_short_is_told_in_a_sentence(
-    tmp_path: Path, openai: dict[str, Tensor], kept: float, form: str
-) -> None:
-    write: dict[str, tuple[str, Callable[[Path], Any]]] = {
-        "archive": ("clip.pt", lambda path: shutil.copy(ARCHIVE, path)),
-        "state dict": ("clip.pt", lambda path: torch.save(openai, path)),
-        "safetensors": ("model.safetensors", lambda path: save_file(to_huggingface(openai), path)),
-    }
-    name, action = write[form]
-    path = tmp_path / name
-    action(path)
-    path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
-    with pytest.raises(CheckpointError, match=r"is empty|cut short, damaged"):
-        open_clip(path)
-
-
-class RunsCode:
-    """A pickle that would call `function` when loaded."""
-
-    def __init__(self, function: Callable[[str], object]) -> None:
-        self.function = function
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (self.function, ("echo code from the file ran",))
-
-
-@pytest.mark.parametrize(("function", "name"), [(print, "print"), (os.system, f"{os.name}.system")])
-@pytest.mark.parametrize("zipped", [True, False])
-def test_code_in_a_file_is_not_run(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], function: Callable[[str], object], name: str, zipped: bool
-) -> None:
-    content = {"visual.proj": RunsCode(function)}
-    torch.save(content, tmp_path / "clip.pt", _use_new_zipfile_serialization=zipped)
-    with pytest.raises(CheckpointError, match=rf"Python objects beside its tensors \(`[\w.]*{name}`\)"):
-        open_clip(tmp_path / "clip.pt")
-    assert "ran" not in capfd.readouterr().out
-
-
-def test_a_foreign_pickle_is_told_without_torchs_warnings(tmp_path: Path) -> None:
-    (tmp_path / "clip.pt").write_bytes(pickle.dumps({"x": 1}, protocol=4))
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        with pytest.raises(CheckpointError, match="or no tensor file"):
-            open_clip(tmp_path / "clip.pt")
-    assert [str(warning.message) for warning in heard] == []
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_pipes_and_devices_are_refused_before_they_are_read(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "clip.pt")
-    for path in (tmp_path / "clip.pt", Path("/dev/zero")):
-        with pytest.raises(CheckpointError, match="is no regular file, where a file is wanted"):
-            open_clip(path)
-
-
-def test_a_path_that_torch_cannot_open_is_not_called_damage(tmp_path: Path) -> None:
-    odd = Path(shutil.copy(ARCHIVE, tmp_path / os.fsdecode(b"caf\xe9.pt")))
-    with pytest.raises(CheckpointError, match=r"caf\\udce9\.pt' is not UTF-8"):
-        open_clip(odd)
 
 
 @pytest.mark.parametrize(
@@ -320,11 +247,11 @@ def test_tensors_of_another_kind_are_refused(
     openai: dict[str, Tensor], change: Callable[[Tensor], Tensor], kind: str
 ) -> None:
     message = rf"as a tensor of another kind \({kind}\)"
-    with pytest.raises(CheckpointError, match=r"has `visual\.ln_pre\.bias` " + message):
+    with pytest.raises(CheckpointError, match=r"holds `visual\.ln_pre\.bias` " + message):
         read_clip(openai | {"visual.ln_pre.bias": change(openai["visual.ln_pre.bias"].float())}, name="clip")
     visual = visual_of("BIAS-TINY")
     visual["clip_proj.bias"] = change(visual["clip_proj.bias"].float())
-    with pytest.raises(CheckpointError, match=r"has `clip_proj\.bias` " + message):
+    with pytest.raises(CheckpointError, match=r"holds `clip_proj\.bias` " + message):
         build_vision(visual, name="BIAS-TINY", clip=CLIP, visual_heads=4)
 
 

@@ -1,1 +1,1 @@
-"""What runs the picture encoder: one protocol, one file each."""
+"""Backends of the picture encoder: torch, and exported graphs."""

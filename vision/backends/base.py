@@ -11,7 +11,7 @@ class VisionBackend(Protocol):
 
     @property
     def name(self) -> str:
-        """As a report prints it, for example `torch` or `onnxruntime (CPUExecutionProvider)`."""
+        """For reports, for example `torch` or `onnxruntime (CPUExecutionProvider)`."""
         ...
 
     @property
@@ -27,5 +27,5 @@ class VisionBackend(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back device, thread and process; a closed backend encodes nothing more. Harmless when repeated."""
+        """Release device, thread and process; a closed backend cannot encode any more. May be repeated."""
         ...

@@ -12,10 +12,12 @@ from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.doctor.encoder import EncoderQuestion, diagnose_with_encoder
 from llama_adapter.app.doctor.model import Finding
 from llama_adapter.app.models.checkpoints import ModelSources, assemble_sources
-from llama_adapter.runtime.graphs.card import EncoderCard
+from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.graphs.sidecar import OmInput, OmSidecar, file_sha256, write_sidecar
-from llama_adapter.vision.export.onnx import export_onnx
+from llama_adapter.vision.card import EncoderCard
+from llama_adapter.vision.export import export_onnx
 from tests.app.golden import ROOT, model_flags, model_options
+from tests.fakes.exported import open_onnx
 
 pytestmark = pytest.mark.slow
 
@@ -32,9 +34,7 @@ def onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def card(onnx: Path) -> EncoderCard:
-    from llama_adapter.vision.backends.onnx import OnnxVisionBackend
-
-    found = OnnxVisionBackend(onnx).card
+    found = open_onnx(onnx).card
     assert found is not None
     return found
 
@@ -48,7 +48,7 @@ def put_om(folder: Path, card: EncoderCard | None, *, name: str = "clip.om", bat
     write_sidecar(
         om,
         OmSidecar(
-            card=card,
+            card=None if card is None else card.to_graph(),
             input=OmInput(dtype="float16", shape=shape),
             batch_sizes=(batch_size,),
             has_gears=False,
@@ -108,7 +108,7 @@ def test_an_encoder_beside_a_model_that_cannot_be_read_was_not_compared(onnx: Pa
     assert opened.level == "ok"
     assert (compared.level, compared.sentence) == (
         "not tried",
-        "The model cannot be read, so nobody can tell whether the encoder is its own",
+        "The model cannot be read, so it is not known whether the encoder is its own",
     )
 
 
@@ -179,8 +179,6 @@ def test_an_om_without_its_side_car_is_warned_of(card: EncoderCard, tmp_path: Pa
 
 def test_all_files_of_a_folder_are_looked_at(card: EncoderCard, tmp_path: Path) -> None:
     other = assemble_sources(ModelSources(**model_options("CAPTION-TINY")))
-    from llama_adapter.runtime.graphs.card import fingerprint
-
     foreign = EncoderCard(
         name="CAPTION-TINY",
         vision=other.vision_config,

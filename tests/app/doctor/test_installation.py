@@ -99,9 +99,8 @@ def test_a_checkout_is_known_by_its_project_file(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_copy_that_runs_inside_the_checkout_is_a_warning_of_the_doctor(tmp_path: Path) -> None:
     install(tmp_path, None)
-    for package in ("app", "llm", "vision"):
-        ignored = shutil.ignore_patterns("__pycache__", "assets")
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=ignored)
+    ignored = shutil.ignore_patterns("__pycache__", "embedded", "pictures")
+    shutil.copytree(ROOT / "llama_adapter", tmp_path / "llama_adapter", ignore=ignored)
     # As the program that pip writes: the current folder is not where packages are looked for. One row is looked at.
     program = """
 import sys

@@ -19,14 +19,13 @@ from onnx import TensorProto, helper
 
 from llama_adapter.app.cli import build_parser, main
 from llama_adapter.app.encoder_export import to_om, to_onnx
-from llama_adapter.app.encoder_export.talk import told_parity
+from llama_adapter.app.encoder_export.output import told_parity
 from llama_adapter.app.encoder_export.to_onnx import EncoderSources, OnnxJob, load_encoder
 from llama_adapter.runtime.errors import CheckpointError, ExitCode
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.sidecar import read_sidecar
 from llama_adapter.vision.config import VisionConfig
-from llama_adapter.vision.export.onnx import export_onnx
-from llama_adapter.vision.export.parity import Parity
+from llama_adapter.vision.export import Parity, export_onnx
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
 from tests.app.golden import GOLDEN, ROOT, picture
@@ -63,10 +62,11 @@ def test_named_pictures_are_not_decoded_in_this_process(
     expected = preprocess(load_picture(picture()).image, size=28)
     monkeypatch.delattr("PIL.Image.open")
 
-    pixels_BHWC = to_onnx._pixels([picture(), str(broken)], size=28)
+    pixels_BHWC = to_onnx._pixels([picture(), str(broken), "/none.png"], size=28)
 
     assert np.array_equal(pixels_BHWC, expected[None])
-    assert "not compared on this picture: " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert (said.count("not compared on this picture: "), "broken.png" in said, "none.png" in said) == (2, True, True)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_an_adapter_becomes_onnx_without_any_llama(exported: Path) -> None:
     assert [path.name for path in exported.parent.iterdir()] == ["clip.onnx"]
     assert graph.card is not None
     assert (graph.card.name, graph.card.dtype, graph.card.opset) == ("BIAS-TINY", "float16", 18)
-    assert graph.card.vision.channel_order == "bgr"
+    assert graph.card.config["channel_order"] == "bgr"
 
 
 def test_the_report_is_talk_and_the_path_is_data(run: Run) -> None:
@@ -125,7 +125,6 @@ def test_a_file_that_is_there_is_not_replaced(tmp_path: Path, capsys: pytest.Cap
     assert out.read_text() == "mine"
 
 
-@pytest.mark.slow
 def test_a_file_is_replaced_by_force_and_an_export_is_repeatable(exported: Path, tmp_path: Path) -> None:
     out = tmp_path / "clip.onnx"
     out.write_text("mine")
@@ -134,7 +133,6 @@ def test_a_file_is_replaced_by_force_and_an_export_is_repeatable(exported: Path,
     assert out.read_bytes() == exported.read_bytes()
 
 
-@pytest.mark.slow
 def test_a_graph_that_computes_something_else_is_not_put_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,7 +214,10 @@ def test_the_command_is_printed_where_there_is_no_atc(exported: Path, capsys: py
 
 
 @pytest.mark.usefixtures("without_atc")
-@pytest.mark.parametrize(("flags", "said"), [([], "npu-smi"), (["--soc-version", "Ascend310P3"], "no `atc`")])
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [([], "npu-smi"), (["--print-command"], "npu-smi"), (["--soc-version", "Ascend310P3"], "no `atc`")],
+)
 def test_what_is_missing_is_told(
     exported: Path, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -264,14 +265,6 @@ def test_what_the_lint_refuses_is_converted_only_by_force(tmp_path: Path, capsys
 def test_batch_sizes_are_whole_numbers(exported: Path, sizes: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "om", str(exported), f"--batch-sizes={sizes}"]) == ExitCode.USAGE
     assert "whole numbers" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("flags", [["--gears", "--batch-sizes", "4"], ["--precision-mode", "best"]])
-def test_what_atc_would_refuse_is_a_usage_error(
-    exported: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["export", "om", str(exported), "--soc-version", "Ascend310P3", *flags]) == ExitCode.USAGE
-    assert capsys.readouterr().err.startswith("error: ")
 
 
 def test_the_defaults_of_flags_and_jobs_agree() -> None:
@@ -338,7 +331,6 @@ def test_an_onnx_of_others_becomes_an_om_whose_gears_are_known(
     assert (sidecar.card, sidecar.batch_sizes) == (None, (1, 4))
 
 
-@pytest.mark.slow
 def test_the_script_of_the_ascend_guide_writes_the_same_file(exported: Path, tmp_path: Path) -> None:
     asked = [sys.executable, str(ROOT / "scripts" / "pth2onnx.py"), str(ADAPTER), "--dtype", "float16", *MODEL[2:]]
     done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -347,14 +339,12 @@ def test_the_script_of_the_ascend_guide_writes_the_same_file(exported: Path, tmp
     assert (tmp_path / "clip.onnx").read_bytes() == exported.read_bytes()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_the_embedded_model_can_be_exported_in_the_older_opset_too(dtype: str, tmp_path: Path) -> None:
     """In the usual one, tests/e2e/test_ascend_route.py does."""
     assert main(["export", "onnx", "--out", str(tmp_path / "x.onnx"), "--dtype", dtype, "--opset", "17"]) == ExitCode.OK
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("with_atc")
 def test_all_files_are_made_also_when_nobody_reads_their_names(exported: Path, tmp_path: Path) -> None:
     asked = ["export", "om", str(exported), "--out", str(tmp_path / "clip"), "--batch-sizes", "1,2,4"]
@@ -367,18 +357,6 @@ def test_all_files_are_made_also_when_nobody_reads_their_names(exported: Path, t
     assert done.returncode == ExitCode.OK, done.stderr
     assert "Traceback" not in done.stderr
     assert [path.name for path in sorted(tmp_path.glob("*.om"))] == ["clip_bs1.om", "clip_bs2.om", "clip_bs4.om"]
-
-
-def test_pictures_that_cannot_be_read_are_left_out_of_the_comparison(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "broken.png").write_bytes(b"no picture")
-    pixels = to_onnx._pixels([str(tmp_path / "broken.png"), picture(), "/none.png"], size=224)
-
-    said = capsys.readouterr().err
-    assert pixels.shape == (1, 224, 224, 3)
-    assert "broken.png" in said
-    assert "none.png" in said
 
 
 def test_without_any_picture_that_can_be_read_nothing_is_exported(
@@ -428,12 +406,6 @@ def test_a_path_that_the_runtime_would_refuse_is_told_before_the_work(
     assert "InferSession refuses: ' '" in captured.err
     assert "--out" in captured.err
     assert captured.out == ""
-
-
-@pytest.mark.usefixtures("without_atc")
-def test_a_line_for_another_machine_needs_a_chip(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", "om", str(exported), "--print-command"]) == ExitCode.FAILED
-    assert "--soc-version Ascend310P3" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("with_atc")

@@ -3,7 +3,6 @@
 import os
 import socket
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,20 +11,17 @@ from llama_adapter.app.reading.reader import PictureReader, PictureReading
 from llama_adapter.app.reading.wire import REPLY_HEAD_BYTES, ReplyHead, ReplyKind
 
 
-def program(behaviour: str) -> str:
-    """To be run in the place of `app.reading.process.PROGRAM`."""
-    return (
-        "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-        f"from tests.app.reading.strange_reading import {behaviour}; {behaviour}(sys.argv[3:])"
-    )
+def entry(behaviour: str) -> str:
+    """To be called in the place of `app.reading.process.ENTRY`."""
+    return f"{__name__}:{behaviour}"
 
 
-def ends_at_once(_: Sequence[str]) -> None:
+def ends_at_once(*_: str) -> None:
     print("noise")
     sys.exit("no luck today")
 
 
-def talks_nonsense(arguments: Sequence[str]) -> None:
+def talks_nonsense(*arguments: str) -> None:
     connection = socket.socket(fileno=int(arguments[0]))
     connection.sendall(ReplyHead(kind=ReplyKind.READY).encode())
     connection.recv(1)
@@ -34,7 +30,7 @@ def talks_nonsense(arguments: Sequence[str]) -> None:
         pass
 
 
-def writes_a_lot(arguments: Sequence[str]) -> None:
+def writes_a_lot(*arguments: str) -> None:
     class Talker(PictureReader):
         def read(self, *given: Any, **named: Any) -> PictureReading:
             for _ in range(200):
@@ -45,7 +41,7 @@ def writes_a_lot(arguments: Sequence[str]) -> None:
     _run_with(Talker, arguments)
 
 
-def has_a_fault(arguments: Sequence[str]) -> None:
+def has_a_fault(*arguments: str) -> None:
     class Faulty(PictureReader):
         def read(self, *given: Any, **named: Any) -> PictureReading:
             raise RuntimeError("a fault of ours")
@@ -53,6 +49,6 @@ def has_a_fault(arguments: Sequence[str]) -> None:
     _run_with(Faulty, arguments)
 
 
-def _run_with(reader: type[PictureReader], arguments: Sequence[str]) -> None:
+def _run_with(reader: type[PictureReader], arguments: tuple[str, ...]) -> None:
     child.__dict__["PictureReader"] = reader
-    child.run(arguments)
+    child.run(*arguments)

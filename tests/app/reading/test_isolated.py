@@ -26,7 +26,7 @@ from llama_adapter.app.reading.process_pool import ReadingProcessError
 from llama_adapter.app.reading.reader import PictureReader, PictureReading
 from llama_adapter.app.reading.sources import FileSlice
 from tests.app.golden import ROOT
-from tests.app.reading.strange_reading import program
+from tests.app.reading.strange_reading import entry
 
 pytestmark = pytest.mark.slow
 
@@ -238,7 +238,7 @@ def test_a_picture_for_which_memory_is_short_has_an_error_and_the_next_one_is_fi
 def test_a_process_that_was_taken_over_or_has_a_fault_costs_its_picture(
     monkeypatch: pytest.MonkeyPatch, behaviour: str, said: str
 ) -> None:
-    monkeypatch.setattr("llama_adapter.app.reading.process.PROGRAM", program(behaviour))
+    monkeypatch.setattr("llama_adapter.app.reading.process.ENTRY", entry(behaviour))
     with IsolatedReader(CaptionerSpec(), size=SIZE, timeout_s=30, num_processes=1) as reader:
         reading = reader.read(PICTURES[0])
 
@@ -250,14 +250,14 @@ def test_a_process_that_was_taken_over_or_has_a_fault_costs_its_picture(
 def test_a_decoder_that_writes_much_is_not_held_up_by_it_and_not_shown(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("llama_adapter.app.reading.process.PROGRAM", program("writes_a_lot"))
+    monkeypatch.setattr("llama_adapter.app.reading.process.ENTRY", entry("writes_a_lot"))
     with IsolatedReader(CaptionerSpec(), size=SIZE, timeout_s=30, num_processes=1) as reader:
         assert all(reader.read(PICTURES[0]).error is None for _ in range(3))
     assert capfd.readouterr() == ("", "")
 
 
 def test_processes_that_cannot_start_are_an_error_that_says_what_they_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llama_adapter.app.reading.process.PROGRAM", program("ends_at_once"))
+    monkeypatch.setattr("llama_adapter.app.reading.process.ENTRY", entry("ends_at_once"))
     monkeypatch.setattr("llama_adapter.app.reading.process_pool.START_PAUSE_S", 0.0)
     with (
         IsolatedReader(CaptionerSpec(), size=SIZE, timeout_s=30, num_processes=1) as reader,

@@ -2,8 +2,8 @@
 
 import dataclasses
 import os
-import shutil
 import stat
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,21 +14,18 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.atc import AtcRequest, command, make_om, plan
-from llama_adapter.runtime.graphs.card import METADATA_KEY, EncoderCard
+from llama_adapter.runtime.graphs.atc import AtcRequest, AtcSettings, adopt_om, command, make_om, plan
+from llama_adapter.runtime.graphs.card import METADATA_KEYS, GraphCard
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.sidecar import file_sha256, read_sidecar, sidecar_path
 from llama_adapter.runtime.graphs.toolkit import find_atc
-from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from tests.fakes.om_format import read_fake_om
 
 FAKES = Path(__file__).resolve().parents[2] / "fakes"
-CARD = EncoderCard(
+CARD = GraphCard(
+    part="vision",
     name="tiny",
-    vision=VisionConfig(
-        clip=ClipConfig(image_size=4, patch_size=2, width=4, num_layers=1, num_heads=1, output_dim=4),
-        query=QueryConfig(num_queries=2, width=4, depth=1, num_heads=1, mlp_dim=4, output_dim=3),
-    ),
+    config={"clip": {"image_size": 4}, "query": {"num_queries": 2}, "channel_order": "rgb"},
     dtype="float16",
     opset=18,
     fingerprint={"clip": "00", "query": "11"},
@@ -52,7 +49,7 @@ def write_onnx(
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
     if card:
         told = dataclasses.replace(CARD, dtype="float16" if dtype == TensorProto.FLOAT16 else "float32")
-        helper.set_model_props(model, {METADATA_KEY: told.to_json()})
+        helper.set_model_props(model, {METADATA_KEYS["vision"]: told.to_json()})
     onnx.save(model, path)
     return path
 
@@ -70,7 +67,7 @@ def atc(monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def planned(file: Path, out: Path, **settings: Any) -> list[AtcRequest]:
     settings = {"batch_sizes": (4, 1), "gears": False, "soc_version": "Ascend310P3", **settings}
-    return plan(read_graph(file), file, out, **settings)
+    return plan(read_graph(file), file, out, AtcSettings(**settings))
 
 
 def script(folder: Path, text: str) -> Path:
@@ -281,17 +278,6 @@ def test_refusals_of_atc_are_explained(
     assert "ATC run failed" in caught.value.message  # its own words are shown
 
 
-def test_the_stand_in_takes_flags_in_both_forms(file: Path, atc: Path, tmp_path: Path) -> None:
-    import subprocess
-
-    flags = command(planned(file, tmp_path / "clip", gears=True)[0])
-    apart = [part for flag in flags for part in flag.split("=", 1)]
-    subprocess.run([atc, *apart], check=True, cwd=tmp_path, capture_output=True)
-
-    assert read_fake_om(tmp_path / "clip.om")[0]["has_gears"]
-    assert shutil.which("atc") == str(atc)
-
-
 @pytest.mark.parametrize("shape", [("batch", "height", "width", 3), ("batch", 4, 4, 0)])
 def test_sides_that_are_free_never_reach_atc(tmp_path: Path, shape: tuple[Any, ...]) -> None:
     file = write_onnx(tmp_path / "clip.onnx", shape=shape, card=False)
@@ -329,3 +315,35 @@ def test_an_interrupt_ends_atc(file: Path, tmp_path: Path, monkeypatch: pytest.M
 
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+@pytest.mark.parametrize("gears", [False, True])
+def test_an_adopted_om_has_the_side_car_and_the_mode_of_one_made_here(
+    file: Path, atc: Path, tmp_path: Path, gears: bool
+) -> None:
+    request, here = (planned(file, tmp_path / name / "clip", gears=gears)[0] for name in ("there", "here"))
+    (tmp_path / "there").mkdir()
+    subprocess.run([atc, *command(request)], check=True, cwd=tmp_path, capture_output=True)
+    assert stat.S_IMODE(request.output.stat().st_mode) == 0o666
+
+    made = adopt_om(request, graph=read_graph(file))
+
+    assert made == request.output
+    assert stat.S_IMODE(made.stat().st_mode) == 0o640
+    assert read_sidecar(made) == read_sidecar(make_om(here, atc=atc, graph=read_graph(file)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("none", "does not exist"), ("link", "symbolic link"), ("empty", "is empty")]
+)
+def test_what_the_runtime_would_refuse_is_not_adopted(file: Path, tmp_path: Path, kind: str, said: str) -> None:
+    request: Any = planned(file, tmp_path / "clip")[0]
+    if kind == "link":
+        request.output.symlink_to(file)
+    elif kind == "empty":
+        request.output.touch()
+
+    with pytest.raises(GraphError, match=said):
+        adopt_om(request, graph=read_graph(file))
+
+    assert not (tmp_path / "clip_bs1.om.json").exists()

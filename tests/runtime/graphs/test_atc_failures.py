@@ -2,6 +2,7 @@
 
 import pytest
 
+from llama_adapter.runtime.explanation import first_that_fits
 from llama_adapter.runtime.graphs.atc_failures import EXPLANATIONS, explain
 
 OUTPUTS = [
@@ -32,14 +33,11 @@ def test_a_failure_is_explained(output: str, returncode: int, said: str, hint: s
 
 
 def test_every_explanation_has_an_example() -> None:
-    found = {
-        next(
-            entry.sentence
-            for entry in EXPLANATIONS
-            if entry.pattern.search(f"{output}\nKilled" * (code in (-9, 137)) or output)
-        )
-        for output, code, _, _ in OUTPUTS
-    }
+    found = set()
+    for output, code, _, _ in OUTPUTS:
+        entry = first_that_fits(EXPLANATIONS, f"{output}\nKilled" if code in (-9, 137) else output)
+        assert entry is not None
+        found.add(entry[0].sentence)
 
     assert found == {entry.sentence for entry in EXPLANATIONS}
 

@@ -1,4 +1,4 @@
-"""Any number of pictures through a few compiled batch sizes: nothing lost, nothing invented, no more calls than pay."""
+"""Any batch through a few compiled batch sizes: nothing lost, nothing invented, no more calls than pay."""
 
 import itertools
 
@@ -67,21 +67,25 @@ def test_senseless_numbers_are_refused(num_pictures: int, sizes: list[int]) -> N
         split(num_pictures, sizes)
 
 
-@given(num_pictures=st.integers(1, 40), sizes=st.none() | SIZES)
-def test_results_are_those_of_one_call_in_the_same_order(num_pictures: int, sizes: list[int] | None) -> None:
-    pixels = np.arange(num_pictures * 6, dtype=np.uint8).reshape(num_pictures, 2, 3)[:, ::-1]
+@given(num_rows=st.integers(1, 40), sizes=st.none() | SIZES)
+def test_results_are_those_of_one_call_in_the_same_order(num_rows: int, sizes: list[int] | None) -> None:
+    pixels = np.arange(num_rows * 6, dtype=np.uint8).reshape(num_rows, 2, 3)[:, ::-1]
+    lengths = np.arange(num_rows)
     seen = []
 
-    def run(batch: np.ndarray) -> np.ndarray:
-        assert batch.flags.c_contiguous
-        seen.append(len(batch))
-        return batch.astype(np.float32) * 2
+    def run(batch: list[np.ndarray]) -> list[np.ndarray]:
+        assert all(array.flags.c_contiguous for array in batch)
+        seen.append(len(batch[0]))
+        return [batch[0].astype(np.float32) * 2, batch[1] + 1]
 
-    assert np.array_equal(run_ladder(pixels, sizes, run), pixels.astype(np.float32) * 2)
+    doubled, longer = run_ladder([pixels, lengths], sizes, run)
+
+    assert np.array_equal(doubled, pixels.astype(np.float32) * 2)
+    assert np.array_equal(longer, lengths + 1)
     assert sizes is None or set(seen) <= set(sizes)
 
 
-def test_padding_repeats_a_real_picture() -> None:
-    seen = []
-    run_ladder(np.array([[7], [9]], dtype=np.uint8), [4], lambda batch: seen.append(batch.copy()) or batch)
+def test_padding_repeats_a_real_row() -> None:
+    seen: list[np.ndarray] = []
+    run_ladder([np.array([[7], [9]], dtype=np.uint8)], [4], lambda batch: seen.extend(batch) or batch)
     assert seen[0].tolist() == [[7], [9], [9], [9]]

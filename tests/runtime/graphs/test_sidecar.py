@@ -12,7 +12,6 @@ import pytest
 
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs import sidecar as module
-from llama_adapter.runtime.graphs.card import EncoderCard
 from llama_adapter.runtime.graphs.sidecar import (
     OmInput,
     OmSidecar,
@@ -22,6 +21,7 @@ from llama_adapter.runtime.graphs.sidecar import (
     sidecar_path,
     write_sidecar,
 )
+from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 
 SIDECAR = OmSidecar(
@@ -35,7 +35,7 @@ SIDECAR = OmSidecar(
         dtype="float16",
         opset=18,
         fingerprint={"clip": "00", "query": "11"},
-    ),
+    ).to_graph(),
     input=OmInput(dtype="float16", shape=(-1, 4, 4, 3)),
     batch_sizes=(1, 4),
     has_gears=True,
@@ -154,10 +154,17 @@ def test_every_field_of_a_card_and_of_a_sidecar_is_refused_in_words_where_it_is_
             holder[path[-1]] = odd
             sidecar_path(om).write_text(json.dumps(values))
             with pytest.raises(GraphError) as caught:
-                read_sidecar(om)
+                read_with_card(om)
             assert not PYTHON.search(caught.value.message), caught.value.message
             told += 1
     assert told > 100
+
+
+def read_with_card(om: Path) -> None:
+    sidecar = read_sidecar(om)
+    assert sidecar is not None
+    assert sidecar.card is not None
+    EncoderCard.from_graph(sidecar.card, file=str(om))
 
 
 def places(values: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -180,24 +187,24 @@ def test_a_usual_file_is_fine(om: Path) -> None:
     check_om_file(om)
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match="does not exist"):
-        check_om_file(tmp_path / "clip.om")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("missing.om", "does not exist"),
+        ("link.om", "symbolic link"),
+        ("folder.om", "no regular file"),
+        *((name, "has characters that InferSession refuses") for name in ("my clip.om", "clip+.om", "clip\u00e9.om")),
+        *((name, r"does not end in \.om") for name in ("clip.om.bak", "clip", "clip.OM")),
+        ("x" * 300 + ".om", "too long"),
+        ("clip.onnx", "is an ONNX file, where an OM is wanted"),
+    ],
+)
+def test_what_the_runtime_would_refuse_is_told(om: Path, name: str, said: str) -> None:
+    om.with_name("link.om").symlink_to(om)
+    om.with_name("folder.om").mkdir()
 
-
-def test_a_link_is_refused(om: Path) -> None:
-    link = om.with_name("link.om")
-    link.symlink_to(om)
-
-    with pytest.raises(GraphError, match="symbolic link"):
-        check_om_file(link)
-
-
-def test_a_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "folder.om").mkdir()
-
-    with pytest.raises(GraphError, match="no regular file"):
-        check_om_file(tmp_path / "folder.om")
+    with pytest.raises(GraphError, match=said):
+        check_om_file(om.with_name(name))
 
 
 @pytest.mark.parametrize("mode", [0o660, 0o602, 0o777])
@@ -208,23 +215,6 @@ def test_a_file_that_others_may_write_is_refused(om: Path, mode: int) -> None:
         check_om_file(om)
 
     assert "chmod 640" in caught.value.hint
-
-
-@pytest.mark.parametrize("name", ["my clip.om", "clip+.om", "clip\u00e9.om", "c@.om"])
-def test_illegal_characters_are_refused_and_shown(tmp_path: Path, name: str) -> None:
-    with pytest.raises(GraphError, match="has characters that InferSession refuses"):
-        check_om_file(tmp_path / name)
-
-
-@pytest.mark.parametrize("name", ["clip.om.bak", "clip", "clip.OM"])
-def test_another_suffix_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(GraphError, match=r"does not end in \.om"):
-        check_om_file(tmp_path / name)
-
-
-def test_too_long_a_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match="too long"):
-        check_om_file(tmp_path / ("x" * 300 + ".om"))
 
 
 def test_an_empty_and_a_huge_file_are_refused(om: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,17 +231,8 @@ def test_a_strangers_file_is_refused_unless_it_is_of_a_group_of_ours(om: Path, m
     monkeypatch.setattr(os, "geteuid", lambda: om.stat().st_uid + 1)
     monkeypatch.setattr(os, "getegid", lambda: om.stat().st_gid + 1)
     monkeypatch.setattr(os, "getgroups", lambda: [])
-    with pytest.raises(GraphError, match="belongs to a stranger"):
+    with pytest.raises(GraphError, match="belongs to another user"):
         check_om_file(om)
 
     monkeypatch.setattr(os, "getgroups", lambda: [om.stat().st_gid])
     check_om_file(om)
-
-
-def test_an_onnx_file_is_told_by_its_name_with_both_ways_to_use_it(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match="is an ONNX file, where an OM is wanted") as caught:
-        check_om_file(tmp_path / "clip.onnx")
-
-    assert "--vision onnx" in caught.value.hint
-    assert "llama-adapter export om" in caught.value.hint
-    assert "rename" not in caught.value.hint

@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.card import METADATA_KEY
+from llama_adapter.runtime.graphs.card import METADATA_KEYS
 from llama_adapter.runtime.graphs.graph import read_graph
+from llama_adapter.runtime.graphs.ports import Port
 from llama_adapter.runtime.graphs.seal import SEAL_KEY, blank_seal, check_seal, seal
-from llama_adapter.vision.backends.onnx import OnnxVisionBackend
-from tests.fakes.exported import embedded_encoder, embedded_onnx, sample_pixels, sample_queries
+from llama_adapter.runtime.graphs.session import check_outputs
+from tests.fakes.exported import embedded_encoder, embedded_onnx, open_onnx, sample_pixels, sample_queries
 from tests.fakes.foreign_onnx import foreign_onnx
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -27,7 +28,7 @@ LIMITS = {"float32": 1e-5, "float16": 4e-3}  # README: 5.1e-6 and 2.2e-3
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_all_sample_pictures_get_the_visual_query_of_torch(dtype: Any) -> None:
-    backend = OnnxVisionBackend(embedded_onnx(dtype))
+    backend = open_onnx(embedded_onnx(dtype))
 
     queries = backend.encode(sample_pixels())
 
@@ -43,26 +44,21 @@ def test_all_sample_pictures_get_the_visual_query_of_torch(dtype: Any) -> None:
 
 @pytest.mark.parametrize("num_pictures", [1, 3])
 def test_a_picture_is_encoded_alike_alone_and_among_others(num_pictures: int) -> None:
-    backend = OnnxVisionBackend(embedded_onnx(), threads=1)
+    backend = open_onnx(embedded_onnx(), threads=1)
     together = backend.encode(sample_pixels()[:6])
     apart = [backend.encode(sample_pixels()[i : i + num_pictures]) for i in range(0, 6, num_pictures)]
     assert float((torch.cat(apart) - together).abs().max()) < 1e-5
 
 
-def test_the_report_can_tell_what_runs_it() -> None:
-    backend = OnnxVisionBackend(embedded_onnx())
-    assert (backend.name, backend.image_size, backend.batch_sizes) == ("onnxruntime (CPUExecutionProvider)", 224, None)
-
-
 def test_pixels_of_a_reversed_view_are_read_in_their_own_order() -> None:
-    backend, pixels = OnnxVisionBackend(embedded_onnx()), sample_pixels()[:2]
+    backend, pixels = open_onnx(embedded_onnx()), sample_pixels()[:2]
     mirrored = pixels[:, :, ::-1]
     assert not mirrored.flags.c_contiguous
     assert torch.equal(backend.encode(mirrored), backend.encode(np.ascontiguousarray(mirrored)))
 
 
 def test_a_foreign_file_with_a_fixed_batch_runs_any_number_of_pictures(tmp_path: Path) -> None:
-    backend = OnnxVisionBackend(foreign_onnx(tmp_path / "a.onnx", (4, 2, 2, 3), output_shape=(4, 2, 3)))
+    backend = open_onnx(foreign_onnx(tmp_path / "a.onnx", (4, 2, 2, 3), output_shape=(4, 2, 3)))
     pixels = np.arange(7 * 12, dtype=np.uint8).reshape(7, 2, 2, 3)
 
     queries = backend.encode(pixels)
@@ -74,7 +70,7 @@ def test_a_foreign_file_with_a_fixed_batch_runs_any_number_of_pictures(tmp_path:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_foreign_file_for_any_batch_is_accepted(dtype: str, tmp_path: Path) -> None:
-    backend = OnnxVisionBackend(foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3), dtype=dtype))
+    backend = open_onnx(foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3), dtype=dtype))
     assert backend.batch_sizes is None
     assert backend.encode(np.full((3, 2, 2, 3), 255, dtype=np.uint8))[:, 0, 0].tolist() == [255.0, 255.0, 255.0]
 
@@ -87,8 +83,8 @@ def test_a_foreign_file_for_any_batch_is_accepted(dtype: str, tmp_path: Path) ->
         ({"shape": ("n", 2, 4, 3)}, r"takes float32 \(any, 2, 4, 3\)"),
         ({"shape": ("n", 12)}, r"takes float32 \(any, 12\)"),
         ({"shape": ("n", 2, 2, 3), "dtype": "uint8"}, r"takes pixels of uint8.*float32 or float16"),
-        ({"shape": ("n", 2, 2, 3), "outputs": 2}, r"has 2 outputs, and one is wanted: query0 .*query1"),
-        ({"shape": ("n", 2, 2, 3), "output_shape": ("n", 6)}, r"gives float32 \(any, 6\).*\(B, Q, D\) is wanted"),
+        ({"shape": ("n", 2, 2, 3), "outputs": 2}, r"has 2 outputs, and an encoder has one: query0 .*query1"),
+        ({"shape": ("n", 2, 2, 3), "output_shape": ("n", 6)}, r"gives float32 \(any, 6\).*\(B, Q, D\)"),
     ],
 )
 def test_a_file_that_is_no_picture_encoder_is_refused_by_what_it_is(
@@ -96,7 +92,7 @@ def test_a_file_that_is_no_picture_encoder_is_refused_by_what_it_is(
 ) -> None:
     file = foreign_onnx(tmp_path / "foreign.onnx", **changes)
     with pytest.raises(GraphError, match=words) as caught:
-        OnnxVisionBackend(file)
+        open_onnx(file)
     assert str(file) in caught.value.message
     assert "llama-adapter export onnx" in caught.value.hint
 
@@ -112,7 +108,7 @@ def test_a_file_that_is_no_picture_encoder_is_refused_by_what_it_is(
     ],
 )
 def test_pixels_of_another_form_are_refused_before_they_are_run(pixels: np.ndarray, words: str) -> None:
-    backend = OnnxVisionBackend(embedded_onnx())
+    backend = open_onnx(embedded_onnx())
     with pytest.raises(GraphError, match=words):
         backend.encode(pixels)
 
@@ -129,22 +125,24 @@ def test_a_missing_file_a_folder_and_noise_are_told_apart(tmp_path: Path) -> Non
         (cut, "cannot open"),
     ):
         with pytest.raises(GraphError, match=words) as caught:
-            OnnxVisionBackend(path)
+            open_onnx(path)
         assert "export" in caught.value.hint
 
 
 def test_a_card_of_another_graph_is_not_believed(tmp_path: Path) -> None:
-    card = OnnxVisionBackend(embedded_onnx()).card
+    card = open_onnx(embedded_onnx()).card
     assert card is not None
-    file = foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3), metadata={METADATA_KEY: card.to_json()})
-    with pytest.raises(GraphError, match=r"says that it makes \(10, 192\) of pictures of 224 pixels"):
-        OnnxVisionBackend(file)
+    file = foreign_onnx(
+        tmp_path / "a.onnx", ("n", 2, 2, 3), metadata={METADATA_KEYS["vision"]: card.to_graph().to_json()}
+    )
+    with pytest.raises(GraphError, match=r"says \(10, 192\) from pictures of 224 pixels"):
+        open_onnx(file)
 
 
 def test_a_card_that_cannot_be_read_is_an_error_of_its_own(tmp_path: Path) -> None:
-    file = foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3), metadata={METADATA_KEY: "{}"})
-    with pytest.raises(GraphError, match="says of itself cannot be read"):
-        OnnxVisionBackend(file)
+    file = foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3), metadata={METADATA_KEYS["vision"]: "{}"})
+    with pytest.raises(GraphError, match=r"card of .* cannot be read"):
+        open_onnx(file)
 
 
 def test_a_failure_of_the_runtime_names_the_model_and_what_it_was_given(
@@ -152,17 +150,18 @@ def test_a_failure_of_the_runtime_names_the_model_and_what_it_was_given(
 ) -> None:
     file = foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3), only_batch=4)
     with pytest.raises(GraphError, match=r"onnxruntime failed on .*a\.onnx` with float32 \(3, 2, 2, 3\): .*Reshape"):
-        OnnxVisionBackend(file).encode(np.zeros((3, 2, 2, 3), dtype=np.uint8))
+        open_onnx(file).encode(np.zeros((3, 2, 2, 3), dtype=np.uint8))
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("output", [np.zeros((1, 9, 192)), np.zeros((2, 10, 192)), np.zeros((10, 192))])
-def test_a_result_of_another_size_than_promised_is_refused(output: np.ndarray) -> None:
-    signature = OnnxVisionBackend(embedded_onnx())._signature
-    with pytest.raises(GraphError, match=r"promises float32 \(1, 10, 192\) for 1 pictures, and gave float32"):
-        signature.check_output(output.astype(np.float32), batch=1)
-    with pytest.raises(GraphError, match="and gave float64"):
-        signature.check_output(np.zeros((1, 10, 192)), batch=1)
+@pytest.mark.parametrize(
+    "output",
+    [np.zeros((1, 9, 192), "f4"), np.zeros((2, 10, 192), "f4"), np.zeros((10, 192), "f4"), np.zeros((1, 10, 192))],
+)
+def test_a_result_of_another_size_or_type_than_promised_is_refused(output: np.ndarray) -> None:
+    promised = Port(name="output", dtype="float32", shape=(-1, 10, 192))
+    with pytest.raises(GraphError, match=r"promises float32 \(1, 10, 192\) for a batch of 1, and gave float"):
+        check_outputs([output], [promised], batch=1, file="a.onnx")
 
 
 def test_without_the_package_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -170,7 +169,7 @@ def test_without_the_package_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find(name))
     with pytest.raises(GraphError, match="onnxruntime, which is not installed") as caught:
-        OnnxVisionBackend(file)
+        open_onnx(file)
     assert caught.value.hint == "in the folder of this project: pip install --editable '.[onnx]'"
 
 
@@ -180,11 +179,11 @@ def test_a_package_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("importlib.import_module", fail)
     with pytest.raises(GraphError, match=r"cannot be imported: numpy\.core\.multiarray failed"):
-        OnnxVisionBackend(foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3)))
+        open_onnx(foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3)))
 
 
 def test_a_closed_backend_says_so_and_may_be_closed_again() -> None:
-    backend = OnnxVisionBackend(embedded_onnx())
+    backend = open_onnx(embedded_onnx())
     for _ in range(2):
         backend.close()
     with pytest.raises(GraphError, match="was closed"):
@@ -192,29 +191,21 @@ def test_a_closed_backend_says_so_and_may_be_closed_again() -> None:
 
 
 @pytest.mark.slow
-def test_a_program_that_uses_it_as_a_library_keeps_no_diary(tmp_path: Path) -> None:
+def test_a_program_imports_the_runtime_late_and_finds_no_log_in_its_home_folder(tmp_path: Path) -> None:
     file = foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3))
     code = f"""
 import os, sys
 os.environ.pop("ORT_DISABLE_TELEMETRY", None)
-from llama_adapter.vision.backends.onnx import OnnxVisionBackend
-assert "onnxruntime" not in sys.modules
-OnnxVisionBackend({str(file)!r})
+from llama_adapter.runtime.graphs.open_session import GraphSpec, open_session
+print([name for name in ("onnxruntime", "onnx", "ais_bench", "aclruntime") if name in sys.modules])
+open_session(GraphSpec(kind="onnx", path={str(file)!r}))
 print(os.environ["ORT_DISABLE_TELEMETRY"], "onnxruntime" in sys.modules)
 """
     home = {**os.environ, "HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
     (tmp_path / "home").mkdir()
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=home)
-    assert result.stdout == "1 True\n"
+    assert result.stdout == "[]\n1 True\n"
     assert list((tmp_path / "home").iterdir()) == []
-
-
-@pytest.mark.slow
-def test_importing_the_backends_imports_no_runtime() -> None:
-    names = ["onnxruntime", "onnx", "ais_bench", "aclruntime"]
-    code = f"import sys, vision.backends.open; print([name for name in {names} if name in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"
 
 
 def test_whatever_damage_a_file_has_nothing_is_said_on_stdout(
@@ -232,7 +223,7 @@ def test_whatever_damage_a_file_has_nothing_is_said_on_stdout(
 
     for file in ("damaged.onnx", "external.onnx"):
         with pytest.raises(GraphError, match="cannot open"):
-            OnnxVisionBackend(tmp_path / file)
+            open_onnx(tmp_path / file)
 
     assert capfd.readouterr() == ("", "")
 
@@ -246,20 +237,20 @@ def test_a_session_is_opened_without_a_second_try(tmp_path: Path, capfd: pytest.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(onnxruntime.InferenceSession, "_create_inference_session", fail)
         with pytest.raises(GraphError, match="Exception during initialization"):
-            OnnxVisionBackend(foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3)))
+            open_onnx(foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3)))
 
     assert capfd.readouterr().out == ""
 
 
 @pytest.mark.parametrize(
-    ("batch", "words"), [(0, "no picture at all"), (10**12, r"compiled for 1,000,000,000,000 pictures at once")]
+    ("batch", "words"), [(0, "an empty batch"), (10**12, r"compiled for a batch of 1,000,000,000,000")]
 )
 def test_a_batch_that_nobody_can_give_is_refused_when_the_file_is_opened(
     batch: int, words: str, tmp_path: Path
 ) -> None:
     file = foreign_onnx(tmp_path / "a.onnx", (batch, 2, 2, 3), output_shape=(batch, 2, 3))
     with pytest.raises(GraphError, match=words) as caught:
-        OnnxVisionBackend(file)
+        open_onnx(file)
     assert "--batch-size" not in caught.value.hint
 
 
@@ -267,9 +258,9 @@ def test_memory_that_a_fixed_batch_exhausts_is_not_blamed_on_the_callers_batch(t
     def exhaust(_: Any) -> Any:
         raise MemoryError
 
-    for shape, words in (((4, 2, 2, 3), "compiled for 4 pictures at once"), (("n", 2, 2, 3), "smaller --batch-size")):
-        backend: Any = OnnxVisionBackend(foreign_onnx(tmp_path / "a.onnx", shape, output_shape=(shape[0], 2, 3)))
-        backend._run = exhaust
+    for shape, words in (((4, 2, 2, 3), "compiled for a batch of 4"), (("n", 2, 2, 3), "smaller --batch-size")):
+        backend: Any = open_onnx(foreign_onnx(tmp_path / "a.onnx", shape, output_shape=(shape[0], 2, 3)))
+        backend.session._run = exhaust
         with pytest.raises(GraphError, match="memory is not enough") as caught:
             backend.encode(np.zeros((1, 2, 2, 3), dtype=np.uint8))
         assert words in caught.value.hint
@@ -277,19 +268,19 @@ def test_memory_that_a_fixed_batch_exhausts_is_not_blamed_on_the_callers_batch(t
 
 def test_a_card_of_another_type_than_its_graph_is_not_believed(tmp_path: Path) -> None:
     model = onnx.load(embedded_onnx())
-    entry = next(entry for entry in model.metadata_props if entry.key == METADATA_KEY)
+    entry = next(entry for entry in model.metadata_props if entry.key == METADATA_KEYS["vision"])
     assert '"float32"' in entry.value
     entry.value = entry.value.replace('"float32"', '"float16"')
     file = tmp_path / "a.onnx"
     onnx.save(model, file)
-    for read in (OnnxVisionBackend, read_graph):
-        with pytest.raises(GraphError, match="says that it is of float16, and its graph is of float32"):
+    for read in (open_onnx, read_graph):
+        with pytest.raises(GraphError, match="says float16, and its graph is float32"):
             read(file)
 
 
 def test_an_om_is_told_by_its_name() -> None:
     with pytest.raises(GraphError, match="is an OM file by its name") as caught:
-        OnnxVisionBackend("clip.om")
+        open_onnx("clip.om")
     assert "--vision om" in caught.value.hint
 
 
@@ -299,8 +290,8 @@ def test_a_file_whose_weights_were_changed_is_refused(tmp_path: Path, place: flo
     content[int(place * len(content))] ^= 1
     (tmp_path / "clip.onnx").write_bytes(content)
     with pytest.raises(GraphError, match=r"clip\.onnx` was changed after its export") as caught:
-        OnnxVisionBackend(tmp_path / "clip.onnx")
-    assert "export the encoder again" in caught.value.hint
+        open_onnx(tmp_path / "clip.onnx")
+    assert "export the model again" in caught.value.hint
 
 
 def test_weights_in_a_file_of_their_own_are_sealed_too(tmp_path: Path) -> None:

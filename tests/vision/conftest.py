@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from llama_adapter.runtime.graphs.card import EncoderCard
+from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.encoder import PictureEncoder
-from llama_adapter.vision.export.onnx import export_onnx
+from llama_adapter.vision.export import export_onnx
 from tests.parity.golden import PICTURES, model, pixels
 
 

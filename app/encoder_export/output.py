@@ -1,23 +1,26 @@
-"""What the export commands say: paths on stdout as data, all else on stderr as lines for people."""
+"""What the export commands print, paths on stdout and messages on stderr, and where they may write."""
 
+import os
 import shlex
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from llama_adapter.app.terminal.run_guarded import forget_stdout
 from llama_adapter.app.terminal.stderr_lines import say
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.lint import Complaint
-from llama_adapter.vision.export.parity import Parity
+from llama_adapter.vision.export import Parity
 
 
 def tell(line: str, since: float | None = None) -> None:
-    """A line on stderr, with the seconds since then."""
+    """A line on stderr, with the seconds since `since`, a time of `time.perf_counter`."""
     say(line if since is None else f"{line} ({time.perf_counter() - since:.1f} s)")
 
 
 def give(line: str) -> None:
-    """A line on stdout at once; who reads it may have gone away, the files are still wanted."""
+    """A line on stdout, at once. Where nothing reads it any more, the export goes on."""
     try:
         print(line, flush=True)
     except BrokenPipeError:
@@ -25,15 +28,15 @@ def give(line: str) -> None:
 
 
 def told_complaints(complaints: Sequence[Complaint]) -> Iterator[str]:
-    """Lines for people."""
+    """One line per complaint."""
     if not complaints:
-        yield "lint: no complaints; names and opsets of the operators are those that ATC knows"
+        yield "lint: no complaints; ATC knows the operators in this opset"
     for complaint in complaints:
         yield f"lint {complaint.level}: {complaint.sentence} ({complaint.count} x); hint: {complaint.hint}"
 
 
 def told_parity(parity: Parity) -> str:
-    """A line for people, with the verdict first."""
+    """One line, the verdict first."""
     pictures = "1 picture" if parity.num_pictures == 1 else f"{parity.num_pictures} pictures"
     return (
         f"{'same results as torch' if parity.ok else 'other results than torch'}: largest difference "
@@ -43,5 +46,16 @@ def told_parity(parity: Parity) -> str:
 
 
 def told_next(encoder: str | Path, *flags: str) -> str:
-    """What to do with the file: a command line."""
+    """The next command line for the file."""
     return f"next: llama-adapter caption PICTURE --encoder {shlex.join([str(encoder), *flags])}"
+
+
+def check_place(target: Path, *, shown: str) -> None:
+    """Raise GraphError, before minutes of work, where no file can be made at `target`; nothing is left behind."""
+    folder = next(parent for parent in Path(os.path.abspath(target)).parents if parent.exists())
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(0, "it is a folder")
+        os.rmdir(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=folder))
+    except OSError as error:
+        raise GraphError(f"`{shown}` cannot be written: {error.strerror}", hint="name another place as --out") from None

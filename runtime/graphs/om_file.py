@@ -1,0 +1,186 @@
+"""One OM file loaded by ais_bench. The file is checked before it is loaded, and every call before it is made."""
+
+import importlib
+import logging
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.graphs.card import GraphCard
+from llama_adapter.runtime.graphs.om_failures import import_failed, opening_failed, running_failed
+from llama_adapter.runtime.graphs.ports import Port
+from llama_adapter.runtime.graphs.session import as_inputs, check_fixed_batch, check_outputs
+from llama_adapter.runtime.graphs.sidecar import check_om_file, read_valid_sidecar, sidecar_path
+from llama_adapter.runtime.graphs.stdout import root_logger_kept, stdout_caught
+
+HINT: Final = "make the OM with `llama-adapter export om` from an ONNX of `llama-adapter export onnx`"
+_LOG = logging.getLogger(__name__)
+_DTYPES: Final = {"double": "float64"}  # all other names are numpy's
+
+
+class OmFile:
+    """An `InferSession` (ais_bench, 2023 or later) with its inputs, outputs and batch sizes.
+
+    Make, use and free it in one thread: it leaves an ACL context of its own in the thread that calls it. ais_bench
+    compares numbers of bytes only, so types and shapes are checked here.
+    """
+
+    def __init__(self, path: Path, *, device_id: int) -> None:
+        """Raises GraphError for files, side-cars, installations and devices that cannot be used."""
+        self.file, self._device_id = os.path.abspath(path), device_id
+        check_om_file(self.file)
+        self._sidecar = read_valid_sidecar(self.file)
+        self._session = self._open(_infer_session_class())
+        try:
+            self.inputs, self.outputs, self._num_bytes = self._describe()
+            self._check_sidecar()
+            check_fixed_batch(self.inputs, file=self.file, hint=HINT)
+            self.batch_sizes = self._find_batch_sizes()
+        except BaseException:
+            self.free()
+            raise
+        self.device_ms: float | None = None  # of the last call
+
+    @property
+    def card(self) -> GraphCard | None:
+        """From the side-car; None without one."""
+        return None if self._sidecar is None else self._sidecar.card
+
+    def run(self, batch: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """One array per input, of one of the batch sizes -> one array per output."""
+        inputs = as_inputs(batch, self.inputs)  # kept alive to the end of the call, which reads their memory
+        size, largest = len(inputs[0]), max(self.batch_sizes)
+        wanted = [num_bytes * size // largest for num_bytes in self._num_bytes]  # what ais_bench demands
+        if size not in self.batch_sizes or [array.nbytes for array in inputs] != wanted:
+            raise AssertionError(f"{[array.shape for array in inputs]} is none of the batch sizes {self.batch_sizes}")
+        try:
+            with stdout_caught() as caught:
+                outputs: list[np.ndarray] = self._session.infer(
+                    inputs, mode="dymbatch" if self._has_gears else "static"
+                )
+                self.device_ms = self._read_device_ms()
+        except Exception as error:
+            raise running_failed(
+                error,
+                said=caught.complaints(),
+                file=self.file,
+                soc=self._soc,
+                device=self._device_id,
+                wanted=f"{_list(self.inputs)} of batch {_list(self.batch_sizes)}",
+                given=_list(f"{array.dtype} {array.shape} of {array.nbytes:,} bytes" for array in inputs),
+            ) from error
+        check_outputs(outputs, self.outputs, batch=size, file=self.file)
+        return outputs
+
+    def free(self) -> None:
+        """Unload. Never calls `finalize`, which resets the device for everything in the process."""
+        # The last reference goes here too, since the destructor talks to the device.
+        session, self._session = self._session, None
+        try:
+            with stdout_caught() as caught:
+                if hasattr(session, "free_resource"):
+                    session.free_resource()
+                del session
+        except Exception as error:  # nothing can be done about it
+            _LOG.warning("ais_bench cannot unload `%s`: %s | %s", self.file, error, caught.complaints())
+
+    @property
+    def _soc(self) -> str:
+        return "" if self._sidecar is None else self._sidecar.soc_version
+
+    @property
+    def _has_gears(self) -> bool:
+        return self.inputs[0].shape[:1] == (-1,)
+
+    def _open(self, infer_session: Any) -> Any:
+        try:
+            with stdout_caught() as caught:
+                return infer_session(self._device_id, self.file)
+        except Exception as error:
+            raise self._opening_failed(error, said=caught.complaints()) from error
+
+    def _opening_failed(self, error: Exception, *, said: str) -> GraphError:
+        return opening_failed(error, said=said, file=self.file, soc=self._soc, device=self._device_id)
+
+    def _describe(self) -> tuple[tuple[Port, ...], tuple[Port, ...], list[int]]:
+        """Inputs, outputs, and the bytes of each input at the largest batch."""
+        try:
+            with stdout_caught() as caught:
+                inputs, outputs = list(self._session.get_inputs()), list(self._session.get_outputs())
+                num_bytes = [int(description.size) for description in inputs]
+        except Exception as error:
+            raise self._opening_failed(error, said=caught.complaints()) from error
+        return tuple(map(_port, inputs)), tuple(map(_port, outputs)), num_bytes
+
+    def _check_sidecar(self) -> None:
+        """Raise GraphError where the side-car tells of another input than the file has."""
+        if self._sidecar is None:
+            return
+        told = self._sidecar.input
+        if [(told.dtype, told.shape)] != [(port.dtype, port.shape) for port in self.inputs]:
+            has_aipp = any(port.dtype == "uint8" for port in self.inputs)
+            raise GraphError(
+                f"`{self.file}` takes {_list(self.inputs)}, and its side-car says that it takes {told}",
+                hint=f"the side-car was changed, or is that of another file: {HINT}"
+                + "; preprocessing compiled into the file (AIPP) is not used here" * has_aipp,
+            )
+
+    def _find_batch_sizes(self) -> tuple[int, ...]:
+        """From the side-car or, for a fixed OM without one, from the file."""
+        sidecar, fixed = self._sidecar, None if self._has_gears else (self.inputs[0].shape or (0,))[0]
+        if fixed is None and sidecar is None:
+            raise GraphError(
+                f"`{self.file}` takes several batch sizes (gears), which only its side-car "
+                f"`{sidecar_path(self.file).name}` lists, and that is missing",
+                hint=f"put the side-car beside it, or {HINT}",
+            )
+        sizes = sidecar.batch_sizes if sidecar is not None else (fixed or 0,)
+        matches = sidecar is None or (sidecar.has_gears if fixed is None else sidecar.batch_sizes == (fixed,))
+        wanted = [math.prod((max(sizes), *port.shape[1:])) * np.dtype(port.dtype).itemsize for port in self.inputs]
+        if not matches or self._num_bytes != wanted:
+            raise GraphError(
+                f"`{self.file}` takes {_list(self.inputs)} of {_list(f'{size:,}' for size in self._num_bytes)} bytes, "
+                f"which is not the expected batch {_list(sizes)}",
+                hint=f"its side-car is that of another file: {HINT}" if sidecar is not None else HINT,
+            )
+        return sizes
+
+    def _read_device_ms(self) -> float | None:
+        """Milliseconds of the last execution, a float32 that counts from loading on, so coarse after hours.
+
+        A pair of start and end since autumn 2023, the time itself before. Without it nothing fails.
+        """
+        try:
+            last = self._session.summary().exec_time_list[-1]
+            milliseconds = float(last[1] - last[0]) if hasattr(last, "__len__") else float(last)
+            self._session.reset_summaryinfo()  # or it grows with every call
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+            return None
+        return milliseconds
+
+
+def _infer_session_class() -> Any:
+    """ais_bench's InferSession; imported only here, in the thread that uses it."""
+    try:
+        with root_logger_kept(), stdout_caught() as caught:
+            return importlib.import_module("ais_bench.infer.interface").InferSession
+    except Exception as error:
+        raise import_failed(error, said=caught.complaints()) from error
+
+
+def _port(description: Any) -> Port:
+    name = description.datatype.name
+    return Port(
+        name=description.name,
+        dtype=_DTYPES.get(name, name),
+        shape=tuple(int(size) for size in description.shape),
+    )
+
+
+def _list(things: Any) -> str:
+    return ", ".join(map(str, things))

@@ -1,0 +1,137 @@
+"""OM files run through ais_bench, in a thread of their own."""
+
+import atexit
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.graphs.card import is_same_model
+from llama_adapter.runtime.graphs.ladder import run_ladder
+from llama_adapter.runtime.graphs.om_file import HINT, OmFile
+from llama_adapter.runtime.graphs.session import check_owner, closed_error
+from llama_adapter.runtime.graphs.worker import Worker
+
+
+class OmSession:
+    """One OM, with a fixed batch size or with gears, or a folder of OMs of several batch sizes; see `GraphSession`.
+
+    ais_bench makes an ACL context of its own current in the thread that calls it and does not restore the one before,
+    on which torch_npu's streams depend. Contexts belong to threads, so the files live in a thread that runs nothing
+    else. Where a decoder runs on the same device, open that device first. Not tried on hardware so far.
+    """
+
+    hint = HINT
+
+    def __init__(self, path: str | os.PathLike[str], *, device_id: int = 0) -> None:
+        """Raises GraphError for files, installations and devices that cannot be used."""
+        self.file, self.name = str(path), f"ais_bench (device {device_id})"
+        self.device_ms: float | None = None
+        paths = _om_files(Path(path))
+        self._owner = os.getpid()
+        self._worker = Worker(name=self.name)
+        self._files: list[OmFile] = []
+        # For a session that nobody closes: at the end of the object, or of the program. There it must come before
+        # what was registered earlier, such as torch_npu's own end, so weakref's own exit function will not do.
+        self._finalizer = weakref.finalize(self, _shut_down, self._worker, self._files, self._owner)
+        self._finalizer.atexit = False
+        atexit.register(self._finalizer)
+        try:
+            for place in paths:
+                self._files.append(self._worker.call(functools.partial(OmFile, place, device_id=device_id)))
+            self._by_size = _by_size(self._files, path=self.file)
+        except BaseException:
+            self.close()
+            raise
+        first = self._files[0]
+        self.inputs, self.outputs, self.card = first.inputs, first.outputs, first.card
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...] | None:
+        """Gears, or the batch sizes of the files, ascending."""
+        return tuple(self._by_size)
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """See `GraphSession.run`."""
+        if not self._finalizer.alive:
+            raise closed_error(self.file)
+        check_owner(self._owner, file=self.file)
+        return self._worker.call(lambda: self._run(inputs))
+
+    def close(self) -> None:
+        """Unload the files and end the thread."""
+        atexit.unregister(self._finalizer)
+        if self._finalizer.detach() and os.getpid() == self._owner:
+            _end(self._worker, self._files, wait=True)
+
+    def _run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """In the files' thread."""
+        times: list[float | None] = []
+
+        def run(batch: list[np.ndarray]) -> list[np.ndarray]:
+            file = self._by_size[len(batch[0])]
+            outputs = file.run(batch)
+            times.append(file.device_ms)
+            return outputs
+
+        outputs = run_ladder(inputs, self.batch_sizes, run)
+        known = [time for time in times if time is not None]
+        self.device_ms = sum(known) if len(known) == len(times) else None
+        return outputs
+
+
+def _om_files(path: Path) -> list[Path]:
+    files = sorted(path.glob("*.om")) if path.is_dir() else [path]
+    if not files:
+        raise GraphError(
+            f"The folder `{path}` holds no .om file", hint="`llama-adapter export om --out FOLDER/NAME` makes some"
+        )
+    return files
+
+
+def _by_size(files: list[OmFile], *, path: str) -> dict[int, OmFile]:
+    """Which file runs which batch size, ascending. Raises GraphError where they are not of one model."""
+    found: dict[int, OmFile] = {}
+    first = files[0]
+    for file in files:
+        if _sides(file) != _sides(first) or not is_same_model(file.card, first.card):
+            raise GraphError(
+                f"The OM files of `{path}` are not of one model: `{file.file}` differs from `{first.file}`",
+                hint="keep one model's files in a folder, each with its side-car",
+            )
+        for size in file.batch_sizes:
+            if size in found:
+                raise GraphError(
+                    f"The folder `{path}` has two files for a batch of {size}: `{found[size].file}` and `{file.file}`",
+                    hint="keep one of them",
+                )
+            found[size] = file
+    return dict(sorted(found.items()))
+
+
+def _sides(file: OmFile) -> tuple[object, ...]:
+    """What all files of a folder have in common. ATC may have changed the types of the inputs."""
+    return tuple(port.shape[1:] for port in file.inputs), tuple((port.dtype, port.shape[1:]) for port in file.outputs)
+
+
+def _shut_down(worker: Worker, files: list[OmFile], owner: int) -> None:
+    """For a session that nobody closed: waits at the end of the program only.
+
+    An object may be collected in any thread, also in one that the files' thread waits for. A forked process has
+    neither that thread nor the device.
+    """
+    if os.getpid() == owner:
+        _end(worker, files, wait=threading.current_thread() is threading.main_thread())
+
+
+def _end(worker: Worker, files: list[OmFile], *, wait: bool) -> None:
+    def free() -> None:
+        while files:
+            files.pop().free()
+
+    worker.end(free, wait=wait)

@@ -1,0 +1,134 @@
+"""An ONNX file run by onnxruntime on the CPU."""
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.graphs.card import check_dtypes, find_card
+from llama_adapter.runtime.graphs.ladder import run_ladder
+from llama_adapter.runtime.graphs.packages import INSTALL_HINT
+from llama_adapter.runtime.graphs.ports import Port
+from llama_adapter.runtime.graphs.seal import SEAL_KEY, check_seal
+from llama_adapter.runtime.graphs.session import as_inputs, check_fixed_batch, check_outputs, closed_error
+
+PROVIDER: Final = "CPUExecutionProvider"
+_NO_TELEMETRY: Final = "ORT_DISABLE_TELEMETRY"  # since 1.31 onnxruntime logs its use in the home folder
+_DTYPES: Final = {"tensor(float)": "float32", "tensor(double)": "float64"}  # all other names are numpy's
+
+
+class OnnxSession:
+    """See `GraphSession`."""
+
+    name = f"onnxruntime ({PROVIDER})"
+    hint = "export the model with `llama-adapter export onnx`"
+    device_ms = None
+
+    def __init__(self, path: str | os.PathLike[str], *, threads: int | None = None) -> None:
+        """`threads` compute one call; None: as many as torch uses.
+
+        Raises GraphError for a file that cannot be run, or that was changed after its export.
+        """
+        self.file = str(path)
+        self._session = _open(Path(path), threads=threads or torch.get_num_threads(), hint=self.hint)
+        self.inputs, self.outputs = _ports(self._session.get_inputs()), _ports(self._session.get_outputs())
+        metadata = self._session.get_modelmeta().custom_metadata_map
+        self.card = find_card(metadata, file=self.file)
+        check_fixed_batch(self.inputs, file=self.file, hint=self.hint)
+        check_dtypes(self.card, (*self.inputs, *self.outputs), file=self.file)
+        check_seal(Path(path), metadata.get(SEAL_KEY))  # reads the file again: quicker than opening the session
+        fixed = [port.shape[0] for port in self.inputs if port.shape and port.shape[0] > 0]
+        self.batch_sizes: tuple[int, ...] | None = tuple(fixed[:1]) or None
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """See `GraphSession.run`."""
+        if self._session is None:
+            raise closed_error(self.file)
+        try:
+            return run_ladder(inputs, self.batch_sizes, self._run)
+        except MemoryError:
+            raise GraphError(f"The memory is not enough to run `{self.file}`", hint=self._smaller()) from None
+
+    def close(self) -> None:
+        """Release the memory of the graph."""
+        self._session = None
+
+    def _smaller(self) -> str:
+        """What needs less memory; with a fixed batch the caller's own batch size does not matter."""
+        if self.batch_sizes is None:
+            return "try a smaller --batch-size"
+        return f"the file was compiled for a batch of {self.batch_sizes[0]}, make one for fewer: {self.hint}"
+
+    def _run(self, batch: list[np.ndarray]) -> list[np.ndarray]:
+        inputs = as_inputs(batch, self.inputs)
+        feeds = {port.name: array for port, array in zip(self.inputs, inputs, strict=True)}
+        try:
+            outputs: list[np.ndarray] = self._session.run([port.name for port in self.outputs], feeds)
+        except Exception as error:  # onnxruntime's exceptions have no common base
+            given = ", ".join(f"{array.dtype} {array.shape}" for array in inputs)
+            raise GraphError(
+                f"onnxruntime failed on `{self.file}` with {given}: {_one_line(error)}",
+                hint=f"if it is the memory: {self._smaller()}; else export the model again",
+            ) from error
+        check_outputs(outputs, self.outputs, batch=len(inputs[0]), file=self.file)
+        return outputs
+
+
+def _open(path: Path, *, threads: int, hint: str) -> Any:
+    """An onnxruntime InferenceSession."""
+    if path.suffix == ".om":
+        raise GraphError(
+            f"`{path}` is an OM file by its name, and ONNX is needed here",
+            hint="use `--vision om`, or the ONNX file that the OM was made from",
+        )
+    if not path.is_file():
+        kind = "is not a file" if path.exists() else "does not exist"
+        raise GraphError(f"The ONNX file `{path}` {kind}", hint=hint)
+    runtime = _onnxruntime()
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.use_deterministic_compute = True
+    # Waiting threads would keep the cores busy, and the language model is next.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 4  # errors come as exceptions; stderr would repeat them
+    try:
+        # The fallback would try the same provider again, and announce it on stdout.
+        return runtime.InferenceSession(str(path), options, providers=[PROVIDER], enable_fallback=0)
+    except Exception as error:
+        raise GraphError(
+            f"onnxruntime {runtime.__version__} cannot open `{path}`: {_one_line(error)}",
+            hint=f"the file is damaged, incomplete (its .data file?) or no ONNX file: {hint}",
+        ) from error
+
+
+def _onnxruntime() -> Any:
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise GraphError("Running an ONNX file needs onnxruntime, which is not installed", hint=INSTALL_HINT)
+    os.environ.setdefault(_NO_TELEMETRY, "1")  # read at import
+    try:
+        return importlib.import_module("onnxruntime")
+    except Exception as error:  # built against another numpy, a library is missing, ...
+        raise GraphError(
+            f"onnxruntime is installed and cannot be imported: {_one_line(error)}", hint=INSTALL_HINT
+        ) from error
+
+
+def _ports(arguments: Sequence[Any]) -> tuple[Port, ...]:
+    return tuple(
+        Port(
+            name=argument.name,
+            dtype=_DTYPES.get(argument.type, argument.type.removeprefix("tensor(").removesuffix(")")),
+            shape=tuple(size if isinstance(size, int) and size >= 0 else -1 for size in argument.shape),
+        )
+        for argument in arguments
+    )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,47 @@
+"""From a description in plain values to a running graph: which session runs which kind of file."""
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from llama_adapter.runtime.graphs.om_session import OmSession
+from llama_adapter.runtime.graphs.onnx_session import OnnxSession
+from llama_adapter.runtime.graphs.process_session import ProcessSession
+from llama_adapter.runtime.graphs.session import GraphSession
+
+GraphKind = Literal["onnx", "om"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphSpec:
+    """Which graph to run, and how. It can be pickled and printed."""
+
+    kind: GraphKind
+    path: str  # a file; for om also a folder with files of several batch sizes
+    device_id: int = 0  # for om, 0 to 255, as ASCEND_RT_VISIBLE_DEVICES numbers them
+    threads: int | None = None  # for onnx, at least 1; None: as many as torch uses
+    own_process: bool = False  # with a memory and a runtime apart from this process
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(GraphKind):
+            raise ValueError(f"kind must be onnx or om, got {self.kind!r}")
+        if not self.path:
+            raise ValueError("path is empty: name the file")
+        if type(self.device_id) is not int or not 0 <= self.device_id <= 255:
+            raise ValueError(f"device_id must be a whole number from 0 to 255, got {self.device_id!r}")
+        if self.threads is not None and (type(self.threads) is not int or self.threads < 1):
+            raise ValueError(f"threads must be a whole number of at least 1, got {self.threads!r}")
+
+
+def open_session(spec: GraphSpec) -> GraphSession:
+    """The graph of `spec`, loaded and checked, not warmed up. Raises GraphError."""
+    if spec.own_process:
+        # A fresh process would not know how many threads this one was told to use.
+        here = dataclasses.replace(spec, own_process=False, threads=spec.threads or torch.get_num_threads())
+        return ProcessSession(functools.partial(open_session, here), file=spec.path)
+    if spec.kind == "onnx":
+        return OnnxSession(spec.path, threads=spec.threads)
+    return OmSession(spec.path, device_id=spec.device_id)

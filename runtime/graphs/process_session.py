@@ -1,0 +1,204 @@
+"""A graph in a process of its own: apart from this process's memory, runtime and device context."""
+
+import functools
+import os
+import pickle
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+import numpy as np
+
+from llama_adapter.runtime.child_process import ChildProcess
+from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.graphs.card import GraphCard
+from llama_adapter.runtime.graphs.ports import Port
+from llama_adapter.runtime.graphs.session import GraphSession, check_owner, closed_error
+
+CLOSE_LIMIT_S: Final = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Facts:
+    """What the other process says of the session it opened."""
+
+    name: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    card: GraphCard | None
+    batch_sizes: tuple[int, ...] | None
+    hint: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Reply:
+    """To the call of this number: the outputs, or one of the errors."""
+
+    number: int
+    outputs: list[np.ndarray] | None = None
+    device_ms: float | None = None
+    error: GraphError | None = None
+    fault: str = ""  # the traceback of any other exception
+
+
+class ProcessSession:
+    """The session that `opener` opens, in another process; its errors are raised here. See `GraphSession`.
+
+    The process is in a session of its own, so that Ctrl-C reaches this one only, and ends when this one does, however
+    that happens. It is a fresh interpreter: a device's runtime does not survive a fork, and multiprocessing's own way
+    would run the caller's script again. POSIX systems only.
+    """
+
+    def __init__(self, opener: Callable[[], GraphSession], *, file: str) -> None:
+        """`opener` must be picklable. Raises what it raises, and GraphError where the process dies."""
+        self.file = file
+        self._owner = os.getpid()
+        self._child = ChildProcess(
+            f"{__name__}:serve",
+            options=("-X", "faulthandler"),
+            environ={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},  # the graph's runtime shall be alone with its device
+        )
+        self._connection = Connection(self._child.connection.detach())
+        self._finalizer = weakref.finalize(self, _end, self._child, self._connection, self._owner)
+        self._lock, self._number, self._was_cut = threading.Lock(), 0, False
+        self.device_ms: float | None = None
+        try:
+            self._send(opener)
+            facts: _Facts = self._receive(_Facts)
+        except BaseException:
+            self.close()
+            raise
+        self.name, self.hint = f"{facts.name}, own process", facts.hint
+        self.inputs, self.outputs, self.card, self.batch_sizes = (
+            facts.inputs,
+            facts.outputs,
+            facts.card,
+            facts.batch_sizes,
+        )
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """See `GraphSession.run`. Raises GraphError also where the process has ended."""
+        with self._lock:
+            if self._was_cut:
+                raise GraphError(
+                    f"The process of `{self.file}` was ended, because a message to it or from it was interrupted "
+                    "half-way",
+                    hint="open it again",
+                )
+            if not self._finalizer.alive:
+                raise closed_error(self.file)
+            check_owner(self._owner, file=self.file)
+            self._number += 1
+            self._send((self._number, list(inputs)))
+            reply: _Reply = self._receive(_Reply)
+            while reply.number != self._number:  # to a call that was interrupted while it waited
+                reply = self._receive(_Reply)
+        assert reply.outputs is not None
+        self.device_ms = reply.device_ms
+        return reply.outputs
+
+    def close(self) -> None:
+        """Ask the process to end, and kill it when it does not within seconds."""
+        self._finalizer()
+
+    def _send(self, message: Any) -> None:
+        # Pickled first: a message that cannot be pickled must not look like a broken connection.
+        data = pickle.dumps(message)
+        with self._message():
+            self._connection.send_bytes(data)
+
+    def _receive(self, kind: type[Any]) -> Any:
+        # Waited for first: an interrupt does no harm as long as nothing of the message is read.
+        with suppress(OSError):
+            self._connection.poll(None)
+        with self._message():
+            message = self._connection.recv()
+        if isinstance(message, _Reply) and message.number in (0, self._number):
+            if message.error is not None:
+                raise message.error
+            if message.fault:
+                raise RuntimeError(f"the process of `{self.file}` failed:\n{message.fault}")
+        assert isinstance(message, kind)
+        return message
+
+    @contextmanager
+    def _message(self) -> Iterator[None]:
+        """While a message is under way. Half of one puts all later ones out of step, so then the process is killed."""
+        try:
+            yield
+        except (EOFError, OSError) as error:
+            raise self._death() from error
+        except BaseException:
+            self._was_cut = True
+            self._child.process.kill()
+            self.close()
+            raise
+
+    def _death(self) -> GraphError:
+        if not self._child.has_ended(within_s=CLOSE_LIMIT_S):
+            return GraphError(f"The process of `{self.file}` no longer answers")
+        how, hint = self._child.how_it_ended(), "its last words are above, on stderr"
+        if how == "by SIGKILL":
+            hint = "the system may have run out of memory: try a smaller --batch-size"
+        return GraphError(f"The process of `{self.file}` was ended {how}", hint=hint)
+
+
+def serve(descriptor: str) -> None:
+    """The whole life of the other process."""
+    connection = Connection(int(descriptor))
+    with suppress(EOFError, OSError):  # the other side has ended: nothing is left to do
+        session: GraphSession | None = _answer(connection, 0, connection.recv())
+        if session is not None:
+            with closing(session):
+                _serve(session, connection)
+
+
+def _serve(session: GraphSession, connection: Connection) -> None:
+    """Answer until None comes."""
+    connection.send(
+        _Facts(
+            name=session.name,
+            inputs=session.inputs,
+            outputs=session.outputs,
+            card=session.card,
+            batch_sizes=session.batch_sizes,
+            hint=session.hint,
+        )
+    )
+    while (call := connection.recv()) is not None:
+        number, inputs = call
+        outputs = _answer(connection, number, functools.partial(session.run, inputs))
+        if outputs is not None:
+            connection.send(_Reply(number=number, outputs=outputs, device_ms=session.device_ms))
+
+
+def _answer(connection: Connection, number: int, function: Callable[[], Any]) -> Any:
+    """What `function` returns; None after its error was sent to the other side."""
+    try:
+        return function()
+    except GraphError as error:
+        connection.send(_Reply(number=number, error=GraphError(error.message, hint=error.hint)))
+    except Exception:
+        connection.send(_Reply(number=number, fault=traceback.format_exc()))
+    return None
+
+
+def _end(child: ChildProcess, connection: Connection, owner: int) -> None:
+    """Does nothing to the process in one that was forked off, which shares the connection."""
+    if os.getpid() != owner:
+        connection.close()
+        return
+    with suppress(OSError):
+        connection.send(None)
+    connection.close()
+    if child.has_ended(within_s=CLOSE_LIMIT_S):
+        return
+    child.process.terminate()
+    if not child.has_ended(within_s=CLOSE_LIMIT_S):
+        child.process.kill()
+        child.process.wait()

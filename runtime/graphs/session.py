@@ -1,0 +1,125 @@
+"""Running an exported graph: the protocol of all sessions, and what they share."""
+
+import math
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.graphs.card import GraphCard
+from llama_adapter.runtime.graphs.ports import Port
+
+
+class GraphSession(Protocol):
+    """A graph that was loaded and checked. The first dimension of all inputs and outputs is the batch."""
+
+    @property
+    def name(self) -> str:
+        """What runs it, such as `onnxruntime (CPUExecutionProvider)`."""
+        ...
+
+    @property
+    def file(self) -> str:
+        """The file, or the folder of files for several batch sizes."""
+        ...
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """As the file tells; -1 for an open dimension."""
+        ...
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """As the file tells."""
+        ...
+
+    @property
+    def card(self) -> GraphCard | None:
+        """What the file says of itself; None for a file of another program."""
+        ...
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...] | None:
+        """The batch sizes it was compiled for, ascending; None where it takes any."""
+        ...
+
+    @property
+    def device_ms(self) -> float | None:
+        """Milliseconds that the last `run` took on the device; None where nothing measures it."""
+        ...
+
+    @property
+    def hint(self) -> str:
+        """How to make such a file, for error messages."""
+        ...
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """One array per input, cast to the graph's types, with any batch of at least 1 -> one array per output.
+
+        Raises GraphError when the graph or its runtime fails.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release memory, device, thread and process. May be repeated."""
+        ...
+
+
+def as_inputs(arrays: Sequence[np.ndarray], ports: Sequence[Port]) -> list[np.ndarray]:
+    """The arrays in the types of their ports, contiguous in C order."""
+    return [np.ascontiguousarray(array, dtype=port.dtype) for array, port in zip(arrays, ports, strict=True)]
+
+
+def check_outputs(outputs: Sequence[np.ndarray], ports: Sequence[Port], *, batch: int, file: str) -> None:
+    """Raise GraphError unless a run gave what the graph promises for a batch of this size."""
+    for output, port in zip(outputs, ports, strict=True):
+        wanted = (batch, *port.shape[1:])
+        fits = len(output.shape) == len(wanted) and all(
+            want in (-1, have) for want, have in zip(wanted, output.shape, strict=True)
+        )
+        if not fits or output.dtype.name != port.dtype:
+            raise GraphError(
+                f"`{file}` promises {Port(name='', dtype=port.dtype, shape=wanted)} for a batch of {batch}, "
+                f"and gave {Port(name='', dtype=str(output.dtype), shape=output.shape)}",
+                hint="the file, or the runtime under it, is damaged: export the model again",
+            )
+
+
+def check_fixed_batch(ports: Sequence[Port], *, file: str, hint: str) -> None:
+    """Raise GraphError for a fixed batch of 0, and for one whose inputs alone exceed the memory of this machine."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for port in ports:
+        if not port.shape:
+            continue
+        if not port.shape[0]:
+            raise GraphError(f"`{file}` takes {port}, an empty batch", hint=hint)
+        num_bytes = math.prod(port.shape) * (1 + _itemsize(port))  # as given, and in the graph's type
+        if port.shape[0] > 0 and num_bytes > memory:
+            raise GraphError(
+                f"`{file}` was compiled for a batch of {port.shape[0]:,}, whose inputs alone take "
+                f"{num_bytes / 1e9:,.1f} GB of the {memory / 1e9:,.1f} GB here",
+                hint=f"make it again for a smaller batch: {hint}",
+            )
+
+
+def _itemsize(port: Port) -> int:
+    try:
+        return np.dtype(port.dtype).itemsize
+    except TypeError:  # a type that numpy does not have
+        return 1
+
+
+def check_owner(process: int, *, file: str) -> None:
+    """Raise GraphError unless this is the process that opened the session: threads and replies are its own."""
+    if os.getpid() != process:
+        raise GraphError(
+            f"`{file}` was opened by the process that this one was forked from",
+            hint="open it in each process that uses it",
+        )
+
+
+def closed_error(file: str) -> GraphError:
+    """The error for running a session after `close`."""
+    return GraphError(f"`{file}` was closed and cannot run any more")

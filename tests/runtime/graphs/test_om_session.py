@@ -1,0 +1,254 @@
+"""OM files through the fake ais_bench: torch's numbers at every batch size, one thread, nothing left behind."""
+
+import contextlib
+import dataclasses
+import gc
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.graphs.card import GraphCard
+from llama_adapter.runtime.graphs.sidecar import read_sidecar, write_sidecar
+from tests.fakes.exported import make_om, open_om, sample_pixels, sample_queries
+
+pytestmark = pytest.mark.slow
+
+LIMITS = {"float32": 2e-5, "float16": 6e-3}
+
+
+def difference(queries: torch.Tensor, start: int = 0) -> float:
+    return float((queries.float() - sample_queries()[start : start + len(queries)]).abs().max())
+
+
+def sizes_run(acl: Any) -> list[int]:
+    return [shape[0] for _, what, shape in acl.RECORD.calls if what == "run"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "batch_sizes", "pictures", "calls"),
+    [
+        ("float16", [1], slice(32), [1] * 32),
+        ("float16", [5], slice(32), [5] * 7),
+        ("float16", [1, 4, 8], slice(32), [8] * 4),
+        ("float32", [1, 4, 8], slice(32), [8] * 4),
+        ("float16", [1, 4, 8], slice(3, 4), [1]),
+        ("float16", [1, 4, 8], slice(3, 6), [4]),
+        ("float16", [1, 4, 8], slice(3, 8), [4, 1]),
+        ("float16", [1, 4, 8], slice(3, 15), [8, 4]),
+    ],
+)
+def test_pictures_get_the_visual_query_of_torch_by_the_cheapest_calls(
+    acl: Any, dtype: Any, batch_sizes: Sequence[int], pictures: slice, calls: list[int], tmp_path: Path
+) -> None:
+    with contextlib.closing(open_om(make_om(tmp_path / "clip.om", batch_sizes, dtype=dtype))) as encoder:
+        queries = encoder.encode(sample_pixels()[pictures])
+
+    assert (len(queries), queries.dtype) == (len(sample_pixels()[pictures]), getattr(torch, dtype))
+    assert difference(queries, start=pictures.start or 0) < LIMITS[dtype]
+    assert sizes_run(acl) == calls
+
+
+def test_a_folder_of_fixed_files_is_one_encoder_of_several_batch_sizes(acl: Any, tmp_path: Path) -> None:
+    for size in (4, 1):
+        make_om(tmp_path / f"clip_bs{size}.om", [size])
+    encoder = open_om(tmp_path)
+    assert encoder.batch_sizes == (1, 4)
+    assert difference(encoder.encode(sample_pixels()[:7])) < LIMITS["float16"]
+    assert sizes_run(acl) == [4, 4]
+    encoder.close()
+    assert acl.RECORD.freed == 2
+
+
+def two_files(folder: Path, change: Callable[[GraphCard], GraphCard]) -> None:
+    """An OM for one picture and one for four, whose card is changed."""
+    for size in (1, 4):
+        make_om(folder / f"clip_bs{size}.om", [size])
+    sidecar = read_sidecar(folder / "clip_bs4.om")
+    assert sidecar is not None
+    assert sidecar.card is not None
+    write_sidecar(folder / "clip_bs4.om", dataclasses.replace(sidecar, card=change(sidecar.card)))
+
+
+def with_config(card: GraphCard, **changes: Any) -> GraphCard:
+    return dataclasses.replace(card, config={**card.config, **changes})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda card: with_config(card, channel_order="bgr"),
+        lambda card: with_config(card, query={**card.config["query"], "num_heads": 1}),
+        lambda card: dataclasses.replace(card, fingerprint={**card.fingerprint, "clip": "00 1.0"}),
+    ],
+    ids=["channel order", "heads", "weights"],
+)
+def test_a_folder_of_files_that_answer_differently_is_refused(acl: Any, change: Any, tmp_path: Path) -> None:
+    """The batch size would decide the visual query of a picture."""
+    two_files(tmp_path, change)
+
+    with pytest.raises(GraphError, match="are not of one model"):
+        open_om(tmp_path)
+
+    assert acl.RECORD.freed == acl.RECORD.loaded
+
+
+def test_a_folder_of_one_encoder_in_two_precisions_is_accepted(acl: Any, tmp_path: Path) -> None:
+    """Rounding changes the last digits of a fingerprint."""
+
+    def rounded(card: GraphCard) -> GraphCard:
+        signs, first, *rest = card.fingerprint["clip"].split(" ")
+        told = " ".join([signs, f"{float(first) * 1.0001:.5g}", *rest])
+        assert told != card.fingerprint["clip"]
+        return dataclasses.replace(card, name="other", fingerprint={**card.fingerprint, "clip": told})
+
+    two_files(tmp_path, rounded)
+
+    with contextlib.closing(open_om(tmp_path)) as encoder:
+        assert encoder.batch_sizes == (1, 4)
+
+
+def test_a_forked_process_leaves_the_files_alone(acl: Any, tmp_path: Path) -> None:
+    encoder = open_om(make_om(tmp_path / "clip.om", [1]))
+    child = os.fork()
+    if not child:
+        said = 1
+        try:
+            encoder.encode(sample_pixels()[:1])
+        except GraphError as error:
+            said = 0 if "forked" in error.message else 2
+        finally:
+            encoder.session._finalizer()  # type: ignore[attr-defined]  # as at the end of a program
+            os._exit(said if not acl.RECORD.freed else 3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(encoder.encode(sample_pixels()[:1])) == 1
+    encoder.close()
+
+
+@pytest.mark.parametrize("batch_sizes", [[2], [1, 4]])
+def test_an_encoder_of_another_program_has_no_card(acl: Any, batch_sizes: list[int], tmp_path: Path) -> None:
+    """A fixed file needs no side-car; one with gears needs it for its batch sizes."""
+    om = make_om(tmp_path / "clip.om", batch_sizes, sidecar=len(batch_sizes) > 1)
+    if sidecar := read_sidecar(om):
+        write_sidecar(om, dataclasses.replace(sidecar, card=None))
+
+    with contextlib.closing(open_om(om)) as encoder:
+        assert (encoder.card, encoder.batch_sizes, encoder.image_size) == (None, tuple(batch_sizes), 224)
+        assert difference(encoder.encode(sample_pixels()[:5])) < LIMITS["float16"]
+
+
+def test_the_time_on_the_device_is_that_of_the_last_call(acl: Any, tmp_path: Path) -> None:
+    encoder: Any = open_om(make_om(tmp_path / "clip.om", [1]))
+    assert (encoder.card.name, encoder.card.dtype, encoder.name) == ("embedded", "float16", "ais_bench (device 0)")
+    assert encoder.device_ms is None
+    encoder.encode(sample_pixels()[:2])
+    assert encoder.device_ms > 0
+    session = encoder.session._files[0]._session
+    assert session.summary().exec_time_list == []
+    session.reset_summaryinfo = lambda: None
+    session.summary = lambda: acl.Summary([(10.0, 17.5)] if acl.GENERATION >= 2024 else [7.5])
+    encoder.encode(sample_pixels()[:2])
+    assert encoder.device_ms == 15.0
+    session.summary = lambda: acl.Summary([])
+    encoder.encode(sample_pixels()[:1])
+    assert encoder.device_ms is None
+    encoder.close()
+
+
+@pytest.mark.parametrize("num_encoders", [1, 2])
+def test_everything_happens_in_one_thread_of_its_own_and_nothing_at_once(
+    acl: Any, num_encoders: int, tmp_path: Path
+) -> None:
+    context = acl.STATE.context
+    om = make_om(tmp_path / "clip.om", [1, 4])
+    encoders = [open_om(om) for _ in range(num_encoders)]
+    threads = [
+        threading.Thread(target=lambda encoder=encoder: [encoder.encode(sample_pixels()[:5]) for _ in range(3)])
+        for encoder in encoders * 2
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for encoder in encoders:
+        encoder.close()
+
+    seen = {thread for thread, _, _ in acl.RECORD.calls}
+    assert len(seen) == num_encoders
+    assert threading.get_ident() not in seen
+    assert acl.RECORD.most_concurrent == 1
+    assert acl.STATE.context == context
+    assert (acl.RECORD.loaded, acl.RECORD.freed, acl.RECORD.finalized) == (num_encoders, num_encoders, 0)
+
+
+def test_closing_twice_frees_once_and_ends_the_thread(acl: Any, tmp_path: Path) -> None:
+    encoder = open_om(make_om(tmp_path / "clip.om", [1]))
+    assert any("ais_bench" in thread.name for thread in threading.enumerate())
+    for _ in range(2):
+        encoder.close()
+    assert acl.RECORD.freed == 1
+    assert not any("ais_bench" in thread.name for thread in threading.enumerate())
+    with pytest.raises(GraphError, match="was closed"):
+        encoder.encode(sample_pixels()[:1])
+
+
+def test_an_encoder_without_references_is_freed(acl: Any, tmp_path: Path) -> None:
+    encoder = open_om(make_om(tmp_path / "clip.om", [1]))
+    encoder.encode(sample_pixels()[:1])
+    del encoder
+    gc.collect()
+    assert acl.RECORD.freed == 1
+
+
+def test_nothing_is_written_on_stdout(acl: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    print("one")
+    encoder = open_om(make_om(tmp_path / "clip.om", [1, 4]))
+    print("two")
+    encoder.encode(sample_pixels()[:5])
+    print("three")
+    encoder.close()
+    acl.LIBC.fflush(None)
+    assert capfd.readouterr() == ("one\ntwo\nthree\n", "")
+
+
+def test_the_root_logger_is_left_as_it_was(install: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])
+    install("2024", "aclruntime")
+    open_om(make_om(tmp_path / "clip.om", [1])).close()
+    assert (logging.root.handlers, logging.root.level) == ([], logging.WARNING)
+
+
+def test_data_on_a_pipe_stays_data_also_without_close(tmp_path: Path) -> None:
+    """A program of its own: C's buffer for a pipe is emptied at the end only, and the encoder is freed there."""
+    make_om(tmp_path / "clip.om", [1, 4])
+    fakes = Path(__file__).resolve().parents[2] / "fakes" / "ais_bench"
+    code = f"""
+import atexit, json, sys, weakref
+weakref.finalize(sys, bool)  # weakref now has its own place among what is done at the end
+sys.path[:0] = [{str(fakes / "2024")!r}, {str(fakes / "aclruntime")!r}]
+import numpy as np
+from llama_adapter.runtime.graphs.open_session import GraphSpec
+from llama_adapter.vision.backends.exported import open_encoder
+atexit.register(print, "after others that were there before", file=sys.stderr)
+encoder = open_encoder(GraphSpec(kind="om", path={str(tmp_path / "clip.om")!r}))
+print(json.dumps(list(encoder.encode(np.zeros((5, 224, 224, 3), dtype=np.uint8)).shape)))
+sys.modules["aclruntime"].InferenceSession.free_resource = lambda self: print("freed", file=sys.stderr)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[5, 10, 192]\n"
+    assert result.stderr == "freed\nafter others that were there before\n"
+
+
+def test_the_types_are_the_files_own_and_not_those_of_its_card(acl: Any, tmp_path: Path) -> None:
+    """ATC can be told to keep or change the types at the border."""
+    om = make_om(tmp_path / "clip.om", [1], dtype="float32", output={"dtype": "float16"})
+    with contextlib.closing(open_om(om)) as encoder:
+        assert encoder.encode(sample_pixels()[:1]).dtype == torch.float16

@@ -1,0 +1,163 @@
+"""The picture encoder -> ONNX, and the comparison of the exported graph with the encoder, on the CPU."""
+
+# B pictures, S side in pixels, Q queries, D width of the language model, R runs
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.graphs.card import GraphDtype, fingerprint
+from llama_adapter.runtime.graphs.defaults import DTYPE, OPSET
+from llama_adapter.runtime.graphs.onnx_export import cast_weights, check_export, export_graph
+from llama_adapter.runtime.graphs.open_session import GraphSpec
+from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
+from llama_adapter.vision.block import plain_attention
+from llama_adapter.vision.card import INPUT, OUTPUT, EncoderCard
+from llama_adapter.vision.config import VisionConfig
+from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state, use_attention
+
+_BATCH_SIZES: Final = (1, 3)  # of the comparison
+
+
+class _Graph(nn.Module):
+    """What is traced: the encoder, with the graph's own name for its pixels."""
+
+    def __init__(self, encoder: PictureEncoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, pixels_BHWC: Tensor) -> Tensor:
+        visual_query_BQD: Tensor = self.encoder(pixels_BHWC)
+        return visual_query_BQD
+
+
+def export_onnx(
+    config: VisionConfig,
+    state: Mapping[str, Tensor],
+    path: str | os.PathLike[str],
+    *,
+    name: str,
+    dtype: GraphDtype = DTYPE,
+    opset: int = OPSET,
+    check: Callable[[Path], None] | None = None,
+) -> EncoderCard:
+    """Write the encoder with the state dict `state` as ONNX: `input` (B, S, S, 3) -> `output` (B, Q, D), both `dtype`.
+
+    Pixels are RGB in 0..255, the batch is free, all other sizes are fixed. `name` is the model's for people. For the
+    file and for `check`, see `runtime.graphs.onnx_export.export_graph`; the returned card is in it.
+
+    Raises GraphError without the packages for it, and for weights that `dtype` cannot hold; ValueError for an
+    unknown dtype or opset; RuntimeError when `state` is not of `config`.
+    """
+    check_export(dtype=dtype, opset=opset)
+    card = EncoderCard(name=name, vision=config, dtype=dtype, opset=opset, fingerprint=fingerprint(state))
+    encoder, side = _exported_encoder(config, state, dtype=dtype), config.clip.image_size
+    export_graph(
+        _Graph(encoder),
+        [torch.zeros(2, side, side, 3, dtype=encoder.dtype)],
+        Path(path),
+        input_names=[INPUT],
+        output_names=[OUTPUT],
+        graph_name="picture_encoder",
+        card=card.to_graph(),
+        check=check,
+    )
+    return card
+
+
+def _exported_encoder(config: VisionConfig, state: Mapping[str, Tensor], *, dtype: GraphDtype) -> PictureEncoder:
+    """The encoder in `dtype`, for RGB whatever the weights were trained on: the flip goes into the weights."""
+    cast = cast_weights(state, dtype=dtype)
+    is_flipped = config.channel_order == "bgr"
+    if is_flipped:
+        config = dataclasses.replace(config, channel_order="rgb")
+        cast["clip.patch_embedding.weight"] = cast["clip.patch_embedding.weight"].flip(1).contiguous()
+    encoder = encoder_from_state(config, cast)
+    if is_flipped:
+        encoder.mean, encoder.std = encoder.mean.flip(0).contiguous(), encoder.std.flip(0).contiguous()
+    use_attention(encoder, plain_attention)  # as graph nodes that every runtime has; it scales q before the product
+    return encoder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bound:
+    """How far two runs may differ: `max_abs` for queries of magnitude 1, and the least cosine of a picture."""
+
+    max_abs: float
+    cosine: float
+
+
+# float32: other orders of summation. float16: 0.003 is measured at full size (docs/export.md) with random weights;
+# trained ones have larger activations inside.
+BOUNDS: Final[Mapping[str, Bound]] = {
+    "float32": Bound(max_abs=2e-4, cosine=0.999999),
+    "float16": Bound(max_abs=2e-2, cosine=0.9999),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parity:
+    """Differences between graph and encoder, over all pictures, in batches of one and of several."""
+
+    max_abs: float
+    mean_abs: float
+    cosine_min: float  # of a picture's whole visual query
+    num_pictures: int
+    tolerance: float  # for max_abs, at the magnitude of this encoder's queries
+    ok: bool
+
+
+def compare(onnx_path: str | os.PathLike[str], encoder: PictureEncoder, pixels_BHWC: NDArray[np.uint8]) -> Parity:
+    """Run the graph in onnxruntime and `encoder`, in float32, in torch.
+
+    `pixels_BHWC` is (B, S, S, 3) RGB with B at least 1. Raises GraphError without onnxruntime and when the graph
+    cannot be loaded or run, ValueError without pictures.
+    """
+    if not len(pixels_BHWC):
+        raise ValueError("at least one picture is needed to compare with")
+    with closing(open_encoder(GraphSpec(kind="onnx", path=os.fspath(onnx_path)))) as exported:
+        runs = np.stack([_run(exported, pixels_BHWC, batch_size=size) for size in _BATCH_SIZES])
+    with torch.inference_mode():
+        reference = np.concatenate([encoder(torch.from_numpy(one[None])).float().numpy() for one in pixels_BHWC])
+    return judge(runs, reference, bound=BOUNDS[runs.dtype.name])
+
+
+def judge(runs_RBQD: NDArray[Any], reference_BQD: NDArray[np.float32], *, bound: Bound) -> Parity:
+    """Compare R runs over the same pictures with the reference."""
+    runs, reference = runs_RBQD.astype(np.float64), reference_BQD.astype(np.float64)
+    if runs.shape[1:] != reference.shape:
+        raise GraphError(
+            f"The graph makes visual queries of shape {runs.shape[2:]}, and the model of {reference.shape[1:]}",
+            hint="it was exported from another model: export it again",
+        )
+    difference = np.abs(runs - reference)
+    cosines = np.sum(runs * reference, axis=(-2, -1)) / (
+        np.linalg.norm(runs, axis=(-2, -1)) * np.linalg.norm(reference, axis=(-2, -1)) + np.finfo(np.float64).tiny
+    )
+    magnitude = max(1.0, float(np.sqrt(np.mean(reference**2))))
+    tolerance = bound.max_abs * magnitude
+    max_abs, cosine_min = float(difference.max()), float(cosines.min())
+    return Parity(
+        max_abs=max_abs,
+        mean_abs=float(difference.mean()),
+        cosine_min=cosine_min,
+        num_pictures=len(reference),
+        tolerance=tolerance,
+        ok=max_abs <= tolerance and cosine_min >= bound.cosine,  # both are false for NaN
+    )
+
+
+def _run(exported: ExportedEncoder, pixels_BHWC: NDArray[np.uint8], *, batch_size: int) -> NDArray[Any]:
+    """The graph's visual queries (B, Q, D), in its own type."""
+    starts = range(0, len(pixels_BHWC), batch_size)
+    return np.concatenate([exported.encode(pixels_BHWC[start : start + batch_size]).numpy() for start in starts])
