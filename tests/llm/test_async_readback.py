@@ -275,6 +275,7 @@ def test_scores_do_not_wait_for_steps_and_steps_not_for_scores() -> None:
         outputs = drain(engine)
         results.append((answers(outputs), {output.request_id: output.logprobs for output in outputs}))
     assert results[0] == results[1]
+    assert [results[0][0][index][1] for index in range(6)] == ["length", "scored"] * 3
 
 
 def recording_runner(decoder: LlamaAdapterDecoder, *, num_slots: int) -> tuple[GraphRunner, RecordingBackend]:
