@@ -1,17 +1,17 @@
-"""Prompts that a decoder cannot answer."""
+"""Errors about prompts."""
 
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
 
 
 class PromptError(LlamaAdapterError):
-    """A prompt that the model cannot read: no tokens, or token ids outside the vocabulary."""
+    """A prompt without tokens, or with token ids outside the vocabulary."""
 
     exit_code = ExitCode.USAGE
     http_status = 400
 
 
 class PromptTooLongError(PromptError):
-    """A prompt, with its continuations, that does not fit into the context."""
+    """A prompt that, with its continuations, does not fit into the context."""
 
     def __init__(self, num_tokens: int, context: int) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""LLaMA's SentencePiece tokenizer: text to ids and back, whole or as a stream of ids. No prompts, no tensors here."""
+"""LLaMA's SentencePiece tokenizer: text to ids and back, complete or as a stream."""
 
 import hashlib
 import os
@@ -10,11 +10,11 @@ import sentencepiece
 from llama_adapter.runtime.errors import CheckpointError
 
 _REPLACEMENT = "\ufffd"
-_MAX_BYTES = 64 << 20  # the largest in use have 5 MB
+_MAX_BYTES = 64 << 20  # the largest in use are 5 MB
 
 
 class Tokenizer:
-    """A loaded SentencePiece model. Immutable, so threads may share it.
+    """A loaded SentencePiece model. Immutable and thread-safe.
 
     `vocab_size` is the number of pieces, `bos_id` and `eos_id` the ids that open and close a text.
     """
@@ -42,23 +42,23 @@ class Tokenizer:
         """
         place = Path(path)
         try:
-            if place.exists() and not place.is_file():  # reading a pipe or a device might never end
-                raise CheckpointError(f"The tokenizer `{place}` is no regular file")
+            if place.exists() and not place.is_file():  # reading a pipe or a device may never end
+                raise CheckpointError(f"The tokenizer `{place}` is not a regular file")
             if place.exists() and place.stat().st_size > _MAX_BYTES:
-                raise CheckpointError(f"The tokenizer `{place}` has {place.stat().st_size:,} bytes: it is another file")
+                raise CheckpointError(f"The tokenizer `{place}` has {place.stat().st_size:,} bytes: not a tokenizer")
             data = place.read_bytes()
         except FileNotFoundError:
             raise CheckpointError(
-                f"There is no tokenizer at `{place}`",
-                hint="LLaMA comes with a file `tokenizer.model`; put it beside or into the model's folder",
+                f"No tokenizer at `{place}`",
+                hint="LLaMA comes with a file `tokenizer.model`; put it into the model's folder or beside it",
             ) from None
         except OSError as error:
-            raise CheckpointError(f"The tokenizer `{place}` cannot be read: {error.strerror}") from None
+            raise CheckpointError(f"Cannot read the tokenizer `{place}`: {error.strerror}") from None
         return cls.from_bytes(data, name=str(place))
 
     @classmethod
     def from_bytes(cls, data: bytes, *, name: str = "tokenizer.model") -> "Tokenizer":
-        """Make a tokenizer from the bytes of a `tokenizer.model`; `name` is only used in messages.
+        """Tokenizer from the bytes of a `tokenizer.model`; messages call it `name`.
 
         Raises CheckpointError if the bytes are not a SentencePiece model with begin and end pieces.
         """
@@ -68,17 +68,17 @@ class Tokenizer:
             try:
                 processor = sentencepiece.SentencePieceProcessor(model_proto=data)
             except (RuntimeError, ValueError, OSError):
-                reason = f"{len(data):,} bytes were read, and they are no SentencePiece model"
+                reason = f"its {len(data):,} bytes are not a SentencePiece model"
         if processor is None:
             raise CheckpointError(
                 f"`{name}` is not a LLaMA tokenizer: {reason}",
-                hint="the file is damaged, cut short or another model's; copy `tokenizer.model` again "
+                hint="the file is damaged, truncated or another model's; copy `tokenizer.model` again "
                 "(LLaMA-7B's has 499,723 bytes)",
             )
         if processor.bos_id() < 0 or processor.eos_id() < 0:
             raise CheckpointError(
-                f"`{name}` is a SentencePiece model without begin or end piece, so it is not LLaMA's tokenizer",
-                hint="take the `tokenizer.model` that came with the LLaMA weights",
+                f"`{name}` is a SentencePiece model without begin or end piece, so not LLaMA's tokenizer",
+                hint="use the `tokenizer.model` that came with the LLaMA weights",
             )
         return cls(processor, data)
 
@@ -93,9 +93,9 @@ class Tokenizer:
         return hashlib.sha256(self._data).hexdigest()
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:
-        """Ids of a text, with the begin id in front unless `bos` is False; never an end id.
+        """Ids of a text, with the begin id in front unless `bos` is False, without an end id.
 
-        Raises ValueError for text that has no UTF-8 form (half a surrogate pair).
+        Raises ValueError for text without a UTF-8 form (half a surrogate pair).
         """
         try:
             text.encode()
@@ -108,7 +108,7 @@ class Tokenizer:
         return [self.bos_id, *ids] if bos else ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids. Control pieces give nothing, unknown gives " \u2047 ", invalid bytes give U+FFFD.
+        """Text of ids. Control pieces give nothing, the unknown piece " \u2047 ", invalid bytes U+FFFD.
 
         Raises ValueError for an id outside the vocabulary.
         """
@@ -118,22 +118,22 @@ class Tokenizer:
         return text
 
     def decode_inner(self, piece_id: int) -> str:
-        """Text of one piece that is no byte and stands inside a text, where SentencePiece keeps its space."""
-        # The unknown piece in front takes the role of the text before; every SentencePiece model has one.
+        """Text of one piece, not a byte, inside a text, where SentencePiece keeps its space."""
+        # The unknown piece stands for the text before; every SentencePiece model has one.
         return self.decode([self._unk_id, piece_id])[self._unk_length :]
 
     def encode_continuation(self, prompt: str | None, text: str) -> list[int]:
         """Ids of `text` as they follow `prompt`, without begin or end id.
 
-        These are the ids of both encoded together, less the prompt's own, as in training. Where the border falls
-        inside a piece, or without a prompt, `text` is encoded alone and without SentencePiece's space in front.
+        Both are encoded together and the prompt's ids are cut off, as in training. If a piece spans the border, or
+        without a prompt, `text` is encoded alone and without SentencePiece's space in front.
         """
         if prompt is not None:
             alone = self.encode(prompt, bos=False)
             joint = self.encode(prompt + text, bos=False)
             if joint[: len(alone)] == alone:
                 return joint[len(alone) :]
-        # A line feed is a byte of its own in LLaMA's vocabulary, so nothing merges across it.
+        # A line feed is a byte piece in LLaMA's vocabulary, so no piece spans it.
         border = self.encode("\n", bos=False)
         joint = self.encode("\n" + text, bos=False)
         if joint[: len(border)] == border:
@@ -141,7 +141,7 @@ class Tokenizer:
         return self.encode(text, bos=False)
 
     def byte_of(self, piece_id: int) -> int | None:
-        """The byte that a byte piece stands for; None for every other piece."""
+        """The byte of a byte piece; None for other pieces."""
         return self._byte_of_id.get(piece_id)
 
     def _check(self, ids: Iterable[int]) -> None:
@@ -154,22 +154,22 @@ class Tokenizer:
 
 
 class IncrementalDetokenizer:
-    """Turns a stream of ids into text piece by piece. Belongs to one stream; not for sharing between threads.
+    """Turns one stream of ids into text piece by piece. Not thread-safe.
 
-    What `push` and `flush` return, put together, equals `Tokenizer.decode` of the same ids. Bytes of an unfinished
-    character are held back until it is complete or cannot become valid any more.
+    The texts of `push` and `flush` together equal `Tokenizer.decode` of the ids. Bytes of an unfinished character are
+    held back until it is complete or invalid.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._bytes = bytearray()
-        # Ids that gave no text so far. SentencePiece drops a space at the start of a text, so what the next piece
-        # gives depends on them; once there is text, every piece stands for itself.
+        # Ids without text so far. SentencePiece drops a space at the start of a text, so the next piece depends on
+        # them; after the first text, pieces are independent.
         self._silent: list[int] = []
         self._started = False
 
     def push(self, piece_id: int) -> str:
-        """Take the next id; return the text that is certain now, possibly empty.
+        """Take the next id; return the text that is final now, possibly empty.
 
         Raises ValueError for an id outside the vocabulary.
         """
@@ -183,7 +183,7 @@ class IncrementalDetokenizer:
         return self._emit(before + self._piece_text(piece_id))
 
     def flush(self) -> str:
-        """End the stream: return what was held back, with U+FFFD for bytes that never became a character."""
+        """End the stream; return the text held back, with U+FFFD for bytes that are not a character."""
         return self._emit(self._complete_characters(final=True))
 
     def _emit(self, text: str) -> str:
@@ -200,7 +200,7 @@ class IncrementalDetokenizer:
         return self._tokenizer.decode_inner(piece_id)
 
     def _complete_characters(self, *, final: bool) -> str:
-        """Characters at the head of the held bytes; as SentencePiece, one U+FFFD per byte that starts none."""
+        """Characters at the start of the held bytes; like SentencePiece, one U+FFFD per invalid byte."""
         characters: list[str] = []
         while self._bytes:
             length = _utf8_length(self._bytes[0])
@@ -227,13 +227,13 @@ def _utf8_length(lead: int) -> int:
 
 
 def _why_not_sentencepiece(data: bytes) -> str | None:
-    """Recognise the files that are usually found in the place of a SentencePiece model."""
+    """Recognise files that are often given in place of a SentencePiece model."""
     if not data:
         return "the file is empty"
     if data.startswith(b"version https://git-lfs"):
-        return "it is a Git LFS pointer, the file itself was not downloaded"
+        return "it is a Git LFS pointer; the file itself was not downloaded"
     if data.lstrip()[:1] == b"{":
         return "it is JSON (perhaps `tokenizer.json`), not SentencePiece's binary form"
     if data.startswith(b"IQ== 0"):
-        return "it is a table of byte ranks, as LLaMA 3 uses it, not SentencePiece's binary form"
+        return "it is LLaMA 3's table of byte ranks, not SentencePiece's binary form"
     return None

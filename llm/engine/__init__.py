@@ -1,1 +1,1 @@
-"""Who runs next: sequences, slots, scheduler, sampler and the step."""
+"""Requests, sequences, the scheduler and the step."""

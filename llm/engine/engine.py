@@ -120,7 +120,14 @@ class Engine:
         """Turn what was read into events; rows that end leave their slots."""
         self.timer.enter("post")
         if isinstance(result, Scores):
-            return [_score_output(*row) for row in zip(result.rows, result.logprobs, strict=True)]
+            return [
+                Output(
+                    request_id=row,
+                    finish="scored" if all(map(math.isfinite, logprobs)) else "not_finite",
+                    logprobs=tuple(logprobs),
+                )
+                for row, logprobs in zip(result.rows, result.logprobs, strict=True)
+            ]
         outputs: list[Output] = []
         ended: list[tuple[Sequence, bool]] = []
         for row, token_id in zip(result.rows, result.token_ids, strict=True):
@@ -129,7 +136,7 @@ class Engine:
                 continue
             finish = sequence.take(token_id, eos_id=self._eos_id)
             text_id = None if finish in ("not_finite", "stop") else token_id
-            outputs.append(Output(request_id=sequence.request.id, token_id=text_id, finish=finish))
+            outputs.append(Output(request_id=sequence.id, token_id=text_id, finish=finish))
             if finish is not None:
                 ended.append((sequence, finish != "not_finite"))
         # From the last slot down, so that a row that moves into a freed slot is never one that ends too.
@@ -153,7 +160,7 @@ class Engine:
         """Undo what an unread step of a sequence wrote to a slot: it may prove not finite when another row is there."""
         if sequence.has_unread_step:
             # Before its first token is read, nothing is known of its prompt and picture either.
-            self._runner.clear(slot, position=sequence.last_fed_position if sequence.token_ids else None)
+            self._runner.clear(slot, position=sequence.num_cached_tokens - 1 if sequence.token_ids else None)
 
     def cancel(self, request_id: int) -> None:
         """Forget a request, waiting or running; its slot is free at once. Unknown ids are ignored."""
@@ -173,9 +180,3 @@ class Engine:
         self._early.clear()
         self._scheduler.clear()
         self._runner.reset()
-
-
-def _score_output(request_id: int, logprobs: Iterable[float]) -> Output:
-    logprobs = tuple(logprobs)
-    is_finite = all(map(math.isfinite, logprobs))
-    return Output(request_id=request_id, finish="scored" if is_finite else "not_finite", logprobs=logprobs)

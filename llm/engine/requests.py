@@ -34,6 +34,11 @@ class ScoreRequest:
     prefix: Prefix
     continuations: tuple[tuple[int, ...], ...]  # token ids, at least one each
 
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens of the row of its forward pass; the last of each continuation is not fed."""
+        return len(self.prompt_ids) + sum(len(continuation) - 1 for continuation in self.continuations)
+
 
 Request = GenerateRequest | ScoreRequest
 

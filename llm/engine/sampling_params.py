@@ -1,4 +1,4 @@
-"""How one request's tokens are chosen, as plain values. Imports no torch: the command line reads its defaults."""
+"""Settings of token sampling, as plain values. Imports no torch: the command line reads the defaults."""
 
 from dataclasses import dataclass
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 # Without slots, so that a default can be read off the class: SamplingParams.top_p.
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How one request's tokens are chosen. The default is greedy; top_p then has no effect."""
+    """How the tokens of one request are chosen. The default is greedy, where top_p and top_k have no effect."""
 
     max_new_tokens: int = 64
-    temperature: float = 0.0  # less than 1e-6 means greedy: dividing by it would leave float32's range
-    top_p: float = 0.75  # the reference's default
+    temperature: float = 0.0  # below 1e-6 means greedy: dividing by it would leave float32's range
+    top_p: float = 0.75  # 0..1, the reference's default
     top_k: int = 0  # 0 keeps every token
-    seed: int | None = None  # equal seeds draw equal answers, whatever else is in the batch
+    seed: int | None = None  # equal seeds give equal answers in any batch; None draws a new seed
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "top_k", "seed"):
@@ -33,5 +33,5 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the best token is taken without drawing."""
+        """Whether the best token is taken without a random draw."""
         return self.temperature < 1e-6

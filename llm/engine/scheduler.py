@@ -85,10 +85,8 @@ class Scheduler:
 
     def cancel(self, request_id: int) -> list[Sequence]:
         """Remove a request from the queue; returns its running sequences, which have to be retired."""
-        for waiting in list(self.waiting):
-            if (waiting.request.id if isinstance(waiting, Sequence) else waiting.id) == request_id:
-                self.waiting.remove(waiting)
-        return [sequence for sequence in self.running if sequence.request.id == request_id]
+        self.waiting = deque(waiting for waiting in self.waiting if waiting.id != request_id)
+        return [sequence for sequence in self.running if sequence.id == request_id]
 
     def clear(self) -> None:
         """Forget all requests."""
@@ -104,16 +102,9 @@ class Scheduler:
             head = self.waiting[0]
             if not isinstance(head, kind):
                 break
-            widest = max(widest, _num_tokens(head))
+            widest = max(widest, head.num_prefill_tokens)
             if taken and widest * (len(taken) + 1) > self._config.max_prefill_tokens:
                 break
             taken.append(head)
             self.waiting.popleft()
         return taken
-
-
-def _num_tokens(waiting: Sequence | ScoreRequest) -> int:
-    """Tokens of the row of its first forward pass: the prompt, and the continuations if it is scored."""
-    if isinstance(waiting, Sequence):
-        return len(waiting.prompt_ids)
-    return len(waiting.prompt_ids) + sum(len(continuation) - 1 for continuation in waiting.continuations)

@@ -15,6 +15,7 @@ class Sequence:
     def __init__(self, request: GenerateRequest, *, row: int, max_new_tokens: int) -> None:
         """`row` is a number of its own; `max_new_tokens` is what request and context leave beyond the known ids."""
         self.request = request
+        self.id = request.id
         self.row = row
         self.slot = -1  # while it waits
         self.prompt_ids = request.prompt_ids + request.known_ids  # what is fed first
@@ -24,6 +25,11 @@ class Sequence:
         self._random = random.Random(request.sampling.seed)
         for _ in request.known_ids:
             self._uniform()
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens of the row of its first forward pass."""
+        return len(self.prompt_ids)
 
     @property
     def is_complete(self) -> bool:
@@ -44,11 +50,6 @@ class Sequence:
     def next_position(self) -> int:
         """Where its newest token is fed. A complete sequence stays where it is, within the context."""
         return self.num_cached_tokens - (1 if self.is_complete else 0)
-
-    @property
-    def last_fed_position(self) -> int:
-        """Where its last decode step wrote."""
-        return self.num_cached_tokens - 1
 
     def next_draw(self) -> Draw | None:
         """How its next token is drawn, None for greedy. Counts the token and advances the random numbers."""

@@ -1,4 +1,4 @@
-"""The adapter prefix: a picture's keys and values for every adapter layer, projected once per picture."""
+"""The adapter prefix: a picture's keys and values for each adapter layer, projected once per picture."""
 
 # A adapter layers, B pictures, Q queries, N heads, H head size, D model width
 
@@ -22,8 +22,8 @@ class Prefix(NamedTuple):
 class Adapter(nn.Module):
     """Learned queries and folded gates of the adapter layers (LLaMA-Adapter, Zhang et al., 2023).
 
-    `gates` holds tanh(gate) * new_gate, (A, N). With LoRA merged into the token projections, `kv` keeps the
-    bare K/V weights, since LoRA never applies to the adapter.
+    `gates` holds tanh(gate) * new_gate, (A, N). If LoRA is merged into the token projections, `kv` holds the K/V
+    weights without it, since LoRA does not apply to the adapter.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -39,8 +39,8 @@ class Adapter(nn.Module):
     def forward(self, visual_query_BQD: Tensor, token_projections: Sequence[nn.Module]) -> Prefix:
         """Project P_j = queries_j + visual query through wk and wv of each adapter layer j.
 
-        `token_projections` are the packed q, k, v projections of those layers, used where `kv` is not kept. Their
-        k and v parts carry no bias, so their last 2 D outputs are the bare products.
+        `token_projections` are the packed q, k, v projections of those layers, used if `kv` is None. The bias of their
+        k and v parts is zero, so their last 2 D outputs are products without bias.
         """
         keys, values = [], []
         gates_AN11 = self.gates[:, :, None, None]

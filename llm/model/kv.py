@@ -1,6 +1,6 @@
-"""Keys and values of past tokens: the slots, and the views of them that a prefill or a decode step works on.
+"""Keys and values of past tokens: the slots, and the views of them that prefills and decode steps use.
 
-A view is handed to the decoder, which calls `update` once per layer and attends to what comes back.
+The decoder calls a view's `update` once per layer and attends to what it returns.
 """
 
 # L layers, B rows, N heads, S step tokens, P positions, H head size
@@ -16,24 +16,23 @@ from llama_adapter.runtime.operators import StoreFunction, store
 
 
 class KVView(Protocol):
-    """Where a forward pass leaves its keys and values, and which ones it attends to."""
+    """Stores the keys and values of a forward pass, and says which ones it attends to."""
 
     def update(self, layer: int, k_BNSH: Tensor, v_BNSH: Tensor) -> tuple[Tensor, Tensor]:
         """Store this step's keys and values; return those to attend to, (B, N, P, H) each."""
-        ...
 
 
 class NoCache:
-    """Nothing is kept: a forward pass attends to its own tokens. For training and for scoring."""
+    """Stores nothing: a forward pass attends to its own tokens. For training and scoring."""
 
     def update(self, layer: int, k_BNSH: Tensor, v_BNSH: Tensor) -> tuple[Tensor, Tensor]:
         return k_BNSH, v_BNSH
 
 
 class PrefillView:
-    """New rows, written from position 0 on; they attend to their own tokens.
+    """New rows, written from position 0; they attend to their own tokens.
 
-    A single row of keys and values, (1, N, S, H), is that of all rows.
+    A single row of keys and values, (1, N, S, H), is written to all rows.
     """
 
     def __init__(self, k_LBNPH: Tensor, v_LBNPH: Tensor) -> None:
@@ -50,7 +49,7 @@ LayerViews = Sequence[tuple[Tensor, Tensor]]  # k and v of each layer, (B, N, co
 
 
 class DecodeView:
-    """Running rows, one token each at its own position; they attend to positions 0..length-1."""
+    """Running rows, one token each at its position; they attend to positions 0..length-1."""
 
     def __init__(self, layers: LayerViews, *, positions_B: Tensor, length: int, store: StoreFunction = store) -> None:
         self._layers, self._positions, self._length, self._store = layers, positions_B, length, store
@@ -65,15 +64,14 @@ class DecodeView:
 class KVCache:
     """Slots at fixed addresses: k and v are (L, slots, N, context, H).
 
-    Rows in use are always slots 0..n-1, so that every step works on a view; see `move`.
+    Rows in use are always slots 0..n-1, so that every step uses a view.
     """
 
     def __init__(
         self, config: DecoderConfig, *, num_slots: int, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         shape = (config.num_layers, num_slots, config.num_heads, config.context, config.head_dim)
-        self.num_slots = num_slots
-        # Zeros, not empty memory: a masked place is multiplied by 0, which would not silence a NaN.
+        # Zeros, not empty memory: a masked place is multiplied by 0, which does not remove a NaN.
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
 
@@ -85,7 +83,7 @@ class KVCache:
     def layers(self, num_rows: int) -> LayerViews:
         """Slots 0..num_rows-1 of each layer, for decode steps.
 
-        A graph is given these views from outside: of slices that it takes itself, compilers make copies.
+        They are inputs of a graph: compilers copy slices that the graph takes itself.
         """
         return [(k[:num_rows], v[:num_rows]) for k, v in zip(self.k.unbind(), self.v.unbind(), strict=True)]
 

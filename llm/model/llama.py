@@ -1,4 +1,4 @@
-"""The LLaMA decoder with adapter attention: mathematics with explicit inputs, no devices, no file names."""
+"""The LLaMA decoder with adapter attention."""
 
 # B rows, S step tokens, P positions attended to, Q adapter queries, N heads, H head size, D model width, V vocabulary
 
@@ -25,10 +25,10 @@ class RmsNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention plus, where a prefix is given, the gated adapter attention.
+    """Causal attention plus, with a prefix, the gated adapter attention.
 
     Rows of the packed projection are wq, wk, wv; q and k rows are in half-split order. The k and v parts of its
-    bias are zero by construction of the checkpoints.
+    bias are zero in all checkpoints.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -54,7 +54,7 @@ class Attention(nn.Module):
         k_BNPH, v_BNPH = cache.update(layer, k_BSNH.transpose(1, 2), v_BSNH.transpose(1, 2))
         heads_BNSH = self.operators.causal_attention(q_BNSH, k_BNPH, v_BNPH, mask_B1SP)
         if prefix is not None:
-            if len(q_BNSH) < len(prefix[0]):  # one row stands for all; from here on each has a picture of its own
+            if len(q_BNSH) < len(prefix[0]):  # one row stands for all; from here each has its own picture
                 q_BNSH = q_BNSH.expand(len(prefix[0]), -1, -1, -1)
             heads_BNSH = heads_BNSH + self.operators.adapter_attention(q_BNSH, *prefix)
         out: Tensor = self.out(heads_BNSH.transpose(1, 2).flatten(2))
@@ -108,7 +108,7 @@ class Layer(nn.Module):
 
 
 class LlamaAdapterDecoder(nn.Module):
-    """LLaMA (Touvron et al., 2023) whose last layers read a picture through zero-init gated adapter attention."""
+    """LLaMA (Touvron et al., 2023) whose last layers attend to a picture through zero-init gated adapter attention."""
 
     rotary_cos: Tensor
     rotary_sin: Tensor
@@ -124,13 +124,13 @@ class LlamaAdapterDecoder(nn.Module):
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
         self.adapter = Adapter(config)
         self.operators = ATEN
-        with torch.device("cpu"):  # real values also where the weights are only sketched on the meta device
+        with torch.device("cpu"):  # real values even if the weights are on the meta device
             cos, sin = rotary_table(config.head_dim, num_positions=config.context, theta=config.rope_theta)
         self.register_buffer("rotary_cos", cos, persistent=False)
         self.register_buffer("rotary_sin", sin, persistent=False)
 
     def project_prefix(self, visual_query_BQD: Tensor) -> Prefix:
-        """Visual query (B, Q, D) -> keys and gated values of every adapter layer; once per picture."""
+        """Visual query (B, Q, D) -> keys and gated values of every adapter layer."""
         adapter_layers = self.layers[self.config.first_adapter_layer :]
         projections = [layer.attention.qkv for layer in adapter_layers]  # type: ignore[union-attr]
         prefix: Prefix = self.adapter(visual_query_BQD, projections)
@@ -146,11 +146,11 @@ class LlamaAdapterDecoder(nn.Module):
     ) -> Tensor:
         """Token ids (B, S) int64 at positions (B, S) int64 -> final hidden states (B, S, D), normed.
 
-        `mask_B1SP` is bool, True where a token may attend; B may be 1 and is broadcast. Without a cache P = S and the
-        tokens see each other only, with gradients: the form for training and scoring.
+        `mask_B1SP` is bool, True where a token may attend; B may be 1 and is broadcast. Without a cache P = S and
+        tokens attend to each other only, with gradients, as in training and scoring.
 
-        Where all rows have the same tokens, a single row of them (1, S) will do: what comes before the first adapter
-        attention does not depend on the picture and is then computed once. The prefix says how many rows B there are.
+        If all rows have the same tokens, a single row (1, S) is enough: everything before the first adapter attention
+        is independent of the picture and is computed once. The number of rows B is that of the prefix.
         """
         cache = NoCache() if cache is None else cache
         first_adapter_layer = self.config.first_adapter_layer
@@ -181,7 +181,7 @@ class LlamaAdapterDecoder(nn.Module):
 
 
 def use_operators(decoder: LlamaAdapterDecoder, operators: Operators) -> None:
-    """Let every module of `decoder` compute by `operators`."""
+    """Make every module of `decoder` compute with `operators`."""
     for module in decoder.modules():
         if isinstance(module, LlamaAdapterDecoder | RmsNorm | Attention | FeedForward):
             module.operators = operators

@@ -1,4 +1,4 @@
-"""The training loss of LLaMA-Adapter, with its conventions for labels."""
+"""The training loss of LLaMA-Adapter."""
 
 import torch
 from torch import Tensor
@@ -6,13 +6,13 @@ from torch.nn import functional as F
 
 # B rows, S tokens, V vocabulary
 
-IGNORED_LABEL = 0  # padding and prompt in the reference; it costs the unknown token, whose id this is, its label
+IGNORED_LABEL = 0  # padding and prompt in the reference; also the unknown token's id, which is never a label
 
 
 def next_token_loss(logits_BSV: Tensor, labels_BS: Tensor) -> Tensor:
     """Mean cross entropy of logits at t against labels at t + 1, over the whole batch; a float32 scalar.
 
-    Labels equal to 0 do not count; without any other label the loss is exactly 0.
+    Labels equal to 0 are ignored; if all are, the loss is exactly 0.
     """
     targets = labels_BS[:, 1:].flatten()
     if not bool((targets != IGNORED_LABEL).any()):

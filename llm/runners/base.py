@@ -75,7 +75,6 @@ class Pending(Protocol):
 
     def read(self) -> Result:
         """Wait for what is ready: on a device with a queue, the tokens of the previous step."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +87,7 @@ class Ready:
         return self.result
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WarmUp:
+class WarmUp(NamedTuple):
     """Cost of a warm-up."""
 
     seconds: float
@@ -105,27 +103,21 @@ class Runner(Protocol):
     @property
     def operators(self) -> Operators:
         """The operators that the decoder computes with."""
-        ...
 
     def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
         """Visual query (B, Q, D) -> one prefix (A, 1, N, Q, H) per picture."""
-        ...
 
     def run(self, plan: Plan) -> Pending:
         """Hand a plan to the device."""
-        ...
 
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
         """Copy slot `source`, of which `num_tokens` positions are in use, over slot `target`."""
-        ...
 
     def clear(self, slot: int, *, position: int | None = None) -> None:
         """Zero a slot, or one position of it: a NaN left there would reach the next row even through the mask."""
-        ...
 
     def reset(self) -> None:
         """Clear all slots and forget tokens not read so far."""
-        ...
 
     def warm_up(self, *, prompt_tokens: int, new_tokens: int) -> WarmUp:
         """Run the steps that prompts and answers of up to these lengths may need, and wait for the device.
@@ -133,4 +125,3 @@ class Runner(Protocol):
         Where decode steps come in few shapes, all of them run; otherwise the largest. For each number of rows one
         prefill runs, of equal prompts of that length. No slot may be in use.
         """
-        ...

@@ -33,12 +33,7 @@ class GraphRunner(EagerRunner):
     ) -> None:
         shapes = BUCKETED if backend.capabilities.static_shapes else STEPPED
         super().__init__(decoder, config, backend=backend, operators=operators, shapes=shapes)
-        self._programs: dict[tuple[int, int], DecodeProgram] = {}
-
-    @property
-    def programs(self) -> tuple[tuple[int, int], ...]:
-        """Rows and positions of the programs compiled so far."""
-        return tuple(self._programs)
+        self._programs: dict[tuple[int, int], DecodeProgram] = {}  # by rows and positions
 
     def _decode_program(self, num_rows: int, length: int) -> DecodeProgram:
         key = num_rows, length

@@ -16,7 +16,7 @@ from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.model.llama import Layer, LlamaAdapterDecoder
 from llama_adapter.llm.runners.base import ScorePlan
 from llama_adapter.llm.runners.eager import EagerRunner
-from llama_adapter.llm.runners.sampler import Prediction
+from llama_adapter.llm.runners.sampler import NO_TOKEN, Prediction
 from llama_adapter.llm.runners.scoring import ScoreLayout, lay_out, sum_scores
 from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.kernels.library import KINDS, Library
@@ -138,8 +138,10 @@ class NativeRunner(EagerRunner):
     @torch_stands_aside()
     def prefill(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> Prediction:
         self._place(prefixes, first_slot=first_slot)
-        rows = zip(itertools.count(first_slot), prompts)
-        parts = [self._run(tokens, self._cache.k, self._cache.v, self._prefix) for tokens in _prompts(rows)]
+        # A prompt is laid out as if any one token followed it: what predicts that token is asked for.
+        layouts = [lay_out(prompt, [(NO_TOKEN,)]) for prompt in prompts]
+        rows = enumerate(layouts, start=first_slot)
+        parts = [self._run(tokens, self._cache.k, self._cache.v, self._prefix) for tokens in _portions(rows)]
         if len(parts) == 1:
             return parts[0]
         logits_RV, best_R = map(torch.cat, zip(*parts, strict=True))
@@ -169,7 +171,7 @@ class NativeRunner(EagerRunner):
         shape = (1, len(layouts), sizes.num_heads, widest, sizes.head_dim)
         k, v = (torch.empty(shape, dtype=self.config.dtype) for _ in range(2))
         prefix = Prefix(*map(self._joined, zip(*plan.prefixes, strict=True)))
-        logits_TV = torch.cat([self._run(tokens, k, v, prefix).logits_RV for tokens in _scored(layouts)])
+        logits_TV = torch.cat([self._run(tokens, k, v, prefix).logits_RV for tokens in _portions(enumerate(layouts))])
         targets_T = torch.tensor([token for layout in layouts for token in layout.targets])
         return sum_scores(logits_TV, targets_T, layouts)
 
@@ -209,23 +211,10 @@ class NativeRunner(EagerRunner):
         return Prediction(logits_RV, best_R)
 
 
-def _prompts(rows: Iterable[tuple[int, Sequence[int]]]) -> Iterable[_Tokens]:
-    """Slots and their prompts, in portions of few enough tokens."""
+def _portions(rows: Iterable[tuple[int, ScoreLayout]]) -> Iterable[_Tokens]:
+    """Rows with their numbers, in portions of few enough tokens; logits are those of the layouts' predictors."""
     tokens = _Tokens()
-    for row, prompt in rows:
-        if tokens.ids and len(tokens.ids) + len(prompt) > _MAX_TOKENS:
-            yield tokens
-            tokens = _Tokens()
-        tokens.add(prompt)
-        tokens.end_row(row)
-        tokens.logit_tokens.append(len(tokens.ids) - 1)
-    yield tokens
-
-
-def _scored(layouts: Sequence[ScoreLayout]) -> Iterable[_Tokens]:
-    """Prompts with their continuations, in portions of few enough tokens."""
-    tokens = _Tokens()
-    for row, layout in enumerate(layouts):
+    for row, layout in rows:
         length = layout.prompt_length
         if tokens.ids and len(tokens.ids) + length > _MAX_TOKENS:
             yield tokens

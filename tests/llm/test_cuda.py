@@ -120,9 +120,9 @@ def test_recorded_steps_read_late_give_the_answers_of_eager_ones(cuda: FakeCuda)
 
     assert results[0] == results[1]
     assert isinstance(graphs, GraphRunner)
-    assert cuda.num_captures() == len(graphs.programs)
-    assert {rows for rows, _ in graphs.programs} == {1, 2, 3}
-    assert {length for _, length in graphs.programs} == {64, 128}
+    assert cuda.num_captures() == len(graphs._programs)
+    assert {rows for rows, _ in graphs._programs} == {1, 2, 3}
+    assert {length for _, length in graphs._programs} == {64, 128}
     (pool,) = cuda.pools  # one for all graphs
     assert pool.num_replays > 2 * cuda.num_captures()
     assert set(cuda.warm_up_streams).isdisjoint({cuda.main})
@@ -132,7 +132,7 @@ def test_a_warm_up_records_everything_up_front(cuda: FakeCuda) -> None:
     runner = open_runner(CONFIG, toy_decoder().state_dict(), backend=HostCuda(), num_slots=9, mode="cuda_graph")
     done = runner.warm_up(prompt_tokens=20, new_tokens=44)
 
-    assert sorted(runner.programs) == [(rows, 64) for rows in range(1, 10)]
+    assert sorted(runner._programs) == [(rows, 64) for rows in range(1, 10)]
     assert done.programs == 18
     assert cuda.num_captures() == 9
 

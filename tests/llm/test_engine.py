@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from llama_adapter.llm.engine.engine import Engine
-from llama_adapter.llm.engine.requests import GenerateRequest, Output, ScoreRequest
+from llama_adapter.llm.engine.requests import Output, ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.llm.runners.base import DecodePlan
@@ -184,19 +184,6 @@ def test_a_score_that_is_not_finite_ends_its_own_request_only() -> None:
     for index, prefix in enumerate((good, bad)):
         engine.submit(ScoreRequest(id=index, prompt_ids=PROMPTS[1], prefix=prefix, continuations=((5,), (6, 7))))
     assert {output.request_id: output.finish for output in drain(engine)} == {0: "scored", 1: "not_finite"}
-
-
-def test_scored_and_generated_requests_share_a_queue() -> None:
-    engine = toy_engine(toy_decoder(), num_slots=3)
-    prefixes = engine.project_prefix(toy_visual_queries(6))
-    for index in range(6):
-        common: dict[str, Any] = {"id": index, "prompt_ids": PROMPTS[index], "prefix": prefixes[index]}
-        if index % 2:
-            engine.submit(ScoreRequest(**common, continuations=((5,), (6, 7))))
-        else:
-            engine.submit(GenerateRequest(**common, sampling=SamplingParams(max_new_tokens=4)))
-    finishes = {output.request_id: output.finish for output in drain(engine) if output.finish}
-    assert finishes == {index: "scored" if index % 2 else "length" for index in range(6)}
 
 
 def test_a_slot_keeps_nothing_of_the_picture_before() -> None:

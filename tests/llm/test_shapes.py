@@ -123,9 +123,9 @@ def test_compiled_steps_give_the_same_answers() -> None:
 
     assert answer_all(runner, num_prompts=4) == answer_all(eager(toy_decoder(WIDE), num_slots=3), num_prompts=4)
     # One program for each number of rows and attended length, however many steps there are.
-    assert backend.num_compiled == len(runner.programs) <= 3 * 2
-    assert {rows for rows, _ in runner.programs} <= {1, 2, 3}
-    assert {length for _, length in runner.programs} <= {64, 128}
+    assert backend.num_compiled == len(runner._programs) <= 3 * 2
+    assert {rows for rows, _ in runner._programs} <= {1, 2, 3}
+    assert {length for _, length in runner._programs} <= {64, 128}
 
 
 def test_the_mode_decides_the_runner_and_an_unknown_one_is_refused() -> None:
@@ -151,7 +151,7 @@ def test_a_failing_compiler_is_reported_as_the_modes_fault(monkeypatch: pytest.M
     with pytest.raises(DeviceError, match=r"`traced` \(ValueError: no kernel for this\)") as caught:
         runner.decode([5], [20])
     assert caught.value.hint == "pass `--mode eager`"
-    assert runner.programs == ()
+    assert runner._programs == {}
 
 
 def test_a_device_may_bring_its_own_operators() -> None:

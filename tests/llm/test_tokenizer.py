@@ -100,8 +100,8 @@ def test_continuation_of_no_prompt_has_no_space_in_front() -> None:
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "Git LFS pointer"),
         (b'{"version": "1.0"}', "it is JSON"),
         (b"IQ== 0\nIg== 1\n", "table of byte ranks"),
-        (b"\x00garbage" * 40, "no SentencePiece model"),
-        (MODEL.read_bytes()[:3000], "no SentencePiece model"),
+        (b"\x00garbage" * 40, "not a SentencePiece model"),
+        (MODEL.read_bytes()[:3000], "not a SentencePiece model"),
     ],
 )
 def test_what_is_no_tokenizer_is_named(tmp_path: Path, data: bytes, reason: str) -> None:
@@ -113,7 +113,7 @@ def test_what_is_no_tokenizer_is_named(tmp_path: Path, data: bytes, reason: str)
 
 
 def test_a_missing_tokenizer_is_named_with_its_path(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"There is no tokenizer at `.*absent\.model`"):
+    with pytest.raises(CheckpointError, match=r"`.*absent\.model`"):
         Tokenizer.load(tmp_path / "absent.model")
 
 
