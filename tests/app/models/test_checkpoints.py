@@ -1,5 +1,6 @@
 """From folders and files as users have them to one loaded model."""
 
+import dataclasses
 import hashlib
 import shutil
 from argparse import Namespace
@@ -20,22 +21,15 @@ from llama_adapter.app.models.checkpoints import (
     find_llama,
 )
 from llama_adapter.runtime.errors import CheckpointError
+from tests.app.models.bundles import GOLDEN, SOURCES
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 LLAMA = GOLDEN / "LLaMA"
 HUGGINGFACE = GOLDEN / "LLaMA-HF" / "TINY"
 RELEASED = next(iter(llama_adapter.app.models.checkpoints.RELEASED_ADAPTERS))
 
 
 def sources(**changes: Any) -> ModelSources:
-    values: dict[str, Any] = {
-        "llama_dir": LLAMA,
-        "llama_type": "TINY",
-        "adapter": GOLDEN / "adapters" / "BIAS-TINY.pth",
-        "clip": GOLDEN / "CLIP" / "tiny-vit-torchscript.pt",
-        "visual_heads": 4,
-    }
-    return ModelSources(**(values | changes))
+    return dataclasses.replace(SOURCES, **{"adapter": GOLDEN / "adapters" / "BIAS-TINY.pth", **changes})
 
 
 def assert_same_weights(one: Any, other: Any) -> None:
