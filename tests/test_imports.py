@@ -66,7 +66,7 @@ DEVICE_NAMES = ("cuda", "npu", "torch_npu", "onnxruntime", "acl", "ais_bench")
 DEVICE_WORD = re.compile(rf"\b({'|'.join(DEVICE_NAMES)})\b", re.IGNORECASE)
 # Those of app look for what is installed, in processes of its own; the peers are other programs, measured beside ours.
 DEVICE_HOMES = (
-    "llm/runtime/",
+    "runtime/",
     "vision/backends/",
     "vision/export/",
     "app/doctor/environment.py",
@@ -232,7 +232,7 @@ def test_an_import_with_the_direction_is_fine(module: str, source: str) -> None:
 )
 def test_the_name_of_a_device_is_found(source: str) -> None:
     assert device_names(source, file="llm/engine/engine.py")
-    assert not device_names(source, file="runtime/devices/backend.py")
+    assert not device_names(source, file="runtime/devices/cuda.py")
 
 
 @pytest.mark.parametrize("source", ['"""Not for cuda."""', "# cuda", "inputs = 'an input'", "barracuda = 1"])

@@ -8,6 +8,7 @@ import torch
 from llama_adapter.llm.runners.shapes import powers_of_two
 from llama_adapter.runtime import devices
 from llama_adapter.runtime.devices import CpuBackend, accelerator_kind, cpu, open_backend, open_best
+from llama_adapter.runtime.devices.base import Accelerator
 from llama_adapter.runtime.errors import DeviceError
 
 
@@ -24,6 +25,15 @@ def test_auto_prefers_an_accelerator_that_works(monkeypatch: pytest.MonkeyPatch)
         notes.append(note)
 
     assert notes == ["", "npu:0 sulks; the CPU computes"]
+
+
+def test_an_accelerator_is_an_entry_of_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = Accelerator(kind="toy", is_installed=lambda: True, count=lambda: 2, open=lambda index: f"toy {index}")
+    monkeypatch.setattr(devices, "ACCELERATORS", (toy,))
+
+    assert [open_backend(name) for name in ("toy", "toy:1", "auto")] == ["toy 0", "toy 1", "toy 0"]
+    with pytest.raises(DeviceError, match="available: cpu, toy:0, toy:1"):
+        open_backend("toy:2")
 
 
 def test_the_kind_of_accelerator_is_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
