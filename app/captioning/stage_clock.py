@@ -13,7 +13,7 @@ _MAX_MARKS = 512
 
 
 class Mark(Protocol):
-    """A moment in a device's queue, see `runtime.devices.backend`."""
+    """A moment in a device's queue, see `runtime.devices.base.Mark`."""
 
     def ms_since(self, earlier: Any) -> float: ...
 

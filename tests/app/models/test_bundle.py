@@ -4,13 +4,10 @@ import dataclasses
 import json
 import os
 import struct
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import llama_adapter.app.models.bundle
@@ -22,43 +19,25 @@ from llama_adapter.app.models.bundle import (
     read_manifest,
     save_bundle,
 )
-from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, assemble_sources
+from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes.scheme import TensorForm
-
-GOLDEN = Path(__file__).parents[2] / "golden"
-PICTURE = GOLDEN / "images" / "tiny_10x10.png"
-SOURCES = ModelSources(
-    llama_dir=GOLDEN / "LLaMA",
-    llama_type="TINY",
-    adapter=GOLDEN / "adapters" / "LORA-BIAS-TINY.pth",
-    clip=GOLDEN / "CLIP" / "tiny-vit-torchscript.pt",
-    visual_heads=4,
+from tests.app.models.bundles import (
+    GOLDEN,
+    PICTURE,
+    SOURCES,
+    Damage,
+    edit_config,
+    edit_manifest,
+    edit_tensors,
+    is_mapped,
+    name_a_file,
 )
-
-
-@pytest.fixture(scope="module")
-def model() -> LoadedModel:
-    return assemble_sources(SOURCES)
-
-
-@pytest.fixture
-def bundle(tmp_path: Path, model: LoadedModel) -> Path:
-    return save_bundle(tmp_path / "bundle", model=model)
 
 
 def states(model: LoadedModel) -> list[dict[str, Tensor]]:
     return [dict(model.vision_state), dict(model.decoder_state)]
-
-
-def is_mapped(tensor: Tensor, path: Path) -> bool:
-    """Whether the tensor's memory is a mapping of that file."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        first, last = (int(end, 16) for end in line.split(maxsplit=1)[0].split("-"))
-        if line.endswith(str(path)) and first <= tensor.data_ptr() < last:
-            return True
-    return False
 
 
 def test_a_bundle_gives_back_exactly_what_was_saved(bundle: Path, model: LoadedModel) -> None:
@@ -235,48 +214,6 @@ def test_everybody_may_read_a_bundle(bundle: Path) -> None:
     assert bundle.stat().st_mode & 0o777 == 0o755
 
 
-def edit_manifest(**entries: Any) -> Callable[[Path], object]:
-    def edit(place: Path) -> None:
-        manifest = json.loads((place / "manifest.json").read_text())
-        (place / "manifest.json").write_text(json.dumps(manifest | entries))
-
-    return edit
-
-
-def edit_config(half: str, **entries: Any) -> Callable[[Path], object]:
-    """Change sizes in the manifest; `clip` and `query` are the two parts of the vision half."""
-
-    def edit(place: Path) -> None:
-        manifest = json.loads((place / "manifest.json").read_text())
-        (manifest["llm"] if half == "llm" else manifest["vision"][half]).update(entries)
-        (place / "manifest.json").write_text(json.dumps(manifest))
-
-    return edit
-
-
-def edit_tensors(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], object]:
-    """Change the decoder's tensors and let the manifest follow, so that only their content is wrong."""
-
-    def edit(place: Path) -> None:
-        tensors = {key: tensor.clone() for key, tensor in load_file(place / "llm.safetensors").items()}
-        change(tensors)
-        save_file(tensors, place / "llm.safetensors")
-        manifest = json.loads((place / "manifest.json").read_text())
-        manifest["files"]["llm.safetensors"]["bytes"] = (place / "llm.safetensors").stat().st_size
-        (place / "manifest.json").write_text(json.dumps(manifest))
-
-    return edit
-
-
-def name_a_file(name: str) -> Callable[[Path], object]:
-    def edit(place: Path) -> None:
-        manifest = json.loads((place / "manifest.json").read_text())
-        manifest["files"][name] = {"bytes": 1, "sha256": ""}
-        (place / "manifest.json").write_text(json.dumps(manifest))
-
-    return edit
-
-
 def break_header(place: Path) -> None:
     data = bytearray((place / "vision.safetensors").read_bytes())
     data[:8] = struct.pack("<Q", 2**60)
@@ -329,7 +266,7 @@ def break_header(place: Path) -> None:
         (edit_tensors(lambda t: t.update({"norm.weight": torch.ones(65)})), r"float32 \[65\], where float32 \[64\]"),
     ],
 )
-def test_a_damaged_bundle_is_told_in_a_sentence(bundle: Path, damage: Callable[[Path], object], message: str) -> None:
+def test_a_damaged_bundle_is_told_in_a_sentence(bundle: Path, damage: Damage, message: str) -> None:
     damage(bundle)
     with pytest.raises(CheckpointError, match=message):
         load_bundle(bundle)
@@ -345,13 +282,6 @@ def test_a_place_without_a_bundle_is_told(tmp_path: Path) -> None:
 def test_a_source_whose_name_promises_another_digest_is_not_converted(tmp_path: Path) -> None:
     adapter = tmp_path / f"{'0' * 64}_BIAS-7B.pth"
     adapter.write_bytes((GOLDEN / "adapters/BIAS-TINY.pth").read_bytes())
-    sources = ModelSources(
-        llama_dir=GOLDEN / "LLaMA",
-        llama_type="TINY",
-        adapter=adapter,
-        clip=GOLDEN / "CLIP/tiny-vit-torchscript.pt",
-        visual_heads=4,
-    )
     with pytest.raises(CheckpointError, match="its name promises another one"):
-        convert(sources, tmp_path / "bundle")
+        convert(dataclasses.replace(SOURCES, adapter=adapter), tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()

@@ -1,5 +1,6 @@
 """From folders and files as users have them to one loaded model."""
 
+import dataclasses
 import hashlib
 import shutil
 from argparse import Namespace
@@ -20,22 +21,15 @@ from llama_adapter.app.models.checkpoints import (
     find_llama,
 )
 from llama_adapter.runtime.errors import CheckpointError
+from tests.app.models.bundles import GOLDEN, SOURCES
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 LLAMA = GOLDEN / "LLaMA"
 HUGGINGFACE = GOLDEN / "LLaMA-HF" / "TINY"
 RELEASED = next(iter(llama_adapter.app.models.checkpoints.RELEASED_ADAPTERS))
 
 
 def sources(**changes: Any) -> ModelSources:
-    values: dict[str, Any] = {
-        "llama_dir": LLAMA,
-        "llama_type": "TINY",
-        "adapter": GOLDEN / "adapters" / "BIAS-TINY.pth",
-        "clip": GOLDEN / "CLIP" / "tiny-vit-torchscript.pt",
-        "visual_heads": 4,
-    }
-    return ModelSources(**(values | changes))
+    return dataclasses.replace(SOURCES, **{"adapter": GOLDEN / "adapters" / "BIAS-TINY.pth", **changes})
 
 
 def assert_same_weights(one: Any, other: Any) -> None:
@@ -125,6 +119,9 @@ def test_digest_of_a_model_follows_its_files(tmp_path: Path) -> None:
         ({"llama_dir": GOLDEN / "images", "llama_type": None}, "is no LLaMA folder", "params.json"),
         ({"llama_dir": LLAMA / "tokenizer.model"}, "is a file", "--llama-dir"),
         ({"adapter": GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"}, "is a TorchScript archive", "--clip"),
+        ({"llama_dir": LLAMA / "TINY", "llama_type": "7B"}, "has no sub-folder `7B`", "leave out --llama-type"),
+        ({"llama_dir": HUGGINGFACE, "llama_type": "7B"}, "has no sub-folder `7B`", "leave out --llama-type"),
+        ({"visual_heads": None}, "how many heads they have is stored in no file", "--visual-heads"),
     ],
 )
 def test_what_is_wrong_with_the_places_is_told(changes: dict[str, Any], message: str, hint: str) -> None:
@@ -150,11 +147,6 @@ def test_weights_without_params_are_told(tmp_path: Path) -> None:
     assert "params.json is missing" in caught.value.hint
 
 
-def test_heads_of_the_visual_blocks_are_asked_for() -> None:
-    with pytest.raises(CheckpointError, match="how many heads they have is stored in no file"):
-        assemble_sources(sources(visual_heads=None))
-
-
 def test_an_adapter_put_together_from_two_is_told(tmp_path: Path) -> None:
     def narrow(tensors: dict[str, Tensor]) -> None:
         tensors["visual_proj.weight"] = torch.ones(32, 48)
@@ -165,10 +157,3 @@ def test_an_adapter_put_together_from_two_is_told(tmp_path: Path) -> None:
         CheckpointError, match="makes 10 visual queries of width 32, and its LLaMA part reads 10 of width 64"
     ):
         assemble_sources(sources(adapter=edited_adapter(tmp_path, narrow)))
-
-
-@pytest.mark.parametrize("folder", ["LLaMA/TINY", "LLaMA-HF/TINY"])
-def test_a_model_folder_with_a_type_besides_is_told_to_leave_the_type_out(folder: str) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        find_llama(GOLDEN / folder, llama_type="7B")
-    assert "leave out --llama-type" in caught.value.hint

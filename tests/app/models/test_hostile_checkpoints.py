@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,28 +13,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from llama_adapter.app.doctor.model import diagnose
-from llama_adapter.app.models.bundle import load_bundle, read_manifest, save_bundle
-from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, assemble_sources, open_clip
+from llama_adapter.app.models.bundle import load_bundle
+from llama_adapter.app.models.checkpoints import assemble_sources, open_clip
 from llama_adapter.runtime.errors import CheckpointError, ExitCode
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
+from tests.app.models.bundles import GOLDEN, SOURCES, Damage, edit_config, edit_manifest, name_a_file
 from tests.fakes.hostile_archive import write_hostile_archive
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 CLIP = GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"
 ADAPTER = GOLDEN / "adapters" / "BIAS-TINY.pth"
-SOURCES = ModelSources(llama_dir=GOLDEN / "LLaMA", llama_type="TINY", adapter=ADAPTER, clip=CLIP, visual_heads=4)
 PATIENCE = 30.0  # seconds; what is not bounded takes minutes
-
-
-@pytest.fixture(scope="module")
-def model() -> LoadedModel:
-    return assemble_sources(SOURCES)
-
-
-@pytest.fixture
-def bundle(tmp_path: Path, model: LoadedModel) -> Path:
-    return save_bundle(tmp_path / "bundle", model=model)
 
 
 def refused(action: Callable[[], object]) -> str:
@@ -101,38 +89,26 @@ def test_a_shard_with_a_number_far_out_is_refused(tmp_path: Path) -> None:
     assert "lacks `consolidated.01.pth`" in refused(lambda: assemble_sources(sources))
 
 
-def edited(place: Path, change: Callable[[dict[str, Any]], object]) -> Path:
-    manifest = read_manifest(place)
-    change(manifest)
-    (place / "manifest.json").write_text(json.dumps(manifest))
-    return place
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        lambda manifest: manifest["llm"].update(num_layers=100_000_000),
-        lambda manifest: manifest["vision"]["clip"].update(num_layers=100_000_000),
-        lambda manifest: manifest["vision"]["query"].update(depth=100_000_000),
+        edit_config("llm", num_layers=100_000_000),
+        edit_config("clip", num_layers=100_000_000),
+        edit_config("query", depth=100_000_000),
     ],
 )
 def test_a_bundle_with_more_layers_than_tensors_is_refused_before_modules_are_built(
-    bundle: Path, change: Callable[[dict[str, Any]], object]
+    bundle: Path, change: Damage
 ) -> None:
-    edited(bundle, change)
+    change(bundle)
     assert "its configuration speaks of 100,000,0" in refused(lambda: load_bundle(bundle))
     assert any("100,000,0" in finding.sentence for finding in diagnose(bundle))
 
 
 @pytest.mark.parametrize("name", ["\x1b[31mred", "two\nlines", "x" * 1000])
 def test_names_that_cannot_stand_in_a_line_are_refused(bundle: Path, name: str) -> None:
-    for change in (
-        lambda manifest: manifest.update(name=name),
-        lambda manifest: manifest["files"].update({name: {"bytes": 1, "sha256": ""}}),
-    ):
-        copy = json.loads((bundle / "manifest.json").read_text())
-        change(copy)
-        (bundle / "manifest.json").write_text(json.dumps(copy))
+    for change in (edit_manifest(name=name), name_a_file(name)):
+        change(bundle)
         refused(lambda: load_bundle(bundle))
 
 

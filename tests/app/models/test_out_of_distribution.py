@@ -22,13 +22,12 @@ from llama_adapter.app.models.bundle import (
     read_manifest,
     save_bundle,
 )
-from llama_adapter.app.models.checkpoints import LoadedModel, assemble_sources
+from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.vision.out_of_distribution import Floats, OodDetector, read_familiarity
 from tests.app.golden import GOLDEN
-from tests.app.models.test_bundle import SOURCES
 
 PICTURES = [GOLDEN / "images" / name for name in ("gradient_640x360.png", "shapes_200x300.jpg")]
 QUERIES, WIDTH = 3, 12
@@ -47,11 +46,6 @@ def familiar(seed: int, count: int = 400) -> Floats:
 @pytest.fixture(scope="module")
 def fitted() -> OodDetector:
     return OodDetector.fit(familiar(1)).with_threshold(familiar(2), quantile=0.99)
-
-
-@pytest.fixture(scope="module")
-def model() -> LoadedModel:
-    return assemble_sources(SOURCES)
 
 
 def fitted_to(model: LoadedModel, *, threshold: float) -> OodDetector:

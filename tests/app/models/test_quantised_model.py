@@ -1,13 +1,12 @@
 """8-bit bundles: what `quantize` writes, what it refuses, and that such a model answers as the one it was made from."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from llama_adapter.app.captioning.captioner import Captioner
@@ -20,7 +19,7 @@ from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundl
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
 from tests.app.golden import model_options, picture
-from tests.app.models.test_bundle import is_mapped
+from tests.app.models.bundles import Damage, edit_manifest, edit_tensors, is_mapped
 
 SAMPLES = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
 
@@ -40,37 +39,29 @@ def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_bundle_holds_what_a_bundle_of_floats_becomes_when_it_is_loaded_in_8_bits(int8_bundle: Path) -> None:
-    stored = load_bundle(int8_bundle)
+def test_a_quantised_bundle_holds_what_loading_in_int8_gives(int8_bundle: Path) -> None:
+    plain, stored = load_bundle(embedded_model()), load_bundle(int8_bundle)
     rounded = load_bundle(embedded_model(), precision="int8")
 
     assert (stored.precision, stored.dtype) == ("int8", torch.float16)
     assert same(stored.decoder_state, rounded.decoder_state)
     assert same(stored.vision_state, rounded.vision_state)
     assert stored.origin == rounded.origin
+    # The encoder of the full model is recognised as that of the quantised one.
+    assert stored.origin.fingerprint == fingerprint(plain.vision_state)
+    for name in ("embedding.weight", "norm.weight"):
+        assert torch.equal(plain.decoder_state[name], stored.decoder_state[name])
+    assert torch.equal(plain.vision_state["clip.position_embedding"], stored.vision_state["clip.position_embedding"])
 
 
-def test_what_is_no_weight_of_a_linear_layer_is_kept_to_the_bit(int8_bundle: Path) -> None:
-    plain, rounded = load_bundle(embedded_model()), load_bundle(int8_bundle)
-
-    assert all(
-        torch.equal(plain.decoder_state[n], rounded.decoder_state[n]) for n in ("embedding.weight", "norm.weight")
-    )
-    assert torch.equal(plain.vision_state["clip.position_embedding"], rounded.vision_state["clip.position_embedding"])
-
-
-def test_the_manifest_says_what_it_was_made_from_and_older_programs_do_not_take_it(int8_bundle: Path) -> None:
+def test_the_manifest_names_the_original_and_a_version_that_older_programs_refuse(int8_bundle: Path) -> None:
     made, source = read_manifest(int8_bundle), read_manifest(embedded_model())
+    sizes = [sum(f.stat().st_size for f in place.glob("*.safetensors")) for place in (int8_bundle, embedded_model())]
 
     assert (made["version"], made["precision"], made["dtype"]) == (2, "int8", "float16")
     assert made["origin"]["digest"] == source["digest"] != made["digest"]
     assert (made["name"], made["prompt"], made["sources"]) == (source["name"], source["prompt"], source["sources"])
     assert (source["version"], "precision" in source) == (1, False)
-
-
-def test_a_bundle_in_8_bits_is_not_much_more_than_half_as_large(int8_bundle: Path) -> None:
-    sizes = [sum(f.stat().st_size for f in place.glob("*.safetensors")) for place in (int8_bundle, embedded_model())]
-
     assert sizes[0] < 0.6 * sizes[1]
 
 
@@ -156,36 +147,6 @@ def test_an_encoder_is_exported_from_full_weights_only(int8_bundle: Path) -> Non
         load_encoder(EncoderSources(model=str(int8_bundle)))
 
 
-def test_the_encoder_of_the_full_model_is_known_to_belong_to_the_rounded_one(int8_bundle: Path) -> None:
-    rounded, full = load_bundle(int8_bundle, cast_vision=False), load_bundle(embedded_model())
-
-    assert rounded.origin is not None
-    assert rounded.origin.fingerprint == fingerprint(full.vision_state)
-
-
-def edit_tensors(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], None]:
-    """Change the decoder's tensors and let the manifest follow, so that only their content is wrong."""
-
-    def edit(place: Path) -> None:
-        file = place / "llm.safetensors"
-        tensors = {key: tensor.clone() for key, tensor in load_file(file).items()}
-        change(tensors)
-        save_file(tensors, file)
-        manifest = json.loads((place / "manifest.json").read_text())
-        manifest["files"][file.name] = {"bytes": file.stat().st_size, "sha256": file_digest(file)}
-        (place / "manifest.json").write_text(json.dumps(manifest))
-
-    return edit
-
-
-def edit_manifest(**entries: Any) -> Callable[[Path], None]:
-    def edit(place: Path) -> None:
-        manifest = json.loads((place / "manifest.json").read_text())
-        (place / "manifest.json").write_text(json.dumps(manifest | entries))
-
-    return edit
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -208,7 +169,7 @@ def edit_manifest(**entries: Any) -> Callable[[Path], None]:
         (edit_manifest(origin={"digest": "x", "fingerprint": {"clip": 1}}), "incomplete or wrong in `origin`"),
     ],
 )
-def test_a_damaged_bundle_is_told_in_a_sentence(own_bundle: Path, damage: Callable[[Path], None], message: str) -> None:
+def test_a_damaged_bundle_is_told_in_a_sentence(own_bundle: Path, damage: Damage, message: str) -> None:
     damage(own_bundle)
     with pytest.raises(CheckpointError, match=message):
         load_bundle(own_bundle)

@@ -1,33 +1,39 @@
-"""Which device is taken, and what is said of one that cannot be."""
+"""Which device a name means, and the error if it is unavailable."""
+
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from llama_adapter.llm.runners.shapes import powers_of_two
 from llama_adapter.runtime import devices
-from llama_adapter.runtime.devices import CpuBackend, accelerator_kind, open_backend, open_best
+from llama_adapter.runtime.devices import CpuBackend, accelerator_kind, cpu, open_backend, open_best
+from llama_adapter.runtime.devices.base import Accelerator
 from llama_adapter.runtime.errors import DeviceError
 
 
-def test_auto_is_the_cpu_where_nothing_else_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "accelerator_kind", lambda: None)
-
-    best, note = open_best()
-    assert isinstance(best, CpuBackend)
-    assert note == ""
-
-
-def test_an_accelerator_that_is_installed_and_of_no_use_is_not_passed_over_in_silence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_auto_prefers_an_accelerator_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(name: str) -> None:
         raise DeviceError(f"{name} sulks", hint="cheer it up")
 
-    monkeypatch.setattr(devices, "accelerator_kind", lambda: "npu")
     monkeypatch.setattr(devices, "open_backend", failing)
+    notes = []
+    for kind in (None, "npu"):
+        monkeypatch.setattr(devices, "accelerator_kind", lambda kind=kind: kind)
+        best, note = open_best()
+        assert isinstance(best, CpuBackend)
+        notes.append(note)
 
-    best, note = open_best()
-    assert isinstance(best, CpuBackend)
-    assert note == "npu:0 sulks; the CPU computes"
+    assert notes == ["", "npu:0 sulks; the CPU computes"]
+
+
+def test_an_accelerator_is_an_entry_of_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = Accelerator(kind="toy", is_installed=lambda: True, count=lambda: 2, open=lambda index: f"toy {index}")
+    monkeypatch.setattr(devices, "ACCELERATORS", (toy,))
+
+    assert [open_backend(name) for name in ("toy", "toy:1", "auto")] == ["toy 0", "toy 1", "toy 0"]
+    with pytest.raises(DeviceError, match="available: cpu, toy:0, toy:1"):
+        open_backend("toy:2")
 
 
 def test_the_kind_of_accelerator_is_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,10 +46,35 @@ def test_the_kind_of_accelerator_is_what_is_installed(monkeypatch: pytest.Monkey
     assert accelerator_kind() == "cuda"
 
 
-@pytest.mark.parametrize("name", ["gpu", "npu:x", "npu0", "cuda:99", "", "cpu:1"])
-def test_an_unknown_device_is_told_with_those_there_are(name: str) -> None:
+@pytest.mark.parametrize("name", ["gpu", "npu:x", "npu0", "cuda:99", "", "cpu:1", "npu:"])
+def test_an_unknown_device_is_an_error_that_lists_the_others(name: str) -> None:
     with pytest.raises(DeviceError, match=f"No device named `{name}`; available: cpu"):
         open_backend(name)
+
+
+@pytest.mark.parametrize(
+    ("precision", "activations", "wanted", "has_kernels", "expected"),
+    [
+        ("float", torch.float16, "aten", False, True),
+        ("int8", torch.float32, "auto", True, True),
+        ("int8", torch.bfloat16, "auto", True, True),
+        ("int8", torch.float16, "auto", True, False),
+        ("int8", torch.float32, "aten", True, False),
+        ("int8", torch.float32, "auto", False, False),
+    ],
+)
+def test_the_cpu_computes_quantised_weights_by_the_kernels_alone(
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+    activations: torch.dtype,
+    wanted: str,
+    has_kernels: bool,
+    expected: bool,
+) -> None:
+    library = SimpleNamespace(takes=lambda dtype: dtype == torch.int8) if has_kernels else None
+    monkeypatch.setattr(cpu, "find_library", lambda: SimpleNamespace(library=library))
+
+    assert CpuBackend().computes_in(precision, activations, wanted=wanted) == expected
 
 
 def test_sizes_that_double_end_with_the_limit() -> None:

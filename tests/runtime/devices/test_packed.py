@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.devices.packed import PackedLinear, can_pack, pack_linears
 from tests.llm.toys import toy_decoder
 
@@ -52,10 +51,3 @@ def test_types_that_onednn_lacks_stay_plain() -> None:
     assert not can_pack(torch.float64)
     assert pack_linears(module) == 0
     assert isinstance(module[0], nn.Linear)
-
-
-def test_the_cpu_packs_what_it_is_given() -> None:
-    decoder = toy_decoder()
-    CpuBackend().prepare(decoder, wanted="aten")
-
-    assert isinstance(decoder.head, PackedLinear)

@@ -1,0 +1,70 @@
+"""The sources of the tiny model, and ways to damage a bundle of it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from llama_adapter.app.models.checkpoints import ModelSources, file_digest
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+PICTURE = GOLDEN / "images" / "tiny_10x10.png"
+SOURCES = ModelSources(
+    llama_dir=GOLDEN / "LLaMA",
+    llama_type="TINY",
+    adapter=GOLDEN / "adapters" / "LORA-BIAS-TINY.pth",
+    clip=GOLDEN / "CLIP" / "tiny-vit-torchscript.pt",
+    visual_heads=4,
+)
+
+Damage = Callable[[Path], object]
+
+
+def is_mapped(tensor: Tensor, path: Path) -> bool:
+    """Whether the tensor's memory is a mapping of that file."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(end, 16) for end in line.split(maxsplit=1)[0].split("-"))
+        if line.endswith(str(path)) and first <= tensor.data_ptr() < last:
+            return True
+    return False
+
+
+def edit(change: Callable[[dict[str, Any]], object]) -> Damage:
+    """Change the manifest."""
+
+    def apply(place: Path) -> None:
+        manifest = json.loads((place / "manifest.json").read_text())
+        change(manifest)
+        (place / "manifest.json").write_text(json.dumps(manifest))
+
+    return apply
+
+
+def edit_manifest(**entries: Any) -> Damage:
+    return edit(lambda manifest: manifest.update(entries))
+
+
+def edit_config(half: str, **entries: Any) -> Damage:
+    """Change sizes in the manifest; `clip` and `query` are the two parts of the vision half."""
+    return edit(lambda manifest: (manifest["llm"] if half == "llm" else manifest["vision"][half]).update(entries))
+
+
+def name_a_file(name: str) -> Damage:
+    return edit(lambda manifest: manifest["files"].update({name: {"bytes": 1, "sha256": ""}}))
+
+
+def edit_tensors(change: Callable[[dict[str, Tensor]], object]) -> Damage:
+    """Change the decoder's tensors and update the manifest, so that only their content is wrong."""
+
+    def apply(place: Path) -> None:
+        file = place / "llm.safetensors"
+        tensors = {key: tensor.clone() for key, tensor in load_file(file).items()}
+        change(tensors)
+        save_file(tensors, file)
+        entry = {"bytes": file.stat().st_size, "sha256": file_digest(file)}
+        edit(lambda manifest: manifest["files"].update({file.name: entry}))(place)
+
+    return apply
