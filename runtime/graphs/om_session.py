@@ -14,7 +14,7 @@ from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import is_same_model
 from llama_adapter.runtime.graphs.ladder import run_ladder
 from llama_adapter.runtime.graphs.om_file import HINT, OmFile
-from llama_adapter.runtime.graphs.session import check_owner, closed_error
+from llama_adapter.runtime.graphs.session import GraphInfo, check_owner, closed_error
 from llama_adapter.runtime.graphs.worker import Worker
 
 
@@ -26,15 +26,13 @@ class OmSession:
     else. Where a decoder runs on the same device, open that device first. Not tried on hardware so far.
     """
 
-    hint = HINT
-
     def __init__(self, path: str | os.PathLike[str], *, device_id: int = 0) -> None:
         """Raises GraphError for files, installations and devices that cannot be used."""
-        self.file, self.name = str(path), f"ais_bench (device {device_id})"
+        self._file, name = str(path), f"ais_bench (device {device_id})"
         self.device_ms: float | None = None
         paths = _om_files(Path(path))
         self._owner = os.getpid()
-        self._worker = Worker(name=self.name)
+        self._worker = Worker(name=name)
         self._files: list[OmFile] = []
         # For a session that nobody closes: at the end of the object, or of the program. There it must come before
         # what was registered earlier, such as torch_npu's own end, so weakref's own exit function will not do.
@@ -44,23 +42,26 @@ class OmSession:
         try:
             for place in paths:
                 self._files.append(self._worker.call(functools.partial(OmFile, place, device_id=device_id)))
-            self._by_size = _by_size(self._files, path=self.file)
+            self._by_size = _by_size(self._files, path=self._file)
         except BaseException:
             self.close()
             raise
         first = self._files[0]
-        self.inputs, self.outputs, self.card = first.inputs, first.outputs, first.card
-
-    @property
-    def batch_sizes(self) -> tuple[int, ...] | None:
-        """Gears, or the batch sizes of the files, ascending."""
-        return tuple(self._by_size)
+        self.info = GraphInfo(
+            name=name,
+            file=self._file,
+            inputs=first.inputs,
+            outputs=first.outputs,
+            card=first.card,
+            batch_sizes=tuple(self._by_size),
+            hint=HINT,
+        )
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """See `GraphSession.run`."""
         if not self._finalizer.alive:
-            raise closed_error(self.file)
-        check_owner(self._owner, file=self.file)
+            raise closed_error(self._file)
+        check_owner(self._owner, file=self._file)
         return self._worker.call(lambda: self._run(inputs))
 
     def close(self) -> None:
@@ -79,7 +80,7 @@ class OmSession:
             times.append(file.device_ms)
             return outputs
 
-        outputs = run_ladder(inputs, self.batch_sizes, run)
+        outputs = run_ladder(inputs, tuple(self._by_size), run)
         known = [time for time in times if time is not None]
         self.device_ms = sum(known) if len(known) == len(times) else None
         return outputs

@@ -16,9 +16,10 @@ from llama_adapter.runtime.graphs.ladder import run_ladder
 from llama_adapter.runtime.graphs.packages import INSTALL_HINT
 from llama_adapter.runtime.graphs.ports import Port
 from llama_adapter.runtime.graphs.seal import SEAL_KEY, check_seal
-from llama_adapter.runtime.graphs.session import as_inputs, check_fixed_batch, check_outputs, closed_error
+from llama_adapter.runtime.graphs.session import GraphInfo, as_inputs, check_fixed_batch, check_outputs, closed_error
 
 PROVIDER: Final = "CPUExecutionProvider"
+_HINT: Final = "export the model with `llama-adapter export onnx`"
 _NO_TELEMETRY: Final = "ORT_DISABLE_TELEMETRY"  # since 1.31 onnxruntime logs its use in the home folder
 _DTYPES: Final = {"tensor(float)": "float32", "tensor(double)": "float64"}  # all other names are numpy's
 
@@ -26,8 +27,6 @@ _DTYPES: Final = {"tensor(float)": "float32", "tensor(double)": "float64"}  # al
 class OnnxSession:
     """See `GraphSession`."""
 
-    name = f"onnxruntime ({PROVIDER})"
-    hint = "export the model with `llama-adapter export onnx`"
     device_ms = None
 
     def __init__(self, path: str | os.PathLike[str], *, threads: int | None = None) -> None:
@@ -35,25 +34,32 @@ class OnnxSession:
 
         Raises GraphError for a file that cannot be run, or that was changed after its export.
         """
-        self.file = str(path)
-        self._session = _open(Path(path), threads=threads or torch.get_num_threads(), hint=self.hint)
-        self.inputs, self.outputs = _ports(self._session.get_inputs()), _ports(self._session.get_outputs())
+        file = str(path)
+        self._session = _open(Path(path), threads=threads or torch.get_num_threads())
         metadata = self._session.get_modelmeta().custom_metadata_map
-        self.card = find_card(metadata, file=self.file)
-        check_fixed_batch(self.inputs, file=self.file, hint=self.hint)
-        check_dtypes(self.card, (*self.inputs, *self.outputs), file=self.file)
+        inputs, outputs = _ports(self._session.get_inputs()), _ports(self._session.get_outputs())
+        check_fixed_batch(inputs, file=file, hint=_HINT)
+        fixed = [port.shape[0] for port in inputs if port.shape and port.shape[0] > 0]
+        self.info = GraphInfo(
+            name=f"onnxruntime ({PROVIDER})",
+            file=file,
+            inputs=inputs,
+            outputs=outputs,
+            card=find_card(metadata, file=file),
+            batch_sizes=tuple(fixed[:1]) or None,
+            hint=_HINT,
+        )
+        check_dtypes(self.info.card, (*inputs, *outputs), file=file)
         check_seal(Path(path), metadata.get(SEAL_KEY))  # reads the file again: quicker than opening the session
-        fixed = [port.shape[0] for port in self.inputs if port.shape and port.shape[0] > 0]
-        self.batch_sizes: tuple[int, ...] | None = tuple(fixed[:1]) or None
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """See `GraphSession.run`."""
         if self._session is None:
-            raise closed_error(self.file)
+            raise closed_error(self.info.file)
         try:
-            return run_ladder(inputs, self.batch_sizes, self._run)
+            return run_ladder(inputs, self.info.batch_sizes, self._run)
         except MemoryError:
-            raise GraphError(f"The memory is not enough to run `{self.file}`", hint=self._smaller()) from None
+            raise GraphError(f"The memory is not enough to run `{self.info.file}`", hint=self._smaller()) from None
 
     def close(self) -> None:
         """Release the memory of the graph."""
@@ -61,26 +67,26 @@ class OnnxSession:
 
     def _smaller(self) -> str:
         """What needs less memory; with a fixed batch the caller's own batch size does not matter."""
-        if self.batch_sizes is None:
+        if self.info.batch_sizes is None:
             return "try a smaller --batch-size"
-        return f"the file was compiled for a batch of {self.batch_sizes[0]}, make one for fewer: {self.hint}"
+        return f"the file was compiled for a batch of {self.info.batch_sizes[0]}, make one for fewer: {_HINT}"
 
     def _run(self, batch: list[np.ndarray]) -> list[np.ndarray]:
-        inputs = as_inputs(batch, self.inputs)
-        feeds = {port.name: array for port, array in zip(self.inputs, inputs, strict=True)}
+        inputs = as_inputs(batch, self.info.inputs)
+        feeds = {port.name: array for port, array in zip(self.info.inputs, inputs, strict=True)}
         try:
-            outputs: list[np.ndarray] = self._session.run([port.name for port in self.outputs], feeds)
+            outputs: list[np.ndarray] = self._session.run([port.name for port in self.info.outputs], feeds)
         except Exception as error:  # onnxruntime's exceptions have no common base
             given = ", ".join(f"{array.dtype} {array.shape}" for array in inputs)
             raise GraphError(
-                f"onnxruntime failed on `{self.file}` with {given}: {_one_line(error)}",
+                f"onnxruntime failed on `{self.info.file}` with {given}: {_one_line(error)}",
                 hint=f"if it is the memory: {self._smaller()}; else export the model again",
             ) from error
-        check_outputs(outputs, self.outputs, batch=len(inputs[0]), file=self.file)
+        check_outputs(outputs, self.info.outputs, batch=len(inputs[0]), file=self.info.file)
         return outputs
 
 
-def _open(path: Path, *, threads: int, hint: str) -> Any:
+def _open(path: Path, *, threads: int) -> Any:
     """An onnxruntime InferenceSession."""
     if path.suffix == ".om":
         raise GraphError(
@@ -89,7 +95,7 @@ def _open(path: Path, *, threads: int, hint: str) -> Any:
         )
     if not path.is_file():
         kind = "is not a file" if path.exists() else "does not exist"
-        raise GraphError(f"The ONNX file `{path}` {kind}", hint=hint)
+        raise GraphError(f"The ONNX file `{path}` {kind}", hint=_HINT)
     runtime = _onnxruntime()
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -103,7 +109,7 @@ def _open(path: Path, *, threads: int, hint: str) -> Any:
     except Exception as error:
         raise GraphError(
             f"onnxruntime {runtime.__version__} cannot open `{path}`: {_one_line(error)}",
-            hint=f"the file is damaged, incomplete (its .data file?) or no ONNX file: {hint}",
+            hint=f"the file is damaged, incomplete (its .data file?) or no ONNX file: {_HINT}",
         ) from error
 
 

@@ -8,7 +8,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -16,23 +16,9 @@ import numpy as np
 
 from llama_adapter.runtime.child_process import ChildProcess
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.card import GraphCard
-from llama_adapter.runtime.graphs.ports import Port
-from llama_adapter.runtime.graphs.session import GraphSession, check_owner, closed_error
+from llama_adapter.runtime.graphs.session import GraphInfo, GraphSession, check_owner, closed_error
 
 CLOSE_LIMIT_S: Final = 10.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Facts:
-    """What the other process says of the session it opened."""
-
-    name: str
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
-    card: GraphCard | None
-    batch_sizes: tuple[int, ...] | None
-    hint: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +42,7 @@ class ProcessSession:
 
     def __init__(self, opener: Callable[[], GraphSession], *, file: str) -> None:
         """`opener` must be picklable. Raises what it raises, and GraphError where the process dies."""
-        self.file = file
+        self._file = file
         self._owner = os.getpid()
         self._child = ChildProcess(
             f"{__name__}:serve",
@@ -69,30 +55,24 @@ class ProcessSession:
         self.device_ms: float | None = None
         try:
             self._send(opener)
-            facts: _Facts = self._receive(_Facts)
+            info: GraphInfo = self._receive(GraphInfo)
         except BaseException:
             self.close()
             raise
-        self.name, self.hint = f"{facts.name}, own process", facts.hint
-        self.inputs, self.outputs, self.card, self.batch_sizes = (
-            facts.inputs,
-            facts.outputs,
-            facts.card,
-            facts.batch_sizes,
-        )
+        self.info = replace(info, name=f"{info.name}, own process")
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """See `GraphSession.run`. Raises GraphError also where the process has ended."""
         with self._lock:
             if self._was_cut:
                 raise GraphError(
-                    f"The process of `{self.file}` was ended, because a message to it or from it was interrupted "
+                    f"The process of `{self._file}` was ended, because a message to it or from it was interrupted "
                     "half-way",
                     hint="open it again",
                 )
             if not self._finalizer.alive:
-                raise closed_error(self.file)
-            check_owner(self._owner, file=self.file)
+                raise closed_error(self._file)
+            check_owner(self._owner, file=self._file)
             self._number += 1
             self._send((self._number, list(inputs)))
             reply: _Reply = self._receive(_Reply)
@@ -122,7 +102,7 @@ class ProcessSession:
             if message.error is not None:
                 raise message.error
             if message.fault:
-                raise RuntimeError(f"the process of `{self.file}` failed:\n{message.fault}")
+                raise RuntimeError(f"the process of `{self._file}` failed:\n{message.fault}")
         assert isinstance(message, kind)
         return message
 
@@ -141,11 +121,11 @@ class ProcessSession:
 
     def _death(self) -> GraphError:
         if not self._child.has_ended(within_s=CLOSE_LIMIT_S):
-            return GraphError(f"The process of `{self.file}` no longer answers")
+            return GraphError(f"The process of `{self._file}` no longer answers")
         how, hint = self._child.how_it_ended(), "its last words are above, on stderr"
         if how == "by SIGKILL":
             hint = "the system may have run out of memory: try a smaller --batch-size"
-        return GraphError(f"The process of `{self.file}` was ended {how}", hint=hint)
+        return GraphError(f"The process of `{self._file}` was ended {how}", hint=hint)
 
 
 def serve(descriptor: str) -> None:
@@ -160,16 +140,7 @@ def serve(descriptor: str) -> None:
 
 def _serve(session: GraphSession, connection: Connection) -> None:
     """Answer until None comes."""
-    connection.send(
-        _Facts(
-            name=session.name,
-            inputs=session.inputs,
-            outputs=session.outputs,
-            card=session.card,
-            batch_sizes=session.batch_sizes,
-            hint=session.hint,
-        )
-    )
+    connection.send(session.info)
     while (call := connection.recv()) is not None:
         number, inputs = call
         outputs = _answer(connection, number, functools.partial(session.run, inputs))

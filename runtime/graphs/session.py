@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -12,47 +13,28 @@ from llama_adapter.runtime.graphs.card import GraphCard
 from llama_adapter.runtime.graphs.ports import Port
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphInfo:
+    """What is known of a loaded graph. The first dimension of all inputs and outputs is the batch."""
+
+    name: str  # what runs it, such as `onnxruntime (CPUExecutionProvider)`
+    file: str  # or the folder of files for several batch sizes
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    card: GraphCard | None  # None for a file of another program
+    batch_sizes: tuple[int, ...] | None  # those it was compiled for, ascending; None where it takes any
+    hint: str  # how to make such a file, for error messages
+
+
 class GraphSession(Protocol):
-    """A graph that was loaded and checked. The first dimension of all inputs and outputs is the batch."""
+    """A graph that was loaded and checked, ready to run."""
 
     @property
-    def name(self) -> str:
-        """What runs it, such as `onnxruntime (CPUExecutionProvider)`."""
-        ...
-
-    @property
-    def file(self) -> str:
-        """The file, or the folder of files for several batch sizes."""
-        ...
-
-    @property
-    def inputs(self) -> tuple[Port, ...]:
-        """As the file tells; -1 for an open dimension."""
-        ...
-
-    @property
-    def outputs(self) -> tuple[Port, ...]:
-        """As the file tells."""
-        ...
-
-    @property
-    def card(self) -> GraphCard | None:
-        """What the file says of itself; None for a file of another program."""
-        ...
-
-    @property
-    def batch_sizes(self) -> tuple[int, ...] | None:
-        """The batch sizes it was compiled for, ascending; None where it takes any."""
-        ...
+    def info(self) -> GraphInfo: ...
 
     @property
     def device_ms(self) -> float | None:
         """Milliseconds that the last `run` took on the device; None where nothing measures it."""
-        ...
-
-    @property
-    def hint(self) -> str:
-        """How to make such a file, for error messages."""
         ...
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -24,22 +24,13 @@ class ExportedEncoder:
     def __init__(self, session: GraphSession) -> None:
         """Raises GraphError where the graph is no picture encoder, or differs from its card."""
         self.session = session
-        file = session.file
-        self.card = None if session.card is None else EncoderCard.from_graph(session.card, file=file)
-        self.image_size = _check_pixels_port(session.inputs, file=file, hint=session.hint)
-        query = _check_query_port(session.outputs, file=file, hint=session.hint)
+        info = session.info
+        self.name, self.batch_sizes = info.name, info.batch_sizes
+        self.card = None if info.card is None else EncoderCard.from_graph(info.card, file=info.file)
+        self.image_size = _check_pixels_port(info.inputs, file=info.file, hint=info.hint)
+        query = _check_query_port(info.outputs, file=info.file, hint=info.hint)
         if self.card is not None:
-            _check_card(self.card, side=self.image_size, query=query, file=file)
-
-    @property
-    def name(self) -> str:
-        """What runs it, and where."""
-        return self.session.name
-
-    @property
-    def batch_sizes(self) -> tuple[int, ...] | None:
-        """The batch sizes it was compiled for, ascending; None where it takes any."""
-        return self.session.batch_sizes
+            _check_card(self.card, side=self.image_size, query=query, file=info.file)
 
     @property
     def device_ms(self) -> float | None:
@@ -54,7 +45,7 @@ class ExportedEncoder:
         given, side = pixels_BHWC.shape, self.image_size
         if pixels_BHWC.dtype != np.uint8 or len(given) != 4 or given[1:] != (side, side, 3) or not given[0]:
             raise GraphError(
-                f"`{self.session.file}` encodes pictures of uint8 (B, {side}, {side}, 3) with B at least 1, "
+                f"`{self.session.info.file}` encodes pictures of uint8 (B, {side}, {side}, 3) with B at least 1, "
                 f"and was given {Port(name='', dtype=str(pixels_BHWC.dtype), shape=given)}",
                 hint="resize and crop with `vision.preprocess.preprocess`; height, width, colour in this order",
             )

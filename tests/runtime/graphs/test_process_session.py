@@ -19,7 +19,7 @@ import torch
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.open_session import GraphSpec
 from llama_adapter.runtime.graphs.process_session import ProcessSession
-from llama_adapter.runtime.graphs.session import GraphSession
+from llama_adapter.runtime.graphs.session import GraphInfo, GraphSession
 from tests.fakes.exported import embedded_onnx, make_om, open_om, open_onnx, sample_pixels
 from tests.fakes.foreign_onnx import foreign_onnx
 
@@ -31,7 +31,8 @@ ROOT = Path(__file__).resolve().parents[3]
 class Odd:
     """A session whose habit is the first number it is given."""
 
-    name, file, inputs, outputs, card, batch_sizes, device_ms, hint = "odd", "odd.onnx", (), (), None, None, None, ""
+    info = GraphInfo(name="odd", file="odd.onnx", inputs=(), outputs=(), card=None, batch_sizes=None, hint="")
+    device_ms = None
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         habit = Habit(int(inputs[0].flat[0]))
