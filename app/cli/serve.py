@@ -11,49 +11,55 @@ from llama_adapter.app.online.types import ServiceLimits
 LIMITS = ServiceLimits()
 
 _SERVE = """\
-Answer over HTTP as OpenAI's chat completions do: pictures as data URIs, answers whole or streamed. Requests of all
-clients share the engine's batches. SIGTERM answers what was accepted, then ends.
+An HTTP server with OpenAI's chat completions API: pictures as data URIs, answers whole or streamed. Requests of all
+clients share the engine's batches. On SIGTERM, accepted requests are answered before the server ends.
 
   llama-adapter serve --port 8000
   curl http://127.0.0.1:8000/docs
 """
 
 _WEB = """\
-A page to look at pictures and talk about them: chat, yes or no, batches, throughput; the API of `serve` is beside it.
-It is for this machine alone unless --host says otherwise, and asks nobody for a password: elsewhere, put a proxy with
-one before it.
+A web page for questions about pictures, batches and throughput, and the API of `serve` on the same port. It listens
+on this machine only unless --host says otherwise, and has no password: elsewhere, put a proxy with authentication in
+front of it.
 """
 
 
 def add_serving(commands: Any) -> None:
-    serve = command(commands, "serve", _run_serve, help="answer over HTTP, as OpenAI does", description=_SERVE)
+    serve = command(commands, "serve", _run_serve, help="HTTP server with OpenAI's API", description=_SERVE)
     _add_server(serve, port=8000)
-    web = command(commands, "web", _run_web, help="a page for the browser, and `serve` beside it", description=_WEB)
+    web = command(commands, "web", _run_web, help="web page, with the API of `serve`", description=_WEB)
     _add_server(web, port=7860)
 
 
 def _add_server(parser: Parser, *, port: int) -> None:
     group = parser.add_argument_group("server")
-    group.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help=default("to listen at"))
-    group.add_argument("--port", metavar="N", type=int, default=port, help=default("0 takes a free one"))
+    group.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help=default("address to listen at"))
+    group.add_argument("--port", metavar="N", type=int, default=port, help=default("port; 0 takes a free one"))
     group.add_argument(
         "--host-name",
         metavar="NAME",
         dest="host_names",
         action="append",
         default=[],
-        help="answer to this host name as well, as behind a proxy; repeat it for more",
+        help="further host name to answer to, for example behind a proxy; may be repeated",
     )
-    group.add_argument("--max-body-mib", metavar="N", type=int, default=48, help=default("of a request"))
     group.add_argument(
-        "--drain-s", metavar="S", type=float, default=60.0, help=default("seconds to answer what is left at the end")
+        "--max-body-mib", metavar="N", type=int, default=48, help=default("size limit of a request, in MiB")
     )
-    group.add_argument("--quiet", action="store_true", help="no notes and no line for each request on stderr")
+    group.add_argument(
+        "--drain-s",
+        metavar="S",
+        type=float,
+        default=60.0,
+        help=default("time to answer accepted requests at the end, in seconds"),
+    )
+    group.add_argument("--quiet", action="store_true", help="no notes and no access log on stderr")
     api = parser.add_argument_group("API")
     api.add_argument(
         "--api-key-file",
         metavar="FILE",
-        help="keys to ask for, one a line, in a file that only its owner reads (or in LLAMA_ADAPTER_API_KEY)",
+        help="accepted API keys, one per line; the file must be readable by its owner only (or LLAMA_ADAPTER_API_KEY)",
     )
     api.add_argument(
         "--allow-url-host",
@@ -61,26 +67,22 @@ def _add_server(parser: Parser, *, port: int) -> None:
         dest="allowed_hosts",
         action="append",
         default=[],
-        help="fetch pictures by https from this host; repeat it for more (default: none are fetched)",
+        help="host to fetch pictures from by https; may be repeated (default: none)",
     )
-    limits = parser.add_argument_group("limits")
+    limits = parser.add_argument_group("limits", "requests above them are refused")
     for name, kind, text in (
-        ("max_waiting", int, "requests that wait for a slot; further ones are refused"),
-        ("max_waiting_per_client", int, "of them of one client"),
-        ("timeout_s", float, "seconds from a request to its whole answer"),
-        ("max_pixels", int, "of a picture"),
-        ("max_picture_bytes", int, "of a picture's file"),
+        ("max_waiting", int, "waiting requests"),
+        ("max_waiting_per_client", int, "waiting requests per client"),
+        ("timeout_s", float, "time limit of a request, in seconds"),
+        ("max_pixels", int, "pixels of a picture"),
+        ("max_picture_bytes", int, "bytes of a picture file"),
         ("picture_timeout_s", float, "read timeout per picture, in seconds"),
-        (
-            "reading_memory_bytes",
-            int,
-            "bytes of memory to read one picture; 20 per pixel of --max-pixels are enough",
-        ),
-        ("slow_after_s", float, "processor seconds after which a picture is read apart from others, as a slow one"),
-        ("max_slow_pictures", int, "slow pictures that are read at once"),
-        ("max_slow_waiting", int, "slow pictures that wait; further ones are refused"),
-        ("max_prompt_chars", int, "of a prompt"),
-        ("encoded_bytes", int, "of pictures that are kept encoded for further questions"),
+        ("reading_memory_bytes", int, "bytes of memory per picture while it is read; 20 per pixel are enough"),
+        ("slow_after_s", float, "CPU seconds after which a picture moves to the slow lane"),
+        ("max_slow_pictures", int, "slow pictures read at once"),
+        ("max_slow_waiting", int, "waiting slow pictures"),
+        ("max_prompt_chars", int, "characters of a prompt"),
+        ("encoded_bytes", int, "bytes of the cache of encoded pictures"),
     ):
         usual = getattr(LIMITS, name)
         metavar = "S" if kind is float else "N"

@@ -14,12 +14,13 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llama_adapter.app.http_api.errors import CLIENT_GONE, internal_error
+from llama_adapter.app.http_api.errors import CLIENT_GONE, ApiError
 from llama_adapter.app.http_api.metrics import Metrics
 
 _access_log = logging.getLogger("llama_adapter.access")
 _error_log = logging.getLogger("llama_adapter.server")
 _KEY = "llama_adapter.visit"
+_INTERNAL_ERROR = ApiError("Internal server error; see the server's log.", status=500, code="internal_error")
 
 
 @dataclass(slots=True)
@@ -74,7 +75,7 @@ class AccessLog:
                 return
             _error_log.error("%s, %s", kind_and_place(error), visit.id)
             if not visit.status:  # otherwise the server closes the connection
-                await internal_error().response()(scope, receive, send_with_id)
+                await _INTERNAL_ERROR.response()(scope, receive, send_with_id)
         finally:
             self._log(scope, visit, elapsed_ms=(time.perf_counter() - started) * 1e3)
 

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llama_adapter.app.http_api.errors import ApiError
@@ -29,7 +29,7 @@ async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send, *,
     await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
     # A client that expects "100 Continue" has sent nothing yet; one that was too slow gets no more time.
-    if error.http_status != 408 and not any(name == b"expect" for name, _ in scope["headers"]):
+    if error.http_status != 408 and "expect" not in Headers(scope=scope):
         await _discard(receive)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -137,18 +137,14 @@ class _Body:
         return receive_again
 
 
-def _headers(scope: Scope) -> Mapping[bytes, bytes]:
-    return dict(scope["headers"])
-
-
 def _has_body(scope: Scope) -> bool:
-    headers = _headers(scope)
-    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0").strip(b"0") != b""
+    headers = Headers(scope=scope)
+    return "transfer-encoding" in headers or headers.get("content-length", "0").strip("0") != ""
 
 
 def _announced_bytes(scope: Scope) -> int:
-    length = _headers(scope).get(b"content-length", b"")
-    return int(length) if length.isdigit() and len(length) < 20 else 0
+    length = Headers(scope=scope).get("content-length", "")
+    return int(length) if length.isdecimal() and length.isascii() and len(length) < 20 else 0
 
 
 async def _discard(receive: Receive) -> None:

@@ -6,7 +6,7 @@ No message quotes text of a request.
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -24,17 +24,6 @@ from llama_adapter.runtime.problems import describe
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES
 
 CLIENT_GONE = 499  # logged for a client that has hung up; never sent
-
-# OpenAI's codes, where it has one.
-PictureRefusal = Literal[
-    "invalid_image_url",
-    "invalid_base64_image",
-    "unsupported_image_media_type",
-    "empty_image_file",
-    "image_file_too_large",
-    "image_host_not_allowed",  # not on the list, or the address is not public
-    "failed_to_download_image",
-]
 
 _TYPES: Mapping[int, str] = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _FRAMEWORK_ERRORS: Mapping[int, tuple[str, str]] = {
@@ -84,20 +73,14 @@ class ApiError(LlamaAdapterError):
 class PictureRefusedError(ApiError):
     """The picture of a request is refused before it is decoded. Decoding errors are in `vision.errors`."""
 
-    def __init__(self, message: str, *, code: PictureRefusal, status: int = 400) -> None:
+    def __init__(self, message: str, *, code: str, status: int = 400) -> None:
         super().__init__(message, status=status, code=code, param="messages")
 
 
 def picture_too_large(size: str, *, max_bytes: int) -> PictureRefusedError:
     """The refusal of a picture file above `max_bytes`; `size` says how large it is."""
-    return PictureRefusedError(
-        f"The picture has {size}, the limit is {max_bytes:,} bytes.", code="image_file_too_large", status=413
-    )
-
-
-def internal_error() -> ApiError:
-    """An unexpected exception: the details are in the server's log only."""
-    return ApiError("Internal server error. The server's log has the details.", status=500, code="internal_error")
+    message = f"The picture has {size}, the limit is {max_bytes:,} bytes."
+    return PictureRefusedError(message, code="image_file_too_large", status=413)
 
 
 def of_status(status: int, *, headers: Mapping[str, str] | None = None) -> ApiError:

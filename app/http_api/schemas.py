@@ -1,6 +1,6 @@
 """Typed bodies and answers of the API, with OpenAI's names."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
@@ -64,18 +64,11 @@ AnyParts = Annotated[
     list[Annotated[TextPart | ImagePart, Discriminator("type")]],
     Field(min_length=1, max_length=MAX_PARTS, fail_fast=True),
 ]
-TextContent = Annotated[
-    Annotated[str, Tag(f"{LABEL_MARK}text")] | Annotated[TextParts, Tag(f"{LABEL_MARK}list")],
-    Discriminator(_text_or_list),
-]
-AnyContent = Annotated[
-    Annotated[str, Tag(f"{LABEL_MARK}text")] | Annotated[AnyParts, Tag(f"{LABEL_MARK}list")],
-    Discriminator(_text_or_list),
-]
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS)]
-Stop = Annotated[
-    Annotated[StopText, Tag(f"{LABEL_MARK}text")] | Annotated[StopTexts, Tag(f"{LABEL_MARK}list")],
+_Text, _List = TypeVar("_Text"), TypeVar("_List")
+TextOrList = Annotated[
+    Annotated[_Text, Tag(f"{LABEL_MARK}text")] | Annotated[_List, Tag(f"{LABEL_MARK}list")],
     Discriminator(_text_or_list),
 ]
 NoList = Annotated[list[Any], Field(max_length=0)]
@@ -95,7 +88,7 @@ class SystemMessage(Part):
     """The instruction. The text of the last user message is then its input."""
 
     role: Literal["system", "developer"]
-    content: TextContent
+    content: TextOrList[str, TextParts]
     name: str | None = None
 
 
@@ -103,7 +96,7 @@ class UserMessage(Part):
     """A question, a picture, or both."""
 
     role: Literal["user"]
-    content: AnyContent
+    content: TextOrList[str, AnyParts]
     name: str | None = None
 
 
@@ -111,7 +104,7 @@ class AssistantMessage(Part):
     """An earlier answer. The model was trained on single turns and does not see it."""
 
     role: Literal["assistant"]
-    content: TextContent | None = None
+    content: TextOrList[str, TextParts] | None = None
     name: str | None = None
     refusal: str | None = None
     audio: None = None
@@ -177,7 +170,9 @@ class ChatRequest(NeutralParameters):
     top_p: float | None = Field(None, ge=0, le=1, description="Default: 0.75. Used with a temperature above 0.")
     top_k: Count | None = Field(None, description="Extension. Default: 0, all tokens.")
     seed: Seed | None = Field(None, description="Equal seeds give equal samples.")
-    stop: Stop | None = Field(None, description="The answer ends before the first of these texts.")
+    stop: TextOrList[StopText, StopTexts] | None = Field(
+        None, description="The answer ends before the first of these texts."
+    )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     answer_choices: (

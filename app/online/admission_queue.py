@@ -1,6 +1,6 @@
-"""Requests between their arrival and the engine: first their pictures are read, then they wait for a slot.
+"""Accepted requests that are not in the engine yet: their pictures are read, then they wait for a slot.
 
-No threads here: the service guards it with its lock.
+Not thread-safe: the service guards it with its lock.
 """
 
 import time
@@ -29,14 +29,14 @@ class Entry:
     handle: RequestHandle
     prompt: EncodedPrompt
     deadline: float  # by `time.perf_counter()`
-    task: ReadingTask | None = None  # from the beginning of its reading on
-    reading: PictureReading | None = None  # from the end of its reading on
-    conversation: ActiveRequest | None = None  # from its admission on
+    task: ReadingTask | None = None  # set when reading starts
+    reading: PictureReading | None = None  # set when reading ends
+    conversation: ActiveRequest | None = None  # set at admission
     has_text: bool = False
     is_done: bool = False
 
     def converse(self) -> ActiveRequest:
-        """The request as the engine's loop takes it; its times count from `submit`."""
+        """The request as the engine's loop takes it; times count from `submit`."""
         read_ms = 0.0 if self.reading is None else self.reading.elapsed_ms
         waited_ms = (time.perf_counter() - self.handle.submitted) * 1e3 - read_ms
         return ActiveRequest(
@@ -52,7 +52,7 @@ class Entry:
         )
 
     def admit(self) -> "Admitted":
-        """From now on it belongs to the engine."""
+        """Hand the request to the engine."""
         assert self.reading is not None, "pictures are read before requests are admitted"
         self.conversation = self.converse()
         return Admitted(entry=self, reading=self.reading, conversation=self.conversation)
@@ -60,23 +60,23 @@ class Entry:
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class Admitted:
-    """A request in the engine's hands."""
+    """A request in the engine."""
 
     entry: Entry
     reading: PictureReading
     conversation: ActiveRequest
-    encoded: EncodedPicture | None = None  # of a picture that is encoded already
-    request_id: int = -1  # in the loop, from its submission on
+    encoded: EncodedPicture | None = None  # if the picture is already encoded
+    request_id: int = -1  # in the loop; set when submitted to it
 
     @property
     def pixels(self) -> np.ndarray:
-        """Of a picture that was read well and is not encoded yet: uint8 (size, size, 3)."""
+        """A picture that was read and is not encoded yet: uint8 (size, size, 3)."""
         assert self.reading.pixels is not None
         return self.reading.pixels
 
 
 class AdmissionQueue:
-    """Takes turns between clients for the engine, and refuses what is too much."""
+    """Gives clients turns at the engine, and refuses requests above the limits."""
 
     def __init__(self, limits: ServiceLimits) -> None:
         self._limits = limits
@@ -91,38 +91,38 @@ class AdmissionQueue:
 
     @property
     def has_ready(self) -> bool:
-        """Whether there is a request for the engine."""
+        """Whether a request is ready for the engine."""
         return len(self._ready) > 0
 
     def check(self, client: str, num_bytes: int, *, num_slow: int = 0) -> None:
-        """Raise BusyError when such a request is one too many. `num_slow` of those that wait have their own bound."""
+        """Raise BusyError if the queue is full. `num_slow` waiting requests count against a limit of their own."""
         limits, num_waiting = self._limits, len(self) - num_slow
         if self._num_of[client] >= limits.max_waiting_per_client:
             raise BusyError(
-                f"{self._num_of[client]} requests of this client wait, which is its share of the queue",
-                hint="wait for answers before asking more",
+                f"{self._num_of[client]} requests of this client are waiting, the limit per client",
+                hint="wait for answers before sending more",
                 retry_after_s=self._retry_after(),
             )
         if num_waiting >= limits.max_waiting or (self and self._num_bytes + num_bytes > limits.max_waiting_bytes):
             raise BusyError(
-                f"The queue is full: {len(self)} requests wait, with {self._num_bytes / 2**20:.0f} MiB of pictures",
+                f"The queue is full: {len(self)} requests with {self._num_bytes / 2**20:.0f} MiB of pictures",
                 hint="ask again later",
                 retry_after_s=self._retry_after(),
             )
 
     def add(self, entry: Entry) -> None:
-        """Let a request in; its picture is to be read. Also one that was taken, and whose picture is unknown again."""
+        """Add a request whose picture is to be read, or read again after it was dropped from the cache."""
         self._entries.add(entry)
         self._num_of[entry.ask.client] += 1
         self._num_bytes += len(entry.ask.picture)
 
     def make_ready(self, entry: Entry) -> None:
-        """Its picture is read; nothing happens when it has left the room."""
+        """Mark a request whose picture is read; no effect if it was removed."""
         if entry in self._entries:
             self._ready.put(entry, owner=entry.ask.client)
 
     def take_ready(self, count: int) -> list[Entry]:
-        """Up to `count` requests for the engine; they leave the room."""
+        """Remove and return up to `count` requests for the engine."""
         taken: list[Entry] = []
         while len(taken) < count and (entry := self._ready.take()) is not None:
             self._leave(entry)
@@ -130,7 +130,7 @@ class AdmissionQueue:
         return taken
 
     def remove(self, entry: Entry) -> bool:
-        """Let a request out; says whether it was in the room."""
+        """Remove a request; returns whether it was here."""
         if entry not in self._entries:
             return False
         self._ready.remove(entry, owner=entry.ask.client)
@@ -138,7 +138,7 @@ class AdmissionQueue:
         return True
 
     def note_finish(self, now: float) -> None:
-        """A request was answered at `now`: how soon others may come is told by that."""
+        """Note that a request was answered at `now`; the retry time is estimated from this."""
         self._finish_times.append(now)
 
     def _leave(self, entry: Entry) -> None:
@@ -149,7 +149,7 @@ class AdmissionQueue:
             del self._num_of[entry.ask.client]
 
     def _retry_after(self) -> float:
-        """Until half of the queue should be gone, at the speed of the last answers."""
+        """Seconds until half of the queue is answered, at the recent rate."""
         times = self._finish_times
         if len(times) < 2 or times[-1] <= times[0]:
             return 1.0

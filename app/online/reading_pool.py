@@ -1,9 +1,8 @@
-"""Pictures of many clients are read in a few processes, clients in turn. Slow pictures only wait for each other.
+"""Reads pictures of many clients in a few processes, clients in turn. Slow pictures only delay each other.
 
-There are two lanes. Every picture begins in the fast lane. A picture that takes more than `slow_after_s` of processor
-time, or hangs, moves to the slow lane, where its process has a lower priority. If the slow lane is full and others wait
-for the fast one, the reading is stopped, and starts again when the slow lane has a free place. So pictures that take
-long cannot block those that do not.
+There are two lanes. Every picture starts in the fast lane. A picture that takes more than `slow_after_s` of CPU time,
+or hangs, moves to the slow lane, where its process has a lower priority. If the slow lane is full and others wait for
+the fast lane, the reading is stopped, and restarted when the slow lane has a free place.
 """
 
 import threading
@@ -21,15 +20,15 @@ from llama_adapter.app.reading.process import KeepWaiting, ReadingProcess
 from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.runtime.errors import LlamaAdapterError
 
-# Of `AnswerError`:
-READING_BUSY = "reading_busy"  # too many slow pictures wait already
+# Codes of `AnswerError`:
+READING_BUSY = "reading_busy"  # too many slow pictures are waiting
 READING_FAILED = "reading_failed"  # the server cannot read pictures
-# By the clock, a reading hangs after so many times `slow_after_s`: it computes nothing, or the machine is overloaded.
+# A reading hangs after this multiple of `slow_after_s` in wall time: it is blocked, or the machine is overloaded.
 _HANGS_AFTER = 10
 
 
 class ReadingDroppedError(LlamaAdapterError):
-    """A picture is not read: nobody wants it any more, or the service is closed."""
+    """A picture is not read because it is no longer wanted, or the service is closed."""
 
     http_status = 503
 
@@ -38,7 +37,7 @@ class ReadingDroppedError(LlamaAdapterError):
 
 
 class ClientReader(Protocol):
-    """What a pool reads with: `IsolatedReader`."""
+    """The reader of a pool: `IsolatedReader`."""
 
     def read(
         self,
@@ -62,36 +61,36 @@ class ReadingTask:
     picture: bytes
     name: str  # in messages
     client: str
-    is_wanted: Callable[[], bool]  # asked many times a second while it is read; the reading ends when it returns False
+    is_wanted: Callable[[], bool]  # polled while reading; the reading ends when it returns False
     deliver: Callable[[PictureReading | Exception], None]  # called once, unless the task is discarded
-    side: int | None = None  # of a view for people; None: the encoder's square
-    is_slow: bool = False  # whether it is in the slow lane
-    began: float | None = None  # by `time.perf_counter()`, when a process was first seen to read it
+    side: int | None = None  # longest side of a view for people; None: the encoder's square
+    is_slow: bool = False  # in the slow lane
+    began: float | None = None  # `time.perf_counter()` when reading started
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolStatus:
-    """Pictures in a pool, by what becomes of them."""
+    """Numbers of pictures in a pool."""
 
     num_reading: int
-    num_slow: int  # of them, those that take long
-    num_waiting: int  # for a process
+    num_slow: int  # of them in the slow lane
+    num_waiting: int
 
 
 NO_READING = PoolStatus(num_reading=0, num_slow=0, num_waiting=0)
 
 
 class ReadingPool:
-    """Any thread may use it. `reader` needs a process for each place of both lanes; the pool closes it."""
+    """Thread-safe. `reader` needs a process for each place of both lanes; the pool closes it."""
 
     def __init__(self, reader: ClientReader, *, limits: ServiceLimits, num_fast: int) -> None:
         self._reader, self._limits = reader, limits
-        self._changed = threading.Condition()  # guards all that follows
+        self._changed = threading.Condition()  # guards everything below
         self._num_places = {False: num_fast, True: limits.max_slow_pictures}  # by `ReadingTask.is_slow`
         self._queues: dict[bool, FairQueue[ReadingTask]] = {False: FairQueue(), True: FairQueue()}
         self._running: set[ReadingTask] = set()
         self._is_closed = False
-        # Daemons: the interpreter does not wait for them when it ends.
+        # Daemons: they do not delay the end of the interpreter.
         self._threads = [
             threading.Thread(target=self._work, name=f"read {number}", daemon=True)
             for number in range(sum(self._num_places.values()))
@@ -100,7 +99,7 @@ class ReadingPool:
             thread.start()
 
     def submit(self, task: ReadingTask) -> None:
-        """Add a picture. Never waits."""
+        """Add a picture; does not block."""
         with self._changed:
             is_closed = self._is_closed
             if not is_closed:
@@ -110,25 +109,25 @@ class ReadingPool:
             task.deliver(ReadingDroppedError())
 
     def discard(self, task: ReadingTask) -> None:
-        """Forget a picture that waits. One that is being read ends when `is_wanted` is asked."""
+        """Remove a waiting picture. One that is being read ends through `is_wanted`."""
         with self._changed:
             self._queues[task.is_slow].remove(task, owner=task.client)
 
     @property
     def num_slow_waiting(self) -> int:
-        """Slow pictures of requests that wait for a place in the slow lane; views are not counted."""
+        """Waiting slow pictures of requests, without views."""
         with self._changed:
             return sum(task.side is None for task in self._queues[True])
 
     @property
     def num_view_bytes(self) -> int:
-        """Of the picture files of views that wait."""
+        """Bytes of the files of waiting views."""
         with self._changed:
             waiting = chain.from_iterable(self._queues.values())
             return sum(len(task.picture) for task in waiting if task.side is not None)
 
     def status(self) -> PoolStatus:
-        """What is under way now."""
+        """Current numbers."""
         with self._changed:
             return PoolStatus(
                 num_reading=len(self._running),
@@ -137,7 +136,7 @@ class ReadingPool:
             )
 
     def close(self, *, timeout_s: float) -> None:
-        """End the processes, also those that read, and the threads. Pictures that wait get a `ReadingDroppedError`."""
+        """End processes and threads, also busy ones. Waiting pictures get a `ReadingDroppedError`."""
         dropped: list[ReadingTask] = []
         with self._changed:
             self._is_closed = True
@@ -161,7 +160,7 @@ class ReadingPool:
                 result = self._reader.read(
                     task.picture,
                     name=task.name,
-                    # With the digest known first, a picture that ends its process is known to be the cause.
+                    # The digest comes first, so that a picture that kills its process is known as the cause.
                     wants_pixels=lambda digest: True,
                     side=task.side,
                     keep_waiting=partial(self._keep_waiting, task),
@@ -176,7 +175,7 @@ class ReadingPool:
             task.deliver(result)
 
     def _take(self) -> ReadingTask | None:
-        """The next picture for a free place; None when the pool is closed."""
+        """Wait for the next picture and a free place; None if the pool is closed."""
         with self._changed:
             while not self._is_closed:
                 task = self._next(is_slow=False) or self._next(is_slow=True)
@@ -197,7 +196,7 @@ class ReadingPool:
             self._changed.notify()
 
     def _keep_waiting(self, task: ReadingTask, process: ReadingProcess, cpu_s: float) -> None:
-        """Decide what becomes of a picture that has taken so much processor time."""
+        """Called while a picture is read; `cpu_s` is the CPU time it took so far."""
         if self._is_closed or not task.is_wanted():
             raise ReadingDroppedError
         if task.began is None:
@@ -207,7 +206,7 @@ class ReadingPool:
             self._move_to_slow_lane(task)
         if task.is_slow and not process.is_spent:
             process.slow_down()
-            self._reader.start()  # another one for the fast lane
+            self._reader.start()  # a new process for the fast lane
 
     def _hangs(self, task: ReadingTask) -> bool:
         seconds = 0.0 if task.began is None else time.perf_counter() - task.began
@@ -222,7 +221,7 @@ class ReadingPool:
                 raise _PostponedError
 
     def _postpone(self, task: ReadingTask) -> None:
-        """Put a picture into the queue of the slow lane, or refuse it."""
+        """Move a picture to the queue of the slow lane, or refuse it."""
         with self._changed:
             limits, waiting = self._limits, self._queues[True]
             num_bytes = len(task.picture) + sum(len(other.picture) for other in waiting)
@@ -238,7 +237,7 @@ class ReadingPool:
         if not is_wanted:
             task.deliver(ReadingDroppedError())
             return
-        message = "The picture takes long to read, and others that do wait already. Ask later, or send a smaller one."
+        message = "The picture is slow to read, and too many such pictures are waiting: try again later."
         task.deliver(
             PictureReading(
                 digest="", pixels=None, error=AnswerError(code=READING_BUSY, message=message), elapsed_ms=0.0
@@ -250,4 +249,4 @@ class ReadingPool:
 
 
 class _PostponedError(Exception):
-    """The reading starts again in the slow lane."""
+    """The reading is to be restarted in the slow lane."""

@@ -1,4 +1,4 @@
-"""A request under way, as its client holds it: events come out, in a thread or in an event loop."""
+"""A submitted request, as its client holds it: yields events to a thread or an event loop."""
 
 import asyncio
 import queue
@@ -16,18 +16,18 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 class Ask:
     """One question about one picture."""
 
-    picture: bytes  # of a picture file
+    picture: bytes  # the file
     prompt: Prompt
     label: str = "picture"  # becomes `Answer.picture`
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    choices: tuple[str, ...] | None = None  # then the answer is the likeliest of them
-    stop: tuple[str, ...] = ()  # the text ends before the first of these
-    client: str = ""  # requests of different clients take turns
-    timeout_s: float | None = None  # None, or more than the service allows: the service's own limit
+    choices: tuple[str, ...] | None = None  # the answer is the likeliest of them
+    stop: tuple[str, ...] = ()  # the answer ends before the first of these
+    client: str = ""  # clients take turns
+    timeout_s: float | None = None  # at most, and by default, the service's limit
 
 
 class RequestHandle:
-    """One request. Any thread may cancel it; one reader takes its events, by one of the four ways."""
+    """One request. Any thread may cancel it; a single reader consumes its events, in one of the four ways."""
 
     def __init__(self, request_id: int, *, cancel: Callable[["RequestHandle"], None]) -> None:
         self.id = request_id
@@ -39,15 +39,12 @@ class RequestHandle:
         self._is_text_wanted = True
 
     def cancel(self) -> None:
-        """Ask for the end: the last event is then an answer with error `cancelled` and the text until then.
-
-        Harmless when repeated or late.
-        """
+        """Cancel: the last event is then an answer with the error `cancelled` and the text so far. May be repeated."""
         self.is_cancelled = True
         self._cancel(self)
 
     def events(self) -> Iterator[Event]:
-        """Text as it comes, and the answer at the end; blocks."""
+        """Text deltas and finally the answer; blocks."""
         while True:
             event = self._events.get()
             yield event
@@ -59,11 +56,11 @@ class RequestHandle:
         return next(event for event in self.events() if isinstance(event, Answer))
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        """As `events`, without blocking the event loop."""
+        """Like `events`, for an event loop."""
         woken = asyncio.Event()
         self._listener = asyncio.get_running_loop(), woken
         while True:
-            woken.clear()  # before looking: what comes after the last look wakes
+            woken.clear()  # first, so that no later event is missed
             while True:
                 try:
                     event = self._events.get_nowait()
@@ -75,7 +72,7 @@ class RequestHandle:
             await woken.wait()
 
     async def answer(self) -> Answer:
-        """As `result`, without blocking the event loop, which is woken only once."""
+        """Like `result`, for an event loop, which is woken only once."""
         self._is_text_wanted = False
         async for event in self:
             if isinstance(event, Answer):
@@ -83,9 +80,9 @@ class RequestHandle:
         raise AssertionError("the last event is an answer")
 
     def deliver(self, event: Event) -> None:
-        """Hand an event to whoever reads; for the service."""
+        """Pass an event to the reader; for the service."""
         self._events.put(event)
         if self._listener is not None and (self._is_text_wanted or isinstance(event, Answer)):
             loop, woken = self._listener
-            with suppress(RuntimeError):  # the loop is closed: nobody reads any more
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(woken.set)

@@ -1,7 +1,7 @@
-"""One engine thread and its queue: requests of any number of clients share the batches of one captioner.
+"""One engine thread and its queue: requests of many clients share the batches of one captioner.
 
-Follow a request: `submit` -> `_look` (is its picture known?) -> the reading pool -> the waiting room -> `_admit` ->
-the engine's step -> its handle. The model is loaded, used and released in the engine thread alone.
+The way of a request: `submit` -> `_look` (is its picture cached?) -> reading pool -> admission queue -> `_admit` ->
+engine step -> its handle. The model is loaded, used and released in the engine thread only.
 """
 
 import gc
@@ -45,7 +45,6 @@ from llama_adapter.app.reading.reader import PictureLimits, PictureReading
 from llama_adapter.llm.errors import PromptError
 from llama_adapter.runtime.problems import describe
 
-# What clients of a service need, from one place.
 __all__ = [
     "Ask",
     "BusyError",
@@ -58,19 +57,19 @@ __all__ = [
     "UnavailableError",
 ]
 
-_WATCH_S = 0.1  # how late the deadline of a waiting request may be noticed
-_LATE_S = 5.0  # a running request past its deadline is left to the engine thread for so long
-_READERS_FAILED_S = 10.0  # so long after a failure to read, the service counts as stalled
-_CLOSE_S = 10.0  # that closing waits for the engine thread: a device that hangs shall not keep the process
-_FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 30.0  # before the engine is loaded again; doubled while it fails
+_WATCH_S = 0.1  # interval of the deadline check
+_LATE_S = 5.0  # grace time for the engine thread to end a running request past its deadline
+_READERS_FAILED_S = 10.0  # the service counts as stalled for this time after a reading failure
+_CLOSE_S = 10.0  # wait for the engine thread at most this long: the device may hang
+_FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 30.0  # before the engine is reloaded; doubles at each failure
 
 _log = logging.getLogger("llama_adapter.service")
 _CANCELLED = AnswerError(code="cancelled", message="The request was cancelled.")
-_READING_FAILED = AnswerError(code=READING_FAILED, message="The server could not read the picture; ask again later.")
+_READING_FAILED = AnswerError(code=READING_FAILED, message="The server could not read the picture; try again later.")
 
 
 class Service:
-    """Answers requests of many clients by one captioner. All public methods may be called from any thread."""
+    """Answers requests of many clients with one captioner. Thread-safe."""
 
     def __init__(
         self,
@@ -79,29 +78,29 @@ class Service:
         limits: ServiceLimits | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """`load` makes the captioner, in the engine thread: once, and again when the engine has failed."""
+        """`load` makes the captioner in the engine thread, at the start and after each engine failure."""
         self.limits = limits or ServiceLimits()
         self._load = load
         self._observer = observer or Observer()
-        self._changed = threading.Condition()  # guards the state, the room and what is running
+        self._changed = threading.Condition()  # guards the state, the queue and the running requests
         self._closing = threading.Event()
-        self._ends_by: float | None = None  # by `time.perf_counter()`, from `close` on
+        self._ends_by: float | None = None  # `time.perf_counter()`, set by `close`
         self._state: State = "loading"
         self._is_draining = False
         self._load_error: BaseException | None = None
         self._room = AdmissionQueue(self.limits)
-        self._entries: dict[int, Entry] = {}  # all that are not answered, by handle
+        self._entries: dict[int, Entry] = {}  # all unanswered requests, by handle id
         self._num_submitted = 0
-        self._restarts, self._num_fruitless = 0, 0  # fruitless: failures without an answer between them
+        self._restarts, self._num_fruitless = 0, 0  # fruitless: failures since the last answer
         self._last_error: str | None = None
         self._captioner: Captioner | None = None
-        self._pool: ReadingPool | None = None  # from the first loaded model on
-        self._readers_failed_at: float | None = None  # by `time.perf_counter()`; None since a picture was read
-        self._running: dict[int, Admitted] = {}  # in the loop, by handle; of the engine thread
+        self._pool: ReadingPool | None = None  # set when the first model is loaded
+        self._readers_failed_at: float | None = None  # `time.perf_counter()`; None after a success
+        self._running: dict[int, Admitted] = {}  # in the engine, by handle id; used by the engine thread
         self._encoded = EncodedPictures(max_bytes=self.limits.encoded_bytes)
         self._stage_seconds = dict.fromkeys(STAGES, 0.0)
         self._started = self._heartbeat = time.perf_counter()
-        # Pictures that are known wait for no reading, however slow.
+        # Its own thread, so that cached pictures never wait for reading.
         self._looking = ThreadPoolExecutor(1, thread_name_prefix="look")
         self._threads = [
             threading.Thread(target=self._main, name="engine", daemon=True),
@@ -109,12 +108,12 @@ class Service:
         ]
 
     def start(self) -> None:
-        """Begin to load the model; does not wait for it."""
+        """Start loading the model; does not block."""
         for thread in self._threads:
             thread.start()
 
     def wait_until_ready(self, timeout_s: float | None = None) -> None:
-        """Wait for the model; raises what loading it raised, or TimeoutError."""
+        """Wait until the model is loaded; raises the loading error, or TimeoutError."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._state != "loading", timeout_s):
                 raise TimeoutError(f"The model is not loaded after {timeout_s} s")
@@ -123,24 +122,24 @@ class Service:
 
     @property
     def info(self) -> ModelInfo:
-        """Of the loaded model; raises UnavailableError while there is none."""
+        """The loaded model; raises UnavailableError while there is none."""
         return self._loaded().info
 
     @property
     def spec(self) -> CaptionerSpec:
-        """Of the loaded model, with nothing left open; raises UnavailableError while there is none."""
+        """The resolved spec of the loaded model; raises UnavailableError while there is none."""
         return self._loaded().spec
 
     @property
     def batch_size(self) -> int:
-        """Of the loaded model: requests that are answered at once; raises UnavailableError while there is none."""
+        """Requests answered at once; raises UnavailableError while there is no model."""
         return self._loaded().batch_size
 
     def submit(self, ask: Ask) -> RequestHandle:
-        """Take a request; never waits.
+        """Accept a request; does not block.
 
-        Raises BusyError and UnavailableError when it may be asked again later; PromptTooLongError, PromptError and
-        ValueError for what cannot be answered.
+        Raises BusyError and UnavailableError if it may be sent again later; PromptTooLongError, PromptError and
+        ValueError for an invalid request.
         """
         captioner = self._loaded()
         self._check_sizes(ask)
@@ -167,15 +166,15 @@ class Service:
         client: str,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> Future[PictureReading]:
-        """A picture for people, upright and at most `side` pixels wide and high, or its error; within the same limits.
+        """A picture for people, upright and at most `side` pixels wide and high, or its error.
 
-        Raises UnavailableError while there is no model, and BusyError while too many views wait. The reading ends when
-        the future is cancelled or `is_wanted` returns False; then, and when the service is closed, the future has a
-        `ReadingDroppedError`.
+        Raises UnavailableError while there is no model, and BusyError while too many views are waiting. Reading ends
+        early if the future is cancelled or `is_wanted` returns False; then, and if the service is closed, the future
+        raises `ReadingDroppedError`.
         """
         pool = self._reading_pool()
         if (num_bytes := pool.num_view_bytes) and num_bytes + len(picture) > self.limits.max_view_bytes:
-            raise BusyError("Too many pictures wait to be shown", hint="ask again later", retry_after_s=1.0)
+            raise BusyError("Too many pictures are waiting to be shown", hint="try again later", retry_after_s=1.0)
         future: Future[PictureReading] = Future()
         pool.submit(
             ReadingTask(
@@ -190,7 +189,7 @@ class Service:
         return future
 
     def status(self) -> ServiceStatus:
-        """How the service is right now."""
+        """The current state."""
         with self._changed:
             now = time.perf_counter()
             num_waiting = len(self._room)
@@ -214,25 +213,25 @@ class Service:
         return self._readers_failed_at is not None and now - self._readers_failed_at < _READERS_FAILED_S
 
     def stage_seconds(self) -> dict[str, float]:
-        """Busy seconds by stage since the start: of the engine thread, and for `read` of the reading processes."""
+        """Busy seconds by stage since the start: of the engine thread; for `read`, of the reading processes."""
         with self._changed:
             return dict(self._stage_seconds)
 
     def drain(self) -> None:
-        """Take no more requests; those that were accepted are answered."""
+        """Refuse new requests; accepted ones are answered."""
         with self._changed:
             self._is_draining = True
 
     def wait_until_idle(self, timeout_s: float | None = None) -> bool:
-        """Wait until nothing is under way; says whether that came in time."""
+        """Wait until all requests are answered; returns whether that happened within `timeout_s` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._entries, timeout_s)
 
     def close(self) -> None:
-        """End the threads and give the model up; what is under way is answered with an error. Harmless when repeated.
+        """End the threads and release the model; unanswered requests get an error. May be repeated.
 
-        Waits at most 10 s for the step that is being computed or the model that is being loaded, and for the reading
-        processes, which are killed. A step that hangs is left behind with its thread, which ends with the process.
+        Waits at most 10 s for the current step or model load, and kills the reading processes. A step that hangs is
+        left to its daemon thread.
         """
         self._closing.set()
         with self._changed:
@@ -240,7 +239,7 @@ class Service:
             if self._state != "failed":
                 self._state = "closed"
             self._changed.notify_all()
-        self._end_all(_CANCELLED)  # at once: nobody waits for what the engine is at
+        self._end_all(_CANCELLED)  # at once, without waiting for the current step
         for thread in self._threads:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(max(0.0, self._ends_by - time.perf_counter()))
@@ -263,14 +262,16 @@ class Service:
     def _unavailable(self) -> UnavailableError:
         if self._is_draining or self._state in ("closed", "failed"):
             return UnavailableError("The service is shutting down" if self._state != "failed" else "No model is loaded")
-        reason = "The model is being loaded" if self._state == "loading" else "The engine failed and is being restarted"
-        return UnavailableError(reason, hint="ask again later", retry_after_s=2.0)
+        reason = "The model is loading" if self._state == "loading" else "The engine failed and is restarting"
+        return UnavailableError(reason, hint="try again later", retry_after_s=2.0)
 
     def _check_sizes(self, ask: Ask) -> None:
-        """Before anything is tokenised: what is far too long shall cost nothing."""
+        """Check before tokenising, so that an oversized prompt costs nothing."""
         limit = self.limits.max_prompt_chars
         if (length := _length(ask.prompt)) > limit:
-            raise PromptError(f"The prompt is {length:,} long, {limit:,} is the limit", hint="shorten the prompt")
+            raise PromptError(
+                f"The prompt has {length:,} characters, the limit is {limit:,}", hint="shorten the prompt"
+            )
         choices = as_choices(ask.choices)
         if choices is not None and sum(map(len, choices)) > limit:
             raise PromptError(f"The choices have more than {limit:,} characters", hint="give fewer or shorter ones")
@@ -288,7 +289,7 @@ class Service:
         self._finish(entry, conversation.failed(error, keep_text=True))
 
     def _finish(self, entry: Entry, answer: Answer) -> None:
-        """Give a request its answer; nothing happens when it has one."""
+        """Deliver the answer of a request; no effect if it has one."""
         with self._changed:
             if entry.is_done:
                 return
@@ -308,11 +309,11 @@ class Service:
         self._tell(self._observer.finished, answer, seconds)
 
     def _tell(self, observe: Callable[..., None], *values: object) -> None:
-        """Tell the observer; what it raises is its own affair and must not end a thread or an answer."""
+        """Call the observer; its exceptions must not end a thread or lose an answer."""
         try:
             observe(*values)
         except Exception as error:
-            _log.error("the observer raised %s when told of %s", type(error).__name__, observe.__name__)
+            _log.error("the observer raised %s in %s", type(error).__name__, observe.__name__)
 
     def _end_all(self, error: AnswerError) -> None:
         with self._changed:
@@ -322,10 +323,10 @@ class Service:
         for entry in entries:
             self._fail(entry, error)
 
-    # The thread that looks whether pictures are known, and those of the reading pool
+    # The thread that looks pictures up in the cache, and those of the reading pool
 
     def _look(self, entry: Entry) -> None:
-        """Have the picture read, unless it is encoded already."""
+        """Have the picture read, unless it is cached."""
         started = time.perf_counter()
         if entry.is_done:
             return
@@ -358,7 +359,7 @@ class Service:
             self._changed.notify_all()
 
     def _reading_failed(self, entry: Entry, error: Exception) -> None:
-        """The fault is the server's: its reading processes do not start, or a picture did what none ever did."""
+        """Reading failed for a reason other than the picture, such as processes that do not start."""
         if not isinstance(error, ReadingDroppedError):
             _log.error("reading a picture failed: %s", describe(error).sentence)
             with self._changed:
@@ -374,7 +375,7 @@ class Service:
         return pool
 
     def _open_pool(self, captioner: Captioner) -> None:
-        """Start the reading processes, once; a model that cannot have any is closed again."""
+        """Start the reading processes, once; closes the captioner if that fails."""
         if self._pool is not None:
             return
         limits, num_fast = self.limits, num_reading_threads()
@@ -396,10 +397,10 @@ class Service:
             raise
         self._pool = ReadingPool(reader, limits=limits, num_fast=num_fast)
 
-    # The thread of deadlines
+    # The deadline thread
 
     def _watch(self) -> None:
-        """Answer requests that are late, also while the engine is being loaded or hangs."""
+        """Answer late requests, also while the engine is loading or hangs."""
         while not self._closing.wait(_WATCH_S):
             with self._changed:
                 now = time.perf_counter()
@@ -424,19 +425,19 @@ class Service:
                     self._engine_failed(error)
                 try:
                     captioner.close()
-                except Exception as error:  # of an encoder that is broken: the next one has nothing to do with it
-                    _log.error("giving the model up: %s", describe(error).sentence)
+                except Exception as error:  # a broken encoder must not prevent the restart
+                    _log.error("releasing the model failed: %s", describe(error).sentence)
                 self._captioner = captioner = None
                 self._encoded.clear()
-                gc.collect()  # the next model may need the memory of this one
+                gc.collect()  # the next model may need the memory
         finally:
             with self._changed:
                 if not self._closing.is_set():
-                    self._state = "failed"  # nobody is there any more to answer
+                    self._state = "failed"  # this thread ended unexpectedly
             self._end_all(_CANCELLED)
 
     def _open(self) -> Captioner | None:
-        """The model, loaded; None where the service is to end. Tries again where it once worked."""
+        """Load the model; None if the service is closing. Retries if loading has succeeded before."""
         while True:
             if self._closing.wait(self._backoff_s()):
                 return None
@@ -451,7 +452,7 @@ class Service:
                         return None
                     self._num_fruitless += 1
                     self._last_error = _kind(error)
-                _log.error("the engine could not be loaded again: %s", describe(error).sentence)
+                _log.error("reloading the engine failed: %s", describe(error).sentence)
                 continue
             with self._changed:
                 self._captioner = captioner
@@ -464,7 +465,7 @@ class Service:
     def _backoff_s(self) -> float:
         if not self._num_fruitless:
             return 0.0
-        doublings = min(self._num_fruitless - 1, 32)  # a float holds no more than 1,023, which take some hours
+        doublings = min(self._num_fruitless - 1, 32)  # limits the exponent: a float overflows at 1,024
         return min(_FIRST_BACKOFF_S * 2.0**doublings, _MAX_BACKOFF_S)
 
     def _serve(self, captioner: Captioner) -> None:
@@ -479,7 +480,7 @@ class Service:
                 self._note_stages(clock)
 
     def _wait_for_work(self, loop: CaptionLoop, clock: StageClock) -> bool:
-        """Returns when there is something to do, with False when that is to end."""
+        """Wait for work; returns False if the service is closing."""
         with self._changed:
             if not loop.num_unfinished and not self._room.has_ready:
                 clock.stop()
@@ -488,7 +489,7 @@ class Service:
             return not self._closing.is_set()
 
     def _sweep(self, loop: CaptionLoop) -> None:
-        """Take requests out of the engine that nobody waits for any more."""
+        """Remove answered, cancelled and late requests from the engine."""
         now = time.perf_counter()
         for admitted in list(self._running.values()):
             entry = admitted.entry
@@ -498,7 +499,7 @@ class Service:
                 self._fail(entry, _CANCELLED if entry.handle.is_cancelled else _late(entry))
 
     def _admit(self, loop: CaptionLoop) -> None:
-        """Fill free slots: encode the pictures that are new, hand requests to the engine."""
+        """Fill free slots: encode new pictures and submit the requests to the engine."""
         readable: list[Admitted] = []
         for admitted in self._take_ready(loop.num_free):
             self._note_stage("read", admitted.reading.elapsed_ms / 1e3)
@@ -511,7 +512,7 @@ class Service:
             admitted.request_id = loop.submit(admitted.conversation, picture)
 
     def _take_ready(self, count: int) -> list[Admitted]:
-        """Up to `count` requests for the engine. A picture that was known and is forgotten by now is read first."""
+        """Up to `count` requests for the engine. A picture evicted from the cache meanwhile is read first."""
         taken: list[Admitted] = []
         forgotten: list[Entry] = []
         with self._changed:
@@ -530,7 +531,7 @@ class Service:
         return taken
 
     def _encode(self, asked: Sequence[Admitted], loop: CaptionLoop) -> list[EncodedPicture]:
-        """Each request's picture, encoded; one that many ask about is encoded once."""
+        """The encoded picture of each request; equal pictures are encoded once."""
         pictures: dict[str, EncodedPicture] = {}
         new: dict[str, Admitted] = {}
         for admitted in asked:
@@ -571,9 +572,9 @@ class Service:
         self._tell(self._observer.stage, stage, seconds)
 
     def _engine_failed(self, error: Exception) -> None:
-        """Requests in the engine fail with it; those that wait, wait for the next one."""
+        """Fail the requests in the engine; waiting ones wait for the reloaded engine."""
         problem = describe(error)
-        _log.error("the engine failed and is loaded again: %s", problem.sentence)
+        _log.error("the engine failed and is reloaded: %s", problem.sentence)
         with self._changed:
             self._restarts += 1
             self._num_fruitless += 1
@@ -585,12 +586,12 @@ class Service:
             self._changed.notify_all()
         code = "out_of_memory" if problem.http_status == 503 else "engine_failed"
         for entry in [admitted.entry for admitted in running]:
-            self._fail(entry, AnswerError(code=code, message="The engine failed while it answered; ask again."))
+            self._fail(entry, AnswerError(code=code, message="The engine failed during this request; try again."))
         self._tell(self._observer.restarted)
 
 
 def _fulfil(future: Future[PictureReading], reading: PictureReading | Exception) -> None:
-    with suppress(InvalidStateError):  # cancelled meanwhile
+    with suppress(InvalidStateError):  # cancelled
         if isinstance(reading, Exception):
             future.set_exception(reading)
         else:
@@ -598,7 +599,7 @@ def _fulfil(future: Future[PictureReading], reading: PictureReading | Exception)
 
 
 def _length(prompt: Prompt) -> int:
-    """Characters of a prompt, or its token ids."""
+    """Length of a prompt in characters or token ids."""
     match prompt:
         case RawPrompt(text):
             return len(text)
@@ -610,9 +611,9 @@ def _length(prompt: Prompt) -> int:
 
 def _late(entry: Entry) -> AnswerError:
     allowed_s = entry.deadline - entry.handle.submitted
-    return AnswerError(code="deadline", message=f"There was no whole answer within {allowed_s:g} s; ask again later.")
+    return AnswerError(code="deadline", message=f"The answer was not complete within {allowed_s:g} s; try again later.")
 
 
 def _kind(error: BaseException) -> str:
-    """What went wrong, for anybody: messages may hold paths of this machine."""
-    return f"{type(error).__name__}; the log says more"
+    """An error as clients may see it: messages may hold paths of this machine."""
+    return f"{type(error).__name__}; see the log"

@@ -1,16 +1,13 @@
-"""OpenAI's own client against the API with the embedded model: answers, streams and errors."""
+"""OpenAI's client against the API with the embedded model: answers, streams and errors."""
 
 import asyncio
-import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import openai
 import pytest
-from PIL import Image
 
 from llama_adapter import Captioner
 from llama_adapter.app.captioning.answers import AnswerError, TextDelta
@@ -100,27 +97,6 @@ def test_a_stream_gives_the_same_text_piece_by_piece(client: openai.OpenAI) -> N
     assert chunks[-1].usage == whole.usage
 
 
-def test_a_picture_unlike_those_of_the_training_is_told(client: openai.OpenAI) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (120, 160, 3), dtype=np.uint8)
-    noise = io.BytesIO()
-    Image.fromarray(pixels).save(noise, "PNG")
-    pictures = [data_uri(noise.getvalue(), kind="png"), data_uri(RED_STAR.read_bytes())]
-
-    said = [
-        client.chat.completions.create(model="default", messages=[user(image(picture), "What is this?")])
-        for picture in pictures
-    ]
-
-    assert [one.choices[0].model_extra for one in said] == [{"unfamiliar": True}, {"unfamiliar": False}]
-
-
-def test_the_client_s_own_stream_helper_puts_the_answer_together(client: openai.OpenAI) -> None:
-    with client.chat.completions.stream(model="default", messages=star("What color is the star?")) as stream:
-        said = stream.get_final_completion()
-
-    assert said.choices[0].message.content == "red"
-
-
 @pytest.mark.parametrize(
     ("over_http", "from_python"),
     [
@@ -159,27 +135,6 @@ def test_choices_are_scored_as_the_captioner_scores_them(client: openai.OpenAI, 
     assert said.choices[0].message.content == expected.text == "yes"
     probabilities = said.choices[0].model_extra["answer_probabilities"]
     assert probabilities == pytest.approx(expected.choice)
-
-
-def test_a_system_text_is_the_instruction_and_the_user_s_its_input(client: openai.OpenAI, captioner: Captioner) -> None:
-    system = {"role": "system", "content": "Describe this image."}
-
-    said = client.chat.completions.create(model="default", messages=[system, *star("Is it red?")])
-
-    (expected,) = captioner.generate([RED_STAR], [("Describe this image.", "Is it red?")])
-    assert said.choices[0].message.content == expected.text
-
-
-def test_a_stop_text_ends_the_answer_before_it(client: openai.OpenAI) -> None:
-    whole = client.chat.completions.create(model="default", messages=star("Describe this image."))
-    text = whole.choices[0].message.content
-    assert text is not None
-    assert "star" in text
-
-    cut = client.chat.completions.create(model="default", messages=star("Describe this image."), stop=["star", "zzz"])
-
-    assert cut.choices[0].message.content == text.partition("star")[0]
-    assert cut.choices[0].finish_reason == "stop"
 
 
 def test_a_follow_up_asks_about_the_same_picture_and_says_what_was_ignored(client: openai.OpenAI) -> None:
@@ -229,13 +184,6 @@ def test_errors_are_those_that_the_client_knows(client: openai.OpenAI) -> None:
     assert unreadable.value.code == "truncated"
     assert too_long.value.code == "context_length_exceeded"
     assert unknown.value.code == "invalid_api_key"
-
-
-def test_a_picture_that_cannot_be_read_fails_a_stream_before_it_begins(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="default", messages=[user(image(data_uri(b"no picture")))], stream=True)
-
-    assert caught.value.code == "not_a_picture"
 
 
 def test_many_asynchronous_clients_are_all_answered(url: str) -> None:

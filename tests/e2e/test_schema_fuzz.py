@@ -1,7 +1,7 @@
-"""schemathesis against the API with the embedded model: generated requests, right and wrong, by the schema.
+"""schemathesis against the API with the embedded model: valid and invalid requests generated from the schema.
 
-LLAMA_ADAPTER_FUZZ_EXAMPLES raises how many are made of each operation. One conformance check is left out of one run
-each: without the hooks, that valid requests are accepted, since a schema cannot say what is a picture.
+LLAMA_ADAPTER_FUZZ_EXAMPLES sets how many are made for each operation. Without the hooks, the check that valid requests
+are accepted is left out, because a schema cannot say what is a picture.
 """
 
 import os
@@ -28,7 +28,7 @@ HOOKS = Path(__file__).with_name("schema_fuzz_hooks.py")
 REQUEST_TIMEOUT_S = 30  # one that takes longer is told as a failure
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     metrics = Metrics()
     service = Service(Captioner.load, observer=metrics)

@@ -1,7 +1,9 @@
 """From flags to a server's settings: what is refused before any model is loaded."""
 
 import logging
+import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,13 +18,18 @@ from llama_adapter.app.online.types import ServiceLimits
 from llama_adapter.runtime.errors import ExitCode, UsageError
 
 
-def test_a_line_of_the_log_holds_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
-    llama_adapter.app.cli.run_server._teller(quiet=True)
+@pytest.fixture(autouse=True)
+def log() -> Iterator[None]:
+    """The log as it was."""
+    yield
     log = logging.getLogger("llama_adapter")
-
-    logging.getLogger("llama_adapter.service").error("it said: %s", "a\x1b[2J\nb")
     log.handlers.clear()
     log.propagate = True
+
+
+def test_a_line_of_the_log_holds_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    llama_adapter.app.cli.run_server._teller(quiet=True)
+    logging.getLogger("llama_adapter.service").error("it said: %s", "a\x1b[2J\nb")
 
     assert capsys.readouterr().err.endswith(" it said: a\\x1b[2J\\nb\n")
 
@@ -88,7 +95,7 @@ def test_keys_come_from_a_file_that_only_its_owner_reads(tmp_path: Path, monkeyp
 
     assert read_api_keys(str(file)) == ("from-environment", "first-key-1", "second-key")
     file.chmod(0o644)
-    with pytest.raises(UsageError, match="Others may read"):
+    with pytest.raises(UsageError, match="readable by others"):
         read_api_keys(str(file))
 
 
@@ -120,3 +127,23 @@ def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, has_
     with pytest.raises(UsageError, match=missing) as refused:
         check_packages(has_page=has_page)
     assert ("[web]" if has_page else "[serve]") in refused.value.hint
+
+
+def test_an_address_in_use_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["serve", "--port", str(port)]) == ExitCode.FAILED
+
+    said = capsys.readouterr().err
+    assert f"port {port}: address already in use" in said
+    assert "Traceback" not in said
+
+
+def test_a_model_that_cannot_be_loaded_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--port", "0", "--model", "no-such-bundle"]) == ExitCode.FAILED
+
+    said = capsys.readouterr().err
+    assert "no-such-bundle" in said
+    assert "Traceback" not in said
