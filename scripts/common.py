@@ -26,7 +26,7 @@ def tell(line: str) -> None:
 
 
 def silent(line: str) -> None:
-    """Progress for nobody."""
+    """No progress."""
 
 
 def sample_files() -> list[Path]:

@@ -41,7 +41,7 @@ def open_parts(
 
 
 class OurDecoder:
-    """The executor, adapter on: what the engine calls in each of its steps."""
+    """The executor with the adapter, as the engine calls it."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -78,7 +78,7 @@ class OurVision:
 
 
 class PlannedEngine(Engine):
-    """An engine whose requests end where `ends` says, in the order in which they come."""
+    """An engine whose requests end after the numbers of tokens in `ends`, in order of submission."""
 
     def __init__(self, executor: Executor, *, eos_id: int) -> None:
         super().__init__(executor, eos_id=eos_id)
@@ -91,7 +91,7 @@ class PlannedEngine(Engine):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class JobResult:
-    """A caption job: its seconds from files to texts, where they went, and the tokens of each picture."""
+    """A caption job: seconds from files to texts in all and by stage, and the tokens of each picture."""
 
     seconds: float
     stages_s: dict[str, float]

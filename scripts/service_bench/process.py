@@ -1,4 +1,4 @@
-"""`llama-adapter serve` as a process of its own: its address, its memory and processor time, its end."""
+"""`llama-adapter serve` as a child process: address, memory, processor time, and end."""
 
 import os
 import queue
@@ -51,7 +51,7 @@ class ServerProcess:
         self.port = int(port)
 
     def _read(self) -> None:
-        """A pipe that is not read would stop the server."""
+        """Read stderr, because a full pipe would block the server."""
         assert self._process.stderr is not None
         for line in self._process.stderr:
             self.lines.append(line.rstrip("\n"))
@@ -91,7 +91,7 @@ class ServerProcess:
         return self._status_mb("VmHWM")
 
     def tree_mb(self) -> float:
-        """Memory in use now by the server and the processes it started; what they share counts once."""
+        """Memory of the server and its child processes; shared memory counts once."""
         pids, total = [self.pid], 0.0
         for pid in pids:
             with suppress(OSError):  # it has ended meanwhile
@@ -102,7 +102,7 @@ class ServerProcess:
         return total
 
     def forget_peak(self) -> None:
-        """Let the peak begin anew at what is in use now."""
+        """Reset the peak to the current memory."""
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
     def cpu_s(self) -> float:

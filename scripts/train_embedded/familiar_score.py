@@ -1,4 +1,4 @@
-"""Scores what a bundle says of familiar and unfamiliar pictures: false alarms on its own world, hits on others."""
+"""Scores the out-of-distribution detection of a bundle: false alarms on its world, hits on other pictures."""
 
 import argparse
 import json
@@ -41,7 +41,7 @@ class Kind:
 
 
 def all_kinds(*, num_own: int, num_others: int, folders: Sequence[Path]) -> Iterator[Kind]:
-    """Fresh pictures of the world first, then the samples, what is drawn of other worlds, and pictures in folders."""
+    """Fresh pictures of the world first, then samples, drawings of other kinds, and folders."""
     yield Kind(name=_OWN, pictures=draw_own(use=FRESH, count=num_own))
     yield Kind(
         name="of the world, with a never-drawn pair", pictures=draw_own(use=FRESH, count=num_own, never_drawn="with")
@@ -56,9 +56,9 @@ def all_kinds(*, num_own: int, num_others: int, folders: Sequence[Path]) -> Iter
 
 
 def read_folder(folder: Path) -> list[Pixels]:
-    """The pictures in a folder, as the product reads them, by name. Raises ValueError where there is none.
+    """The pictures in a folder, as the product reads them, by name. Raises ValueError if there are none.
 
-    What cannot be read is told on stderr and left out.
+    Unreadable files are skipped, with a line on stderr.
     """
     pictures = []
     for path in sorted(folder.iterdir()):
@@ -103,12 +103,12 @@ def score(bundle: Path, kinds: Iterator[Kind]) -> dict[str, Any]:
 
 
 def share_above(distances_B: Distances, ood_detector: OodDetector) -> float:
-    """Percent of pictures beyond the threshold, as the product tells: numbers that are not finite are."""
+    """Percent of pictures beyond the threshold; distances that are not finite count as beyond."""
     return round(100 * float((~(distances_B <= ood_detector.threshold)).mean()), 1)
 
 
 def area_under_curve(others_B: Distances, own_B: Distances) -> float:
-    """AUROC: how often a picture of the one kind lies farther off than one of the other; equal ones count half."""
+    """AUROC: how often a picture of the other kind is farther away than one of the world; equal ones count half."""
     sorted_B = np.sort(own_B)
     below, upto = (np.searchsorted(sorted_B, others_B, side=side) for side in ("left", "right"))
     return float((below + upto).mean() / 2 / len(own_B))

@@ -29,7 +29,7 @@ ATTRIBUTES = ("color", "shape", "size", "where")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exam:
-    """Pictures and what is asked of them: `questions` are (index of the picture, question)."""
+    """Pictures and questions; `questions` are pairs (index of the picture, question)."""
 
     pictures: list[Image.Image]
     questions: list[tuple[int, Question]]
@@ -38,8 +38,7 @@ class Exam:
 def draw_exam(*, num_pictures: int, seed: int, never_drawn: str = "without") -> Exam:
     """One question of every task that a picture allows. `never_drawn`: as in `sample_scene`.
 
-    In pictures with never-drawn pairs, questions about an object's attributes are about such an object, where a
-    question about it is possible.
+    In pictures with never-drawn pairs, questions about attributes refer to such an object if possible.
     """
     rng = np.random.default_rng([SCORE_SEED, seed, never_drawn == "with"])
     pictures: list[Image.Image] = []
@@ -67,7 +66,7 @@ def _ask_about_pair(scene: Scene, task: str, rng: np.random.Generator) -> Questi
 
 
 def answer_all(captioner: Captioner, exam: Exam, *, shift: int = 0) -> list[str]:
-    """Answers to the exam's questions; with `shift`, each is asked of a picture that many places further on."""
+    """Answers to the exam's questions; with `shift`, each is asked of the picture `shift` places later."""
     asked: dict[int, list[WorkQuestion]] = defaultdict(list)
     for number, (index, question) in enumerate(exam.questions):
         asked[index].append(WorkQuestion(index=number, prompt=question.text))
