@@ -9,8 +9,9 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
+
+from scripts.common import process_cpu_s, process_mib
 
 READY = "serving on "
 
@@ -84,11 +85,11 @@ class ServerProcess:
 
     def resident_mb(self) -> float:
         """Memory in use now."""
-        return self._status_mb("VmRSS")
+        return process_mib(self.pid)
 
     def peak_mb(self) -> float:
         """The most memory since the start, or since `forget_peak`."""
-        return self._status_mb("VmHWM")
+        return process_mib(self.pid, "VmHWM")
 
     def tree_mb(self) -> float:
         """Memory of the server and its child processes; shared memory counts once."""
@@ -107,17 +108,10 @@ class ServerProcess:
 
     def cpu_s(self) -> float:
         """Processor seconds of all its threads."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def _status_mb(self, name: str) -> float:
-        lines = Path(f"/proc/{self.pid}/status").read_text(encoding="utf-8").splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
+        return process_cpu_s(self.pid)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.kill()
