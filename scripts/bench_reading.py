@@ -22,7 +22,7 @@ from llama_adapter.app.measuring.circumstances import load_average
 from llama_adapter.app.reading.isolated import IsolatedReader
 from llama_adapter.app.reading.prefetch import Prefetcher
 from llama_adapter.app.reading.reader import PictureReader, Reader
-from scripts.common import Tell, in_turn, machine, parse_settings, parser_of, sample_files, silent, tell
+from scripts.common import Tell, in_turn, machine, parse_settings, parser_of, process_cpu_s, sample_files, silent, tell
 from scripts.pages.render import save
 from scripts.photographs import write_photographs
 
@@ -129,11 +129,7 @@ def _sample(way: Way, paths: Sequence[str], *, number: int) -> dict[str, float]:
 
 def _cpu_s(process_ids: Sequence[int]) -> float:
     """Processor seconds of this process and of those; the latter to a hundredth."""
-    total = time.process_time()
-    for process_id in process_ids:
-        fields = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return total
+    return time.process_time() + sum(map(process_cpu_s, process_ids))
 
 
 def _overhead(kind: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

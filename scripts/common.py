@@ -26,7 +26,7 @@ def tell(line: str) -> None:
 
 
 def silent(line: str) -> None:
-    """Progress for nobody."""
+    """No progress."""
 
 
 def sample_files() -> list[Path]:
@@ -41,6 +41,18 @@ def in_turn(ways: Iterable[Way], measure: Callable[[Way], Result], *, rounds: in
         for way, found in results.items():
             found.append(measure(way))
     return results
+
+
+def process_cpu_s(pid: int) -> float:
+    """Processor seconds of a process, all threads together. Raises OSError if it has ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def process_mib(pid: int, name: str = "VmRSS") -> float:
+    """Resident memory of a process, or another size in /proc/PID/status. Raises OSError if it has ended."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{name}:")), 0.0)
 
 
 def machine(*packages: str, load_before: list[float] | None) -> dict[str, Any]:

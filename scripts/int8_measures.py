@@ -1,7 +1,4 @@
-"""How far a model with 8-bit weights is from the same model in float32: answers, scores, logits, rows on their own.
-
-Nothing is written here: scripts/int8_report.py makes the page.
-"""
+"""Differences between the embedded model with 8-bit weights and in float32: answers, scores, logits, single rows."""
 
 # B pictures, S tokens, D model width, V vocabulary, Q queries
 
@@ -75,7 +72,7 @@ def open_captioner(variant: Variant, *, batch_size: int = 16) -> Captioner:
 
 
 def require_kernels() -> None:
-    """Raise DeviceError where 8-bit weights would be multiplied out: there would be nothing to measure."""
+    """Raise DeviceError if the machine has no 8-bit kernels, where int8 weights would be widened."""
     layer = nn.Sequential(nn.Linear(128, 64).requires_grad_(False))
     open_backend("cpu").prepare(layer)
     if not isinstance(layer[0], NativeLinear):
@@ -171,7 +168,7 @@ def run_decoder(decoder: LlamaAdapterDecoder, tokens_BS: Tensor, prefix: Prefix)
 
 
 def compare_logits(logits: Tensor, expected: Tensor) -> dict[str, float]:
-    """Errors of logits (N, V) in the logits' own unit; `std` of the expected ones tells what that unit is worth."""
+    """Errors of logits (N, V) in their own unit, and the standard deviation `std` of the expected logits."""
     error = (logits - expected).abs()
     return {
         "max_error": float(error.max()),
@@ -184,9 +181,9 @@ def compare_logits(logits: Tensor, expected: Tensor) -> dict[str, float]:
 
 @torch.inference_mode()
 def rows_on_their_own(halves: Halves, pictures: Sequence[PictureSource]) -> dict[str, int]:
-    """How many of the layers with kernels give each row of a real batch other bits than the row alone: 0 is promised.
+    """The number of calls of native layers, and of those with a row that differs from the row alone (0 is promised).
 
-    Looked at are the inputs that the layers see in one pass over `pictures` and their captions' prompt.
+    The inputs are those of one pass over `pictures` and their caption prompt.
     """
     num_layers, unequal = 0, 0
 
@@ -211,7 +208,7 @@ def rows_on_their_own(halves: Halves, pictures: Sequence[PictureSource]) -> dict
 def outlier_error(size: str) -> dict[str, float]:
     """Relative logit error of a random decoder of that size in 8 bits, without and with outliers.
 
-    One channel of every norm is made thirty times as large, so that all that reads it has an outlier in each row.
+    For outliers in every row, one channel of every norm is made thirty times as large.
     """
     model = random_model(size, dtype=torch.float32)
     return {

@@ -21,7 +21,7 @@ DEFAULT_OUT = "clip.onnx"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Export, and return the exit code; errors are told on stderr as by every command."""
+    """Export; returns the exit code. Errors go to stderr as in every command."""
     defer_device_extensions()
     decline_telemetry()
     options = build_parser().parse_args(arguments)

@@ -6,9 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.common import ROOT
-
-MIB = 2**20
+from scripts.common import ROOT, process_mib
 
 
 def watch_memory(folder: Path, out: Path, *, every: int, flags: Sequence[str] = ()) -> list[dict[str, float]]:
@@ -44,15 +42,14 @@ def _sample(process: int, num_records: int) -> dict[str, float]:
     children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     return {
         "num_records": num_records,
-        "own_mib": _resident(process) / MIB,
-        "readers_mib": sum(_resident(int(child)) for child in children) / MIB,
+        "own_mib": _resident_mib(process),
+        "readers_mib": sum(_resident_mib(int(child)) for child in children),
     }
 
 
-def _resident(process: int) -> int:
-    """Bytes; 0 if the process has just ended."""
+def _resident_mib(process: int) -> float:
+    """0 if the process has just ended."""
     try:
-        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+        return process_mib(process)
     except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:")), 0)
+        return 0.0

@@ -1,7 +1,6 @@
 """A child process of the benchmark: `python -m scripts.peers.child TASK` measures one engine and prints a reply.
 
-Standard output is the reply alone: what libraries print goes to standard error. An engine that fails, or is not
-installed, is an answer too.
+Only the reply goes to standard output; output of libraries goes to standard error. Failures are replies too.
 """
 
 import gc
@@ -26,7 +25,7 @@ def main(text: str) -> None:
 
 
 def answer(task: Task) -> Reply:
-    """Measure as the task says, in this process; what goes wrong is told in the reply."""
+    """Measure the task in this process. Errors become part of the reply."""
     try:
         return _measured(task)
     except MissingPackage as error:
@@ -48,7 +47,7 @@ def _measured(task: Task) -> Reply:
         opening.make_files(task, engine)
         return Reply(load_s=time.perf_counter() - started)
     opened = opening.open_engine(task, engine)
-    gc.collect()  # plain weights, where packed ones took their place
+    gc.collect()  # plain weights that were replaced by packed ones
     load_s = time.perf_counter() - started
     figures = [
         {"name": name, **figure.to_dict(), **more} for name, figure, more in opening.measure(task, engine, opened)

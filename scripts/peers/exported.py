@@ -22,9 +22,9 @@ OpenVinoPrecision = Literal["f32", "bf16"]
 
 
 class OnnxRuntimeVision:
-    """onnxruntime as it is fastest: all of its graph passes, and `num_threads` that wait for work in loops.
+    """onnxruntime with its fastest settings: all graph passes, and threads that spin while they wait.
 
-    Our own backend gives some of that speed away: its threads sleep while they wait, and sums have a fixed order.
+    Our own backend is slower: its threads sleep while they wait, and sums have a fixed order.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, num_threads: int) -> None:
@@ -44,7 +44,7 @@ class OnnxRuntimeVision:
 
 
 class OpenVinoVision:
-    """OpenVINO, compiled anew for each batch size, since fixed shapes suit it best."""
+    """OpenVINO, compiled for each batch size, because it is fastest with fixed shapes."""
 
     def __init__(self, path: str | os.PathLike[str], *, num_threads: int, precision: OpenVinoPrecision) -> None:
         openvino = require("openvino", package="openvino")

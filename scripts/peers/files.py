@@ -13,10 +13,7 @@ from scripts.peers.weights import bare_tower, decoder_sizes, decoder_state, enco
 
 
 def make_file(file: str, *, work: Path, size: str, num_threads: int) -> Path:
-    """The file, made if it is not there, with those it is made of.
-
-    Raises MissingPackage without the packages for it, and what these raise.
-    """
+    """Path of the file, which is made if it is missing. Raises MissingPackage, and any error of the packages."""
     place = place_of(file, work=work, size=size)
     if place.exists():
         return place
@@ -39,7 +36,7 @@ def _write_tower(place: Path, size: str, num_threads: int) -> None:
 
 
 def end_id(vocab_size: int) -> int:
-    """The end token of the tokenizer that goes with the random weights."""
+    """The end token of the tokenizer for random weights."""
     return WiderTokenizer.around(embedded_model() / "tokenizer.model", vocab_size=vocab_size).eos_id
 
 

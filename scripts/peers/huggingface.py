@@ -19,10 +19,7 @@ CacheKind = Literal["dynamic", "static"]
 
 
 class HuggingFaceDecoder:
-    """`LlamaForCausalLM`, called step by step as its `generate` does, whose own work between steps is left out.
-
-    Only the last position's logits are computed in a prefill, as there.
-    """
+    """`LlamaForCausalLM`, called as `generate` calls it, without the work that `generate` does between steps."""
 
     def __init__(
         self,
@@ -113,7 +110,7 @@ class HuggingFaceVision:
         with torch.device("meta"):
             self._model = transformers.CLIPVisionModel(settings)
         named = huggingface_tower(state, num_layers=config.num_layers, dtype=dtype)
-        # Releases differ in what the tower is called inside.
+        # The name of the tower inside differs by release.
         prefix = next(iter(self._model.state_dict())).partition("embeddings.")[0]
         self._model.load_state_dict({prefix + name: tensor for name, tensor in named.items()}, assign=True)
         for module in self._model.modules():

@@ -26,7 +26,7 @@ _quiet: list[Any] = []  # the callback must outlive every call
 
 
 class LlamaCpp:
-    """A model of llama.cpp with up to `num_rows` sequences, each with memory of its own."""
+    """A model of llama.cpp with up to `num_rows` sequences, each with its own memory."""
 
     def __init__(
         self, path: str | os.PathLike[str], *, num_rows: int, num_threads: int, flash: FlashAttention = "auto"
@@ -93,7 +93,7 @@ class LlamaCpp:
 
 
 def instructions() -> str:
-    """What the library was built to use, as it says itself, such as `AVX2 AVX512 AVX512_BF16`."""
+    """Instruction sets that the library reports, such as `AVX2 AVX512 AVX512_BF16`."""
     told = _library().llama_print_system_info().decode()
     return " ".join(re.findall(r"(\w+) = 1", told))
 

@@ -1,4 +1,4 @@
-"""How every engine is measured, ours like the others: what is called, how often, and what of it counts."""
+"""How every engine is measured: calls, repetitions, and which of them count."""
 
 import functools
 import statistics
@@ -39,17 +39,17 @@ class VisionEngine(Protocol):
     """An encoder of pictures."""
 
     def prepare(self, num_pictures: int) -> None:
-        """What a batch size costs once, such as a compilation; it is not counted."""
+        """Prepare for a batch size, for example compile; this time is not counted."""
         ...
 
     def encode(self, pixels_BHWC: NDArray[np.uint8]) -> object:
-        """Encode pixels (B, S, S, 3); the result is at hand when this returns."""
+        """Encode pixels (B, S, S, 3), and wait for the result."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """One result of one round: `rate` a second, the more the better, and the seconds that measuring it took."""
+    """One result of one round: a rate per second, and the seconds spent on measuring it."""
 
     part: Part
     batch: int
@@ -70,16 +70,16 @@ class Rungs:
     left_out: frozenset[tuple[str, int]] = frozenset()
 
     def wants(self, part: Part, batch: int) -> bool:
-        """Whether that figure is to be measured in this round."""
+        """Whether this round measures that figure."""
         sizes: Collection[int] = self.prefill_batch_sizes if part == "prefill" else self.batch_sizes
         return batch in sizes and (part, batch) not in self.left_out
 
 
 def measure_decoder(engine: DecoderEngine, rungs: Rungs, *, num_steps: int, budget_s: float) -> Iterator[Figure]:
-    """Prefill and decode rates in tokens a second, batch size after batch size.
+    """Prefill and decode rates in tokens per second, by batch size.
 
-    Decode rows are computed by a prefill where that is measured, else copied from the first. Steps are repeated until
-    `num_steps` or `budget_s`, and at least 4 times; the median counts, and the first one, a warm-up, does not.
+    If the prefill of a batch size is not measured, its rows are copies of the first. At least 4 steps are measured, up
+    to `num_steps` or `budget_s`, after a warm-up step; the median counts.
     """
     engine.prefill([prompt_ids(0, length=_NUM_WARM_UP_TOKENS)])
     engine.step([5], _NUM_WARM_UP_TOKENS)
@@ -114,7 +114,7 @@ def _time_steps(engine: DecoderEngine, token_ids: list[int], *, num_steps: int, 
 
 
 def measure_vision(engine: VisionEngine, rungs: Rungs, *, image_size: int, budget_s: float) -> Iterator[Figure]:
-    """Pictures a second at every batch size; random pixels."""
+    """Pictures per second at every batch size, with random pixels."""
     draw = np.random.default_rng(0)
     pixels = draw.integers(0, 256, (max(rungs.batch_sizes), image_size, image_size, 3), dtype=np.uint8)
     engine.prepare(1)
@@ -130,7 +130,7 @@ def measure_vision(engine: VisionEngine, rungs: Rungs, *, image_size: int, budge
 
 
 def repeated(call: Callable[[], Result], *, budget_s: float) -> tuple[list[float], Result]:
-    """Seconds of a few calls, and what the last returned: one call, and more while all stay within `budget_s`."""
+    """Seconds of one call or more within `budget_s`, and the result of the last one."""
     seconds: list[float] = []
     while not seconds or (len(seconds) < _MAX_CALLS and sum(seconds) + seconds[-1] < budget_s):
         started = time.perf_counter()
@@ -140,5 +140,5 @@ def repeated(call: Callable[[], Result], *, budget_s: float) -> tuple[list[float
 
 
 def median_of_warm(seconds: Sequence[float]) -> float:
-    """The median; where there are three or more, without the first, which was a warm-up."""
+    """The median; of three or more calls without the first, which is a warm-up."""
     return statistics.median(seconds[1:] if len(seconds) >= 3 else seconds)

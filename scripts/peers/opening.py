@@ -23,7 +23,7 @@ from scripts.peers.table import Engine
 from scripts.peers.task import Task
 from scripts.peers.weights import bare_tower, decoder_sizes, decoder_state, encoder_sizes, encoder_state
 
-Named = tuple[str, Figure, dict[str, Any]]  # whose figure, the figure, and what else there is to say
+Named = tuple[str, Figure, dict[str, Any]]  # engine, figure, and additional values
 Opener = Callable[[Task, Engine], Any]
 
 PRECISIONS: tuple[tuple[str, str, Precision], ...] = (
@@ -66,7 +66,7 @@ def make_files(task: Task, engine: Engine) -> None:
 
 
 def measure(task: Task, engine: Engine, opened: Any) -> Iterator[Named]:
-    """Figures of what `open_engine` opened."""
+    """Figures of an engine from `open_engine`."""
     rungs = Rungs(
         batch_sizes=task.batch_sizes,
         prefill_batch_sizes=task.prefill_batch_sizes,
@@ -93,7 +93,7 @@ def measure(task: Task, engine: Engine, opened: Any) -> Iterator[Named]:
 
 
 def about(engine: Engine) -> dict[str, str]:
-    """Versions of what the engine is run by; of llama.cpp also for which instructions it was built."""
+    """Versions of the engine's packages, and the instruction sets of llama.cpp."""
     told = versions(PACKAGES.get(engine.program, ()))
     return {**told, "llama.cpp for": llama_cpp.instructions()} if engine.program == "llama.cpp" else told
 

@@ -43,7 +43,7 @@ def open_parts(
 
 
 class OurDecoder:
-    """The runner, adapter on: what the engine calls in each of its steps."""
+    """The runner with the adapter, as the engine calls it."""
 
     def __init__(self, runner: Runner) -> None:
         assert isinstance(runner, EagerRunner), "its programs are called without plans"
@@ -81,7 +81,7 @@ class OurVision:
 
 
 class PlannedEngine(Engine):
-    """An engine whose requests end where `ends` says, in the order in which they come."""
+    """An engine whose requests end after the numbers of tokens in `ends`, in order of submission."""
 
     def __init__(self, runner: Runner, *, eos_id: int) -> None:
         super().__init__(runner, eos_id=eos_id)
@@ -95,7 +95,7 @@ class PlannedEngine(Engine):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class JobResult:
-    """A caption job: its seconds from files to texts, where they went, and the tokens of each picture."""
+    """A caption job: seconds from files to texts in all and by stage, and the tokens of each picture."""
 
     seconds: float
     stages_s: dict[str, float]

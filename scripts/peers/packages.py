@@ -1,4 +1,4 @@
-"""Packages of other programs: imported when their engine is, and told of when they are missing."""
+"""Packages of other programs, imported only when needed."""
 
 import importlib
 from importlib import metadata
@@ -6,11 +6,11 @@ from typing import Any
 
 
 class MissingPackage(Exception):
-    """A peer cannot be measured here, and why."""
+    """A peer cannot be measured here; the message says why."""
 
 
 def require(module: str, *, package: str) -> Any:
-    """The imported module; raises MissingPackage where its package is not installed, or cannot be imported."""
+    """The imported module. Raises MissingPackage if its package is missing or broken."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""A loop that does what the reference's does, written anew: float32, plain linear layers, whole batches to the end.
+"""A loop like that of the reference implementation: float32, plain linear layers, whole batches to the end.
 
-It differs from ours in what it computes again and again, not in its answers: keys and values of the adapter at every
-step, rows whose caption has ended, every token's logits of a prompt.
+Its answers are ours. It repeats work: the adapter's keys and values at every step, rows whose caption has ended, and
+the logits of every prompt token.
 """
 
 # B rows, S step tokens, P positions, Q adapter queries, N heads, H head size, D model width, V vocabulary
@@ -142,7 +142,7 @@ class ReferenceJob:
 
     @torch.inference_mode()
     def run(self, ends: Sequence[int] = JOB_ENDS) -> JobResult:
-        """As many pictures as `ends`; what was generated beyond a caption's end is thrown away."""
+        """Caption as many pictures as `ends`; tokens beyond the end of a caption are dropped."""
         started = time.perf_counter()
         files = job_pictures(len(ends))
         pixels = [preprocess(load_picture(str(file)).image, size=self._image_size) for file in files]

@@ -1,4 +1,4 @@
-"""docs/peers.json: rows of figures that accumulate. A new run replaces what it measured again, and nothing else."""
+"""docs/peers.json: figures of many runs. A new run replaces the rows that it measures again."""
 
 import json
 import statistics
@@ -12,7 +12,7 @@ Key = tuple[str, str, str, int, int, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """What one engine reached in the rounds of one run: tokens, pictures, bytes or FLOPs a second."""
+    """Rates of one engine in the rounds of one run: tokens, pictures, bytes or FLOPs per second."""
 
     part: str  # a `sizes.Part`
     engine: str
@@ -22,11 +22,11 @@ class Row:
     run: str  # a key of `Results.runs`
     rates: tuple[float, ...]  # one for each round
     stages_s: Mapping[str, float] = field(default_factory=dict)  # of a job's last round
-    answers: str = ""  # of a job: equal where all captions are
+    answers: str = ""  # of a job: a digest of all captions
 
     @property
     def key(self) -> Key:
-        """What a later row of the same replaces; ceilings stay beside the figures of their own run."""
+        """Identifies rows that replace each other. A ceiling belongs to its run."""
         return (self.part, self.engine, self.size, self.batch, self.threads, self.run if self.part == "ceiling" else "")
 
     @property
@@ -56,7 +56,7 @@ class Results:
     missing: tuple[Missing, ...] = ()
 
     def find(self, part: str, engine: str, size: str, *, batch: int, threads: int, run: str = "") -> Row | None:
-        """The row of those, None where there is none; a ceiling is found by its run too."""
+        """The matching row, or None; a ceiling also needs its run."""
         key = (part, engine, size, batch, threads, run)
         return next((row for row in self.rows if row.key == key), None)
 
@@ -66,7 +66,7 @@ class Results:
         return list(dict.fromkeys(row.engine for row in found))
 
     def merged(self, other: "Results") -> "Results":
-        """These with what `other` has anew; runs of which no row is left are forgotten."""
+        """These results with the rows of `other`; runs without rows are dropped."""
         replaced = {row.key for row in other.rows}
         rows = (*(row for row in self.rows if row.key not in replaced), *other.rows)
         runs = {**self.runs, **other.runs}
@@ -86,7 +86,7 @@ class Results:
 
 
 def load(path: Path) -> Results:
-    """What `save` wrote; nothing where there is no file."""
+    """Read what `save` wrote; empty results if there is no file."""
     if not path.is_file():
         return Results()
     return from_json(json.loads(path.read_text(encoding="utf-8")))
@@ -102,7 +102,7 @@ def from_json(values: Mapping[str, Any]) -> Results:
 
 
 def save(results: Results, path: Path) -> None:
-    """Write JSON with a row a line, so that differences can be read; complete or not at all: runs are interrupted."""
+    """Write JSON atomically, with one row per line."""
     runs = json.dumps(dict(results.runs), indent=1)
     rows = _lines(asdict(row) for row in _rounded(results.rows))
     missing = _lines(asdict(one) for one in results.missing)

@@ -1,4 +1,4 @@
-"""How much of what the machine can do a figure of ours is: of its memory bandwidth, and of its matrix products."""
+"""Shares of the machine's memory bandwidth and matrix products that our figures reach."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ OURS = {
     "ours-int8": (NumberSizes(1, 4), "matmul-int8"),
     "ours-int8-bfloat16": (NumberSizes(1, 2), "matmul-int8"),
 }
-_MOST = 0.7  # of a ceiling: from here on it is what bounds a figure
+_MOST = 0.7  # share of a ceiling from which on it bounds a figure
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +35,7 @@ class Share:
 
 
 def share_of(row: Row, results: Results) -> Share | None:
-    """The shares of a figure of ours; None for others, and where its run measured no ceiling."""
+    """The shares of one of our figures; None for others, and if its run measured no ceiling."""
     if row.engine not in OURS or row.part not in ("decode", "prefill", "vision"):
         return None
     sizes, matmul = OURS[row.engine]
@@ -44,7 +44,7 @@ def share_of(row: Row, results: Results) -> Share | None:
     if read_row is None or matmul_row is None:
         return None
     work, seconds = _work(row, sizes)
-    # A ceiling is the best that was seen: whatever slowed a round down was not the machine's limit.
+    # The best rate of a ceiling counts: slower rounds were disturbed.
     return Share(
         memory=work.bytes / seconds / max(read_row.rates), arithmetic=work.flops / seconds / max(matmul_row.rates)
     )

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from scripts.peers.sizes import Part
 
-Section = Literal["machine", "decode", "job", "vision"]  # what one child process measures
+Section = Literal["machine", "decode", "job", "vision"]  # measured by one child process
 PARTS_OF: Mapping[Section, tuple[Part, ...]] = {
     "machine": ("ceiling",),
     "decode": ("prefill", "decode"),
@@ -17,7 +17,7 @@ PARTS_OF: Mapping[Section, tuple[Part, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Engine:
-    """One way of running a model: a program, a number type, and the files it needs beside the weights."""
+    """One way of running a model: a program, a number type, and its file."""
 
     name: str
     section: Section

@@ -1,4 +1,4 @@
-"""What one child process is asked, and what it answers: plain values that go through JSON."""
+"""Messages to and from a child process, as JSON."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -40,7 +40,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
-    """Figures as `measuring.Figure.to_dict` gives them, each with the `name` of what it is of; or a problem."""
+    """Figures of `measuring.Figure.to_dict`, each with a `name`, or a problem."""
 
     figures: list[dict[str, Any]] = field(default_factory=list)
     load_s: float = 0.0

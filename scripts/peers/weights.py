@@ -33,10 +33,9 @@ def decoder_sizes(size: str) -> DecoderConfig:
 
 
 def encoder_sizes(encoder: str, *, output_dim: int) -> VisionConfig:
-    """The encoder of that name, in front of a language model `output_dim` wide.
+    """The encoder of that name, for a language model `output_dim` wide.
 
-    `vit-tiny` and `ViT-L/14` bring the visual blocks of app/models/random_model.py, `embedded` those of the embedded
-    model.
+    The visual blocks are those of app/models/random_model.py, or for `embedded` those of the embedded model.
     """
     if encoder == "embedded":
         config = VisionConfig.from_dict(read_manifest(embedded_model())["vision"])
@@ -46,9 +45,9 @@ def encoder_sizes(encoder: str, *, output_dim: int) -> VisionConfig:
 
 
 def bare_tower(encoder: str) -> VisionConfig:
-    """CLIP's tower of that name alone: behind it no visual blocks, and projections that take 0.2 % of the time.
+    """CLIP's tower of that name without visual blocks, for comparison with other encoders.
 
-    This is what can be compared with encoders that know of no visual blocks.
+    Its remaining projections take 0.2 % of the time.
     """
     config = encoder_sizes(encoder, output_dim=64)
     query = QueryConfig(
@@ -77,7 +76,7 @@ def encoder_state(config: VisionConfig) -> dict[str, Tensor]:
 def random_weights(
     decoder: DecoderConfig, vision: VisionConfig, *, dtype: torch.dtype, precision: Precision
 ) -> LoadedModel:
-    """A model of our own of those sizes. Half and 8-bit weights are the float32 ones, rounded."""
+    """A model of those sizes. bfloat16 and int8 weights are the rounded float32 ones."""
     tokenizer = WiderTokenizer.around(embedded_model() / "tokenizer.model", vocab_size=decoder.vocab_size)
     with torch.device("meta"):
         decoder_sketch, vision_sketch = LlamaAdapterDecoder(decoder), PictureEncoder(vision)

@@ -1,4 +1,4 @@
-"""Files that are no good pictures: bombs, headers that promise too much, damaged files, and files of other kinds."""
+"""Invalid pictures: bombs, headers with huge sizes, damaged files, and other file types."""
 
 import io
 import struct
@@ -67,7 +67,7 @@ def truncated_jpeg() -> bytes:
 
 
 def large_gif_frame() -> bytes:
-    """A GIF of one pixel whose first frame says it is 65,535 pixels wide and high."""
+    """A GIF of one pixel whose first frame claims 65,535 x 65,535 pixels."""
     screen = b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0x80, 0, 0) + bytes(6)
     return screen + b"," + struct.pack("<HHHHB", 0, 0, 65535, 65535, 0) + b"\x02\x02\x44\x01\x00;"
 
@@ -83,7 +83,7 @@ def zip_bomb(*, mebibytes: int = 512) -> bytes:
 
 
 def largest_picture(*, num_pixels: int) -> bytes:
-    """A good RGB picture of just so many pixels, of one colour."""
+    """A valid RGB picture of `num_pixels` in one colour."""
     side = int(num_pixels**0.5)
     content = io.BytesIO()
     Image.new("RGB", (side, side), (200, 30, 30)).save(content, "PNG", compress_level=1)

@@ -132,7 +132,7 @@ def _take_chunk(chunk: dict[str, Any], reply: Reply) -> None:
 
 
 async def ask_once(host: str, port: int, body: bytes, *, timeout_s: float) -> Reply:
-    """One request over a connection of its own; never raises."""
+    """One request over a new connection; never raises."""
     started = time.perf_counter()
     try:
         connection = await _within(Connection.open(host, port), timeout_s)

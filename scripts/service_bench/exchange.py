@@ -1,4 +1,4 @@
-"""One HTTP exchange over a bare socket, so that requests can be as wrong as they like."""
+"""One HTTP exchange over a plain socket, which can send invalid requests."""
 
 import json
 import socket
@@ -13,7 +13,7 @@ PIECE = 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchanged:
-    """What was answered; status 0 and an empty code where nothing was."""
+    """The answer; status 0 and an empty code if there was none."""
 
     status: int
     code: str  # of the error
@@ -37,7 +37,7 @@ def exchange(host: str, port: int, pieces: Iterable[bytes], *, timeout_s: float 
     started = time.perf_counter()
     received = b""
     with socket.create_connection((host, port), timeout=timeout_s) as connection:
-        # Whoever is refused may be cut off while sending: the answer is there all the same.
+        # The server may close the connection while we send, after its answer.
         with suppress(BrokenPipeError, ConnectionResetError):
             for piece in pieces:
                 for start in range(0, len(piece), PIECE):

@@ -1,4 +1,4 @@
-"""So many clients, each with a request at a time, for a bounded time: what they were answered, and how fast."""
+"""A load of several clients with one request at a time each: outcomes and times."""
 
 import asyncio
 import time
@@ -23,10 +23,10 @@ class Sample:
     clients: int
     seconds: float
     num_answered: int  # within the seconds
-    num_wrong: int  # whole, and not what the captioner says
+    num_wrong: int  # whole, but different from the captioner's answer
     first_token_s: list[float]
     total_s: list[float]
-    others: dict[str, int]  # what became of the rest, such as `refused 429`
+    others: dict[str, int]  # other outcomes, such as `refused 429`
     client_cpu_share: float  # of one core
     server_cpu_share: float
 
@@ -76,7 +76,7 @@ async def _ask_until(
 
 
 async def warm_up(server: ServerProcess, workload: Workload, *, number: int) -> None:
-    """Ask so many questions, one after the other; raises RuntimeError for one that is not answered."""
+    """Ask `number` questions, one after the other. Raises RuntimeError if one gets no answer."""
     for _ in range(number):
         _, body = next(workload)
         reply = await ask_once(server.host, server.port, body, timeout_s=TIMEOUT_S)
@@ -85,12 +85,12 @@ async def warm_up(server: ServerProcess, workload: Workload, *, number: int) -> 
 
 
 def shown_outcome(reply: Reply) -> str:
-    """An outcome with what tells refusals apart."""
+    """An outcome; refusals include status and code."""
     return f"refused {reply.status} {reply.code}" if reply.outcome == "refused" else reply.outcome
 
 
 def summary(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Samples of one load, as JSON values: rates of the rounds, and percentiles of all requests together."""
+    """JSON values of one load: rates by round, and percentiles over all requests."""
     others: Counter[str] = Counter()
     for sample in samples:
         others.update(sample.others)
@@ -110,7 +110,7 @@ def summary(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def percentiles_ms(seconds: Sequence[float]) -> dict[str, float] | None:
-    """p50 and p95 in milliseconds; None of nothing."""
+    """p50 and p95 in milliseconds; None for no values."""
     if not seconds:
         return None
     return {f"p{share}": float(np.percentile(seconds, share)) * 1e3 for share in (50, 95)}

@@ -1,4 +1,4 @@
-"""`llama-adapter serve` as a process of its own: its address, its memory and processor time, its end."""
+"""`llama-adapter serve` as a child process: address, memory, processor time, and end."""
 
 import os
 import queue
@@ -9,8 +9,9 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
+
+from scripts.common import process_cpu_s, process_mib
 
 READY = "serving on "
 
@@ -51,7 +52,7 @@ class ServerProcess:
         self.port = int(port)
 
     def _read(self) -> None:
-        """A pipe that is not read would stop the server."""
+        """Read stderr, because a full pipe would block the server."""
         assert self._process.stderr is not None
         for line in self._process.stderr:
             self.lines.append(line.rstrip("\n"))
@@ -84,14 +85,14 @@ class ServerProcess:
 
     def resident_mb(self) -> float:
         """Memory in use now."""
-        return self._status_mb("VmRSS")
+        return process_mib(self.pid)
 
     def peak_mb(self) -> float:
         """The most memory since the start, or since `forget_peak`."""
-        return self._status_mb("VmHWM")
+        return process_mib(self.pid, "VmHWM")
 
     def tree_mb(self) -> float:
-        """Memory in use now by the server and the processes it started; what they share counts once."""
+        """Memory of the server and its child processes; shared memory counts once."""
         pids, total = [self.pid], 0.0
         for pid in pids:
             with suppress(OSError):  # it has ended meanwhile
@@ -102,22 +103,15 @@ class ServerProcess:
         return total
 
     def forget_peak(self) -> None:
-        """Let the peak begin anew at what is in use now."""
+        """Reset the peak to the current memory."""
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
     def cpu_s(self) -> float:
         """Processor seconds of all its threads."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def _status_mb(self, name: str) -> float:
-        lines = Path(f"/proc/{self.pid}/status").read_text(encoding="utf-8").splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
+        return process_cpu_s(self.pid)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.kill()

@@ -1,4 +1,4 @@
-"""What a service promises under load, tried out: equal answers, plain refusals when full, nothing lost at its end."""
+"""Behaviour of a service under load: equal answers, refusals when full, nothing lost at the end."""
 
 import asyncio
 import dataclasses
@@ -15,7 +15,7 @@ from scripts.service_bench.questions import Question, Workload
 
 
 def sampled(questions: Sequence[Question]) -> list[Question]:
-    """The same questions, each drawn with a seed of its own."""
+    """The same questions with sampling, each with another seed."""
     return [
         dataclasses.replace(question, temperature=1.0, top_p=0.95, seed=1000 + index)
         for index, question in enumerate(questions)
@@ -60,7 +60,7 @@ async def check_equality(
 async def overload(
     server: ServerProcess, workload: Workload, *, requests: int, expected: Sequence[str]
 ) -> dict[str, Any]:
-    """Open so many connections, then send a request on each at the same moment."""
+    """Open a connection for each of `requests`, then send all requests at the same moment."""
     connections = [await Connection.open(server.host, server.port) for _ in range(requests)]
     bodies = [next(workload) for _ in connections]
     started = time.perf_counter()
@@ -92,9 +92,9 @@ def _says_when(reply: Reply) -> bool:
 async def end_under_load(
     server: ServerProcess, workload: Workload, *, clients: int, after_s: float, expected: Sequence[str]
 ) -> dict[str, Any]:
-    """Send SIGTERM while `clients` ask over and over, until none gets a connection any more.
+    """Send SIGTERM while `clients` send requests without pause, until no client gets a connection.
 
-    Who has a connection keeps it; who is refused asks again over another one.
+    A client keeps its connection, and reconnects after a refusal.
     """
     replies: list[tuple[int, Reply]] = []
     under_way: set[int] = set()  # clients with a request that is not answered
@@ -132,7 +132,7 @@ async def end_under_load(
 
 
 def at_the_end(replies: Sequence[tuple[int, Reply]], *, ended_at: float, expected: Sequence[str]) -> dict[str, Any]:
-    """What became of requests that were under way at the end or came after it, and how many were lost."""
+    """Outcomes of requests in progress at the end and of those after it, and the number of lost ones."""
     before = [one for one in replies if one[1].started < ended_at]
     after = [one for one in replies if one[1].started >= ended_at]
     across = [reply for _, reply in before if reply.started + reply.total_s > ended_at]
@@ -142,7 +142,7 @@ def at_the_end(replies: Sequence[tuple[int, Reply]], *, ended_at: float, expecte
         "across": dict(Counter(shown_outcome(reply) for reply in across)),
         "after": dict(Counter(shown_outcome(reply) for _, reply in after)),
         "num_wrong": sum(reply.text != expected[index] for index, reply in answered),
-        # Whole answers and refusals in words are kept promises, and so is a connection that was never served.
+        # Whole answers, refusals and connections that were never served are not lost.
         "num_lost": sum(reply.outcome in ("broken", "hung") for _, reply in replies)
         + sum(reply.outcome == "not_accepted" for reply in across),
     }

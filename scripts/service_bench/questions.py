@@ -1,4 +1,4 @@
-"""What is asked: sample pictures of the embedded model with questions, as bodies of chat requests."""
+"""Questions about the sample pictures, as bodies of chat requests."""
 
 import base64
 import itertools
@@ -13,7 +13,7 @@ CAPTION = "Generate caption of this image"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """One picture, what is asked about it, and how the answer is drawn."""
+    """A picture, a question, and sampling parameters."""
 
     name: str
     picture: bytes
@@ -27,8 +27,8 @@ class Question:
         return b"".join(self._around(self.picture, stream=stream))
 
     def template(self, *, stream: bool) -> "Template":
-        """Bodies of the same question about the same picture under ever new bytes."""
-        # Three bytes are four characters, so whole threes can be encoded by themselves.
+        """Bodies of the same question and picture, with different bytes."""
+        # Base64 encodes groups of three bytes separately.
         padded = self.picture + bytes(-len(self.picture) % 3)
         before, encoded, after = self._around(padded, stream=stream)
         return Template(before=before + encoded, after=after)
@@ -51,13 +51,13 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Template:
-    """A body with room for a few bytes behind the picture's end, which no decoder looks at."""
+    """A body with room for a few bytes behind the end of the picture, which decoders ignore."""
 
     before: bytes
     after: bytes
 
     def body(self, number: int) -> bytes:
-        """The request's body; another number is another picture to who compares bytes."""
+        """The request's body; another number gives another digest of the picture."""
         return self.before + base64.b64encode(number.to_bytes(12, "big")) + self.after
 
 
@@ -68,7 +68,7 @@ def captions() -> list[Question]:
 
 
 def all_questions() -> list[Question]:
-    """Every question that comes with the sample pictures."""
+    """All questions in the samples' questions.jsonl."""
     pictures = {question.name: question.picture for question in captions()}
     lines = (sample_pictures() / "questions.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
@@ -76,7 +76,7 @@ def all_questions() -> list[Question]:
 
 
 class Workload:
-    """An endless supply of bodies; `is_new` makes every one a picture that the server has not seen."""
+    """Endless request bodies; with `is_new` each has a picture that the server has not seen."""
 
     def __init__(self, questions: list[Question], *, is_new: bool, stream: bool = True) -> None:
         self._templates = [question.template(stream=stream) for question in questions]

@@ -1,4 +1,4 @@
-"""Requests that a server has to refuse, each with the status and code that it is refused with."""
+"""Invalid requests, each with the expected status and code."""
 
 import base64
 import json
@@ -10,32 +10,34 @@ from llama_adapter.app.online.types import ServiceLimits
 from scripts.service_bench import bad_files
 from scripts.service_bench.exchange import request_head
 
-_REASONS = {
-    "private.test": "its name leads to 10.0.0.1",
-    "metadata.test": "its name leads to 169.254.169.254",
-    "mixed.test": "its name leads to a public and a private address",
-    "mapped.test": "its name leads to ::ffff:127.0.0.1",
-    "unknown.test": "its name leads nowhere",
-    "to-private-name": "redirect to an allowed name of a private address",
-    "to-address": "redirect to http://127.0.0.1/",
-    "to-number": "redirect to http://2130706433/",
-    "to-metadata": "redirect to http://169.254.169.254/",
-    "to-other-host": "redirect to a host that is not allowed",
-    "to-file": "redirect to file:///etc/passwd",
-    "round": "redirect without end",
-    "page": "a page of HTML",
+_HOSTS = {  # allowed hosts of site.py that must not be fetched from: what their name resolves to, and the code
+    "private.test": ("its name leads to 10.0.0.1", "image_host_not_allowed"),
+    "metadata.test": ("its name leads to 169.254.169.254", "image_host_not_allowed"),
+    "mixed.test": ("its name leads to a public and a private address", "image_host_not_allowed"),
+    "mapped.test": ("its name leads to ::ffff:127.0.0.1", "image_host_not_allowed"),
+    "unknown.test": ("its name leads nowhere", "failed_to_download_image"),
+}
+_PATHS = {  # of the allowed host pictures.test
+    "to-private-name": ("redirect to an allowed name of a private address", "image_host_not_allowed"),
+    "to-address": ("redirect to http://127.0.0.1/", "invalid_image_url"),
+    "to-number": ("redirect to http://2130706433/", "invalid_image_url"),
+    "to-metadata": ("redirect to http://169.254.169.254/", "invalid_image_url"),
+    "to-other-host": ("redirect to a host that is not allowed", "image_host_not_allowed"),
+    "to-file": ("redirect to file:///etc/passwd", "invalid_image_url"),
+    "round": ("redirect without end", "failed_to_download_image"),
+    "page": ("a page of HTML", "unsupported_image_media_type"),
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One request; `pieces` makes it, so that large ones exist only while they are sent."""
+    """One request; `pieces` creates it, so that large ones exist only while they are sent."""
 
     name: str
     pieces: Callable[[], Iterable[bytes]]
     status: int
     code: str
-    is_slow: bool = False  # takes as long as the server waits for a body
+    is_slow: bool = False  # takes as long as the server's body timeout
 
 
 def chat(url: str | None = None, *, prompt: str = "What is it?", **parameters: Any) -> bytes:
@@ -47,7 +49,7 @@ def chat(url: str | None = None, *, prompt: str = "What is it?", **parameters: A
 
 
 def data_uri(content: bytes, *, media_type: str = "image/png") -> str:
-    """A picture as it stands in a request."""
+    """A picture as a data URI."""
     return f"data:{media_type};base64,{base64.b64encode(content).decode('ascii')}"
 
 
@@ -72,7 +74,7 @@ def _of_body(name: str, body: Callable[[], bytes], status: int, code: str, **hea
 
 
 def picture_cases() -> Iterator[Case]:
-    """Pictures that cannot or must not be decoded."""
+    """Pictures that cannot be decoded, or are too large to decode."""
     yield _of_file("PNG bomb, 30,000 x 30,000 pixels in 110 kB", bad_files.png_bomb, "too_large")
     yield _of_file("PNG of one pixel with a comment of 1 GiB", bad_files.png_with_text_bomb, "truncated")
     yield _of_file(
@@ -96,7 +98,7 @@ def picture_cases() -> Iterator[Case]:
 
 
 def url_cases() -> Iterator[Case]:
-    """Addresses that no server should ask, in the spellings that have fooled some."""
+    """Addresses that must not be requested, in deceptive spellings."""
     for url in ("file:///etc/passwd", "/etc/passwd", "../../etc/passwd", "ftp://example.com/a.png"):
         yield _of_url(f"`{url}`", url, "invalid_image_url")
     for host in ("127.0.0.1", "169.254.169.254", "2130706433", "0x7f.1", "0177.0.0.1", "[::1]", "[::ffff:10.0.0.1]"):
@@ -107,26 +109,11 @@ def url_cases() -> Iterator[Case]:
 
 
 def remote_cases(port: int) -> Iterator[Case]:
-    """Pictures of an allowed site at `port` of scripts/service_bench/site.py."""
-    for name, code in (
-        ("private.test", "image_host_not_allowed"),
-        ("metadata.test", "image_host_not_allowed"),
-        ("mixed.test", "image_host_not_allowed"),
-        ("mapped.test", "image_host_not_allowed"),
-        ("unknown.test", "failed_to_download_image"),
-    ):
-        yield _of_url(f"allowed host, {_REASONS[name]}", f"http://{name}:{port}/", code)
-    for path, code in (
-        ("to-private-name", "image_host_not_allowed"),
-        ("to-address", "invalid_image_url"),
-        ("to-number", "invalid_image_url"),
-        ("to-metadata", "invalid_image_url"),
-        ("to-other-host", "image_host_not_allowed"),
-        ("to-file", "invalid_image_url"),
-        ("round", "failed_to_download_image"),
-        ("page", "unsupported_image_media_type"),
-    ):
-        yield _of_url(f"allowed host, {_REASONS[path]}", f"http://pictures.test:{port}/{path}", code)
+    """Pictures of the allowed site at `port` (scripts/service_bench/site.py)."""
+    for name, (reason, code) in _HOSTS.items():
+        yield _of_url(f"allowed host, {reason}", f"http://{name}:{port}/", code)
+    for path, (reason, code) in _PATHS.items():
+        yield _of_url(f"allowed host, {reason}", f"http://pictures.test:{port}/{path}", code)
     yield Case(
         name="allowed host, a picture of 4 GiB, its length not told",
         pieces=lambda: posted(chat(f"http://pictures.test:{port}/endless")),
@@ -136,12 +123,12 @@ def remote_cases(port: int) -> Iterator[Case]:
 
 
 def allowed_hosts(port: int) -> list[str]:
-    """The hosts that the server of these cases fetches from, as its flags have them."""
-    return [f"http://{name}:{port}" for name in ("pictures.test", *(name for name in _REASONS if "." in name))]
+    """Values of `--allow-url-host` for these cases."""
+    return [f"http://{name}:{port}" for name in ("pictures.test", *_HOSTS)]
 
 
 def body_cases() -> Iterator[Case]:
-    """Requests that are wrong before any picture is looked at."""
+    """Requests that are invalid before any picture is read."""
     picture = data_uri(b"bytes")
     yield Case(
         name="133 MB of base64",

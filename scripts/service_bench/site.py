@@ -1,4 +1,4 @@
-"""`llama-adapter serve` with names of its own and loopback taken as public, so that redirects can be tried offline.
+"""`llama-adapter serve` with its own host names and a public loopback address, to test redirects offline.
 
 Started as a process: python -m scripts.service_bench.site --port 0 ...
 """
@@ -7,14 +7,12 @@ import sys
 import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Self
 
 from llama_adapter.app.http_api import fetching
 from llama_adapter.app.http_api.addresses import is_public
 from llama_adapter.app.http_api.fetching import Network
 
-PUBLIC = "127.0.0.1"  # of this server, it counts as public
+PUBLIC = "127.0.0.1"  # treated as public by this server
 NAMES = {
     "pictures.test": [PUBLIC],
     "private.test": ["10.0.0.1"],
@@ -40,59 +38,51 @@ async def resolve(host: str, port: int) -> Sequence[str]:
     return NAMES[host]
 
 
-class RedirectingSite:
-    """A site on loopback with the redirects above and other pages that are no good picture."""
+class RedirectingSite(ThreadingHTTPServer):
+    """A site on loopback with the redirects above and other invalid pictures."""
 
     def __init__(self) -> None:
-        site = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                site.answer(self)
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer((PUBLIC, 0), Handler)
-        self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        super().__init__((PUBLIC, 0), _Handler)
+        self.port = int(self.server_address[1])
+        self._thread = threading.Thread(target=self.serve_forever, daemon=True)
         self._thread.start()
 
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
-        """Redirects, a page of HTML, or a picture without an end."""
-        if (location := PAGES.get(request.path)) is not None:
-            request.send_response(302)
-            request.send_header("Location", location.format(port=self.port))
-            request.send_header("Content-Length", "0")
-            request.end_headers()
-            return
-        request.send_response(200)
-        request.send_header("Content-Type", "text/html" if request.path == "/page" else "image/png")
-        request.end_headers()
-        try:
-            for _ in range(1 if request.path == "/page" else 4096):
-                request.wfile.write(bytes(2**20))
-        except OSError:
-            request.close_connection = True  # whoever asked has had enough
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+        self.server_close()
         self._thread.join()
 
 
+class _Handler(BaseHTTPRequestHandler):
+    """A redirect, an HTML page, or an endless picture."""
+
+    def do_GET(self) -> None:
+        if (location := PAGES.get(self.path)) is not None:
+            self.send_response(302)
+            self.send_header("Location", location.format(port=self.server.server_port))  # type: ignore[attr-defined]
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html" if self.path == "/page" else "image/png")
+        self.end_headers()
+        try:
+            for _ in range(1 if self.path == "/page" else 4096):
+                self.wfile.write(bytes(2**20))
+        except OSError:
+            self.close_connection = True  # the client disconnected
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
 def network() -> Network:
-    """As the server's own, with the names above and one address more."""
+    """The server's own network with the names above and one more public address."""
     return Network(resolve=resolve, is_allowed=lambda address: address == PUBLIC or is_public(address))
 
 
 def main() -> int:
-    """Serve with that network."""
+    """Serve with this network."""
     from llama_adapter.__main__ import main as serve
 
     fetching.Network = network  # type: ignore[assignment, misc]

@@ -1,4 +1,4 @@
-"""Pictures that are small as files and take a decoder minutes, or gigabytes of memory. All are valid."""
+"""Valid pictures with small files that take a decoder minutes or gigabytes of memory."""
 
 import io
 import struct
@@ -15,7 +15,7 @@ _SIGNATURE_AND_HEADER = 33  # bytes of a PNG before its first further chunk
 
 @cache
 def progressive_jpeg(*, side: int = 7000, num_scans: int = 14_000) -> bytes:
-    """A grey square whose last scan is repeated: every scan is decoded over all pixels."""
+    """A grey square with a repeated last scan; each scan is decoded over all pixels."""
     content = _plain("JPEG", side=side, progressive=True)
     scan = content[content.rindex(b"\xff\xda") : -2]
     return content[:-2] + scan * num_scans + content[-2:]
@@ -46,7 +46,7 @@ def chunked_png(*, num_bytes: int = 31 * 2**20) -> bytes:
 
 
 def changed(content: bytes, number: int) -> bytes:
-    """The same picture with other bytes, so that nobody knows it: a number behind its end."""
+    """The same picture with a number appended, so that its digest is new."""
     return content + struct.pack(">Q", number)
 
 

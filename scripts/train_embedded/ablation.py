@@ -1,7 +1,7 @@
-"""What the adapter alone can do: one text-only LLaMA, one frozen tower, and arms that differ in what may be trained.
+"""Ablation of what the adapter alone can learn: a text-only LLaMA, a frozen tower, and arms that train different parts.
 
-Every arm begins with the LLaMA of the stage `text`, whose gates are shut, and the visual-query blocks of the stage
-`slots`, sees the same pictures and questions in the same order, and learns from answers alone.
+Every arm starts from the LLaMA of the stage `text` with closed gates and the visual-query blocks of the stage `slots`,
+sees the same pictures and questions in the same order, and learns from answers alone.
 """
 
 import json
@@ -39,7 +39,7 @@ ARMS = {
     "opened": "everything",
     "opened-slowly": "everything, the LLaMA at a fifth of the rate",
 }
-LLAMA_RATE = {"opened-slowly": 0.2}  # of the rate of everything else; 1 where not told
+LLAMA_RATE = {"opened-slowly": 0.2}  # relative to the rate of everything else; default 1
 
 
 class Lora(nn.Module):
@@ -89,7 +89,7 @@ def load_arm(arm: str, folder: Path) -> tuple[PictureEncoder, LlamaAdapterDecode
 
 
 def build_arm(arm: str, folder: Path) -> tuple[PictureEncoder, LlamaAdapterDecoder]:
-    """Both halves as `arm` begins; what it leaves as it is asks for no gradient. Raises KeyError for unknown arms."""
+    """Both halves at the start of `arm`; frozen weights need no gradient. Raises KeyError for unknown arms."""
     if arm not in ARMS:
         raise KeyError(f"no arm {arm!r}; there are {', '.join(ARMS)}")
     encoder = build_encoder()
@@ -166,7 +166,7 @@ def _part(name: str) -> str:
 def evaluate(
     encoder: PictureEncoder, decoder: LlamaAdapterDecoder, packer: Packer, data: Path, *, num_pictures: int = 256
 ) -> dict[str, float]:
-    """Exact match by task on pictures never trained on; `pair-` stands before tasks on never-drawn pairs."""
+    """Exact match by task on pictures never trained on; `pair-` prefixes tasks on never-drawn pairs."""
 
     def batches() -> Iterator[tuple[str, Tensor, Packed]]:
         for kind, prefix in (("check", ""), ("pair", "pair-")):

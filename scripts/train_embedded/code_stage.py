@@ -26,7 +26,7 @@ BATCH = 12
 QUESTIONS = 8
 NOISE = 0.25
 CODE_SEED = 20
-OPEN_GATE = 0.3  # closed gates would pass no gradient to what stands behind them
+OPEN_GATE = 0.3  # closed gates would block the gradient
 FOCUS_WEIGHT = 0.2
 VARIANTS: dict[str, dict[str, Any]] = {
     "as-it-is": {},
@@ -36,10 +36,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 class SceneCode(nn.Module):
-    """Scene labels (B, 3, 4) -> what an ideal picture encoder would say, (B, Q, D): query k describes object k.
+    """Scene labels (B, 3, 4) -> the visual query of an ideal picture encoder (B, Q, D): query k describes object k.
 
-    A sum of fixed, mutually orthogonal vectors; nothing here is trained, so that the picture encoder can learn to
-    speak this code while the decoder learns to read it.
+    It is a sum of fixed orthogonal vectors. Nothing is trained here, so that the picture encoder can learn to produce
+    this code while the decoder learns to read it.
     """
 
     vectors: Tensor
@@ -86,7 +86,7 @@ class SceneCode(nn.Module):
 
 
 class FocusHead(nn.Module):
-    """Throw-away classifiers on what the words of a question have found after a layer, by default the first adapted."""
+    """Temporary classifiers on the words of a question after a layer, by default the first adapted one."""
 
     def __init__(self, decoder: LlamaAdapterDecoder, *, layer: int = DECODER.first_adapter_layer) -> None:
         super().__init__()
@@ -160,12 +160,12 @@ def run(
 
 
 def run_variant(variant: str, *, tokenizer: Tokenizer, folder: Path, num_steps: int) -> None:
-    """What would be missing: the stage with one thing left out, for fewer steps; writes code-`variant`.pt."""
+    """Train the stage with one thing left out, for fewer steps; writes code-`variant`.pt."""
     run(tokenizer=tokenizer, folder=folder, num_steps=num_steps, name=f"code-{variant}", **VARIANTS[variant])
 
 
 def open_gates(decoder: LlamaAdapterDecoder) -> None:
-    """Let the gates train through tanh; `close_gates` folds them again."""
+    """Train the gates before their tanh; `close_gates` applies it."""
     parametrize.register_parametrization(decoder.adapter, "gates", Gate())
 
 
@@ -183,7 +183,7 @@ def sample_questions_scene(rng: np.random.Generator, *, never_drawn: str = "any"
 def evaluate(
     code: SceneCode, decoder: LlamaAdapterDecoder, packer: Packer, *, num_scenes: int = 256, seed: int = 12345
 ) -> dict[str, float]:
-    """Exact match by task on fresh scenes in symbols, without noise; `pair-` stands before those of new pairs."""
+    """Exact match by task on fresh scenes in symbols, without noise; `pair-` prefixes those with new pairs."""
     rng = np.random.default_rng(seed)
 
     def batches() -> Iterator[tuple[str, Tensor, Packed]]:
@@ -216,7 +216,7 @@ def _compute(
 ) -> tuple[Tensor, dict[str, float]]:
     labels, packed = batch
     visual_query = code(labels)
-    # Pictures will be read less clearly than symbols.
+    # Pictures are read less clearly than symbols.
     visual_query = visual_query + NOISE * torch.rand(BATCH, 1, 1) * torch.randn_like(visual_query)
     loss = answer_loss(decoder, visual_query, packed)
     to_words, found = focus.loss(packed)

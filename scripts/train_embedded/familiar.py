@@ -1,8 +1,8 @@
-"""Fits what tells pictures of the embedded model's world from others, and puts it into a bundle. Trains nothing.
+"""Fits the out-of-distribution detector of the embedded model, and puts it into a bundle.
 
-In two sentences: for every visual query, the mean and the directions in which it varies over pictures of the world are
-kept. A picture is unfamiliar when its visual queries lie farther from those means, measured by how much they vary, than
-those of all but one in a hundred pictures of the world.
+For every visual query it keeps the mean and the directions of variation over pictures of the world. A picture is
+unfamiliar if its visual queries are farther from those means, relative to the variation, than those of all but one in a
+hundred pictures of the world.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from scripts.train_embedded.pictures import FAMILIAR_SEED
 from scripts.train_embedded.render import Pixels, draw_scene
 from scripts.train_embedded.world import sample_scene
 
-# Second words of the seeds: what is fitted, where the threshold lies, and what is scored, of the world and of others.
+# Second words of the seeds: for the fit, for the threshold, and for scores of the world and of others.
 FIT, THRESHOLD, FRESH, OTHERS = 0, 1, 2, 3
 QUANTILE: Final = 0.99
 PRECISIONS: Final[tuple[Precision, ...]] = ("float", "int8")  # in which bundles of the model compute
@@ -32,7 +32,7 @@ Encode = Callable[[Sequence[Pixels]], Floats]
 
 
 def draw_own(*, use: int, count: int, never_drawn: str = "without") -> list[Pixels]:
-    """Pictures of the world, uint8 (224, 224, 3) RGB, from seeds of their own; `never_drawn` as in `sample_scene`."""
+    """Pictures of the world, uint8 (224, 224, 3) RGB, with separate seeds; `never_drawn` as in `sample_scene`."""
     rng = np.random.default_rng([FAMILIAR_SEED, use, never_drawn == "with"])
     return [draw_scene(sample_scene(rng, never_drawn=never_drawn), rng) for _ in range(count)]
 

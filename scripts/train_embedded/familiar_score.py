@@ -1,6 +1,5 @@
-"""Scores what a bundle says of familiar and unfamiliar pictures: false alarms on its own world, hits on others."""
+"""Scores the out-of-distribution detection of a bundle: false alarms on its world, hits on other pictures."""
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,10 +19,12 @@ from llama_adapter.vision.formats import PICTURE_SUFFIXES
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.out_of_distribution import OodDetector
 from llama_adapter.vision.preprocess import preprocess
+from scripts.common import parser_of
 from scripts.train_embedded.familiar import FRESH, OTHERS, PRECISIONS, Encode, draw_own, encoder_of
 from scripts.train_embedded.other_worlds import KINDS, draw_others
 from scripts.train_embedded.pictures import FAMILIAR_SEED
 from scripts.train_embedded.render import Pixels
+from scripts.train_embedded.results import table
 
 HEADS: Final = ("pictures", "number", "called unfamiliar, float (%)", "AUROC, float", "called unfamiliar, int8 (%)")
 _OWN: Final = "of the world"
@@ -41,7 +42,7 @@ class Kind:
 
 
 def all_kinds(*, num_own: int, num_others: int, folders: Sequence[Path]) -> Iterator[Kind]:
-    """Fresh pictures of the world first, then the samples, what is drawn of other worlds, and pictures in folders."""
+    """Fresh pictures of the world first, then samples, drawings of other kinds, and folders."""
     yield Kind(name=_OWN, pictures=draw_own(use=FRESH, count=num_own))
     yield Kind(
         name="of the world, with a never-drawn pair", pictures=draw_own(use=FRESH, count=num_own, never_drawn="with")
@@ -56,9 +57,9 @@ def all_kinds(*, num_own: int, num_others: int, folders: Sequence[Path]) -> Iter
 
 
 def read_folder(folder: Path) -> list[Pixels]:
-    """The pictures in a folder, as the product reads them, by name. Raises ValueError where there is none.
+    """The pictures in a folder, as the product reads them, by name. Raises ValueError if there are none.
 
-    What cannot be read is told on stderr and left out.
+    Unreadable files are skipped, with a line on stderr.
     """
     pictures = []
     for path in sorted(folder.iterdir()):
@@ -103,42 +104,29 @@ def score(bundle: Path, kinds: Iterator[Kind]) -> dict[str, Any]:
 
 
 def share_above(distances_B: Distances, ood_detector: OodDetector) -> float:
-    """Percent of pictures beyond the threshold, as the product tells: numbers that are not finite are."""
+    """Percent of pictures beyond the threshold; distances that are not finite count as beyond."""
     return round(100 * float((~(distances_B <= ood_detector.threshold)).mean()), 1)
 
 
 def area_under_curve(others_B: Distances, own_B: Distances) -> float:
-    """AUROC: how often a picture of the one kind lies farther off than one of the other; equal ones count half."""
+    """AUROC: how often a picture of the other kind is farther away than one of the world; equal ones count half."""
     sorted_B = np.sort(own_B)
     below, upto = (np.searchsorted(sorted_B, others_B, side=side) for side in ("left", "right"))
     return float((below + upto).mean() / 2 / len(own_B))
 
 
-def table(result: dict[str, Any]) -> str:
-    """The figures as a Markdown table."""
-    rows = [result["heads"], ["---"] * len(result["heads"]), *result["rows"]]
-    return "\n".join(f"| {' | '.join(str(cell) for cell in row)} |" for row in rows)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line: the table on stdout, JSON in a file if wanted."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.train_embedded.familiar_score", description=__doc__)
+    """Print a table; all figures go to a JSON file if wanted."""
+    parser = parser_of(__doc__)
     parser.add_argument("--bundle", type=Path, default=Path("assets/embedded"), help="default: %(default)s")
     parser.add_argument("--pictures", type=int, default=1000, help="of the world, fresh (default: %(default)s)")
     parser.add_argument("--drawn", type=int, default=100, help="of each other world (default: %(default)s)")
-    parser.add_argument(
-        "--others",
-        type=Path,
-        metavar="FOLDER",
-        action="append",
-        default=[],
-        help="pictures of your own; may be repeated",
-    )
+    parser.add_argument("--others", type=Path, metavar="FOLDER", action="append", default=[], help="more pictures")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     options = parser.parse_args(arguments)
     kinds = all_kinds(num_own=options.pictures, num_others=options.drawn, folders=options.others)
     result = score(options.bundle, kinds)
-    print(table(result))
+    print(table(result["heads"], result["rows"]))
     if options.json is not None:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
     return 0

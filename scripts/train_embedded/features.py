@@ -1,4 +1,4 @@
-"""Features of drawn pictures on disk: the trained tower runs once per picture, later stages read what it saw."""
+"""Features of drawn pictures on disk: the trained tower runs once per picture, later stages read them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -94,7 +94,7 @@ class Features:
     """What the tower saw of all pictures of a kind."""
 
     def __init__(self, folder: Path, kind: str) -> None:
-        """Raises FileNotFoundError where there is nothing of that kind."""
+        """Raises FileNotFoundError if there are none of that kind."""
         self._features, self._labels = load(folder, kind)
 
     def batch_at(self, step: int, *, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:

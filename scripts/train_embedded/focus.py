@@ -1,7 +1,6 @@
-"""What a question's own words should find in the scene: labels for a throw-away head of the code stage.
+"""Labels for the words of a question: what each refers to in the scene, for a temporary head of the code stage.
 
-Answers alone teach looking things up very slowly, since a word must be found by the last token before looking it up
-pays. Asked directly, at the word, what it finds, the decoder learns it within minutes.
+Answers alone teach lookups very slowly. With a label at each word, the decoder learns them within minutes.
 """
 
 from collections.abc import Iterator

@@ -32,7 +32,7 @@ class Optimizers:
         muon_factor: float = 2.0,
         is_hidden: Callable[[str], bool],
     ) -> None:
-        """`modules` come with a factor on the rate each; `is_hidden` says by name which matrices Muon takes."""
+        """`modules` are pairs with a factor on the rate; `is_hidden` selects the matrices for Muon by name."""
         hidden, rest = [], []
         for module, factor in modules:
             named = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
@@ -87,12 +87,11 @@ def train(
     evaluate: Callable[[], dict[str, float]] | None = None,
     evaluate_every: int = 400,
 ) -> None:
-    """Train for `num_steps` steps; ends with `name`.pt in `folder`, and its curve in `name`.curve.jsonl.
+    """Train for `num_steps` steps; writes `name`.pt and the curve `name`.curve.jsonl into `folder`.
 
-    `compute` gives a batch's loss and figures to report. Step n sees `batch_at(n)` and random numbers of torch that
-    depend on `seed` and n alone, so that a run that was stopped and started again, from its last checkpoint, gives the
-    weights of one that was not. Time is told as the processor's, since other work on the machine does not count in it.
-    Raises ValueError for a checkpoint of another number of steps.
+    `compute` returns a batch's loss and figures to report. Step n uses `batch_at(n)` and torch's random numbers, which
+    depend on `seed` and n only, so that a resumed run gives the same weights. Time is processor time. Raises ValueError
+    for a checkpoint with another number of steps.
     """
     path = folder / f"{name}.pt"
     used_before, first = 0.0, 0
@@ -139,7 +138,7 @@ def train(
 
 
 class Curve:
-    """The figures and scores of a stage over its steps, one JSON object a line; a resumed stage goes on in the file."""
+    """Figures and scores of a stage by step, one JSON object per line; a resumed stage continues the file."""
 
     def __init__(self, path: Path, *, num_steps: int, from_step: int) -> None:
         self._path, self._num_steps = path, num_steps

@@ -1,6 +1,6 @@
-"""Pictures that are not of the embedded model's world, drawn by kind: what its signal for the unfamiliar should catch.
+"""Drawn pictures outside the embedded model's world, by kind, to test its out-of-distribution detection.
 
-The first kinds are easy to tell from the world, the last ones are its own shapes outside of its rules.
+The first kinds are easy to detect; the last ones are shapes of the world that break its rules.
 """
 
 import math
@@ -178,7 +178,7 @@ def _doubled(rng: np.random.Generator) -> Pixels:
 
 
 def _rotated(rng: np.random.Generator) -> Pixels:
-    """A picture of the world on its side or upside down: most shapes then stand as they never do."""
+    """A picture of the world turned by 90, 180 or 270 degrees."""
     return np.ascontiguousarray(np.rot90(_own(rng), k=int(rng.integers(1, 4))))
 
 

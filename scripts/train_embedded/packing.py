@@ -17,7 +17,7 @@ from scripts.train_embedded.focus import focus_words
 from scripts.train_embedded.questions import TASKS, Question, ask, in_sentence
 from scripts.train_embedded.world import Scene
 
-# How often a task is asked. Relations are by far the slowest to learn.
+# Weights of the tasks. Relations are by far the slowest to learn.
 TASK_WEIGHTS: dict[str, float] = {
     "caption": 1.0,
     "count": 0.3,
@@ -55,7 +55,7 @@ class Packed:
 
 
 class Packer:
-    """Turns scenes with questions into `Packed` batches; knows the tokenizer and remembers what it encoded."""
+    """Turns scenes with questions into `Packed` batches; caches encoded texts."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -76,7 +76,7 @@ class Packer:
         return prompt[shared:], [*both[len(prompt) :], self._tokenizer.eos_id]
 
     def _describe(self, sentence: str) -> list[int]:
-        """The sentence and a line feed, as they stand between the shared beginning and a question."""
+        """The sentence and a line feed, between the shared beginning and a question."""
         before = format_prompt("")[: -len(_AFTER_INSTRUCTION)]
         return self._tokenizer.encode(f"{before}{sentence}\n")[len(self._beginning) :]
 

@@ -45,7 +45,7 @@ def draw_crowd_chunk(folder: Path, chunk: int) -> Path:
 
 
 def scene_to_labels(scene: Scene) -> NDArray[np.int16]:
-    """(3, 4) numbers of shape, colour, size and cell, in the order of the sentences; NOTHING where no object is."""
+    """(3, 4) numbers of shape, colour, size and cell, in the order of the sentences; NOTHING for no object."""
     labels = np.full((MAX_THINGS, 4), NOTHING, dtype=np.int16)
     for row, thing in enumerate(scene):
         labels[row] = (
@@ -76,7 +76,7 @@ class Crowd:
     """The crowded pictures on disk: pixels uint8 (2000, 224, 224, 3) and labels int16 (2000, 4, 64) a chunk."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises FileNotFoundError where there are none."""
+        """Raises FileNotFoundError if there are none."""
         chunks = chunk_paths(folder, "crowd")
         if not chunks:
             raise FileNotFoundError(f"no pictures in {folder}; run the stage `draw` first")
@@ -104,7 +104,7 @@ def _save(folder: Path, kind: str, chunk: int, pixels: NDArray[np.uint8], labels
 
 
 def with_unnamed_kinds(scene: Scene, rng: np.random.Generator) -> tuple[list[Thing], list[tuple[int, int, int]]]:
-    """Some things in colours or shapes without a name: colour and shape must be told apart to be learned."""
+    """Replace some colours and shapes by ones without a name, so that both are learned separately."""
     things, colors = [], []
     for thing in scene:
         color = COLORS[thing.color]
@@ -118,7 +118,7 @@ def with_unnamed_kinds(scene: Scene, rng: np.random.Generator) -> tuple[list[Thi
 
 
 def _unnamed_color(rng: np.random.Generator) -> tuple[int, int, int]:
-    """A saturated colour far from all named ones, so that no never-drawn pair comes in by the back door."""
+    """A saturated colour far from all named ones, so that it cannot form a never-drawn pair."""
     while True:
         share = colorsys.hsv_to_rgb(rng.random(), rng.uniform(0.45, 1.0), rng.uniform(0.35, 1.0))
         color = np.asarray(share) * 255
@@ -127,7 +127,7 @@ def _unnamed_color(rng: np.random.Generator) -> tuple[int, int, int]:
 
 
 def _patch_labels(things: list[Thing]) -> NDArray[np.int16]:
-    """(4, 64): shape, colour, size and cell of the thing that covers a patch; UNKNOWN where hardly anything does."""
+    """(4, 64): shape, colour, size and cell of the thing that covers a patch; UNKNOWN if it covers only a part."""
     grid = (np.arange(PICTURE_SIZE // 7) + 0.5) * 7  # 4 x 4 points in each patch
     labels = np.full((4, 8, 8), NOTHING, dtype=np.int16)
     for thing in things:

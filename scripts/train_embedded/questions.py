@@ -40,7 +40,7 @@ class Question:
 
 
 def ask(scene: Scene, task: str, rng: np.random.Generator) -> Question | None:
-    """A question of this task about the scene, or None where the scene allows none."""
+    """A question of this task about the scene, or None if it allows none."""
     return _MAKERS[task](scene, rng)
 
 
@@ -60,7 +60,7 @@ def describe(thing: Thing) -> str:
 
 
 def in_sentence(scene: Scene) -> str:
-    """Everything that can be asked about a scene, in words; also for scenes that the sentences have no caption for."""
+    """A full description of any scene in words."""
     return ", ".join(f"{describe(thing)} {at(thing)}" for thing in scene)
 
 

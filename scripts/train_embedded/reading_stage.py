@@ -1,4 +1,4 @@
-"""Stage 4: tower and visual-query blocks together, on pictures drawn as they are needed, so that none comes twice."""
+"""Stage 4: tower and visual-query blocks together, on pictures drawn on demand, each used once."""
 
 from functools import partial
 from pathlib import Path

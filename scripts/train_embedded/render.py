@@ -210,7 +210,7 @@ def _with_faults(canvas: NDArray[np.float32], rng: np.random.Generator, faults: 
         softer = ImageFilter.GaussianBlur(rng.uniform(0.3, 1.4)) if rng.random() < 0.7 else ImageFilter.BoxBlur(1)
         canvas = np.asarray(image.filter(softer), dtype=np.float32)
     if noisy:
-        # Grey noise or a noise of its own in each channel.
+        # Grey noise, or separate noise in each channel.
         shape = canvas.shape if rng.random() < 0.6 else (*canvas.shape[:2], 1)
         canvas = canvas + rng.standard_normal(shape, dtype=np.float32) * np.float32(rng.uniform(1, 7))
     pixels = _to_bytes(canvas)

@@ -1,7 +1,7 @@
 """The figures of the embedded model in one JSON file: read them, and put values into them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +42,8 @@ def as_text(value: object, indent: str = "") -> str:
     if isinstance(value, list) and any(isinstance(each, (list, Mapping)) for each in value):
         return "[\n" + ",\n".join(inner + json.dumps(each, allow_nan=False) for each in value) + f"\n{indent}]"
     return json.dumps(value, allow_nan=False)
+
+
+def table(heads: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table for the terminal."""
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (heads, ["---"] * len(heads), *rows))

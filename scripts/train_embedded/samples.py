@@ -1,7 +1,6 @@
-"""Draws the sample pictures in assets/pictures, from seeds that training never uses, with questions about them.
+"""Draws the sample pictures in assets/pictures from seeds that training never uses, with questions about them.
 
-The first are drawn at random, those in `COMPOSED` hold what chance left out. Beside the folder, assets/broken gets
-files that are no pictures.
+The first are random, those in `COMPOSED` contain cases that the random ones lack. Invalid files go to assets/broken.
 """
 
 import json
@@ -14,7 +13,7 @@ from PIL import Image
 
 from scripts.train_embedded.pictures import SAMPLE_SEED
 from scripts.train_embedded.questions import CAPTION_QUESTIONS, TASKS, Question, ask, caption
-from scripts.train_embedded.render import Faults, Pixels, draw_scene
+from scripts.train_embedded.render import CLEAN, Faults, Pixels, draw_scene
 from scripts.train_embedded.world import Scene, in_order, place, sample_scene, scene_from_words
 
 NUM_PLAIN, NUM_PAIRS = 20, 8
@@ -26,15 +25,21 @@ WHOLE = "03-purple-triangle.png"  # the sample that is cut off for assets/broken
 class Composed:
     """A picture in words: (size, color, shape, position) of each thing, and a seed that gives a wanted background."""
 
-    words: tuple[tuple[str, str, str, str], ...]
+    words: tuple[tuple[str, ...], ...]
     seed: int
     faults: Faults
     suffix: str
 
 
+def _composed_of(text: str, *, seed: int, faults: Faults = CLEAN, suffix: str = ".png") -> Composed:
+    """Parse "size color shape position, ..."."""
+    words = tuple(tuple(thing.split(maxsplit=3)) for thing in text.split(", "))
+    return Composed(words=words, seed=seed, faults=faults, suffix=suffix)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """A drawn picture: the file it belongs in, what is to be seen, and what is asked about it."""
+    """A drawn picture with its file name, scene and questions."""
 
     name: str
     scene: Scene
@@ -44,34 +49,15 @@ class Sample:
 
 
 COMPOSED = (
-    Composed(
-        words=(("small", "orange", "circle", "top"), ("large", "orange", "cross", "center")),
-        seed=108,
-        faults=Faults(blur=0.0, noise=0.0, jpeg=0.0),
-        suffix=".png",
-    ),
-    Composed(
-        words=(
-            ("small", "green", "heart", "left"),
-            ("large", "white", "moon", "center"),
-            ("small", "blue", "square", "right"),
-        ),
-        seed=118,
-        faults=Faults(blur=0.0, noise=0.0, jpeg=0.0),
-        suffix=".png",
-    ),
-    Composed(
-        words=(
-            ("small", "yellow", "moon", "top left"),
-            ("large", "yellow", "moon", "center"),
-            ("small", "yellow", "moon", "bottom right"),
-        ),
+    _composed_of("small orange circle top, large orange cross center", seed=108),
+    _composed_of("small green heart left, large white moon center, small blue square right", seed=118),
+    _composed_of(
+        "small yellow moon top left, large yellow moon center, small yellow moon bottom right",
         seed=104,
         faults=Faults(blur=1.0, noise=0.0, jpeg=0.0),
-        suffix=".png",
     ),
-    Composed(
-        words=(("large", "orange", "cross", "bottom left"), ("small", "white", "cross", "right")),
+    _composed_of(
+        "large orange cross bottom left, small white cross right",
         seed=101,
         faults=Faults(blur=0.0, noise=1.0, jpeg=1.0),
         suffix=".jpg",
@@ -80,10 +66,7 @@ COMPOSED = (
 
 
 def draw_samples(folder: Path) -> None:
-    """Write the pictures and questions.jsonl: {picture, task, question, answer} a line, the caption first.
-
-    Beside `folder`, a folder `broken` gets the files of `write_broken`.
-    """
+    """Write the pictures, questions.jsonl with {picture, task, question, answer} per line, and the folder `broken`."""
     folder.mkdir(parents=True, exist_ok=True)
     lines: list[str] = []
     for sample in samples():
@@ -159,5 +142,5 @@ def sample_questions(scene: Scene, rng: np.random.Generator) -> list[Question]:
 
 
 def file_name(scene: Scene, index: int) -> str:
-    """A name that says what is to be seen, such as 03-red-star-blue-ring."""
+    """A name that describes the scene, such as 03-red-star-blue-ring."""
     return "-".join([f"{index + 1:02d}", *(f"{thing.color}-{thing.shape}" for thing in scene)])

@@ -1,6 +1,5 @@
 """Scores a bundle through the product's own Captioner: fresh pictures, greedy answers, exact match after strip."""
 
-import argparse
 import json
 import platform
 import sys
@@ -19,9 +18,11 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
 from llama_adapter.app.measuring import scoring
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from scripts.common import parser_of
 from scripts.train_embedded.pictures import SCORE_SEED
 from scripts.train_embedded.questions import TASKS, Question, ask
 from scripts.train_embedded.render import draw_scene
+from scripts.train_embedded.results import table
 from scripts.train_embedded.world import Scene, sample_scene
 
 ATTRIBUTES = ("color", "shape", "size", "where")
@@ -29,7 +30,7 @@ ATTRIBUTES = ("color", "shape", "size", "where")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exam:
-    """Pictures and what is asked of them: `questions` are (index of the picture, question)."""
+    """Pictures and questions; `questions` are pairs (index of the picture, question)."""
 
     pictures: list[Image.Image]
     questions: list[tuple[int, Question]]
@@ -38,8 +39,7 @@ class Exam:
 def draw_exam(*, num_pictures: int, seed: int, never_drawn: str = "without") -> Exam:
     """One question of every task that a picture allows. `never_drawn`: as in `sample_scene`.
 
-    In pictures with never-drawn pairs, questions about an object's attributes are about such an object, where a
-    question about it is possible.
+    In pictures with never-drawn pairs, questions about attributes refer to such an object if possible.
     """
     rng = np.random.default_rng([SCORE_SEED, seed, never_drawn == "with"])
     pictures: list[Image.Image] = []
@@ -67,7 +67,7 @@ def _ask_about_pair(scene: Scene, task: str, rng: np.random.Generator) -> Questi
 
 
 def answer_all(captioner: Captioner, exam: Exam, *, shift: int = 0) -> list[str]:
-    """Answers to the exam's questions; with `shift`, each is asked of a picture that many places further on."""
+    """Answers to the exam's questions; with `shift`, each is asked of the picture `shift` places later."""
     asked: dict[int, list[WorkQuestion]] = defaultdict(list)
     for number, (index, question) in enumerate(exam.questions):
         asked[index].append(WorkQuestion(index=number, prompt=question.text))
@@ -132,27 +132,18 @@ def score(model: str, *, num_pictures: int, seed: int) -> dict[str, Any]:
     }
 
 
-def table(result: dict[str, Any]) -> str:
-    """The figures as a Markdown table."""
-    columns = ("scores", "never_drawn_pairs", "shuffled_pictures", "most_frequent_answer")
-    heads = ("task", "asked", "exact match", "never-drawn pairs", "shuffled pictures", "most frequent answer")
-    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
-    for task in result["scores"]:
-        shares = [f"{result[column][task]:.1f}" for column in columns]
-        lines.append(f"| {task} | {result['asked'][task]} | {' | '.join(shares)} |")
-    return "\n".join(lines)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line: the table on stdout, JSON in a file if wanted."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.train_embedded.score", description=__doc__)
+    """Print a table; all figures go to a JSON file if wanted."""
+    parser = parser_of(__doc__)
     parser.add_argument("--model", default="assets/embedded", help="bundle to score (default: %(default)s)")
     parser.add_argument("--pictures", type=int, default=500, help="fresh pictures per table (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="which fresh pictures (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args(arguments)
     result = score(options.model, num_pictures=options.pictures, seed=options.seed)
-    print(table(result))
+    columns = ("scores", "never_drawn_pairs", "shuffled_pictures", "most_frequent_answer")
+    rows = [(task, result["asked"][task], *(result[name][task] for name in columns)) for task in result["scores"]]
+    print(table(("task", "asked", *columns), rows))
     for fault in result["wrong_examples"][:8]:
         print(f"wrong: {fault['question']} -> {fault['got']!r}, wanted {fault['wanted']!r}", file=sys.stderr)
     print(f"{result['elapsed_s']} s, model {result['model'][:12]}", file=sys.stderr)

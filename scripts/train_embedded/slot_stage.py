@@ -40,7 +40,7 @@ def run(*, data: Path, folder: Path, num_steps: int, lr: float = 2e-3, seed: int
 
 
 def slot_loss(code: SceneCode, visual_query_BQD: Tensor, labels_BO4: Tensor) -> Tensor:
-    """Distance to the code where the scene has names for everything, and cross entropies of what has a name."""
+    """Distance to the code for fully named scenes, and cross entropies of everything named."""
     known_B = (labels_BO4 != UNKNOWN).flatten(1).all(1)
     target_BQD = code(torch.where(labels_BO4 == UNKNOWN, NOTHING, labels_BO4))
     visual_query_BQD = visual_query_BQD.float()
@@ -76,7 +76,7 @@ def evaluate(encoder: PictureEncoder, data: Path, *, count: int = 1000) -> dict[
 
 
 def _batch_at(data: Path, *, seed: int) -> Callable[[int], tuple[Tensor, Tensor]]:
-    """Three quarters pictures as they are asked about, one quarter with kinds that have no name."""
+    """Three quarters normal pictures, one quarter with unnamed kinds."""
     named, odd = features.Features(data, "scene"), features.Features(data, "odd")
 
     def batch_at(step: int) -> tuple[Tensor, Tensor]:

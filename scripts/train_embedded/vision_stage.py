@@ -1,4 +1,4 @@
-"""Stage 1: the CLIP tower learns to say, for every patch, what object stands there and in which cell."""
+"""Stage 1: the CLIP tower learns to classify, for every patch, the object there and its cell."""
 
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ BATCH = 12
 
 
 class PatchHeads(nn.Module):
-    """Throw-away classifiers on the features of each patch."""
+    """Temporary classifiers on the features of each patch."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The world of the embedded model: what a scene may hold and how one is sampled. No pixels and no sentences here."""
+"""The world of the embedded model: possible scenes and how they are sampled, without pixels and sentences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ RADII: dict[str, tuple[float, float]] = {"small": (18, 22), "large": (32, 39)}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Thing:
-    """One object: what the sentences say about it, and where its centre and circumradius are, in pixels."""
+    """One object: its words, and its centre and circumradius in pixels."""
 
     shape: str
     color: str

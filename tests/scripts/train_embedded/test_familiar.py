@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from scripts.train_embedded.familiar import FIT, FRESH, THRESHOLD, Floats, draw_own, fit
-from scripts.train_embedded.familiar_score import area_under_curve, read_folder, share_above, table
+from scripts.train_embedded.familiar_score import area_under_curve, read_folder, share_above
 from scripts.train_embedded.other_worlds import KINDS, draw_others
 from scripts.train_embedded.render import Pixels
 from scripts.train_embedded.world import PICTURE_SIZE
@@ -74,7 +74,3 @@ def test_a_folder_is_read_by_name_and_what_is_no_picture_is_told(
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="no picture"):
         read_folder(tmp_path / "empty")
-
-
-def test_the_table_has_a_line_for_every_row() -> None:
-    assert table({"heads": ["a", "b"], "rows": [["x", 1.5]]}) == "| a | b |\n| --- | --- |\n| x | 1.5 |"

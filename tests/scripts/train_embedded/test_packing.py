@@ -106,9 +106,3 @@ def test_biases_of_keys_and_values_get_no_gradient() -> None:
     gradient = decoder.layers[0].attention.qkv.bias.grad
     assert gradient[:192].abs().max() > 0
     assert not gradient[192:].any()
-
-
-def test_every_scene_gets_the_number_of_questions_asked_for() -> None:
-    rng = np.random.default_rng(0)
-    for count in (1, 2, 3):
-        assert len(ask_many(sample_scene(rng, num_objects=count, placed=False), rng, count=8)) == 8

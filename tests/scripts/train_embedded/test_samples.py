@@ -24,7 +24,6 @@ from scripts.train_embedded.world import (
     SHAPES,
     SIZES,
     Scene,
-    Thing,
     scene_from_words,
 )
 
@@ -46,11 +45,6 @@ def scenes(drawn: Sequence[Sample]) -> list[Scene]:
     return [sample.scene for sample in drawn]
 
 
-@pytest.fixture(scope="module")
-def things(scenes: Sequence[Scene]) -> list[Thing]:
-    return [thing for scene in scenes for thing in scene]
-
-
 def test_every_sample_picture_has_a_caption_and_clips_size() -> None:
     captions = {line["picture"] for line in _lines(PICTURES) if line["task"] == "caption"}
     files = {path.name for path in PICTURES.iterdir() if path.suffix in (".png", ".jpg")}
@@ -61,23 +55,16 @@ def test_every_sample_picture_has_a_caption_and_clips_size() -> None:
             assert image.mode == "RGB"
 
 
-def test_every_shape_and_every_color_is_there_in_both_sizes(things: Sequence[Thing]) -> None:
+def test_shapes_colours_sizes_places_and_numbers_are_all_covered(scenes: Sequence[Scene]) -> None:
+    things = [thing for scene in scenes for thing in scene]
     assert {(thing.shape, thing.size) for thing in things} == set(product(SHAPES, SIZES))
     assert {(thing.color, thing.size) for thing in things} == set(product(COLOR_NAMES, SIZES))
-
-
-def test_every_place_and_every_pair_that_training_never_drew_is_there(things: Sequence[Thing]) -> None:
     assert {at(thing) for thing in things} == {f"at the {position}" for position in POSITIONS}
     assert {(thing.shape, thing.color) for thing in things} >= NEVER_DRAWN
-
-
-def test_one_two_and_three_objects_are_there_alike_and_different(scenes: Sequence[Scene]) -> None:
-    numbers = {what: set[int]() for what in ("objects", "shape", "color")}
-    for scene in scenes:
-        numbers["objects"].add(len(scene))
-        for attribute in ("shape", "color"):
-            numbers[attribute] |= set(Counter(getattr(thing, attribute) for thing in scene).values())
-    assert numbers == {what: {1, 2, 3} for what in numbers}
+    assert {len(scene) for scene in scenes} == {1, 2, 3}
+    for attribute in ("shape", "color"):
+        alike = [Counter(getattr(thing, attribute) for thing in scene) for scene in scenes]
+        assert {number for counts in alike for number in counts.values()} == {1, 2, 3}
 
 
 def test_pairs_stand_in_one_column_in_one_row_and_across_in_both_directions(scenes: Sequence[Scene]) -> None:
