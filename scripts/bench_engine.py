@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from llama_adapter.app.captioning.assemble import ModelLoader, Parts, assemble_parts
-from llama_adapter.app.captioning.resources import embedded_model
-from llama_adapter.app.captioning.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.app.measuring.circumstances import circumstances, load_average
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.random_model import LLAMA_SIZES, random_model
+from llama_adapter.app.models.resources import embedded_model
+from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.inputs import InputSpec
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.questions import Question
 from llama_adapter.app.measuring.circumstances import load_average
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.record import Record, read_records
 from scripts.common import Tell, in_turn, machine, parse_settings, parser_of, sample_files, silent, tell

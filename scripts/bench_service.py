@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.captioning.spec import DEFAULT_BATCH_SIZE
 from llama_adapter.app.measuring.circumstances import load_average
+from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE
 from llama_adapter.app.online.types import ServiceLimits
 from scripts.common import Tell, machine, parse_settings, parser_of, silent, tell
 from scripts.pages.render import save_part

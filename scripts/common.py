@@ -9,8 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llama_adapter.app.captioning.resources import sample_pictures
 from llama_adapter.app.measuring.circumstances import circumstances
+from llama_adapter.app.models.resources import sample_pictures
 from scripts.pages.render import DOCS
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.captioning.captioner import Answer, Captioner
-from llama_adapter.app.captioning.resources import embedded_model
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.random_model import random_model
+from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.sketch import sketch
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.doctor.model import Finding, Report, diagnose, error, not_tried, ok, warning
+from llama_adapter.app.models.spec import CaptionerSpec
 
 if TYPE_CHECKING:
     from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources

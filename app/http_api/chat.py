@@ -10,7 +10,6 @@ from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from llama_adapter.app.captioning.answers import Answer, Event, TextDelta
 from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.http_api.access import Visit, visit_of
 from llama_adapter.app.http_api.errors import ApiError, of_answer, of_refusal
@@ -20,6 +19,7 @@ from llama_adapter.app.http_api.schemas import ChatRequest
 from llama_adapter.app.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import ServiceError
+from llama_adapter.app.tasks.answers import Answer, Event, TextDelta
 from llama_adapter.runtime.errors import LlamaAdapterError
 
 IGNORED_TURNS = "x-ignored-turns"

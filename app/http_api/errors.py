@@ -13,11 +13,11 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from llama_adapter.app.captioning.answers import AnswerError
 from llama_adapter.app.http_api.schemas import LABEL_MARK, NeutralParameters
 from llama_adapter.app.online.reading_pool import READING_BUSY, READING_FAILED
 from llama_adapter.app.online.types import BusyError, ServiceError
 from llama_adapter.app.reading.reader import CRASHED, TIMEOUT
+from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.runtime.errors import LlamaAdapterError
 from llama_adapter.runtime.problems import describe

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from llama_adapter.app.calibration.decisions import Rule
-from llama_adapter.app.captioning.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind
 from llama_adapter.app.inputs import InputSpec
 from llama_adapter.app.jobs.questions import Question
+from llama_adapter.app.models.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 MAX_TIMEOUT_S = 1_000_000  # eleven days; of some thousand times that the system knows nothing

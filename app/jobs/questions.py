@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from llama_adapter.app.captioning.prompts import Prompt, RawPrompt
 from llama_adapter.app.inputs import QuestionFields
 from llama_adapter.app.records.picture_names import name_as_text
+from llama_adapter.app.tasks.prompts import Prompt, RawPrompt
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
 
 # `{stem}` is a variable, `{{` and `}}` are braces; whatever else stands in braces, such as JSON, stays as it is.

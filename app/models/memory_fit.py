@@ -6,11 +6,11 @@ If memory runs short later, app/captioning/oom_retry.py reduces the rows.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from llama_adapter.app.captioning.oom_retry import attempt, free_memory
-from llama_adapter.app.captioning.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.app.models.batch_size_cache import Setting
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.encoders import encoder_bytes
+from llama_adapter.app.models.oom_retry import attempt, free_memory
+from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.load import PlacedDecoder, place_decoder, planner
 from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, fitting_rows

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from llama_adapter.app.captioning.resources import embedded_model
 from llama_adapter.app.models.bundle import KNOWN_ANSWER, check_target, load_bundle, save_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, Origin
+from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.sketch import sketch
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint

@@ -9,8 +9,8 @@ import sentencepiece
 import torch
 from torch import Tensor
 
-from llama_adapter.app.captioning.resources import embedded_model
 from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, LoadedModel
+from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.sketch import HalfConfig, expected_forms, sketch
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Iterator
 
 from llama_adapter.app.inputs import InputsError, InputSpec, PictureInput, check_inputs, count_inputs, read_inputs
-from llama_adapter.app.scale.remote import check_remote, is_remote, remote_inputs
+from llama_adapter.app.inputs.addresses import check_remote, is_remote, remote_inputs
 
 
 def check_all_inputs(spec: InputSpec, *, need_questions: bool = False) -> None:

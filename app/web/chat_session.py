@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from llama_adapter.app.captioning.answers import Answer, Event
 from llama_adapter.app.online.reading_pool import ReadingDroppedError
 from llama_adapter.app.online.request_handle import RequestHandle
 from llama_adapter.app.online.service import Ask, BusyError, Service, UnavailableError
 from llama_adapter.app.reading.process_pool import ReadingProcessError
+from llama_adapter.app.tasks.answers import Answer, Event
 from llama_adapter.app.web.html import told
 from llama_adapter.app.web.runs import Run
 from llama_adapter.app.web.uploads import Upload, read_upload

@@ -15,10 +15,10 @@ from typing import Any, Final
 import gradio as gr
 from gradio import processing_utils, utils
 
-from llama_adapter.app.captioning.resources import sample_pictures
 from llama_adapter.app.inputs import expand_inputs
 from llama_adapter.app.measuring.report import numbers
 from llama_adapter.app.measuring.throughput import RunFigures, RunHistory, history_of, to_compare
+from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.web.batch_run import BatchRun, PictureFile, Question
 from llama_adapter.app.web.html import counted, rate, render, told

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from llama_adapter.app.captioning.resources import embedded_model
 from llama_adapter.app.measuring.ceilings import measure_bandwidth, measure_matmul
 from llama_adapter.app.measuring.roofline import decoder_shapes, encoder_shapes
 from llama_adapter.app.models.random_model import WiderTokenizer
+from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.runtime.devices import DTYPES, open_backend
 from llama_adapter.runtime.schemes import Precision
 from scripts.peers import exported, huggingface, llama_cpp

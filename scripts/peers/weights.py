@@ -6,7 +6,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from llama_adapter.app.captioning.resources import embedded_model
 from llama_adapter.app.models.bundle import read_manifest
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.random_model import (
@@ -18,6 +17,7 @@ from llama_adapter.app.models.random_model import (
     random_tensors,
     vision_config,
 )
+from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.runtime.schemes import Precision

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama_adapter.app.captioning.assemble import assemble_parts
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.models.bundle import add_familiarity
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.vision.out_of_distribution import OodDetector
 from scripts.train_embedded.pictures import FAMILIAR_SEED

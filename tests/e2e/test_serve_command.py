@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.models.resources import sample_pictures
 from scripts.service_bench.process import READY, ServerProcess
 from tests.app.http_api.requests import chat, data_uri, image, user
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from llama_adapter.app.captioning.answers import Answer, AnswerError, TextDelta
 from llama_adapter.app.http_api import chat
 from llama_adapter.app.http_api.access import start_visit
 from llama_adapter.app.http_api.chat import ChatResponse, stream_frames
 from llama_adapter.app.online.request_handle import RequestHandle
+from llama_adapter.app.tasks.answers import Answer, AnswerError, TextDelta
 
 HEAD = {"id": "chatcmpl-1", "created": 1, "model": "m", "system_fingerprint": "fp"}
 

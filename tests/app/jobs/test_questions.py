@@ -2,9 +2,9 @@
 
 import pytest
 
-from llama_adapter.app.captioning.prompts import RawPrompt
 from llama_adapter.app.inputs import QuestionFields
 from llama_adapter.app.jobs.questions import Question, TemplateError, picture_variables, questions_about
+from llama_adapter.app.tasks.prompts import RawPrompt
 
 
 @pytest.mark.parametrize(

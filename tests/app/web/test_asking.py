@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.web.chat_session import PickedPicture, Turn, answer_turns, look
 from llama_adapter.app.web.runs import Runs

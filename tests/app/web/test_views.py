@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from llama_adapter.app.calibration.decisions import Rule
-from llama_adapter.app.captioning.answers import Answer, AnswerError
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.online.service import Service, ServiceStatus, UnavailableError
 from llama_adapter.app.records.record import ErrorRecord, Record
+from llama_adapter.app.tasks.answers import Answer, AnswerError
 from llama_adapter.app.web.about import about, head
 from llama_adapter.app.web.batch_run import Progress, Result
 from llama_adapter.app.web.batch_view import State, answer_text, cards, decisions, progress_view, table

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from llama_adapter.app.inputs import InputsError, InputSpec
+from llama_adapter.app.inputs.addresses import check_remote, is_remote, read_remote, remote_inputs, shown_address
 from llama_adapter.app.scale.inputs import check_all_inputs, count_all_inputs, read_all_inputs
-from llama_adapter.app.scale.remote import check_remote, is_remote, read_remote, remote_inputs, shown_address
 from llama_adapter.vision.errors import PictureError
 
 pytestmark = pytest.mark.slow  # pyarrow takes longer to import than all that is asked of it here
