@@ -28,10 +28,10 @@ from llama_adapter.app.captioning.resources import sample_pictures
 from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.inputs import InputSpec
 from llama_adapter.app.jobs.job import Job
-from llama_adapter.app.jobs.questions import Question
 from llama_adapter.app.measuring.circumstances import circumstances, load_average
 from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.record import Record, read_records
+from llama_adapter.app.tasks.question import Question
 from scripts.ray_bench.page import as_markdown
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

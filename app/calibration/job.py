@@ -18,11 +18,12 @@ from llama_adapter.app.calibration.report import Mistake, format_calibration
 from llama_adapter.app.captioning.captioner import Answer, Captioner, Prompt, WorkItem, WorkQuestion
 from llama_adapter.app.captioning.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind
 from llama_adapter.app.inputs import expand_inputs
-from llama_adapter.app.jobs.questions import Question, picture_variables
+from llama_adapter.app.jobs.questions import fill, picture_variables
 from llama_adapter.app.measuring.plots import check_plot
 from llama_adapter.app.reading.isolated import open_reader
 from llama_adapter.app.reading.reader import Reader
 from llama_adapter.app.records.record import answer_to_record
+from llama_adapter.app.tasks.question import Question
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.atomic_write import refuse_to_replace
@@ -121,7 +122,7 @@ def _chosen(job: CalibrationJob, labelled: list[Labelled]) -> list[Labelled]:
 def _question(job: CalibrationJob, one: Labelled) -> Question:
     instruction = job.question if one.prompt is None else one.prompt
     question = Question(instruction=instruction, input=job.input, choices=job.choices)
-    return question.filled(picture_variables(one.picture, {}))
+    return fill(question, picture_variables(one.picture, {}))
 
 
 def _ask(

@@ -11,8 +11,9 @@ from llama_adapter.app.cli.records import add_deciding
 from llama_adapter.app.cli.values import parse_choices, parse_shard, parse_text, settings, spec_from
 from llama_adapter.app.inputs import InputSpec, read_question_sheet
 from llama_adapter.app.jobs.job import Job
-from llama_adapter.app.jobs.questions import Question
+from llama_adapter.app.jobs.questions import complete
 from llama_adapter.app.scale.options import RayOptions
+from llama_adapter.app.tasks.question import Question
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import UsageError
 
@@ -246,7 +247,7 @@ def _answer(
     common = Question(instruction=instruction, input=options.input, raw=raw, choices=choices)
     inputs = _inputs_from(options)
     sheet = () if options.questions is None else read_question_sheet(options.questions)
-    questions = tuple(common.completed(question) for question in sheet) or (common,)
+    questions = tuple(complete(common, question) for question in sheet) or (common,)
     values = {"spec": spec, "inputs": inputs, "questions": questions, "sampling": sampling}
     job = settings(Job, {**vars(options), **values, "needs_question": needs_question})
     if options.engine == "ray":

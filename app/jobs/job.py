@@ -6,7 +6,7 @@ from typing import Literal
 from llama_adapter.app.calibration.decisions import Rule
 from llama_adapter.app.captioning.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind
 from llama_adapter.app.inputs import InputSpec
-from llama_adapter.app.jobs.questions import Question
+from llama_adapter.app.tasks.question import Question
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 MAX_TIMEOUT_S = 1_000_000  # eleven days; of some thousand times that the system knows nothing

@@ -11,12 +11,13 @@ from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
 from llama_adapter.app.inputs import PictureInput
-from llama_adapter.app.jobs.questions import Question, TemplateError, picture_variables, questions_about
+from llama_adapter.app.jobs.questions import TemplateError, fill, picture_variables, questions_about
 from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.picture_names import escaped_name
 from llama_adapter.app.records.record import Record, answer_to_record, picture_key, record_id
 from llama_adapter.app.records.settings import record_settings
+from llama_adapter.app.tasks.question import Question
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 _NOTHING_ASKED = AnswerError(
@@ -82,7 +83,7 @@ class JobPlanner:
         variables = picture_variables(picture.label, picture.columns)
         for question in questions_about(picture.questions, common=self._questions):
             try:
-                filled, error = question.filled(variables), None
+                filled, error = fill(question, variables), None
             except TemplateError as problem:
                 filled, error = question, AnswerError(code="prompt", message=f"{problem}; {problem.hint}.")
             if self._needs_question and filled.is_caption and picture.error is None:
@@ -172,7 +173,7 @@ class JobPlanner:
         if self._earlier is None or label == picture.label:
             return None
         with suppress(TemplateError):  # then nothing is filled in
-            question = question.filled(picture_variables(label, picture.columns))
+            question = fill(question, picture_variables(label, picture.columns))
         return _Escaped(
             label=label, shown=question.shown(self._info.default_prompt), settings=self._settings_of(question)
         )

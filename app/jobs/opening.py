@@ -14,7 +14,7 @@ from llama_adapter.app.inputs.archives import is_archive_name
 from llama_adapter.app.inputs.patterns import is_pattern
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
-from llama_adapter.app.jobs.questions import TemplateError, picture_variables, questions_about
+from llama_adapter.app.jobs.questions import TemplateError, fill, is_template, picture_variables, questions_about
 from llama_adapter.app.jobs.result_writer import ResultWriter
 from llama_adapter.app.measuring.report import versions
 from llama_adapter.app.records.folder import RecordStore
@@ -43,7 +43,7 @@ def open_decider(job: Job) -> Decider:
 def check_questions(job: Job, captioner: Captioner) -> None:
     """Raise PromptTooLongError, PromptError, ValueError or UsageError where a question could be put to no picture."""
     for question in job.questions:
-        if not question.is_template:
+        if not is_template(question):
             captioner.check_prompt(question.prompt(captioner.info.default_prompt), question.choices)
 
 
@@ -94,7 +94,7 @@ def check_variables(job: Job) -> None:
         return  # what these bring is known when it comes
     for question in job.questions:
         try:
-            question.filled(picture_variables("", {}))
+            fill(question, picture_variables("", {}))
         except TemplateError as error:
             raise UsageError(str(error), hint=error.hint) from None
 
@@ -111,7 +111,7 @@ def tell_notes(
         writer.say(f"note: {note}")
     if job.spec.batch_size == "auto":
         writer.say(f"note: batch size {spec.batch_size}")
-    asked = [question for question in job.questions if question.choices is not None and not question.is_template]
+    asked = [question for question in job.questions if question.choices is not None and not is_template(question)]
     prompts = [question.shown(info.default_prompt) for question in asked]
     for note in decider.doubts(prompts=prompts, model_digests=[info.digest]):
         writer.say(note)

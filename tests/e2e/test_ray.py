@@ -18,13 +18,13 @@ import pytest
 from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.inputs import InputSpec
 from llama_adapter.app.jobs.job import Job
-from llama_adapter.app.jobs.questions import Question
 from llama_adapter.app.jobs.run import run_job
 from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.manifest import read_manifest
 from llama_adapter.app.records.record import Record, read_records
 from llama_adapter.app.scale.job import run_ray_job
 from llama_adapter.app.scale.options import RayOptions
+from llama_adapter.app.tasks.question import Question
 from llama_adapter.runtime.errors import ExitCode
 
 pytestmark = [

@@ -1,0 +1,1 @@
+"""Tasks: how a question is encoded, answered and recorded."""
