@@ -115,13 +115,18 @@ class Captioner:
         operators, exif, reading, batch_size; None leaves a default. Raises ValueError for options that exclude each
         other, and the errors listed in runtime/problems.py for files and devices.
         """
-        from llama_adapter.app.captioning.assemble import assemble
-
         given = {name: value for name, value in {"model": model, **options}.items() if value is not None}
         plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
         for name in {"device", "dtype"} & plain.keys():  # torch.device("cpu") and torch.float16 are meant as well
             plain[name] = str(plain[name]).removeprefix("torch.")
-        return assemble(CaptionerSpec(**plain))
+        return cls.from_spec(CaptionerSpec(**plain))
+
+    @classmethod
+    def from_spec(cls, spec: CaptionerSpec) -> "Captioner":
+        """As `load`, from a spec."""
+        from llama_adapter.app.captioning.assemble import assemble
+
+        return assemble(spec)
 
     @property
     def batch_size(self) -> int:
