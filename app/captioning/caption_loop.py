@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from llama_adapter.app.captioning.active_request import ActiveRequest
-from llama_adapter.app.captioning.answers import NOT_FINITE, Answer, Event, TextDelta
 from llama_adapter.app.captioning.encoded_pictures import EncodedPicture
-from llama_adapter.app.captioning.oom_retry import OomRetry, attempt
 from llama_adapter.app.captioning.stage_clock import StageClock
+from llama_adapter.app.models.oom_retry import OomRetry, attempt
 from llama_adapter.app.models.out_of_distribution import OodDetector
+from llama_adapter.app.tasks.answers import NOT_FINITE, Answer, Event, TextDelta
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sequence import Output, Request
 from llama_adapter.llm.tokenizer import IncrementalDetokenizer, Tokenizer

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from llama_adapter.app.captioning.answers import AnswerError
+from llama_adapter.app.tasks.answers import AnswerError
 
 if TYPE_CHECKING:  # its module brings Pillow with it
     from llama_adapter.app.reading.sources import FileSlice

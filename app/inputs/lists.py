@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from llama_adapter.app.captioning.answers import AnswerError
 from llama_adapter.app.inputs.items import PictureInput
 from llama_adapter.app.inputs.lines import (
     BYTE_ORDER_MARK,
@@ -15,6 +14,7 @@ from llama_adapter.app.inputs.lines import (
     read_beginning,
     split_lines,
 )
+from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
 
 

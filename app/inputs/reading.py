@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 
-from llama_adapter.app.captioning.answers import AnswerError
 from llama_adapter.app.inputs.archives import archive_inputs, is_archive_name
 from llama_adapter.app.inputs.errors import InputsError
 from llama_adapter.app.inputs.folders import file_input, folder_inputs, is_folder
@@ -18,6 +17,7 @@ from llama_adapter.app.inputs.manifests import check_manifest, manifest_inputs
 from llama_adapter.app.inputs.patterns import expand_pattern, fixed_folder, is_pattern
 from llama_adapter.app.inputs.spec import InputSpec
 from llama_adapter.app.records.picture_names import escaped_name
+from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
 
 

@@ -7,7 +7,6 @@ from typing import Any
 from llama_adapter.app.calibration.decider import Decider
 from llama_adapter.app.calibration.file import read_calibration
 from llama_adapter.app.captioning.captioner import Captioner, ModelInfo
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.inputs import PictureInput, count_inputs
 from llama_adapter.app.inputs.archives import is_archive_name
@@ -17,6 +16,7 @@ from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.jobs.questions import TemplateError, fill, is_template, picture_variables, questions_about
 from llama_adapter.app.jobs.result_writer import ResultWriter
 from llama_adapter.app.measuring.report import versions
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.records.folder import RecordStore
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.manifest import RunManifest

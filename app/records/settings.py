@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from llama_adapter.app.captioning.captioner import ModelInfo
-from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llama_adapter.app.captioning.answers import Answer
-from llama_adapter.app.captioning.prompts import RawPrompt, shown_prompt
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.record import picture_key, record_id
+from llama_adapter.app.tasks.answers import Answer
+from llama_adapter.app.tasks.prompts import RawPrompt, shown_prompt
 from llama_adapter.runtime.problems import Problem
 
 MAX_PICTURES = 64  # of 150 kB each as pixels: large enough to keep a batch full, small enough to be done anew

@@ -5,7 +5,6 @@ import time
 from contextlib import ExitStack, closing
 
 from llama_adapter.app.calibration.decider import Decider
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.jobs.interruption import Interruption
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.opening import (
@@ -18,6 +17,7 @@ from llama_adapter.app.jobs.opening import (
     work_of,
 )
 from llama_adapter.app.jobs.result_writer import ResultWriter
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.records.folder import RecordStore, open_records
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.manifest import new_run_id

@@ -3,9 +3,9 @@
 import itertools
 from collections.abc import Iterator, Sequence
 
-from llama_adapter.app.captioning.answers import Answer, AnswerError
 from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.scale.chunks import Chunk
+from llama_adapter.app.tasks.answers import Answer, AnswerError
 
 MAX_LOSSES = 2  # of a chunk; its pictures are then tried one by one, and in the end have an error
 

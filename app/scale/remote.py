@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from llama_adapter.app.captioning.answers import AnswerError
 from llama_adapter.app.inputs import InputsError, PictureInput, natural_key
+from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.formats import PHONE_SUFFIXES, PICTURE_SUFFIXES
