@@ -92,7 +92,7 @@ class JobPlanner:
             asked.escaped = self._escaped(question, picture)
             asked.supersedes = self._superseded_by(picture)
             prompt = filled.prompt(self._info.default_prompt)
-            work = WorkQuestion(index=self._num_asked - 1, prompt=prompt, choices=filled.choices)
+            work = WorkQuestion(index=self._num_asked - 1, prompt=prompt, task=filled.task)
             if error is None:
                 questions.append(work)
             elif not self._is_known("", picture.label, asked, work.index):
@@ -184,7 +184,7 @@ class JobPlanner:
         )
 
     def _settings_of(self, question: Question) -> dict[str, Any]:
-        key = (question.choices, question.form, question.input)
+        key = (question.task, question.form, question.input)
         if key not in self._settings:
             if len(self._settings) >= 1024:  # every line of a manifest may bring another input
                 self._settings.clear()
@@ -192,7 +192,7 @@ class JobPlanner:
                 self._spec,
                 info=self._info,
                 sampling=self._sampling,
-                choices=question.choices,
+                task=question.task,
                 form=question.form,
                 input=question.input,
             )

@@ -28,7 +28,7 @@ def open_decider(job: Job) -> Decider:
     """How texts say what was chosen. Raises UsageError where the job's choices are not those of its calibration."""
     calibration = None if job.calibration is None else read_calibration(job.calibration)
     decider = Decider.of(calibration, threshold=job.threshold, abstain=job.abstain)
-    asked = {question.choices for question in job.questions if question.choices is not None}
+    asked = {question.task.continuations for question in job.questions} - {()}
     if not decider.is_plain and not asked and not job.inputs.manifests:
         raise UsageError("--threshold, --abstain and --calibration decide between --choices, and there are none")
     for choices in asked:
@@ -44,7 +44,7 @@ def check_questions(job: Job, captioner: Captioner) -> None:
     """Raise PromptTooLongError, PromptError, ValueError or UsageError where a question could be put to no picture."""
     for question in job.questions:
         if not is_template(question):
-            captioner.check_prompt(question.prompt(captioner.info.default_prompt), question.choices)
+            captioner.encode_prompt(question.prompt(captioner.info.default_prompt), question.task)
 
 
 def open_planner(job: Job, info: ModelInfo, *, spec: CaptionerSpec, run: str, file: RecordStore | None) -> JobPlanner:
@@ -111,7 +111,7 @@ def tell_notes(
         writer.say(f"note: {note}")
     if job.spec.batch_size == "auto":
         writer.say(f"note: batch size {spec.batch_size}")
-    asked = [question for question in job.questions if question.choices is not None and not is_template(question)]
+    asked = [question for question in job.questions if question.task.continuations and not is_template(question)]
     prompts = [question.shown(info.default_prompt) for question in asked]
     for note in decider.doubts(prompts=prompts, model_digests=[info.digest]):
         writer.say(note)

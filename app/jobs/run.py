@@ -1,6 +1,5 @@
 """What `caption` and `ask` do on this machine: pictures in, answers out as they are ready. No flags: see app/cli."""
 
-import dataclasses
 import time
 from contextlib import ExitStack, closing
 
@@ -39,7 +38,7 @@ def run_job(job: Job) -> int:
     with ExitStack() as stack:
         # Before the model is loaded, which may take minutes: a place that cannot be written shows at once.
         file = None if job.out is None else stack.enter_context(open_records(job.out))
-        captioner = stack.enter_context(Captioner.load(**dataclasses.asdict(job.spec)))
+        captioner = stack.enter_context(Captioner.from_spec(job.spec))
         check_questions(job, captioner)
         info, spec, run = captioner.info, captioner.spec, new_run_id()
         reader = open_reader(job.reader, spec, size=captioner.image_size, timeout_s=job.picture_timeout_s)
@@ -79,7 +78,7 @@ def _warm_up(job: Job, captioner: Captioner, writer: ResultWriter) -> None:
     """Compile what has to be, before the first picture waits for it; shortages of memory are told from now on."""
     captioner.oom_retry.tell = lambda text: writer.say(f"note: {text}")
     question = job.questions[0]
-    if captioner.info.mode != EAGER and question.choices is None:
+    if captioner.info.mode != EAGER and not question.task.continuations:
         prompt = question.prompt(captioner.info.default_prompt)
         warm_up = captioner.warm_up(prompt, max_new_tokens=job.sampling.max_new_tokens)
         writer.say(f"warm-up: {warm_up.programs} programs ready in {warm_up.seconds:.1f} s")

@@ -47,6 +47,8 @@ class AnswerLike(Protocol):
     @property
     def choice(self) -> Mapping[str, float] | None: ...
     @property
+    def details(self) -> Mapping[str, Any]: ...
+    @property
     def unfamiliar(self) -> bool | None: ...
     @property
     def error(self) -> ErrorLike | None: ...
@@ -120,7 +122,7 @@ def answer_to_record(answer: AnswerLike, *, model_digest: str, sampling: Mapping
         record["unfamiliar"] = answer.unfamiliar
     if "\\" in answer.picture:
         record["exact_name"] = True
-    return record
+    return cast(Record, {**record, **{name: value for name, value in answer.details.items() if name not in record}})
 
 
 def _or_null(number: float) -> float | None:

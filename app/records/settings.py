@@ -1,11 +1,10 @@
 """What an answer depends on beside picture, prompt and model, as a record's id counts it. Plain values."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from llama_adapter.app.captioning.captioner import ModelInfo
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
+from llama_adapter.app.tasks.task import FREE_TEXT, Task, task_settings
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 
@@ -14,7 +13,7 @@ def record_settings(
     *,
     info: ModelInfo,
     sampling: SamplingParams,
-    choices: Sequence[str] | None,
+    task: Task = FREE_TEXT,
     form: str = "instruction",
     input: str | None = None,
 ) -> dict[str, Any]:
@@ -24,7 +23,7 @@ def record_settings(
     """
     return {
         **asdict(sampling),
-        "choices": None if choices is None else list(choices),
+        **task_settings(task),
         "form": form,
         "input": input,
         "exif": spec.exif,

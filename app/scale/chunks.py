@@ -10,6 +10,7 @@ from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.record import picture_key, record_id
 from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.app.tasks.prompts import RawPrompt, shown_prompt
+from llama_adapter.app.tasks.task import task_settings
 from llama_adapter.runtime.problems import Problem
 
 MAX_PICTURES = 64  # of 150 kB each as pixels: large enough to keep a batch full, small enough to be done anew
@@ -69,7 +70,7 @@ class Known:
         """The id of the record of a question's answer."""
         prompt = question.prompt
         of_question = {
-            "choices": None if question.choices is None else list(question.choices),
+            **task_settings(question.task),
             "form": "raw" if isinstance(prompt, RawPrompt) else "instruction",
             "input": prompt[1] if isinstance(prompt, tuple) else None,
         }

@@ -115,7 +115,7 @@ def _known(job: Job, first: LoadedModel, file: RecordStore | None) -> Known | No
     index = RecordIndex(file.files)
     if not index:
         return None
-    settings = record_settings(first.spec, info=first.info, sampling=job.sampling, choices=None)
+    settings = record_settings(first.spec, info=first.info, sampling=job.sampling)
     return Known(index=index, model_digest=first.info.digest, settings=settings, retry_errors=job.retry_errors)
 
 

@@ -102,10 +102,10 @@ class CaptionWorker:
 
                 torch.set_num_threads(self._threads)
             spec = dataclasses.replace(self._job.spec, device=self._device)
-            captioner = Captioner.load(**dataclasses.asdict(spec))
+            captioner = Captioner.from_spec(spec)
             check_questions(self._job, captioner)
             question = self._job.questions[0]
-            if captioner.info.mode != EAGER and question.choices is None:
+            if captioner.info.mode != EAGER and not question.task.continuations:
                 captioner.warm_up(
                     question.prompt(captioner.info.default_prompt), max_new_tokens=self._job.sampling.max_new_tokens
                 )

@@ -13,6 +13,7 @@ from llama_adapter.app.records.settings import record_settings
 from llama_adapter.app.scale.chunks import Known
 from llama_adapter.app.scale.worker import LoadedModel
 from llama_adapter.app.tasks.answers import Answer
+from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
@@ -41,7 +42,7 @@ def item(index: int, *, size: int | None = None) -> WorkItem:
 
 QUESTIONS = (
     Question(),
-    Question(instruction="Is it {stem}?", choices=("yes", "no")),
+    Question(instruction="Is it {stem}?", task=OneOf(("yes", "no"))),
     Question(instruction="Look", input="closely"),
     Question(raw="A picture of"),
 )
@@ -60,7 +61,7 @@ def answer_to(question: WorkQuestion, label: str, digest: str) -> Answer:
 
 
 def known_of(index: RecordIndex) -> Known:
-    settings = record_settings(SPEC, info=INFO, sampling=SAMPLING, choices=None)
+    settings = record_settings(SPEC, info=INFO, sampling=SAMPLING)
     return Known(index=index, model_digest=INFO.digest, settings=settings, retry_errors=False)
 
 
