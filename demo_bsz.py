@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from llama_adapter.app.cli.parser import Parser
 from llama_adapter.app.cli.values import parse_text, settings, value_of
 from llama_adapter.app.inputs.errors import InputsError
-from llama_adapter.app.measuring.report import Tally, make_report
+from llama_adapter.app.measuring.report import Report, Tally
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.tasks.choose import parse_choices
@@ -199,8 +199,8 @@ def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: Sa
                 print(f"[result]: {shown_name(inputs[answer.index].label)}: {said}")
         print(f"[trial time]: {trial_s * 1e3:.1f} ms")
     print(f"[avg_time]: {total_s / options.infer_loop * 1e3:.1f} ms\n")
-    report = make_report(
-        tally,
+    report = Report(
+        tally=tally,
         stages_s=clock.seconds,
         wall_s=total_s,
         model=captioner.info,

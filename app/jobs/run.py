@@ -19,7 +19,7 @@ from llama_adapter.app.jobs.opening import (
     work_of,
 )
 from llama_adapter.app.jobs.result_writer import ResultWriter
-from llama_adapter.app.measuring.report import Report, make_report
+from llama_adapter.app.measuring.report import Report
 from llama_adapter.app.reading.isolated import open_reader
 from llama_adapter.app.records.folder import open_records
 from llama_adapter.app.records.manifest import new_run_id
@@ -85,8 +85,8 @@ def _warm_up(job: Job, captioner: Captioner, writer: ResultWriter) -> None:
 
 
 def _report(job: Job, captioner: Captioner, writer: ResultWriter, clock: StageClock, wall_s: float) -> Report:
-    return make_report(
-        writer.tally,
+    return Report(
+        tally=writer.tally,
         stages_s=clock.seconds,
         device_stages_s=clock.read_device_seconds(),
         wall_s=wall_s,
