@@ -22,7 +22,7 @@ from llama_adapter.app.jobs.questions import fill, picture_variables
 from llama_adapter.app.measuring.plots import check_plot
 from llama_adapter.app.reading.isolated import open_reader
 from llama_adapter.app.reading.reader import Reader
-from llama_adapter.app.records.record import answer_to_record
+from llama_adapter.app.records.record import recorded_choice
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -63,7 +63,7 @@ def run_calibration(job: CalibrationJob) -> int:
     labelled = _chosen(job, read_labelled(job.calibrate, choices=job.choices))
     _check_places(job)
     questions = [_question(job, one) for one in labelled]
-    with Captioner.load(**dataclasses.asdict(job.spec)) as captioner:
+    with Captioner.from_spec(job.spec) as captioner:
         info = captioner.info
         for question in dict.fromkeys(questions):
             captioner.check_prompt(question.prompt(info.default_prompt), question.choices)
@@ -189,7 +189,7 @@ def _mistakes(
 
 def _as_recorded(answer: Answer) -> dict[str, float] | None:
     """Probabilities as a record holds them: what is fitted on shall be what is applied to. None for no numbers."""
-    choice = answer_to_record(answer, model_digest="", sampling={}, run="")["choice"]
+    choice = recorded_choice(answer)
     numbers = {name: value for name, value in (choice or {}).items() if value is not None}
     return numbers if choice is not None and len(numbers) == len(choice) else None
 

@@ -4,6 +4,7 @@ import dataclasses
 import secrets
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from llama_adapter.app.captioning.answers import Answer, AnswerError
 from llama_adapter.app.captioning.prompts import EncodedPrompt
@@ -29,6 +30,7 @@ class ActiveRequest:
         started: float | None = None,
         ms: dict[str, float] | None = None,
         is_reused: bool = False,
+        tag: Any = None,
     ) -> None:
         """`started`: the `time.perf_counter()` that its times count from, None is now; `ms`: those that are known."""
         self.index, self.picture, self.digest = index, picture, digest
@@ -39,7 +41,7 @@ class ActiveRequest:
         self.sampling = sampling
         self.started = time.perf_counter() if started is None else started
         self.ms: dict[str, float] = {} if ms is None else ms
-        self.is_reused = is_reused
+        self.is_reused, self.tag = is_reused, tag
         self.token_ids: list[int] = []
         self.pieces: list[str] = []
         self.stopping = StopTexts(stop)
@@ -67,4 +69,5 @@ class ActiveRequest:
             prompt_tokens=len(self.prompt.token_ids),
             unfamiliar=self.unfamiliar,
             is_reused=self.is_reused,
+            tag=self.tag,
         )

@@ -1,7 +1,7 @@
 """What comes out: pieces of text as they are ready, and answers. Plain values, no model."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +36,7 @@ class Answer:
     prompt_tokens: int = 0
     unfamiliar: bool | None = None  # the picture is unlike those the model was trained on; None: nobody can tell
     is_reused: bool = False  # the picture was encoded already: nothing of it was read or encoded again
+    tag: Any = None  # the `tag` of the question
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -197,6 +197,7 @@ class CaptionLoop:
             prompt_tokens=len(conversation.prompt.token_ids),
             unfamiliar=conversation.unfamiliar,
             is_reused=conversation.is_reused,
+            tag=conversation.tag,
         )
 
     def _choose(self, conversation: ActiveRequest, logprobs: Sequence[float]) -> dict[str, float]:

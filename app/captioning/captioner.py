@@ -335,6 +335,7 @@ class Captioner:
             choices=question.choices,
             started=time.perf_counter() - picture.elapsed_ms / 1e3,
             ms={"read": picture.elapsed_ms},
+            tag=question.tag,
         )
         return conversation, error
 

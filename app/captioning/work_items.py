@@ -1,6 +1,7 @@
-"""What a captioner is given to do: a picture, and what is asked of it. Plain values."""
+"""What a captioner is given to do: a picture and the questions about it. Plain values."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from llama_adapter.app.captioning.prompts import Prompt
 from llama_adapter.app.reading.reader import PictureReading
@@ -9,11 +10,12 @@ from llama_adapter.app.reading.sources import Source
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkQuestion:
-    """One prompt about a picture; it gets one answer, which carries its index."""
+    """One prompt about a picture; it gets one answer."""
 
-    index: int
+    index: int  # comes back with the answer
     prompt: Prompt
     choices: tuple[str, ...] | None = None  # the answer is the likeliest of them
+    tag: Any = None  # the caller's own data, which comes back with the answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from llama_adapter.app.cli.values import parse_choices, parse_shard, parse_text,
 from llama_adapter.app.inputs import InputSpec, read_question_sheet
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.questions import complete
-from llama_adapter.app.scale.options import RayOptions
+from llama_adapter.app.scale.cluster import RayOptions
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import UsageError
@@ -169,8 +169,8 @@ def _add_output(parser: Parser) -> None:
     output.add_argument(
         "--out",
         metavar="FILE.jsonl",
-        help="append records, a JSON line each, to a file, or to files in a folder (FOLDER/); what is answered there "
-        "already is left out",
+        help="append records, a JSON line each, to a file, or to the last part-*.jsonl of a folder (FOLDER/); what is "
+        "answered there already is left out",
     )
     earlier = output.add_mutually_exclusive_group()
     earlier.add_argument(
@@ -252,9 +252,10 @@ def _answer(
     job = settings(Job, {**vars(options), **values, "needs_question": needs_question})
     if options.engine == "ray":
         ray = settings(RayOptions, {**vars(options), "address": options.ray_address})
-        from llama_adapter.app.scale.job import run_ray_job
+        from llama_adapter.app.jobs.run import run_job
+        from llama_adapter.app.scale.runner import RayRunner
 
-        return run_ray_job(job, ray)
+        return run_job(job, RayRunner(ray))
     if options.actors is not None or options.ray_address is not None:
         raise UsageError("--actors and --ray-address go with --engine ray, which is missing")
     from llama_adapter.app.jobs.run import run_job

@@ -17,8 +17,8 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.inputs import InputSpec
 from llama_adapter.app.jobs.job import Job
-from llama_adapter.app.jobs.opening import count_answers
 from llama_adapter.app.jobs.result_writer import ResultWriter, how_to_go_on
+from llama_adapter.app.jobs.run import count_answers
 from llama_adapter.app.models.bundle import add_familiarity, convert, load_bundle
 from llama_adapter.app.models.checkpoints import ModelSources
 from llama_adapter.app.models.out_of_distribution import OodDetector
