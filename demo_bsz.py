@@ -14,12 +14,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llama_adapter.app.captioning.resources import sample_pictures
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.cli.parser import Parser
 from llama_adapter.app.cli.values import parse_choices, parse_text, settings
 from llama_adapter.app.inputs import InputsError
 from llama_adapter.app.measuring.report import Tally, make_report
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.terminal.run_guarded import run_guarded
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import ExitCode, UsageError

@@ -11,7 +11,7 @@ class PromptError(LlamaAdapterError):
 
 
 class PromptTooLongError(PromptError):
-    """A prompt, with its choices, that does not fit into the context."""
+    """A prompt, with its continuations, that does not fit into the context."""
 
     def __init__(self, num_tokens: int, context: int) -> None:
         super().__init__(

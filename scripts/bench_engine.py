@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from llama_adapter.app.captioning.resources import sample_pictures
-from llama_adapter.app.captioning.spec import DEFAULT_BATCH_SIZE
 from llama_adapter.app.measuring.circumstances import circumstances, load_average
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE
 from llama_adapter.runtime.devices.backend import DTYPES
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess

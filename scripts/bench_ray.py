@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from llama_adapter.app.captioning.resources import sample_pictures
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.inputs import InputSpec
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.measuring.circumstances import circumstances, load_average
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.record import Record, read_records
 from llama_adapter.app.tasks.question import Question

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.measuring.circumstances import circumstances, load_average
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.reading.isolated import IsolatedReader
 from llama_adapter.app.reading.prefetch import Prefetcher
 from llama_adapter.app.reading.reader import PictureReader, Reader

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.captioning.spec import DEFAULT_BATCH_SIZE
 from llama_adapter.app.measuring.circumstances import circumstances, load_average
+from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE
 from llama_adapter.app.online.types import ServiceLimits
 from scripts.service_bench.load import Sample, run_load, summary, warm_up
 from scripts.service_bench.page import as_markdown

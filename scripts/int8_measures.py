@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.captioning.captioner import Answer, Captioner
-from llama_adapter.app.captioning.resources import embedded_model
-from llama_adapter.app.captioning.spec import CaptionerSpec, Precision
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.quantising import linear_weights, quantise
 from llama_adapter.app.models.random_model import random_model
+from llama_adapter.app.models.resources import embedded_model
+from llama_adapter.app.models.spec import CaptionerSpec, Precision
 from llama_adapter.app.models.tensor_files import sketch
 from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.llm.model.adapter import Prefix

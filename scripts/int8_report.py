@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llama_adapter.app.captioning.resources import embedded_model, sample_pictures
 from llama_adapter.app.measuring.circumstances import circumstances, load_average
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
+from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.vision.image import PictureSource
 from scripts.int8_measures import draw_exams, measure_variants, outlier_error, require_kernels
 

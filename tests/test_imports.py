@@ -190,7 +190,7 @@ def test_all_packages_are_looked_at() -> None:
         ("llama_adapter.vision.clip", "import llm"),
         ("llama_adapter.vision.clip", "from llama_adapter.llm.errors import LlamaAdapterError"),
         ("llama_adapter.llm.prompt", "def late():\n    from llama_adapter.vision import image"),
-        ("llama_adapter.llm.prompt", "import llama_adapter.app.captioning.spec"),
+        ("llama_adapter.llm.prompt", "import llama_adapter.app.models.spec"),
         ("llama_adapter.vision.image", "from llama_adapter.app import spec"),
         ("llama_adapter.llm.model.llama", "from llama_adapter.runtime.devices.backend import Backend"),
         ("llama_adapter.llm.model.llama", "from ..runtime import backend"),

@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from llama_adapter.app.captioning.answers import Answer, AnswerError
-from llama_adapter.app.captioning.prompts import EncodedPrompt
 from llama_adapter.app.captioning.stop_strings import StopTexts
+from llama_adapter.app.tasks.answers import Answer, AnswerError
+from llama_adapter.app.tasks.prompts import EncodedPrompt
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.tokenizer import IncrementalDetokenizer

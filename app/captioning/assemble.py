@@ -7,9 +7,6 @@ from contextlib import ExitStack, closing
 import torch
 
 from llama_adapter.app.captioning.captioner import Captioner, ModelInfo
-from llama_adapter.app.captioning.oom_retry import OomRetry
-from llama_adapter.app.captioning.resources import embedded_model
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, assemble_sources, stream_sources
 from llama_adapter.app.models.encoders import (
@@ -21,7 +18,10 @@ from llama_adapter.app.models.encoders import (
     om_card,
 )
 from llama_adapter.app.models.memory_fit import place_model
+from llama_adapter.app.models.oom_retry import OomRetry
 from llama_adapter.app.models.quantised_model import quantise_model
+from llama_adapter.app.models.resources import embedded_model
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.runners.eager import Executor
 from llama_adapter.runtime.devices.backend import Backend, open_backend, open_best, resolve_dtype, resolve_mode

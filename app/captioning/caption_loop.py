@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from llama_adapter.app.captioning.active_request import ActiveRequest
-from llama_adapter.app.captioning.answers import NOT_FINITE, Answer, Event, TextDelta
 from llama_adapter.app.captioning.encoded_pictures import EncodedPicture
-from llama_adapter.app.captioning.oom_retry import OomRetry, attempt
 from llama_adapter.app.captioning.stage_clock import StageClock
+from llama_adapter.app.models.oom_retry import OomRetry, attempt
 from llama_adapter.app.models.out_of_distribution import OodDetector
+from llama_adapter.app.tasks.answers import NOT_FINITE, Answer, Event, TextDelta
 from llama_adapter.llm.engine.engine import Engine
-from llama_adapter.llm.engine.sequence import Output, Request
+from llama_adapter.llm.engine.requests import GenerateRequest, Output, ScoreRequest
 from llama_adapter.llm.tokenizer import IncrementalDetokenizer, Tokenizer
 from llama_adapter.vision.backends.base import VisionBackend
 
@@ -113,14 +113,19 @@ class CaptionLoop:
 
     def _hand_over(self, request_id: int, conversation: ActiveRequest) -> None:
         """Let the engine answer a conversation, or go on with its answer where it ends by now."""
-        assert conversation.prefix is not None
+        prompt, prefix = conversation.prompt, conversation.prefix
+        assert prefix is not None
+        if prompt.choices:
+            self._engine.submit(
+                ScoreRequest(id=request_id, prompt_ids=prompt.token_ids, prefix=prefix, continuations=prompt.choices)
+            )
+            return
         self._engine.submit(
-            Request(
+            GenerateRequest(
                 id=request_id,
-                prompt_ids=conversation.prompt.token_ids,
-                prefix=conversation.prefix,
+                prompt_ids=prompt.token_ids,
+                prefix=prefix,
                 sampling=conversation.sampling,
-                choices=conversation.prompt.choices,
                 known_ids=tuple(conversation.token_ids),
             )
         )
@@ -183,7 +188,7 @@ class CaptionLoop:
             yield conversation.failed(NOT_FINITE)
             return
         conversation.ms["total"] = conversation.elapsed_ms()
-        choice = self._choose(conversation, output.choice_logprobs) if finish == "choice" else None
+        choice = self._choose(conversation, output.logprobs) if finish == "scored" else None
         yield Answer(
             index=conversation.index,
             picture=conversation.picture,
@@ -191,7 +196,7 @@ class CaptionLoop:
             prompt=conversation.prompt.text,
             text="".join(conversation.pieces),
             token_ids=tuple(conversation.token_ids),
-            finish=finish,
+            finish="choice" if finish == "scored" else finish,
             choice=choice,
             ms=conversation.ms,
             prompt_tokens=len(conversation.prompt.token_ids),

@@ -11,10 +11,16 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from llama_adapter.app.captioning.active_request import ActiveRequest
-from llama_adapter.app.captioning.answers import Answer, AnswerError, Event, TextDelta
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
-from llama_adapter.app.captioning.oom_retry import OomRetry, attempt
-from llama_adapter.app.captioning.prompts import (
+from llama_adapter.app.captioning.stage_clock import Mark, StageClock
+from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
+from llama_adapter.app.models.oom_retry import OomRetry, attempt
+from llama_adapter.app.models.out_of_distribution import OodDetector
+from llama_adapter.app.models.spec import CaptionerSpec, Precision
+from llama_adapter.app.reading.prefetch import Prefetcher
+from llama_adapter.app.reading.reader import PictureReader, PictureReading, Reader
+from llama_adapter.app.tasks.answers import Answer, AnswerError, Event, TextDelta
+from llama_adapter.app.tasks.prompts import (
     EncodedPrompt,
     Prompt,
     PromptEncoder,
@@ -22,12 +28,6 @@ from llama_adapter.app.captioning.prompts import (
     as_choices,
     shown_prompt,
 )
-from llama_adapter.app.captioning.spec import CaptionerSpec, Precision
-from llama_adapter.app.captioning.stage_clock import Mark, StageClock
-from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
-from llama_adapter.app.models.out_of_distribution import OodDetector
-from llama_adapter.app.reading.prefetch import Prefetcher
-from llama_adapter.app.reading.reader import PictureReader, PictureReading, Reader
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError, PromptTooLongError

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from llama_adapter.app.captioning.prompts import Prompt
 from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.app.reading.sources import Source
+from llama_adapter.app.tasks.prompts import Prompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,6 +38,6 @@ def run_calibrate(options: argparse.Namespace) -> int:
         if getattr(options, name) is None:
             raise UsageError(f"--calibrate goes with --{name.replace('_', '-')}, which is missing")
     spec = spec_from(options)
-    from llama_adapter.app.calibration.job import CalibrationJob, run_calibration
+    from llama_adapter.app.jobs.calibrate import CalibrationJob, run_calibration
 
     return run_calibration(settings(CalibrationJob, {**vars(options), "spec": spec, "pictures": tuple(options.paths)}))

@@ -4,10 +4,10 @@ import argparse
 import dataclasses
 from typing import Any
 
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.cli.model_flags import SPEC, add_encoder, add_model, add_precision, sources_from
 from llama_adapter.app.cli.parser import DEVICE_KINDS, DEVICES, command, default
 from llama_adapter.app.cli.values import settings
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
 
 _DOCTOR = """\
@@ -44,8 +44,8 @@ def _run_doctor(options: argparse.Namespace) -> int:
     uses = uses_of(device=spec.device, vision=options.vision or spec.vision_kind)
     if options.environment:
         return run_checkup(None, uses=uses)
-    from llama_adapter.app.captioning.resources import embedded_model
     from llama_adapter.app.doctor.encoder import EncoderQuestion
+    from llama_adapter.app.models.resources import embedded_model
 
     bundle = str(embedded_model()) if spec.model is None else spec.model
     encoder = None if spec.encoder is None else EncoderQuestion(spec=spec, beside=om_device(spec.device))

@@ -3,9 +3,9 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from llama_adapter.app.captioning.spec import CaptionerSpec, parse_batch_size
 from llama_adapter.app.cli.parser import DEVICES, Parser, default
 from llama_adapter.app.cli.values import settings
+from llama_adapter.app.models.spec import CaptionerSpec, parse_batch_size
 
 if TYPE_CHECKING:
     from llama_adapter.app.models.checkpoints import ModelSources

@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from typing import TYPE_CHECKING
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.captioning.resources import sample_pictures
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.doctor.environment import PAGE_PACKAGES, SERVER_PACKAGES
 from llama_adapter.app.doctor.probes import IMPORT_NAMES
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import ServiceLimits
 from llama_adapter.app.terminal.wording import EMBEDDED_NOTE

@@ -15,9 +15,9 @@ from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.text import shown_text
 
 if TYPE_CHECKING:
-    from llama_adapter.app.captioning.spec import Precision
     from llama_adapter.app.doctor.encoder import EncoderQuestion
     from llama_adapter.app.models.checkpoints import ModelSources
+    from llama_adapter.app.models.spec import Precision
 
 Level = Literal["ok", "absent", "warning", "error"]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.doctor.model import Finding, Report, diagnose, ok
+from llama_adapter.app.models.spec import CaptionerSpec
 
 if TYPE_CHECKING:
     from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources

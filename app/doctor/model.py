@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from llama_adapter.app.captioning.spec import Precision
     from llama_adapter.app.models.checkpoints import LlamaFolder, ModelSources
+    from llama_adapter.app.models.spec import Precision
     from llama_adapter.llm.tokenizer import Tokenizer
     from llama_adapter.llm.weights.adapter import AdapterFile
     from llama_adapter.llm.weights.source import LlamaSource

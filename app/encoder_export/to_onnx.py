@@ -12,8 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llama_adapter.app.captioning.resources import embedded_model, sample_pictures
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.encoder_export.files import check_place
 from llama_adapter.app.encoder_export.talk import give, tell, told_complaints, told_next, told_parity
 from llama_adapter.app.inputs import expand_inputs
@@ -26,6 +24,8 @@ from llama_adapter.app.models.bundle import (
     stored_precision,
 )
 from llama_adapter.app.models.checkpoints import adapter_name, find_clip, resolve_channel_order
+from llama_adapter.app.models.resources import embedded_model, sample_pictures
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.reading.isolated import open_reader
 from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
 from llama_adapter.runtime.atomic_write import refuse_to_replace

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llama_adapter.app.captioning.answers import Answer, Event
 from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.http_api.access import Visit, visit_of
 from llama_adapter.app.http_api.conversation import understand
@@ -28,6 +27,7 @@ from llama_adapter.app.http_api.streaming import (
 from llama_adapter.app.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import ServiceError
+from llama_adapter.app.tasks.answers import Answer, Event
 from llama_adapter.runtime.errors import LlamaAdapterError
 
 IGNORED_TURNS = "x-ignored-turns"

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llama_adapter.app.captioning.prompts import Prompt
 from llama_adapter.app.http_api.problems import ApiError
 from llama_adapter.app.http_api.schemas import (
     AssistantMessage,
@@ -14,6 +13,7 @@ from llama_adapter.app.http_api.schemas import (
     TextPart,
     UserMessage,
 )
+from llama_adapter.app.tasks.prompts import Prompt
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 

@@ -6,9 +6,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from llama_adapter.app.captioning.answers import Answer
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import Observer
+from llama_adapter.app.tasks.answers import Answer
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _NAME = "llama_adapter"

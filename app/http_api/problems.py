@@ -7,11 +7,11 @@ import json
 import math
 from collections.abc import Mapping
 
-from llama_adapter.app.captioning.answers import AnswerError
 from llama_adapter.app.http_api.picture_errors import PictureRefusedError
 from llama_adapter.app.online.reading_pool import READING_BUSY, READING_FAILED
 from llama_adapter.app.online.types import BusyError, ServiceError
 from llama_adapter.app.reading.reader import CRASHED, TIMEOUT
+from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.runtime.errors import LlamaAdapterError
 from llama_adapter.runtime.problems import describe

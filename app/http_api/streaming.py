@@ -9,10 +9,10 @@ from typing import Any, Literal
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from llama_adapter.app.captioning.answers import Answer, Event, TextDelta
 from llama_adapter.app.http_api.problems import of_answer
 from llama_adapter.app.http_api.replies import Usage
 from llama_adapter.app.online.request_handle import RequestHandle
+from llama_adapter.app.tasks.answers import Answer, Event, TextDelta
 
 STALLED_READER_S = 30.0  # a client that takes nothing for so long is given up
 _DONE = b"data: [DONE]\n\n"

@@ -7,9 +7,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from llama_adapter.app.captioning.answers import AnswerError
 from llama_adapter.app.inputs.folders import has_picture_suffix, natural_key
 from llama_adapter.app.inputs.items import InputsError, PictureInput
+from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.errors import PictureError
 

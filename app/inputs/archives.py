@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from llama_adapter.app.captioning.answers import AnswerError
 from llama_adapter.app.inputs.fields import as_columns
 from llama_adapter.app.inputs.folders import has_picture_suffix
 from llama_adapter.app.inputs.items import PictureInput
 from llama_adapter.app.inputs.tar_members import TarMember, TarReader, opened_tar
+from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from llama_adapter.app.captioning.answers import AnswerError
+from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
 
 if TYPE_CHECKING:  # imports Pillow

@@ -4,9 +4,9 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from llama_adapter.app.captioning.answers import AnswerError
 from llama_adapter.app.inputs.items import PictureInput
 from llama_adapter.app.inputs.lines import MAX_LINE_BYTES, STDIN, opened_lines, read_beginning, split_lines
+from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby, islice
 
-from llama_adapter.app.captioning.answers import AnswerError
 from llama_adapter.app.inputs.fields import PROMPT_COLUMNS, as_columns, first_column, question_columns, question_fields
 from llama_adapter.app.inputs.items import InputsError, PictureInput
 from llama_adapter.app.inputs.lines import can_read_again, check_lines
 from llama_adapter.app.inputs.tables import check_suffix, read_rows
+from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
 
 PICTURE_COLUMNS = ("picture", "image", "file_name", "filename", "path")

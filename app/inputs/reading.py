@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 
-from llama_adapter.app.captioning.answers import AnswerError
 from llama_adapter.app.inputs.addresses import check_remote, is_remote, remote_inputs
 from llama_adapter.app.inputs.archives import archive_inputs, is_archive_name
 from llama_adapter.app.inputs.folders import file_input, folder_inputs, is_folder
@@ -17,6 +16,7 @@ from llama_adapter.app.inputs.lists import list_inputs
 from llama_adapter.app.inputs.manifests import check_manifest, manifest_inputs
 from llama_adapter.app.inputs.patterns import expand_pattern, fixed_folder, is_pattern
 from llama_adapter.app.records.picture_names import escaped_name
+from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
 
 

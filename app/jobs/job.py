@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from llama_adapter.app.calibration.decisions import Rule
-from llama_adapter.app.captioning.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind
 from llama_adapter.app.inputs import InputSpec
+from llama_adapter.app.models.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 

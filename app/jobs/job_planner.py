@@ -7,19 +7,19 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llama_adapter.app.captioning.answers import Answer, AnswerError
 from llama_adapter.app.captioning.captioner import ModelInfo
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
 from llama_adapter.app.inputs import PictureInput
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.questions import TemplateError, fill, picture_variables, questions_about
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.app.reading.sources import Source
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.key import RecordKey, record_settings
 from llama_adapter.app.records.picture_names import escaped_name
 from llama_adapter.app.records.record import Record, answer_to_record
+from llama_adapter.app.tasks.answers import Answer, AnswerError
 from llama_adapter.app.tasks.question import Question
 
 _NOTHING_ASKED = AnswerError(

@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Self
 
 from llama_adapter.app.calibration.decider import Decider
-from llama_adapter.app.captioning.answers import Answer
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import Asked, JobPlanner
 from llama_adapter.app.jobs.progress import Progress
@@ -16,6 +15,7 @@ from llama_adapter.app.measuring.report import Tally
 from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.manifest import EndReason, RunManifest, write_manifest
 from llama_adapter.app.records.record import Record, record_to_line
+from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.app.terminal.run_guarded import forget_stdout
 from llama_adapter.app.terminal.standard_output import give
 from llama_adapter.app.terminal.stderr_lines import say

@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any, Protocol
 
 from llama_adapter.app.captioning.captioner import Answer, Captioner, ModelInfo
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.inputs import may_wait
@@ -13,6 +12,7 @@ from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.jobs.questions import is_template
 from llama_adapter.app.measuring.report import Tally, make_report
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.reading.isolated import open_reader
 from llama_adapter.runtime.devices.backend import EAGER
 

@@ -15,8 +15,6 @@ import torch
 
 from llama_adapter.app.captioning.assemble import ModelLoader, Parts, assemble_parts
 from llama_adapter.app.captioning.captioner import Answer
-from llama_adapter.app.captioning.resources import sample_pictures
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.measuring.bench_result import BenchResult, Ceilings, Round, Workload, summarise
 from llama_adapter.app.measuring.ceilings import measure_bandwidth, measure_matmul
@@ -31,6 +29,8 @@ from llama_adapter.app.measuring.roofline import (
 )
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.random_model import parse_size, random_model
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.runtime.devices.backend import EAGER, resolve_dtype
 

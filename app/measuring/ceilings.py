@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from llama_adapter.app.captioning.spec import Precision
 from llama_adapter.app.models.quantising import quantise_weight
+from llama_adapter.app.models.spec import Precision
 from llama_adapter.runtime.devices.backend import Backend
 
 _HOST_BUFFER, _DEVICE_BUFFER = 512 << 20, 4 << 30  # bytes; far above any cache

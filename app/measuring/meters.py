@@ -109,9 +109,9 @@ class MeteredExecutor:
             return self._inner.prefill(prompts, prefixes, first_slot=first_slot)
 
     def score(self, rows: Sequence[ScoreRow]) -> list[list[float]]:
-        # The last token of a choice is not fed, and each token of a choice needs its own logits.
-        lengths = [len(row.prompt_ids) + sum(len(choice) - 1 for choice in row.choices) for row in rows]
-        with self._note_prefill(lengths, num_logits=sum(len(choice) for row in rows for choice in row.choices)):
+        # The last token of a continuation is not fed, and each of its tokens needs its own logits.
+        lengths = [len(row.prompt_ids) + sum(len(ids) - 1 for ids in row.continuations) for row in rows]
+        with self._note_prefill(lengths, num_logits=sum(len(ids) for row in rows for ids in row.continuations)):
             return self._inner.score(rows)
 
     def decode(self, token_ids: Sequence[int] | Tensor, positions: Sequence[int]) -> Prediction:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from llama_adapter.app.captioning.answers import Answer
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
 from llama_adapter.app.inputs import InputsError
 from llama_adapter.app.inputs.tables import read_rows
+from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.app.terminal.wording import one_line
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.text import shown_name

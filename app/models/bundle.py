@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llama_adapter.app.captioning.spec import Precision
 from llama_adapter.app.models.checkpoints import (
     DEFAULT_PROMPT,
     LoadedModel,
@@ -36,6 +35,7 @@ from llama_adapter.app.models.checkpoints import (
 )
 from llama_adapter.app.models.out_of_distribution import OodDetector, read_familiarity
 from llama_adapter.app.models.quantising import convert_precision
+from llama_adapter.app.models.spec import Precision
 from llama_adapter.app.models.tensor_files import (
     DAMAGED,
     dtype_name,

@@ -16,8 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from llama_adapter.app.captioning.spec import Precision
 from llama_adapter.app.models.out_of_distribution import OodDetector
+from llama_adapter.app.models.spec import Precision
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter

@@ -3,8 +3,8 @@
 import hashlib
 from pathlib import Path
 
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.models.checkpoints import LoadedModel
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.devices.backend import EAGER, Backend
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import EncoderCard, fingerprint, is_same

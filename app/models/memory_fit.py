@@ -1,17 +1,17 @@
 """A model's halves on their device, with as many rows as the spec says: for `auto`, as the device's memory is good for.
 
-Less memory than that may turn up later, while pictures are answered: see app/captioning/oom_retry.py.
+Less memory than that may turn up later, while pictures are answered: see app/models/oom_retry.py.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llama_adapter.app.captioning.oom_retry import attempt, free_memory
-from llama_adapter.app.captioning.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.app.models.batch_size_cache import Setting
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.encoders import encoder_bytes
 from llama_adapter.app.models.native_encoder import KernelsFirst, install_block_kernels
+from llama_adapter.app.models.oom_retry import attempt, free_memory
+from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.llm.load import PlacedDecoder, place_decoder, planner
 from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, fitting_rows
 from llama_adapter.llm.runners.eager import Executor

@@ -10,10 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from llama_adapter.app.captioning.resources import embedded_model
 from llama_adapter.app.models.bundle import KNOWN_ANSWER, check_target, load_bundle, save_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, Origin
 from llama_adapter.app.models.quantising import linear_weights, quantise
+from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.tensor_files import sketch
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from llama_adapter.app.captioning.spec import Precision
+from llama_adapter.app.models.spec import Precision
 from llama_adapter.runtime.errors import CheckpointError
 
 SCALE = "_scale"  # `head.weight` has its scales in `head.weight_scale`

@@ -10,10 +10,10 @@ import sentencepiece
 import torch
 from torch import Tensor
 
-from llama_adapter.app.captioning.resources import embedded_model
-from llama_adapter.app.captioning.spec import Precision
 from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, LoadedModel
 from llama_adapter.app.models.quantising import linear_weights, quantise
+from llama_adapter.app.models.resources import embedded_model
+from llama_adapter.app.models.spec import Precision
 from llama_adapter.app.models.tensor_files import expected_forms, sketch
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer

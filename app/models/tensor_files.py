@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from llama_adapter.app.captioning.spec import Precision
 from llama_adapter.app.models.quantising import SCALE, is_scale, linear_weights
+from llama_adapter.app.models.spec import Precision
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.runtime.errors import CheckpointError

@@ -11,12 +11,12 @@ import numpy as np
 
 from llama_adapter.app.captioning.active_request import ActiveRequest
 from llama_adapter.app.captioning.encoded_pictures import EncodedPicture
-from llama_adapter.app.captioning.prompts import EncodedPrompt
 from llama_adapter.app.online.fair_queue import FairQueue
 from llama_adapter.app.online.reading_pool import ReadingTask
 from llama_adapter.app.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.online.types import BusyError, ServiceLimits
 from llama_adapter.app.reading.reader import PictureReading
+from llama_adapter.app.tasks.prompts import EncodedPrompt
 
 _MAX_RETRY_AFTER_S = 60.0
 

@@ -14,11 +14,11 @@ from functools import partial
 from itertools import chain
 from typing import Protocol
 
-from llama_adapter.app.captioning.answers import AnswerError
 from llama_adapter.app.online.fair_queue import FairQueue
 from llama_adapter.app.online.types import ServiceLimits
 from llama_adapter.app.reading.process import KeepWaiting, ReadingProcess
 from llama_adapter.app.reading.reader import PictureReading
+from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.errors import LlamaAdapterError
 
 # Of `AnswerError`:

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from llama_adapter.app.captioning.answers import Answer, Event
-from llama_adapter.app.captioning.prompts import Prompt
+from llama_adapter.app.tasks.answers import Answer, Event
+from llama_adapter.app.tasks.prompts import Prompt
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 

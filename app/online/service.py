@@ -14,13 +14,11 @@ from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
-from llama_adapter.app.captioning.answers import Answer, AnswerError, Event
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
 from llama_adapter.app.captioning.captioner import Captioner, ModelInfo
 from llama_adapter.app.captioning.encoded_pictures import EncodedPicture, EncodedPictures
-from llama_adapter.app.captioning.prompts import Prompt, RawPrompt, as_choices
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.captioning.stage_clock import STAGES, StageClock
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.online.admission_queue import AdmissionQueue, Admitted, Entry
 from llama_adapter.app.online.reading_pool import (
     NO_READING,
@@ -42,6 +40,8 @@ from llama_adapter.app.online.types import (
 from llama_adapter.app.reading.isolated import IsolatedReader
 from llama_adapter.app.reading.prefetch import num_reading_threads
 from llama_adapter.app.reading.reader import PictureLimits, PictureReading
+from llama_adapter.app.tasks.answers import Answer, AnswerError, Event
+from llama_adapter.app.tasks.prompts import Prompt, RawPrompt, as_choices
 from llama_adapter.llm.errors import PromptError
 from llama_adapter.runtime.problems import describe
 

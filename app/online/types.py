@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from llama_adapter.app.captioning.answers import Answer
+from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.runtime.errors import LlamaAdapterError
 
 State = Literal["loading", "ready", "restarting", "draining", "failed", "closed"]

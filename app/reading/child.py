@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llama_adapter.app.captioning.answers import AnswerError
-from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.reading.reader import PictureLimits, PictureReader, PictureReading
 from llama_adapter.app.reading.wire import (
     REQUEST_HEAD_BYTES,
@@ -26,6 +25,7 @@ from llama_adapter.app.reading.wire import (
     encode_message,
     request_sizes,
 )
+from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES
 
 SEND_BUFFER_BYTES = 2**20  # a square of pixels fits, so that one write sends it

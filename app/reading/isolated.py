@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Self
 
-from llama_adapter.app.captioning.answers import AnswerError
-from llama_adapter.app.captioning.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind
+from llama_adapter.app.models.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind
 from llama_adapter.app.reading.prefetch import num_reading_threads
 from llama_adapter.app.reading.process import KeepWaiting, ReadingProcess
 from llama_adapter.app.reading.process_pool import ReadingCrew
 from llama_adapter.app.reading.reader import CRASHED, TIMEOUT, PictureLimits, PictureReader, PictureReading, Reader
 from llama_adapter.app.reading.sources import FileSlice, Source
+from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
 
 # Of addresses, for one picture beyond what the process itself takes. The largest that is read, 128 million floats,

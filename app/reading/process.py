@@ -15,8 +15,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from llama_adapter.app.captioning.answers import AnswerError
-from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.reading.reader import PictureLimits, PictureReading
 from llama_adapter.app.reading.sources import FileSlice
 from llama_adapter.app.reading.wire import (
@@ -28,6 +27,7 @@ from llama_adapter.app.reading.wire import (
     Request,
     decode_message,
 )
+from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.child_process import last_line
 
 # Packages are found where this process finds them, whatever the child's own start would add or leave out; -P for what

@@ -9,10 +9,10 @@ from typing import Final, Literal, Protocol
 
 import numpy as np
 
-from llama_adapter.app.captioning.answers import AnswerError
-from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.reading.sources import FileSlice, Source
 from llama_adapter.app.reading.view import view_pixels
+from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.image import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # readers of records need no torch
     from llama_adapter.app.captioning.captioner import ModelInfo
-    from llama_adapter.app.captioning.spec import CaptionerSpec
+    from llama_adapter.app.models.spec import CaptionerSpec
     from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 

@@ -4,10 +4,10 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from llama_adapter.app.captioning.answers import Answer, AnswerError
 from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.jobs.job_planner import Asked, failed_answer
 from llama_adapter.app.records.index import RecordIndex
+from llama_adapter.app.tasks.answers import Answer, AnswerError
 from llama_adapter.runtime.problems import Problem
 
 MAX_PICTURES = 64  # of 150 kB each as pixels: large enough to keep a batch full, small enough to be repeated

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
-from llama_adapter.app.captioning.answers import Answer
 from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.scale.actors import Crew
@@ -15,6 +14,7 @@ from llama_adapter.app.scale.chunks import AnsweredChunk, Chunk, Ledger
 from llama_adapter.app.scale.cluster import WorkersFailedError
 from llama_adapter.app.scale.pipeline import ReadingPipeline
 from llama_adapter.app.scale.worker import LoadedModel, NotLoaded
+from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.runtime.child_process import last_line
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.problems import Problem

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
 
-from llama_adapter.app.captioning.answers import AnswerError
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.inputs.addresses import is_remote, read_remote
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.reading.isolated import IsolatedReader
 from llama_adapter.app.reading.reader import PictureReader, PictureReading, Reader
 from llama_adapter.app.scale.chunks import Chunk, Known, ReadChunk
+from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.problems import describe
 from llama_adapter.vision.errors import PictureError
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
-from llama_adapter.app.captioning.answers import Answer
 from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
@@ -19,6 +18,7 @@ from llama_adapter.app.scale.pipeline import ReadingPipeline, prepare_context
 from llama_adapter.app.scale.places import num_reading_tasks, plan_places
 from llama_adapter.app.scale.reading import Reading
 from llama_adapter.app.scale.worker import LoadedModel
+from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.errors import UsageError
 

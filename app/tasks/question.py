@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llama_adapter.app.captioning.prompts import Prompt, RawPrompt
+from llama_adapter.app.tasks.prompts import Prompt, RawPrompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

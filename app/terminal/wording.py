@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Final
 
 from llama_adapter.app.calibration.decider import Decider
-from llama_adapter.app.captioning.answers import Answer
-from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.records.record import Record
+from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_name
 
 EMBEDDED_NOTE = (

@@ -12,13 +12,13 @@ from typing import Final, Literal
 
 import torch
 
-from llama_adapter.app.captioning.answers import Answer, AnswerError
 from llama_adapter.app.measuring.report import Tally
 from llama_adapter.app.measuring.throughput import Circumstances, RunFigures, stage_differences
 from llama_adapter.app.online.service import Ask, RequestHandle, Service, ServiceError
 from llama_adapter.app.records.key import RecordKey, record_settings
 from llama_adapter.app.records.manifest import new_run_id
 from llama_adapter.app.records.record import answer_to_record
+from llama_adapter.app.tasks.answers import Answer, AnswerError
 from llama_adapter.app.web.batch_types import PictureFile, Progress, Question, Result
 from llama_adapter.app.web.byte_budget import ByteBudget
 from llama_adapter.app.web.runs import Run

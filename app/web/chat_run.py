@@ -5,9 +5,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-from llama_adapter.app.captioning.answers import Answer, Event
 from llama_adapter.app.online.request_handle import RequestHandle
 from llama_adapter.app.online.service import Ask, Service
+from llama_adapter.app.tasks.answers import Answer, Event
 from llama_adapter.app.web.chat_state import PickedPicture, Turn
 from llama_adapter.app.web.runs import Run
 from llama_adapter.app.web.troubles import told

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from llama_adapter.app.captioning.answers import Answer
+from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.problems import Problem
 

@@ -1,6 +1,6 @@
 """A chat as HTML: questions, answers as they grow, and the figures under each. Everything is escaped. No Gradio."""
 
-from llama_adapter.app.captioning.answers import Answer
+from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.app.web.chat_state import Chat, Turn
 from llama_adapter.app.web.escaping import alert, escaped, milliseconds, named, problem_card, size, unfamiliar_note
 

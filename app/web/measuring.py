@@ -10,9 +10,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import Final
 
-from llama_adapter.app.captioning.resources import sample_pictures
 from llama_adapter.app.inputs import expand_inputs
 from llama_adapter.app.measuring.throughput import RunHistory
+from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.web.batch_run import BatchRun
 from llama_adapter.app.web.batch_types import PictureFile, Question

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 
-from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.models.resources import sample_pictures
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,11 +7,12 @@ from typing import Protocol
 from torch import Tensor
 
 from llama_adapter.llm.engine.async_readback import AsyncReadback, Chosen
+from llama_adapter.llm.engine.requests import Finish, Output, Request, ScoreRequest
 from llama_adapter.llm.engine.scheduler import Scheduler
-from llama_adapter.llm.engine.sequence import Finish, Output, Request, Sequence
+from llama_adapter.llm.engine.sequence import Sequence
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.llm.model.adapter import Prefix
-from llama_adapter.llm.runners.eager import Executor, ScoreRow, WarmUp
+from llama_adapter.llm.runners.eager import Executor, WarmUp
 from llama_adapter.llm.runners.prediction import NO_TOKEN
 
 MAX_PREFILL_TOKENS = 8192
@@ -69,32 +70,36 @@ class Engine:
             raise RuntimeError("An engine is warmed up before its first request, or when all are answered")
         return self._executor.warm_up(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
 
-    def check(self, prompt_ids: tuple[int, ...], choices: Iterable[tuple[int, ...]] = ()) -> None:
+    def check(self, prompt_ids: tuple[int, ...], continuations: Iterable[tuple[int, ...]] = ()) -> None:
         """Raise PromptTooLongError or PromptError when such a request could not be answered."""
         config = self._executor.config
         if not prompt_ids:
             raise PromptError("The prompt has no tokens", hint="give at least the begin-of-sequence token")
-        longest_choice = 0
-        for ids in (prompt_ids, *choices):
+        longest = 0
+        for ids in (prompt_ids, *continuations):
             if not ids:
-                raise PromptError("A choice has no tokens", hint="give every choice at least one character")
+                raise PromptError("A continuation has no tokens", hint="give every answer at least one character")
             if min(ids) < 0 or max(ids) >= config.vocab_size:
                 raise PromptError(
                     f"Token ids must lie in 0..{config.vocab_size - 1}, got {min(ids)}..{max(ids)}",
                     hint="encode the prompt with this model's own tokenizer",
                 )
             if ids is not prompt_ids:
-                longest_choice = max(longest_choice, len(ids))
-        num_positions = len(prompt_ids) + max(longest_choice - 1, 0)
+                longest = max(longest, len(ids))
+        num_positions = len(prompt_ids) + max(longest - 1, 0)
         if num_positions > config.context:
             raise PromptTooLongError(num_positions, config.context)
 
     def submit(self, request: Request) -> None:
         """Queue a request; raises as `check` does."""
-        self.check(request.prompt_ids, request.choices)
+        if isinstance(request, ScoreRequest):
+            self.check(request.prompt_ids, request.continuations)
+            self._scheduler.waiting.append(request)
+            return
+        self.check(request.prompt_ids)
         room = self._executor.config.context - len(request.prompt_ids)
         max_new_tokens = min(request.sampling.max_new_tokens, room) - len(request.known_ids)
-        if max_new_tokens <= 0 and not request.choices:
+        if max_new_tokens <= 0:
             self._ended.append(Output(request_id=request.id, finish="length"))
             return
         self._scheduler.waiting.append(Sequence(request, max_new_tokens=max_new_tokens))
@@ -102,9 +107,9 @@ class Engine:
     def cancel(self, request_id: int) -> None:
         """Forget a request, waiting or running; its slot is free at once. Unknown ids are ignored."""
         self._ended = [output for output in self._ended if output.request_id != request_id]
-        for sequence in list(self._scheduler.waiting):
-            if sequence.request.id == request_id:
-                self._scheduler.waiting.remove(sequence)
+        for waiting in list(self._scheduler.waiting):
+            if (waiting.request.id if isinstance(waiting, Sequence) else waiting.id) == request_id:
+                self._scheduler.waiting.remove(waiting)
         for sequence in list(self._scheduler.running):
             if sequence.request.id == request_id:
                 self._pipeline.wipe(sequence, slot=self._scheduler.slot_of(sequence))
@@ -176,25 +181,17 @@ class Engine:
             self._leave(sequence)
         return outputs
 
-    def _score(self, sequences: list[Sequence]) -> list[Output]:
+    def _score(self, requests: list[ScoreRequest]) -> list[Output]:
         self.timer.enter("forward")
-        rows = [
-            ScoreRow(
-                prompt_ids=sequence.request.prompt_ids,
-                choices=sequence.request.choices,
-                prefix=sequence.request.prefix,
-            )
-            for sequence in sequences
-        ]
-        scores = self._executor.score(rows)
+        scores = self._executor.score(requests)
         self.timer.enter("post")
         return [
             Output(
-                request_id=sequence.request.id,
-                finish="choice" if all(map(math.isfinite, logprobs)) else "not_finite",
-                choice_logprobs=tuple(logprobs),
+                request_id=request.id,
+                finish="scored" if all(map(math.isfinite, logprobs)) else "not_finite",
+                logprobs=tuple(logprobs),
             )
-            for sequence, logprobs in zip(sequences, scores, strict=True)
+            for request, logprobs in zip(requests, scores, strict=True)
         ]
 
     def _leave(self, sequence: Sequence) -> None:

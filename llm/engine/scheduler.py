@@ -4,9 +4,12 @@ Running sequences hold slots 0..n-1: the list index is the slot. When one leaves
 """
 
 from collections import deque
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from llama_adapter.llm.engine.requests import ScoreRequest
 from llama_adapter.llm.engine.sequence import Sequence
+
+_Waiting = TypeVar("_Waiting", Sequence, ScoreRequest)
 
 
 class Move(NamedTuple):
@@ -25,7 +28,7 @@ class Scheduler:
         self.num_slots = num_slots
         self.num_rows = num_slots  # of them, from slot 0 on, those that are given out
         self.max_prefill_tokens = max_prefill_tokens
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: deque[Sequence | ScoreRequest] = deque()
         self.running: list[Sequence] = []
 
     def limit_rows(self, num_rows: int) -> None:
@@ -42,13 +45,13 @@ class Scheduler:
         self.waiting.clear()
         self.running.clear()
 
-    def next_scored(self) -> list[Sequence]:
-        """Take the sequences at the head of the queue that are scored: they need no slot."""
-        return self._take(scored=True, limit=self.num_rows)
+    def next_scored(self) -> list[ScoreRequest]:
+        """Take the score requests at the head of the queue: they need no slot."""
+        return self._take(ScoreRequest, limit=self.num_rows)
 
     def next_admitted(self) -> list[Sequence]:
         """Take waiting sequences into the free slots; they are running from now on."""
-        admitted = self._take(scored=False, limit=self.num_rows - len(self.running))
+        admitted = self._take(Sequence, limit=self.num_rows - len(self.running))
         self.running.extend(admitted)
         return admitted
 
@@ -65,16 +68,24 @@ class Scheduler:
         self.running[slot] = last
         return Move(source=len(self.running), target=slot)
 
-    def _take(self, *, scored: bool, limit: int) -> list[Sequence]:
+    def _take(self, kind: type[_Waiting], *, limit: int) -> list[_Waiting]:
         """From the head of the queue, as many of the kind as fit in `limit` rows and one padded prefill."""
-        taken: list[Sequence] = []
+        taken: list[_Waiting] = []
         widest = 0
         while self.waiting and len(taken) < limit:
             head = self.waiting[0]
-            if bool(head.request.choices) != scored:
+            if not isinstance(head, kind):
                 break
-            widest = max(widest, head.num_prefill_tokens)
+            widest = max(widest, _num_tokens(head))
             if taken and widest * (len(taken) + 1) > self.max_prefill_tokens:
                 break
-            taken.append(self.waiting.popleft())
+            taken.append(head)
+            self.waiting.popleft()
         return taken
+
+
+def _num_tokens(waiting: Sequence | ScoreRequest) -> int:
+    """Length of the row of its first forward pass: the prompt, and behind it what is scored."""
+    if isinstance(waiting, Sequence):
+        return len(waiting.prompt_ids)
+    return len(waiting.prompt_ids) + sum(len(continuation) - 1 for continuation in waiting.continuations)

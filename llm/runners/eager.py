@@ -1,4 +1,4 @@
-"""Executors run the decoder's three programs (prefix, prefill, decode) and choice scoring on one device.
+"""Executors run the decoder's three programs (prefix, prefill, decode) and scoring on one device.
 
 The engine hands over plain ids and positions and gets predictions; how the program is run is decided here.
 """
@@ -27,13 +27,17 @@ from llama_adapter.runtime.operators.base import ATEN, Operators
 _MAX_TARGETS = 1 << 20  # scored tokens of one call; no limit that would ever be met
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScoreRow:
-    """A prompt and the answers to weigh against each other; every choice has at least one token."""
+class ScoreRow(Protocol):
+    """A prompt with its continuations, of at least one token each: a ScoreRequest."""
 
-    prompt_ids: Sequence[int]
-    choices: Sequence[Sequence[int]]
-    prefix: Prefix
+    @property
+    def prompt_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def continuations(self) -> tuple[tuple[int, ...], ...]: ...
+
+    @property
+    def prefix(self) -> Prefix: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +88,7 @@ class Executor(Protocol):
         ...
 
     def score(self, rows: Sequence[ScoreRow]) -> list[list[float]]:
-        """Log-probability of each choice's tokens given its prompt; no slot is used."""
+        """Log-probability of each continuation's tokens given its prompt; no slot is used."""
         ...
 
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
@@ -212,7 +216,7 @@ class EagerExecutor:
     @torch.inference_mode()
     def score(self, rows: Sequence[ScoreRow]) -> list[list[float]]:
         distinct = [
-            _ScoreLayout(*question) for question in _one_for_all([(row.prompt_ids, row.choices) for row in rows])
+            _ScoreLayout(*question) for question in _one_for_all([(row.prompt_ids, row.continuations) for row in rows])
         ]
         layouts = distinct * (len(rows) // len(distinct))
         num_rows = self._shapes.rows(len(rows), limit=max(self.num_slots, len(rows)))
@@ -228,14 +232,14 @@ class EagerExecutor:
         )
         hidden_RSD = self._decoder(tokens_RS, positions_RS, mask_R1SS, prefix)
         places = [(row, place) for row, layout in enumerate(layouts) for place in layout.predictors]
-        targets = [token for layout in layouts for choice in layout.choices for token in choice]
+        targets = [token for layout in layouts for continuation in layout.continuations for token in continuation]
         num_targets = self._shapes.rows(len(targets), limit=_MAX_TARGETS)
         rows_T, places_T = (self._column(column, num_rows=num_targets) for column in zip(*places, strict=True))
         logprobs_TV = self._decoder.logits(hidden_RSD[rows_T, places_T]).log_softmax(-1)
         per_token = logprobs_TV.gather(-1, self._column(targets, num_rows=num_targets)[:, None])[:, 0].cpu()
-        lengths = [len(choice) for layout in layouts for choice in layout.choices]
+        lengths = [len(continuation) for layout in layouts for continuation in layout.continuations]
         scores = iter([float(part.sum()) for part in torch.split(per_token[: len(targets)], lengths)])
-        return [list(itertools.islice(scores, len(layout.choices))) for layout in layouts]
+        return [list(itertools.islice(scores, len(layout.continuations))) for layout in layouts]
 
     @torch.inference_mode()
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
@@ -293,22 +297,22 @@ def _each(sizes: Sequence[int]) -> list[int]:
 
 
 class _ScoreLayout:
-    """All choices behind one prompt: each sees the prompt and itself, and counts its positions from the prompt's end.
+    """All continuations of one prompt: each sees the prompt and itself, and counts its positions from the prompt's end.
 
-    The last token of a choice predicts nothing that is scored, so it is left out.
+    The last token of a continuation predicts nothing that is scored, so it is left out.
     """
 
-    def __init__(self, prompt_ids: Sequence[int], choices: Sequence[Sequence[int]]) -> None:
-        self.choices = choices
+    def __init__(self, prompt_ids: Sequence[int], continuations: Sequence[Sequence[int]]) -> None:
+        self.continuations = continuations
         self.prompt_length = len(prompt_ids)
         self.token_ids = list(prompt_ids)
         self.positions = list(range(self.prompt_length))
-        self.predictors: list[int] = []  # of all choices' tokens in turn, the places whose logits predict them
-        self._owners = [-1] * self.prompt_length  # the choice each token belongs to, -1 for the prompt
-        for index, choice in enumerate(choices):
-            start, num_fed = len(self.token_ids), len(choice) - 1
+        self.predictors: list[int] = []  # of all continuations' tokens in turn, the places whose logits predict them
+        self._owners = [-1] * self.prompt_length  # the continuation each token belongs to, -1 for the prompt
+        for index, continuation in enumerate(continuations):
+            start, num_fed = len(self.token_ids), len(continuation) - 1
             self.predictors += [self.prompt_length - 1, *range(start, start + num_fed)]
-            self.token_ids.extend(choice[:-1])
+            self.token_ids.extend(continuation[:-1])
             self.positions.extend(range(self.prompt_length, self.prompt_length + num_fed))
             self._owners.extend([index] * num_fed)
 

@@ -161,17 +161,17 @@ class NativeExecutor(EagerExecutor):
     @torch_stands_aside()
     def score(self, rows: Sequence[ScoreRow]) -> list[list[float]]:
         config = self.config
-        widest = max(len(row.prompt_ids) + sum(map(len, row.choices)) for row in rows)
+        widest = max(len(row.prompt_ids) + sum(map(len, row.continuations)) for row in rows)
         # Of one layer: no layer looks at another's, and nothing is kept beyond this call.
         shape = (1, len(rows), config.num_heads, widest, config.head_dim)
         k, v = (torch.empty(shape, dtype=self._cache.k.dtype) for _ in range(2))
         prefix = Prefix(self._joined([row.prefix.k for row in rows]), self._joined([row.prefix.v for row in rows]))
         logits_TV = torch.cat([self._run(tokens, k, v, prefix).logits_RV for tokens in _scored(rows)])
-        targets = torch.tensor([token for row in rows for choice in row.choices for token in choice])
+        targets = torch.tensor([token for row in rows for continuation in row.continuations for token in continuation])
         per_token = logits_TV.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
-        lengths = [len(choice) for row in rows for choice in row.choices]
+        lengths = [len(continuation) for row in rows for continuation in row.continuations]
         scores = iter([float(part.sum()) for part in torch.split(per_token, lengths)])
-        return [list(itertools.islice(scores, len(row.choices))) for row in rows]
+        return [list(itertools.islice(scores, len(row.continuations))) for row in rows]
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:
         """Keys or values of several pictures as the kernels read them; raises ValueError for those of another model."""
@@ -223,9 +223,9 @@ def _prompts(rows: Iterable[tuple[int, Sequence[int]]]) -> Iterable[_Tokens]:
 
 
 def _scored(rows: Sequence[ScoreRow]) -> Iterable[_Tokens]:
-    """Prompts with all their choices behind them: each choice sees the prompt and itself, and goes on from its end.
+    """Prompts followed by their continuations: each sees the prompt and itself, at positions from the prompt's end.
 
-    Logits are those that predict the tokens of all choices in turn; what a choice's last token predicts is not asked.
+    Logits are those that predict the tokens of all continuations in turn; the last token's are not computed.
     """
     tokens = _Tokens()
     for row, scored in enumerate(rows):
@@ -235,10 +235,10 @@ def _scored(rows: Sequence[ScoreRow]) -> Iterable[_Tokens]:
             tokens = _Tokens()
         first = len(tokens.ids)
         tokens.add(scored.prompt_ids)
-        for choice in scored.choices:
+        for continuation in scored.continuations:
             start = len(tokens.ids)
-            tokens.logit_tokens += [first + length - 1, *range(start, start + len(choice) - 1)]
-            tokens.add(choice[:-1], place=start - first, position=length, shared_end=length)
+            tokens.logit_tokens += [first + length - 1, *range(start, start + len(continuation) - 1)]
+            tokens.add(continuation[:-1], place=start - first, position=length, shared_end=length)
         tokens.end_row(row)
     yield tokens
 

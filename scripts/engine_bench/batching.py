@@ -14,8 +14,8 @@ from llama_adapter.app.captioning.assemble import Parts
 from llama_adapter.app.measuring.meters import Meter, MeteredExecutor, Program
 from llama_adapter.app.measuring.roofline import NumberSizes
 from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.engine.sequence import Request
 from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.prompt import format_prompt
 
@@ -144,7 +144,7 @@ def _submit(engine: Engine, job: Job, indices: Sequence[int], *, lengths: Sequen
         return
     for index, prefix, length in zip(indices, job.prefixes(indices), lengths, strict=True):
         sampling = SamplingParams(max_new_tokens=length)
-        engine.submit(Request(id=index, prompt_ids=job.prompt_ids, prefix=prefix, sampling=sampling))
+        engine.submit(GenerateRequest(id=index, prompt_ids=job.prompt_ids, prefix=prefix, sampling=sampling))
 
 
 def _step(engine: Engine, made: list[int]) -> None:

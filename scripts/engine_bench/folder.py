@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llama_adapter.app.captioning.assemble import Parts
 from llama_adapter.app.captioning.captioner import Answer, Captioner, work_items
-from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 _LEAST_PICTURES = 100  # small jobs are repeated until they have answered as many in a round

@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 
 from llama_adapter.app.captioning.assemble import ModelLoader, Parts, assemble_parts
-from llama_adapter.app.captioning.resources import embedded_model
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.random_model import LLAMA_SIZES, random_model
+from llama_adapter.app.models.resources import embedded_model
+from llama_adapter.app.models.spec import CaptionerSpec
 
 ModelName = Literal["embedded", "tiny", "160M", "1B"]  # all but the first with random weights
 

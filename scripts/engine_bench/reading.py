@@ -14,8 +14,8 @@ from PIL import Image
 
 from llama_adapter.app.captioning.assemble import Parts
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.captioning.resources import sample_pictures
-from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import Reading, preprocess
 

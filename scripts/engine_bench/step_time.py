@@ -15,8 +15,8 @@ import torch
 
 from llama_adapter.app.captioning.assemble import Parts
 from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.engine.sequence import Request
 from llama_adapter.llm.model.adapter import Prefix
 
 NUM_PLACES = 88  # attended to: a prompt of 56 tokens and half of a caption
@@ -84,7 +84,7 @@ def _engine_step(parts: Parts, *, rows: int) -> float:
     prompt = tuple(range(3, 3 + NUM_PLACES - _NUM_STEPS // 2))
     sampling = SamplingParams(max_new_tokens=_NUM_STEPS + 2)
     for index in range(rows):
-        engine.submit(Request(id=index, prompt_ids=prompt, prefix=prefix, sampling=sampling))
+        engine.submit(GenerateRequest(id=index, prompt_ids=prompt, prefix=prefix, sampling=sampling))
     engine.step()
     seconds = _median(engine.step, parts.backend.synchronise)
     while engine.num_unfinished:

@@ -11,12 +11,12 @@ from statistics import median
 import numpy as np
 from PIL import Image
 
-from llama_adapter.app.captioning.answers import Answer
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
 from llama_adapter.app.reading.isolated import IsolatedReader
 from llama_adapter.app.reading.reader import PictureReader, Reader
+from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 

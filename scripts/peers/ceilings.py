@@ -3,9 +3,9 @@
 import time
 from collections.abc import Iterator
 
-from llama_adapter.app.captioning.spec import Precision
 from llama_adapter.app.measuring.ceilings import measure_bandwidth, measure_matmul
 from llama_adapter.app.measuring.roofline import decoder_shapes, encoder_shapes
+from llama_adapter.app.models.spec import Precision
 from llama_adapter.runtime.devices.backend import DTYPES, open_backend
 from scripts.peers.measuring import Figure
 from scripts.peers.sizes import ENCODERS

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.export.onnx import export_onnx
 from llama_adapter.vision.image import load_picture

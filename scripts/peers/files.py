@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from llama_adapter.app.captioning.resources import embedded_model
 from llama_adapter.app.models.random_model import WiderTokenizer
+from llama_adapter.app.models.resources import embedded_model
 from scripts.peers.exported import export_tower, quantise_onnx, quantise_openvino
 from scripts.peers.gguf_file import write_gguf
 from scripts.peers.llama_cpp import quantise_gguf

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from llama_adapter.app.captioning.resources import embedded_model
 from llama_adapter.app.measuring.circumstances import circumstances, load_average
 from llama_adapter.app.models.random_model import WiderTokenizer
+from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.runtime.devices.backend import DTYPES
 from scripts.peers import exported, huggingface, llama_cpp
 from scripts.peers.ceilings import measure_ceilings

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from llama_adapter.app.captioning.assemble import Parts, assemble_parts
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.captioning.resources import sample_pictures
-from llama_adapter.app.captioning.spec import CaptionerSpec, Precision
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.spec import CaptionerSpec, Precision
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
-from llama_adapter.llm.engine.sequence import Request
+from llama_adapter.llm.engine.requests import GenerateRequest, Request
 from llama_adapter.llm.runners.eager import Executor
 from llama_adapter.runtime.devices.backend import DTYPES, open_backend
 from llama_adapter.vision.backends.base import VisionBackend
@@ -85,6 +85,7 @@ class PlannedEngine(Engine):
         self.ends: Iterator[int] = iter(())
 
     def submit(self, request: Request) -> None:
+        assert isinstance(request, GenerateRequest)
         sampling = dataclasses.replace(request.sampling, max_new_tokens=next(self.ends))
         super().submit(dataclasses.replace(request, sampling=sampling))
 

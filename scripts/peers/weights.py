@@ -6,8 +6,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from llama_adapter.app.captioning.resources import embedded_model
-from llama_adapter.app.captioning.spec import Precision
 from llama_adapter.app.models.bundle import read_manifest
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.quantising import convert_precision
@@ -20,6 +18,8 @@ from llama_adapter.app.models.random_model import (
     random_state,
     vision_config,
 )
+from llama_adapter.app.models.resources import embedded_model
+from llama_adapter.app.models.spec import Precision
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.vision.config import QueryConfig, VisionConfig

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.models.resources import sample_pictures
 
 DRAWINGS = "drawings"
 PHOTOGRAPHS = {"1 MP JPEG": (1152, 864), "4 MP JPEG": (2304, 1728), "12 MP JPEG": (4000, 3000)}

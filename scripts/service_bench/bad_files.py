@@ -8,7 +8,7 @@ from functools import cache
 
 from PIL import Image
 
-from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.models.resources import sample_pictures
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY = 0

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.models.resources import sample_pictures
 
 CAPTION = "Generate caption of this image"
 

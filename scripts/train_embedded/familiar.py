@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama_adapter.app.captioning.assemble import assemble_parts
-from llama_adapter.app.captioning.spec import CaptionerSpec, Precision
 from llama_adapter.app.models.bundle import add_familiarity
 from llama_adapter.app.models.out_of_distribution import OodDetector
+from llama_adapter.app.models.spec import CaptionerSpec, Precision
 from llama_adapter.app.terminal.run_guarded import run_guarded
 from scripts.train_embedded.pictures import FAMILIAR_SEED
 from scripts.train_embedded.render import Pixels, draw_scene

@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_adapter.app.captioning.spec import Precision
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.out_of_distribution import OodDetector
+from llama_adapter.app.models.spec import Precision
 from llama_adapter.app.terminal.run_guarded import run_guarded
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.vision.errors import PictureError

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from llama_adapter.app.captioning.answers import Answer
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
 from llama_adapter.app.measuring import scoring
+from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from scripts.train_embedded.pictures import SCORE_SEED
 from scripts.train_embedded.questions import TASKS, Question, ask

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.online.request_handle import RequestHandle
 from llama_adapter.app.online.service import Ask, Observer, Service, ServiceLimits
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.models.resources import sample_pictures
 from tests.app.web.held_engine import HeldEngine
 from tests.e2e.browser import Browser, ServedPage, Visit, serve_page
 

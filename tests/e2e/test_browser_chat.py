@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.models.resources import sample_pictures
 from tests.e2e.browser import Browser, ServedPage, Visit
 
 pytestmark = pytest.mark.slow

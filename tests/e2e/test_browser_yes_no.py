@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.models.resources import sample_pictures
 from tests.e2e.browser import Browser, ServedPage, Visit
 
 pytestmark = pytest.mark.slow

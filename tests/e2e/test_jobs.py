@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.records.manifest import read_manifest
 from llama_adapter.app.records.record import Record, read_records
 from scripts.job_proofs.drawings import write_drawings

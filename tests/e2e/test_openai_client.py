@@ -13,14 +13,14 @@ import pytest
 from PIL import Image
 
 from llama_adapter import Captioner
-from llama_adapter.app.captioning.answers import AnswerError, TextDelta
-from llama_adapter.app.captioning.resources import sample_pictures
 from llama_adapter.app.http_api.api import ApiSettings, create_api
 from llama_adapter.app.http_api.guards import GuardSettings
 from llama_adapter.app.http_api.metrics import Metrics
+from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.online.request_handle import RequestHandle
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import BusyError, ServiceLimits, UnavailableError
+from llama_adapter.app.tasks.answers import AnswerError, TextDelta
 from tests.app.http_api.live import StubService, answer, served
 from tests.app.http_api.requests import RED_STAR, data_uri, image, user
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.inputs import InputSpec
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.run import run_job
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.manifest import read_manifest
 from llama_adapter.app.records.record import Record, read_records

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.models.resources import sample_pictures
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = sorted(path for path in sample_pictures().iterdir() if path.suffix == ".png")

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from llama_adapter.app.captioning.resources import embedded_model
 from llama_adapter.app.models.bundle import LLM, MANIFEST, VISION, check_sizes, read_configs, read_half
 from llama_adapter.app.models.bundle import read_manifest as read_bundle
 from llama_adapter.app.models.checkpoints import open_clip
 from llama_adapter.app.models.out_of_distribution import read_familiarity
+from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import open_adapter

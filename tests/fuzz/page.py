@@ -13,8 +13,8 @@ from typing import Any
 
 import gradio as gr
 
-from llama_adapter.app.captioning.resources import sample_pictures
-from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.online.types import ServiceLimits
 from llama_adapter.app.reading.reader import PictureLimits, PictureReader, PictureReading
 from llama_adapter.app.web.batch_files import BatchFiles, uploads_of

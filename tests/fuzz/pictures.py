@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 
-from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.reading.reader import PictureLimits, PictureReader
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES, PictureError
 from tests.fuzz.mutators import mutated_bytes, mutated_jpeg, mutated_png

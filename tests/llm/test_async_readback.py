@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import GenerateRequest, Output, Request, ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.engine.sequence import Output, Request
+from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.runners.eager import EagerExecutor
 from llama_adapter.llm.runners.graph import GraphExecutor
@@ -120,6 +121,18 @@ def small_decoder(*, with_harm: bool) -> LlamaAdapterDecoder:
 DECODERS = {with_harm: small_decoder(with_harm=with_harm) for with_harm in (False, True)}
 
 
+def request_of(
+    index: int,
+    prompt: tuple[int, ...],
+    prefix: Prefix,
+    sampling: SamplingParams,
+    continuations: tuple[tuple[int, ...], ...],
+) -> Request:
+    if continuations:
+        return ScoreRequest(id=index, prompt_ids=prompt, prefix=prefix, continuations=continuations)
+    return GenerateRequest(id=index, prompt_ids=prompt, prefix=prefix, sampling=sampling)
+
+
 def play(schedule: Schedule, backend: CpuBackend, *, num_slots: int | None = None) -> list[Output]:
     """All news of a schedule."""
     executor = EagerExecutor(
@@ -133,11 +146,9 @@ def play(schedule: Schedule, backend: CpuBackend, *, num_slots: int | None = Non
     outputs: list[Output] = []
     number = 0
     while number <= 20 or engine.num_unfinished:
-        for index, (arrival, prompt, sampling, choices) in enumerate(schedule.requests):
+        for index, (arrival, prompt, sampling, continuations) in enumerate(schedule.requests):
             if arrival == number:
-                engine.submit(
-                    Request(id=index, prompt_ids=prompt, prefix=prefixes[index], sampling=sampling, choices=choices)
-                )
+                engine.submit(request_of(index, prompt, prefixes[index], sampling, continuations))
         for index, moment in schedule.cancelled.items():
             if moment == number:
                 engine.cancel(index)
@@ -163,10 +174,10 @@ def test_late_ids_give_the_same_answers_on_any_schedule(seed: int) -> None:
         assert given.keys() >= alone.keys() - schedule.cancelled.keys()
 
 
-def requests_of(engine: Engine, prompts: list[tuple[int, ...]], *, max_new_tokens: list[int]) -> list[Request]:
+def requests_of(engine: Engine, prompts: list[tuple[int, ...]], *, max_new_tokens: list[int]) -> list[GenerateRequest]:
     prefixes = engine.project_prefix(toy_visual_queries(len(prompts), config=SMALL))
     return [
-        Request(id=index, prompt_ids=prompt, prefix=prefix, sampling=SamplingParams(max_new_tokens=most))
+        GenerateRequest(id=index, prompt_ids=prompt, prefix=prefix, sampling=SamplingParams(max_new_tokens=most))
         for index, (prompt, prefix, most) in enumerate(zip(prompts, prefixes, max_new_tokens, strict=True))
     ]
 
@@ -176,7 +187,7 @@ def whole_context_engine(decoder: LlamaAdapterDecoder, *, num_slots: int, eos_id
     return Engine(executor, eos_id=eos_id)
 
 
-def alone(decoder: LlamaAdapterDecoder, request: Request) -> list[int]:
+def alone(decoder: LlamaAdapterDecoder, request: GenerateRequest) -> list[int]:
     engine = Engine(EagerExecutor(decoder, backend=CpuBackend(), num_slots=1), eos_id=-7)
     engine.submit(request)
     return answers(drain(engine))[request.id][0]
@@ -241,18 +252,10 @@ def test_scores_do_not_wait_for_steps_and_steps_not_for_scores() -> None:
         engine = Engine(EagerExecutor(toy_decoder(), backend=backend, num_slots=2), eos_id=EOS_ID)
         prefixes = engine.project_prefix(toy_visual_queries(6))
         for index, prefix in enumerate(prefixes):
-            choices = ((5,), (6, 7)) if index % 2 else ()
-            engine.submit(
-                Request(
-                    id=index,
-                    prompt_ids=(1, 8, 9),
-                    prefix=prefix,
-                    choices=choices,
-                    sampling=SamplingParams(max_new_tokens=5),
-                )
-            )
+            continuations = ((5,), (6, 7)) if index % 2 else ()
+            engine.submit(request_of(index, (1, 8, 9), prefix, SamplingParams(max_new_tokens=5), continuations))
         outputs = drain(engine)
-        results.append((answers(outputs), {output.request_id: output.choice_logprobs for output in outputs}))
+        results.append((answers(outputs), {output.request_id: output.logprobs for output in outputs}))
     assert results[0] == results[1]
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import GenerateRequest, Output, ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.engine.sequence import Output, Request
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.runners.eager import EagerExecutor
 from llama_adapter.llm.runners.shapes import BucketedShapes, ExactShapes
@@ -27,7 +27,7 @@ def open_engine(
     return Engine(executor, eos_id=EOS_ID)
 
 
-def requests_to(engine: Engine, *, temperature: float = 0.0) -> list[Request]:
+def requests_to(engine: Engine, *, temperature: float = 0.0) -> list[GenerateRequest]:
     sampling = [
         SamplingParams(max_new_tokens=4 + 3 * index, temperature=temperature, top_p=0.9, seed=index)
         for index in range(len(PROMPTS))
@@ -104,7 +104,14 @@ def test_scores_keep_to_the_limit() -> None:
     engine = Engine(Watched(toy_decoder(SMALL), backend=CpuBackend(), num_slots=4), eos_id=-7)
     engine.limit_rows(3)
     for request in requests_to(engine):
-        engine.submit(replace(request, choices=((5,), (6, 7))))
+        engine.submit(
+            ScoreRequest(
+                id=request.id,
+                prompt_ids=request.prompt_ids,
+                prefix=request.prefix,
+                continuations=((5,), (6, 7)),
+            )
+        )
     drain(engine)
     assert rows == [3, 3, 3]
 
@@ -130,5 +137,5 @@ def test_an_answer_that_is_known_to_its_last_token_is_only_ended() -> None:
     engine = open_engine(toy_decoder(SMALL), CpuBackend())
     (prefix,) = engine.project_prefix(toy_visual_queries(1, config=SMALL))
     sampling = SamplingParams(max_new_tokens=3)
-    engine.submit(Request(id=0, prompt_ids=(1, 5), prefix=prefix, sampling=sampling, known_ids=(6, 7, 8)))
+    engine.submit(GenerateRequest(id=0, prompt_ids=(1, 5), prefix=prefix, sampling=sampling, known_ids=(6, 7, 8)))
     assert answers(drain(engine)) == {0: ([], "length")}

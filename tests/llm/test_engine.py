@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import GenerateRequest, ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.engine.sequence import Request
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.llm.model.adapter import Prefix
 from tests.llm.toys import (
@@ -75,7 +75,7 @@ def test_every_row_stops_at_the_end_token_and_does_not_pass_it_on() -> None:
     end_id = free_running[4]
     engine = Engine(engine._executor, eos_id=end_id)
     for copy in range(3):
-        engine.submit(Request(id=copy, prompt_ids=request.prompt_ids, prefix=request.prefix))
+        engine.submit(GenerateRequest(id=copy, prompt_ids=request.prompt_ids, prefix=request.prefix))
     for ids, finish in answers(drain(engine)).values():
         assert ids == free_running[: free_running.index(end_id)]
         assert finish == "stop"
@@ -107,12 +107,12 @@ def test_a_prompt_beyond_the_context_is_refused_with_both_lengths() -> None:
     engine.check(tuple([1] * 64), [(5,), (6,)])
 
 
-@pytest.mark.parametrize(("prompt", "choices"), [((), ()), ((1, 300), ()), ((-1,), ()), ((1,), ((5,), ()))])
+@pytest.mark.parametrize(("prompt", "continuations"), [((), ()), ((1, 300), ()), ((-1,), ()), ((1,), ((5,), ()))])
 def test_ids_that_the_model_does_not_have_are_refused(
-    prompt: tuple[int, ...], choices: tuple[tuple[int, ...], ...]
+    prompt: tuple[int, ...], continuations: tuple[tuple[int, ...], ...]
 ) -> None:
     with pytest.raises(PromptError):
-        toy_engine(toy_decoder(), num_slots=1).check(prompt, choices)
+        toy_engine(toy_decoder(), num_slots=1).check(prompt, continuations)
 
 
 def test_cancelled_requests_free_their_slot_and_say_nothing_more() -> None:
@@ -136,48 +136,52 @@ def test_cancelled_requests_free_their_slot_and_say_nothing_more() -> None:
     assert {index: collected[index] for index in (1, 2, 3, 4)} == {index: expected[index] for index in (1, 2, 3, 4)}
 
 
-def score(prompt: tuple[int, ...], choices: list[tuple[int, ...]], *, companions: int = 0) -> tuple[float, ...]:
+def score(prompt: tuple[int, ...], continuations: list[tuple[int, ...]], *, companions: int = 0) -> tuple[float, ...]:
     engine = toy_engine(toy_decoder(), num_slots=4)
     prefixes = engine.project_prefix(toy_visual_queries(1 + companions))
-    engine.submit(Request(id=0, prompt_ids=prompt, prefix=prefixes[0], choices=tuple(choices)))
+    engine.submit(ScoreRequest(id=0, prompt_ids=prompt, prefix=prefixes[0], continuations=tuple(continuations)))
     for index in range(1, companions + 1):
-        engine.submit(Request(id=index, prompt_ids=PROMPTS[index], prefix=prefixes[index], choices=((5, 6, 7), (8,))))
+        engine.submit(
+            ScoreRequest(id=index, prompt_ids=PROMPTS[index], prefix=prefixes[index], continuations=((5, 6, 7), (8,)))
+        )
     outputs = drain(engine)
     (own,) = (output for output in outputs if output.request_id == 0)
-    assert own.finish == "choice"
-    return own.choice_logprobs
+    assert own.finish == "scored"
+    return own.logprobs
 
 
-def naive_logprob(prompt: tuple[int, ...], choice: tuple[int, ...]) -> float:
-    """One plain forward pass over prompt and choice."""
+def naive_logprob(prompt: tuple[int, ...], continuation: tuple[int, ...]) -> float:
+    """One plain forward pass over prompt and continuation."""
     decoder = toy_decoder()
-    ids = torch.tensor([[*prompt, *choice]])
+    ids = torch.tensor([[*prompt, *continuation]])
     length = ids.shape[1]
     prefix = decoder.project_prefix(toy_visual_queries(1))
     mask = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
     logprobs = decoder.logits(decoder(ids, torch.arange(length)[None], mask, prefix))[0].log_softmax(-1)
-    return sum(float(logprobs[len(prompt) - 1 + i, token]) for i, token in enumerate(choice))
+    return sum(float(logprobs[len(prompt) - 1 + i, token]) for i, token in enumerate(continuation))
 
 
-def test_choices_are_scored_as_if_each_followed_the_prompt_alone() -> None:
-    choices = [(7,), (8, 9, 10), (8, 11), (EOS_ID,)]
-    expected = [naive_logprob(PROMPTS[3], choice) for choice in choices]
-    assert score(PROMPTS[3], choices) == pytest.approx(expected, abs=1e-5)
-    assert score(PROMPTS[3], choices, companions=3) == pytest.approx(expected, abs=1e-5)
+def test_continuations_are_scored_as_if_each_followed_the_prompt_alone() -> None:
+    continuations = [(7,), (8, 9, 10), (8, 11), (EOS_ID,)]
+    expected = [naive_logprob(PROMPTS[3], continuation) for continuation in continuations]
+    assert score(PROMPTS[3], continuations) == pytest.approx(expected, abs=1e-5)
+    assert score(PROMPTS[3], continuations, companions=3) == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_question_about_many_pictures_is_scored_as_about_each_alone() -> None:
     """Equal questions share what does not depend on the picture; two different ones share nothing."""
     decoder = toy_decoder()
-    choices = ((7,), (8, 9, 10), (8, 11))
+    continuations = ((7,), (8, 9, 10), (8, 11))
     for prompts in ([PROMPTS[3]] * 5, [PROMPTS[3]] * 4 + [PROMPTS[4]]):
         results: list[dict[int, tuple[float, ...]]] = []
         for num_slots in (1, 5):
             engine = toy_engine(decoder, num_slots=num_slots)
             prefixes = engine.project_prefix(toy_visual_queries(5))
             for index, prompt in enumerate(prompts):
-                engine.submit(Request(id=index, prompt_ids=prompt, prefix=prefixes[index], choices=choices))
-            results.append({output.request_id: output.choice_logprobs for output in drain(engine)})
+                engine.submit(
+                    ScoreRequest(id=index, prompt_ids=prompt, prefix=prefixes[index], continuations=continuations)
+                )
+            results.append({output.request_id: output.logprobs for output in drain(engine)})
         for index in range(5):
             assert results[1][index] == pytest.approx(results[0][index], abs=1e-5)
         assert len(set(results[0].values())) == 5
@@ -200,13 +204,13 @@ def test_scored_and_generated_requests_share_a_queue() -> None:
     engine = toy_engine(toy_decoder(), num_slots=3)
     prefixes = engine.project_prefix(toy_visual_queries(6))
     for index in range(6):
-        choices = ((5,), (6, 7)) if index % 2 else ()
-        sampling = SamplingParams(max_new_tokens=4)
-        engine.submit(
-            Request(id=index, prompt_ids=PROMPTS[index], prefix=prefixes[index], choices=choices, sampling=sampling)
-        )
+        common = {"id": index, "prompt_ids": PROMPTS[index], "prefix": prefixes[index]}
+        if index % 2:
+            engine.submit(ScoreRequest(**common, continuations=((5,), (6, 7))))
+        else:
+            engine.submit(GenerateRequest(**common, sampling=SamplingParams(max_new_tokens=4)))
     finishes = {output.request_id: output.finish for output in drain(engine) if output.finish}
-    assert finishes == {index: "choice" if index % 2 else "length" for index in range(6)}
+    assert finishes == {index: "scored" if index % 2 else "length" for index in range(6)}
 
 
 def test_a_slot_keeps_nothing_of_the_picture_before() -> None:
@@ -219,6 +223,6 @@ def test_a_slot_keeps_nothing_of_the_picture_before() -> None:
     for order in ([first, second], [second]):
         engine = toy_engine(decoder, num_slots=1)
         for index, prefix in enumerate(order):
-            engine.submit(Request(id=index, prompt_ids=PROMPTS[1], prefix=Prefix(*prefix)))
+            engine.submit(GenerateRequest(id=index, prompt_ids=PROMPTS[1], prefix=Prefix(*prefix)))
         ids.append(answers(drain(engine))[len(order) - 1])
     assert ids[0] == ids[1]

@@ -8,10 +8,11 @@ import torch
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.load import open_executor
 from llama_adapter.llm.model.adapter import Prefix
-from llama_adapter.llm.runners.eager import EagerExecutor, Executor, ScoreRow
+from llama_adapter.llm.runners.eager import EagerExecutor, Executor
 from llama_adapter.llm.runners.native import NativeExecutor
 from llama_adapter.llm.runners.prediction import NO_TOKEN
 from llama_adapter.runtime.devices.backend import CpuBackend
@@ -107,11 +108,11 @@ def test_a_row_has_the_same_bits_alone_and_among_others() -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_choices_are_scored_as_by_the_plain_decoder(config: DecoderConfig) -> None:
+def test_continuations_are_scored_as_by_the_plain_decoder(config: DecoderConfig) -> None:
     ours, plain = executors(config)
-    choices = [[3, 4, 5], [6], [7, 8], [3, 4]]
+    continuations = ((3, 4, 5), (6,), (7, 8), (3, 4))
     rows = [
-        ScoreRow(prompt_ids=prompt, choices=choices[: 2 + index], prefix=prefix)
+        ScoreRequest(id=0, prompt_ids=prompt, continuations=continuations[: 2 + index], prefix=prefix)
         for index, (prompt, prefix) in enumerate(zip(toy_prompts(3), prefixes(plain, 3), strict=True))
     ]
 
@@ -127,7 +128,7 @@ def test_scoring_leaves_running_rows_alone() -> None:
     expected = ours.decode([5, 6], positions).logits_RV
 
     ours.prefill(prompts, pictures, first_slot=0)
-    ours.score([ScoreRow(prompt_ids=prompts[1], choices=[[3], [4, 5]], prefix=pictures[0])])
+    ours.score([ScoreRequest(id=0, prompt_ids=prompts[1], continuations=((3,), (4, 5)), prefix=pictures[0])])
 
     assert torch.equal(ours.decode([5, 6], positions).logits_RV, expected)
 
@@ -136,7 +137,7 @@ def test_many_long_prompts_go_through_in_portions(monkeypatch: pytest.MonkeyPatc
     ours, _ = executors()
     prompts, pictures = toy_prompts(6, longest=60), prefixes(ours, 6)
     rows = [
-        ScoreRow(prompt_ids=prompt, choices=[[3, 4], [5]], prefix=prefix)
+        ScoreRequest(id=0, prompt_ids=prompt, continuations=((3, 4), (5,)), prefix=prefix)
         for prompt, prefix in zip(prompts, pictures, strict=True)
     ]
     whole = ours.prefill(prompts, pictures, first_slot=0).logits_RV, ours.score(rows)
@@ -213,7 +214,7 @@ def test_pictures_of_another_model_are_not_scored() -> None:
     fewer = Prefix(picture.k[:, :, :, :2], picture.v[:, :, :, :2])
 
     with pytest.raises(ValueError, match="prefixes"):
-        ours.score([ScoreRow(prompt_ids=[3, 4], choices=[[5], [6]], prefix=fewer)])
+        ours.score([ScoreRequest(id=0, prompt_ids=(3, 4), continuations=((5,), (6,)), prefix=fewer)])
 
 
 def test_an_adapter_without_queries_adds_nothing() -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import GenerateRequest, ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.engine.sequence import Request
 from llama_adapter.llm.load import open_executor
 from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.runners.eager import EagerExecutor
@@ -83,11 +83,9 @@ def test_rounded_shapes_give_the_same_scores() -> None:
         )
         prefixes = engine.project_prefix(toy_visual_queries(3))
         for index, prefix in enumerate(prefixes):
-            choices = ((5, 6, 7), (8,), (9, 10))
-            engine.submit(
-                Request(id=index, prompt_ids=PROMPTS[index], prefix=prefix, sampling=SamplingParams(), choices=choices)
-            )
-        results.append(torch.tensor([output.choice_logprobs for output in drain(engine)]))
+            continuations = ((5, 6, 7), (8,), (9, 10))
+            engine.submit(ScoreRequest(id=index, prompt_ids=PROMPTS[index], prefix=prefix, continuations=continuations))
+        results.append(torch.tensor([output.logprobs for output in drain(engine)]))
     torch.testing.assert_close(results[1], results[0], atol=1e-5, rtol=0)
 
 
@@ -96,7 +94,7 @@ def test_a_row_that_is_not_finite_leaves_nothing_behind_for_rows_computed_along(
     executor = EagerExecutor(decoder, backend=CpuBackend(), num_slots=4, shapes=BucketedShapes())
     engine = Engine(executor, eos_id=EOS_ID)
     good = toy_requests(engine, PROMPTS[:6], sampling=[SamplingParams(max_new_tokens=30)] * 6)
-    bad = Request(
+    bad = GenerateRequest(
         id=99,
         prompt_ids=PROMPTS[6],
         prefix=Prefix(good[0].prefix.k * float("nan"), good[0].prefix.v),

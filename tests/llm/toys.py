@@ -8,8 +8,8 @@ from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import GenerateRequest, Output
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.engine.sequence import Output, Request
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.runners.eager import EagerExecutor
 from llama_adapter.runtime.devices.backend import CpuBackend
@@ -76,9 +76,9 @@ def answers(outputs: Iterable[Output]) -> dict[int, tuple[list[int], str | None]
 
 def toy_requests(
     engine: Engine, prompts: list[tuple[int, ...]], *, sampling: list[SamplingParams], config: DecoderConfig = CONFIG
-) -> list[Request]:
+) -> list[GenerateRequest]:
     prefixes = engine.project_prefix(toy_visual_queries(len(prompts), config=config))
     return [
-        Request(id=index, prompt_ids=prompt, prefix=prefix, sampling=params)
+        GenerateRequest(id=index, prompt_ids=prompt, prefix=prefix, sampling=params)
         for index, (prompt, prefix, params) in enumerate(zip(prompts, prefixes, sampling, strict=True))
     ]

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.engine.sequence import Request
 from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.model.loss import next_token_loss
@@ -110,7 +110,7 @@ def generated(case: dict[str, Any], *, num_slots: int, llama: str = "LLaMA/TINY"
     prefixes = engine.project_prefix(model(case["adapter"]).encoder(pixels(case["images"])))
     for row, (prompt, prefix) in enumerate(zip(case["prompts"], prefixes, strict=True)):
         engine.submit(
-            Request(
+            GenerateRequest(
                 id=row,
                 prompt_ids=tuple(prompt["ids"]),
                 prefix=prefix,

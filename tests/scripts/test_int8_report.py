@@ -47,7 +47,7 @@ def test_a_variant_has_the_halves_that_it_names() -> None:
 
 def test_forced_logits_are_those_that_lead_to_the_greedy_answer() -> None:
     from llama_adapter.app.captioning.captioner import Captioner
-    from llama_adapter.app.captioning.resources import sample_pictures
+    from llama_adapter.app.models.resources import sample_pictures
 
     pictures = sorted(str(path) for path in sample_pictures().glob("*.png"))[:3]
     answers = Captioner.load().generate(pictures)

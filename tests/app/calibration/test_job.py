@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from llama_adapter.app.calibration.file import read_calibration
-from llama_adapter.app.calibration.job import CalibrationJob, run_calibration
-from llama_adapter.app.captioning.resources import sample_pictures
-from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.jobs.calibrate import CalibrationJob, run_calibration
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import ExitCode, UsageError
 
 
@@ -118,7 +118,7 @@ def test_what_cannot_be_meant_is_refused_before_a_model_is_loaded(
     labels: Labels, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], problem: str
 ) -> None:
     monkeypatch.setattr(
-        "llama_adapter.app.calibration.job.Captioner.load", lambda **_: pytest.fail("the model was loaded")
+        "llama_adapter.app.jobs.calibrate.Captioner.load", lambda **_: pytest.fail("the model was loaded")
     )
 
     with pytest.raises(UsageError, match=problem):

@@ -16,12 +16,12 @@ import torch
 from PIL import Image
 
 import llama_adapter.app.captioning.assemble
-from llama_adapter.app.captioning.answers import Answer, Event, TextDelta
 from llama_adapter.app.captioning.assemble import Parts, assemble_parts
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.captioning.oom_retry import attempt
-from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.models.oom_retry import attempt
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.online.service import Ask, Service
+from llama_adapter.app.tasks.answers import Answer, Event, TextDelta
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import DeviceError
 from tests.app.golden import model_options

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from llama_adapter.app.captioning.resources import sample_pictures
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.cli import build_parser, main
 from llama_adapter.app.doctor.environment import Probe
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.records.manifest import read_manifest
 from llama_adapter.app.records.record import read_records
 from llama_adapter.llm.engine.sampling_params import SamplingParams

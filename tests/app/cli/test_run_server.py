@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import llama_adapter.app.cli.run_server
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.cli import main
 from llama_adapter.app.cli.run_server import API_KEY_VARIABLE, ServeJob, check_packages, read_api_keys
 from llama_adapter.app.doctor.environment import PAGE_PACKAGES, SERVER_PACKAGES
 from llama_adapter.app.doctor.probes import IMPORT_NAMES
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.online.types import ServiceLimits
 from llama_adapter.runtime.errors import ExitCode, UsageError
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.doctor.encoder import EncoderQuestion, diagnose_with_encoder
 from llama_adapter.app.doctor.model import Finding
 from llama_adapter.app.models.checkpoints import ModelSources, assemble_sources
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.graphs.card import EncoderCard
 from llama_adapter.runtime.graphs.sidecar import OmInput, OmSidecar, file_sha256, write_sidecar
 from llama_adapter.vision.export.onnx import export_onnx

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from llama_adapter.app.captioning.answers import Answer, AnswerError
 from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.online.types import ServiceStatus
+from llama_adapter.app.tasks.answers import Answer, AnswerError
 
 INFO = ModelInfo(
     name="stub",

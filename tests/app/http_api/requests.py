@@ -3,8 +3,8 @@
 import base64
 from typing import Any
 
-from llama_adapter.app.captioning.resources import sample_pictures
 from llama_adapter.app.http_api.examples import EXAMPLE_PICTURE
+from llama_adapter.app.models.resources import sample_pictures
 
 RED_STAR = sample_pictures() / "12-red-star.jpg"
 

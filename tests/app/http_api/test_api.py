@@ -14,7 +14,6 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp
 
-from llama_adapter.app.captioning.answers import AnswerError, TextDelta
 from llama_adapter.app.http_api import streaming
 from llama_adapter.app.http_api.access import OWN_PATHS
 from llama_adapter.app.http_api.api import ApiSettings, create_api
@@ -22,6 +21,7 @@ from llama_adapter.app.http_api.guards import GuardSettings
 from llama_adapter.app.http_api.metrics import Metrics
 from llama_adapter.app.online.request_handle import RequestHandle
 from llama_adapter.app.online.types import BusyError, UnavailableError
+from llama_adapter.app.tasks.answers import AnswerError, TextDelta
 from llama_adapter.llm.errors import PromptTooLongError
 from tests.app.http_api.live import StubService, answer, served, status
 from tests.app.http_api.requests import chat, image, user

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from llama_adapter.app.captioning.answers import NOT_FINITE, AnswerError
 from llama_adapter.app.http_api.picture_errors import PictureRefusedError
 from llama_adapter.app.http_api.problems import ApiError, of_answer, of_refusal, of_status, retry_after
 from llama_adapter.app.online.types import BusyError, UnavailableError
+from llama_adapter.app.tasks.answers import NOT_FINITE, AnswerError
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.runtime.problems import rule_for
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from llama_adapter.app.captioning.answers import Answer, AnswerError, TextDelta
 from llama_adapter.app.http_api import streaming
 from llama_adapter.app.http_api.streaming import EventStream, Head, frames
+from llama_adapter.app.tasks.answers import Answer, AnswerError, TextDelta
 
 HEAD = Head(id="chatcmpl-1", created=1, model="m", fingerprint="fp")
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.inputs import InputSpec
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.result_writer import ResultWriter, how_to_go_on
@@ -22,6 +21,7 @@ from llama_adapter.app.jobs.run import count_answers
 from llama_adapter.app.models.bundle import add_familiarity, convert, load_bundle
 from llama_adapter.app.models.checkpoints import ModelSources
 from llama_adapter.app.models.out_of_distribution import OodDetector
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.manifest import manifest_path, read_manifest
 from llama_adapter.app.records.record import Record, read_records

@@ -2,7 +2,6 @@
 
 import pytest
 
-from llama_adapter.app.captioning.prompts import RawPrompt
 from llama_adapter.app.inputs import QuestionFields
 from llama_adapter.app.jobs.questions import (
     TemplateError,
@@ -13,6 +12,7 @@ from llama_adapter.app.jobs.questions import (
     questions_about,
     variables_of,
 )
+from llama_adapter.app.tasks.prompts import RawPrompt
 from llama_adapter.app.tasks.question import Question
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.cli import main
 from llama_adapter.app.measuring.bench import BenchJob, run_bench
 from llama_adapter.app.measuring.bench_report import format_table, write_plot
@@ -15,6 +14,7 @@ from llama_adapter.app.measuring.bench_result import BenchResult, Ceilings, Roun
 from llama_adapter.app.measuring.meters import Call
 from llama_adapter.app.measuring.plots import check_plot
 from llama_adapter.app.measuring.roofline import Work
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.devices.backend import open_backend
 from llama_adapter.runtime.errors import UsageError
 from scripts.bench_report import as_markdown

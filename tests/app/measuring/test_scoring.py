@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 
-from llama_adapter.app.captioning.answers import Answer, AnswerError, Event, TextDelta
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.inputs import InputsError
@@ -21,6 +20,7 @@ from llama_adapter.app.measuring.scoring import (
     is_right,
     read_known_answers,
 )
+from llama_adapter.app.tasks.answers import Answer, AnswerError, Event, TextDelta
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 LINE = {"picture": "a.png", "task": "color", "question": "What color is it?", "answer": "red"}

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.cli import main
 from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.checkpoints import ModelSources, assemble_sources
 from llama_adapter.app.models.encoders import encoder_spec
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.devices.backend import Capabilities, CpuBackend
 from llama_adapter.runtime.errors import ExitCode, GraphError
 from llama_adapter.runtime.graphs.card import fingerprint, is_same
@@ -220,8 +220,8 @@ def test_the_demo_takes_an_encoder_where_the_guide_has_its_om(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import demo_bsz
-    from llama_adapter.app.captioning.resources import embedded_model
     from llama_adapter.app.models.bundle import load_bundle
+    from llama_adapter.app.models.resources import embedded_model
 
     model = load_bundle(embedded_model())
     export_onnx(model.vision_config, model.vision_state, tmp_path / "clip.onnx", name=model.name)

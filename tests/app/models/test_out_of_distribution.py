@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from llama_adapter import Captioner
 from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.captioning.encoded_pictures import EncodedPicture, EncodedPictures
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.models.bundle import (
     FAMILIAR,
     TOKENIZER,
@@ -25,6 +24,7 @@ from llama_adapter.app.models.bundle import (
 from llama_adapter.app.models.checkpoints import LoadedModel, assemble_sources
 from llama_adapter.app.models.out_of_distribution import Floats, OodDetector, read_familiarity
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.runtime.errors import CheckpointError
 from tests.app.golden import GOLDEN

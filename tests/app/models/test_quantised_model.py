@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.captioning.resources import embedded_model, sample_pictures
 from llama_adapter.app.doctor.model import diagnose
 from llama_adapter.app.encoder_export.to_onnx import EncoderSources, load_encoder
 from llama_adapter.app.models.bundle import convert, load_bundle, read_manifest, save_bundle
 from llama_adapter.app.models.checkpoints import ModelSources, file_digest
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
+from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
 from tests.app.golden import model_options, picture

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from llama_adapter.app.captioning.answers import AnswerError
 from llama_adapter.app.online.reading_pool import READING_BUSY, ReadingDroppedError, ReadingPool, ReadingTask
 from llama_adapter.app.online.types import ServiceLimits
 from llama_adapter.app.reading.process import KeepWaiting
 from llama_adapter.app.reading.reader import PictureReading
+from llama_adapter.app.tasks.answers import AnswerError
 from tests.app.online.waiting import WAIT_S, wait_for
 
 LIMITS = ServiceLimits(slow_after_s=0.05, max_slow_pictures=1, max_slow_waiting=1)

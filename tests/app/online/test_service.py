@@ -13,7 +13,7 @@ import pytest
 import llama_adapter.app.online.service
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
 from llama_adapter.app.captioning.captioner import Answer, Captioner, TextDelta
-from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.online.service import (
     Ask,
     BusyError,

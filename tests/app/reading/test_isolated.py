@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from llama_adapter.app.captioning.resources import sample_pictures
-from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.reading.isolated import IsolatedReader
 from llama_adapter.app.reading.process import ReadingProcess
 from llama_adapter.app.reading.process_pool import ReadingProcessError
@@ -336,7 +336,7 @@ def test_a_process_that_is_forked_off_reads_by_processes_of_its_own(shared: Isol
 PARENT = """
 import os, signal, sys, threading
 from llama_adapter.app.reading.isolated import IsolatedReader
-from llama_adapter.app.captioning.spec import CaptionerSpec
+from llama_adapter.app.models.spec import CaptionerSpec
 
 reader = IsolatedReader(CaptionerSpec(), size=64, timeout_s=600, num_processes=2)
 both_read = threading.Barrier(2)

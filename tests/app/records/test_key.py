@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from llama_adapter.app.captioning.answers import Answer
 from llama_adapter.app.captioning.captioner import ModelInfo
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.inputs import InputSpec, PictureInput
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.records.key import RecordKey
+from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 

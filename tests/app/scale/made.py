@@ -2,18 +2,18 @@
 
 from pathlib import Path
 
-from llama_adapter.app.captioning.answers import Answer
 from llama_adapter.app.captioning.captioner import ModelInfo
-from llama_adapter.app.captioning.spec import CaptionerSpec
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
 from llama_adapter.app.inputs import InputSpec, PictureInput
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import Asked, JobPlanner
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.key import RecordKey
 from llama_adapter.app.scale.chunks import Known
 from llama_adapter.app.scale.worker import LoadedModel
+from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.app.tasks.question import Question
 
 INFO = ModelInfo(

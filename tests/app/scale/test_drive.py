@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from llama_adapter.app.captioning.answers import Answer
 from llama_adapter.app.inputs import PictureInput
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.records.file import RecordWriter
@@ -18,6 +17,7 @@ from llama_adapter.app.scale.chunks import AnsweredChunk, Chunk, Known, in_chunk
 from llama_adapter.app.scale.cluster import WorkersFailedError
 from llama_adapter.app.scale.drive import Drive, check_alike, loaded
 from llama_adapter.app.scale.worker import NotLoaded
+from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.problems import Problem
 from tests.app.scale.made import FIRST, INFO, QUESTIONS, answer_to, desk_of, known_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llama_adapter.app.captioning.answers import Answer, AnswerError
+from llama_adapter.app.tasks.answers import Answer, AnswerError
 from llama_adapter.app.terminal.wording import Unfamiliar, text_line, unfamiliar_note
 from tests.app.recorded import FakeAnswer, recorded
 

@@ -5,10 +5,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from llama_adapter.app.captioning.answers import Answer, Event
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.stage_clock import StageClock
+from llama_adapter.app.tasks.answers import Answer, Event
 
 
 class HeldEngine:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.online.service import Service, ServiceLimits
 from llama_adapter.app.web.chat_run import ask
 from llama_adapter.app.web.chat_state import PickedPicture, Turn

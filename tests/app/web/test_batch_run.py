@@ -12,8 +12,8 @@ import pytest
 
 from llama_adapter.app import cli
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.captioning.resources import sample_pictures
 from llama_adapter.app.measuring.throughput import RunHistory
+from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.online.service import Ask, RequestHandle, Service, ServiceLimits, UnavailableError
 from llama_adapter.app.web.batch_run import BatchRun, default_window
 from llama_adapter.app.web.batch_types import PictureFile, Question, Result

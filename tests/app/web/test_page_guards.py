@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.online.service import ServiceLimits
 from tests.e2e.browser import ServedPage, serve_page
 

@@ -6,7 +6,6 @@ from itertools import count
 
 import pytest
 
-from llama_adapter.app.captioning.resources import sample_pictures
 from llama_adapter.app.captioning.stage_clock import STAGES
 from llama_adapter.app.measuring.throughput import (
     Circumstances,
@@ -16,6 +15,7 @@ from llama_adapter.app.measuring.throughput import (
     stage_differences,
     to_compare,
 )
+from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.web import throughput_view
 from llama_adapter.app.web.measuring import fresh_files
 from llama_adapter.vision.image import load_picture

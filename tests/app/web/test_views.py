@@ -5,7 +5,7 @@ import re
 import pytest
 
 from llama_adapter.app.calibration.decisions import Rule
-from llama_adapter.app.captioning.answers import Answer, AnswerError
+from llama_adapter.app.tasks.answers import Answer, AnswerError
 from llama_adapter.app.web.chat_state import MAX_TURNS, Chat, ChatSession, PickedPicture, Turn
 from llama_adapter.app.web.chat_view import conversation, picture_line, tokens_per_second
 from llama_adapter.app.web.escaping import escaped, milliseconds, named, size

@@ -3,7 +3,7 @@
 from typing import Any
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.captioning.resources import sample_pictures
+from llama_adapter.app.models.resources import sample_pictures
 from tests.npu.inside.host_ops import HostOps
 
 NUM_PICTURES = 5  # on 3 slots: admitted late, freed early

@@ -8,8 +8,8 @@ import torch
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import GenerateRequest, ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.engine.sequence import Request
 from llama_adapter.llm.load import open_executor
 from llama_adapter.runtime.devices.backend import Backend, CpuBackend
 from tests.llm.toys import answers, drain, toy_decoder, toy_prompts, toy_visual_queries
@@ -41,11 +41,11 @@ def results(
     prefixes = engine.project_prefix(toy_visual_queries(NUM_REQUESTS, config=config))
     for index, (prompt, prefix) in enumerate(zip(prompts, prefixes, strict=True)):
         sampling = SamplingParams(max_new_tokens=6 + index)
-        engine.submit(Request(id=index, prompt_ids=prompt, prefix=prefix, sampling=sampling))
-    choices = ((5, 6), (7,), (8, 9, 10))
-    engine.submit(Request(id=90, prompt_ids=prompts[1], prefix=prefixes[1], sampling=SamplingParams(), choices=choices))
+        engine.submit(GenerateRequest(id=index, prompt_ids=prompt, prefix=prefix, sampling=sampling))
+    continuations = ((5, 6), (7,), (8, 9, 10))
+    engine.submit(ScoreRequest(id=90, prompt_ids=prompts[1], prefix=prefixes[1], continuations=continuations))
     outputs = drain(engine)
-    scores = [output.choice_logprobs for output in outputs if output.choice_logprobs]
+    scores = [output.logprobs for output in outputs if output.logprobs]
     given = answers(outputs)
     return {"ids": [given[index][0] for index in range(NUM_REQUESTS)], "scores": scores[0]}
 

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.engine.requests import ScoreRequest
 from llama_adapter.llm.load import open_executor
 from llama_adapter.llm.model.adapter import Prefix
-from llama_adapter.llm.runners.eager import Executor, ScoreRow
+from llama_adapter.llm.runners.eager import Executor
 from llama_adapter.llm.runners.native import NativeExecutor
 from llama_adapter.runtime.devices.backend import CpuBackend
 from llama_adapter.runtime.devices.host_memory import tells_shortage
@@ -113,7 +114,7 @@ def works(executor: Executor, library: Library) -> dict[str, Callable[[], torch.
     """A call of each function of the kernels that needs scratch, with what comes of it."""
     prompts, pictures = toy_prompts(6), prefixes(executor)
     rows = [
-        ScoreRow(prompt_ids=prompt, choices=[[3, 4], [5]], prefix=prefix)
+        ScoreRequest(id=0, prompt_ids=prompt, continuations=((3, 4), (5,)), prefix=prefix)
         for prompt, prefix in zip(prompts, pictures, strict=True)
     ]
     stack, x_BTW = blocks(library)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.engine.sequence import Request
 from llama_adapter.llm.load import open_executor
 from llama_adapter.runtime.devices.backend import open_backend
 from scripts.peers.reference import ReferenceLoop
@@ -33,7 +33,7 @@ def test_the_reference_loop_gives_the_greedy_tokens_of_our_engine(lengths: tuple
     prefixes = engine.project_prefix(visual_query_BQD)
     for index, (prompt, prefix) in enumerate(zip(prompts, prefixes, strict=True)):
         sampling = SamplingParams(max_new_tokens=NUM_NEW_TOKENS)
-        engine.submit(Request(id=index, prompt_ids=prompt, prefix=prefix, sampling=sampling))
+        engine.submit(GenerateRequest(id=index, prompt_ids=prompt, prefix=prefix, sampling=sampling))
     ours: list[list[int]] = [[] for _ in prompts]
     for output in drain(engine):
         assert output.token_id is not None

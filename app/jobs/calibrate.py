@@ -16,10 +16,10 @@ from llama_adapter.app.calibration.labelled import Labelled, read_labelled
 from llama_adapter.app.calibration.plot import write_plot
 from llama_adapter.app.calibration.report import Mistake, format_calibration
 from llama_adapter.app.captioning.captioner import Answer, Captioner, Prompt, WorkItem, WorkQuestion
-from llama_adapter.app.captioning.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind
 from llama_adapter.app.inputs import expand_inputs
 from llama_adapter.app.jobs.questions import fill, picture_variables
 from llama_adapter.app.measuring.plots import check_plot
+from llama_adapter.app.models.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind
 from llama_adapter.app.reading.isolated import open_reader
 from llama_adapter.app.reading.reader import Reader
 from llama_adapter.app.records.record import recorded_choice

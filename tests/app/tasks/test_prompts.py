@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-import llama_adapter.app.captioning.prompts
+import llama_adapter.app.tasks.prompts
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.captioning.prompts import PromptEncoder
+from llama_adapter.app.tasks.prompts import PromptEncoder
 from llama_adapter.llm.errors import PromptTooLongError
 from llama_adapter.llm.tokenizer import Tokenizer
 
@@ -30,8 +30,8 @@ def test_a_prompt_is_tokenised_once(captioner: Captioner) -> None:
 def test_what_is_remembered_has_a_bound_in_prompts_and_in_tokens(
     captioner: Captioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama_adapter.app.captioning.prompts, "MAX_REMEMBERED_PROMPTS", 10)
-    monkeypatch.setattr(llama_adapter.app.captioning.prompts, "MAX_REMEMBERED_TOKENS", 2000)
+    monkeypatch.setattr(llama_adapter.app.tasks.prompts, "MAX_REMEMBERED_PROMPTS", 10)
+    monkeypatch.setattr(llama_adapter.app.tasks.prompts, "MAX_REMEMBERED_TOKENS", 2000)
     encoder = encoder_of(captioner.tokenizer)
     for number in range(30):
         encoder.encode(f"How many are there, {number}?", None)

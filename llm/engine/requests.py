@@ -1,0 +1,48 @@
+"""What the engine is asked and what it answers."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.model.adapter import Prefix
+
+# "scored" ends a ScoreRequest. "not_finite": the model's numbers overflowed, so there is no answer.
+Finish = Literal["stop", "length", "scored", "not_finite"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerateRequest:
+    """Continue a prompt about one picture.
+
+    `known_ids` is the beginning of the answer from an earlier attempt. Generation resumes after it: these tokens are
+    not output again, count as new tokens, and consume their random draws, so that a seed gives the same answer.
+    """
+
+    id: int
+    prompt_ids: tuple[int, ...]
+    prefix: Prefix  # (A, 1, N, Q, H), from `Engine.project_prefix`
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    known_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreRequest:
+    """Compute the log-probability of each continuation of a prompt about one picture. Nothing is generated."""
+
+    id: int
+    prompt_ids: tuple[int, ...]
+    prefix: Prefix
+    continuations: tuple[tuple[int, ...], ...]  # token ids, at least one each
+
+
+Request = GenerateRequest | ScoreRequest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Output:
+    """One event of a request: a token, its end, or both. The end-of-sequence token itself is not output."""
+
+    request_id: int
+    token_id: int | None = None
+    finish: Finish | None = None
+    logprobs: tuple[float, ...] = ()  # with finish "scored": one per continuation, not normalised
