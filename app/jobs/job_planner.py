@@ -1,25 +1,25 @@
-"""Turns inputs into work items and answers into records, and leaves out what earlier runs answered."""
+"""Turns inputs into work items, and leaves out what earlier runs answered."""
 
 import itertools
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
 from llama_adapter.app.inputs import PictureInput
 from llama_adapter.app.jobs.job import Job
-from llama_adapter.app.jobs.questions import TemplateError, fill, picture_variables, questions_about
+from llama_adapter.app.jobs.questions import TemplateError, fill, is_template, picture_variables, questions_about
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.app.reading.sources import Source
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.key import RecordKey, record_settings
 from llama_adapter.app.records.picture_names import escaped_name
-from llama_adapter.app.records.record import Record, answer_to_record
 from llama_adapter.app.tasks.answers import Answer, AnswerError
+from llama_adapter.app.tasks.prompts import Prompt
 from llama_adapter.app.tasks.question import Question
 
 _NOTHING_ASKED = AnswerError(
@@ -40,37 +40,40 @@ class Asked:
     has_failed: bool = False  # in an earlier run
 
 
+class _Plan(NamedTuple):
+    """A question as it is asked and recorded, the same for every picture."""
+
+    prompt: Prompt
+    shown: str
+    settings: Mapping[str, Any]
+
+
 class JobPlanner:
     """Plans one run of a job. `item` belongs to the thread that draws the inputs; `wants` is thread-safe."""
 
-    def __init__(
-        self, job: Job, *, spec: CaptionerSpec, info: ModelInfo, run: str, earlier: RecordIndex | None = None
-    ) -> None:
+    def __init__(self, job: Job, *, spec: CaptionerSpec, info: ModelInfo, earlier: RecordIndex | None = None) -> None:
         """`spec` and `info` are those of the loaded model; `earlier` holds the records of earlier runs, if any."""
         self.num_known, self.num_known_failed = 0, 0  # questions that an earlier run answered, and those it failed at
         self.job, self.earlier = job, earlier
         self._lock = threading.Lock()
-        self._spec, self._info, self._run = spec, info, run
-        self._settings: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+        self._spec, self._info = spec, info
+        self._plan = lru_cache(maxsize=1024)(self._plan_of)  # every line of a manifest may have another question
+        self._has_templates = any(map(is_template, job.questions))
         self._superseded: set[str] = set()  # names that a record of this run supersedes
         self._indices = itertools.count()
 
     def item(self, picture: PictureInput) -> tuple[WorkItem, list[Answer]]:
         """The work for a picture, and failed answers to questions that cannot be asked."""
         questions, failures = [], []
-        variables = picture_variables(picture.label, picture.columns)
+        common, own = self.job.questions, picture.questions
         supersedes = self._superseded_by(picture)
-        for question in questions_about(picture.questions, common=self.job.questions):
-            filled, error = question, None
-            try:
-                filled = fill(question, variables)
-            except TemplateError as problem:
-                error = AnswerError(code="prompt", message=f"{problem}; {problem.hint}.")
+        for question in questions_about(own, common=common) if own else common:
+            filled, error = self._fill(question, picture) if own or self._has_templates else (question, None)
             if self.job.needs_question and filled.is_caption and picture.error is None:
                 error = _NOTHING_ASKED
             asked = Asked(
                 key=self._key(filled, picture.label),
-                escaped_key=self._escaped_key(question, picture),
+                escaped_key=None if self.earlier is None else self._escaped_key(question, picture),
                 root=picture.root,
                 path=picture.source if isinstance(picture.source, str) else None,
                 supersedes=supersedes,
@@ -78,7 +81,7 @@ class JobPlanner:
             supersedes = ()  # one record is enough to say so
             index = next(self._indices)
             if error is None:
-                prompt = filled.prompt(self._info.default_prompt)
+                prompt = self._plan(filled).prompt
                 questions.append(WorkQuestion(index=index, prompt=prompt, choices=filled.choices, tag=asked))
             elif (left := self._left_to_ask(asked, "")) is not None:
                 failures.append(failed_answer(index, left, error))
@@ -93,14 +96,6 @@ class JobPlanner:
             return item.questions
         left = ((question, self._left_to_ask(question.tag, digest)) for question in item.questions)
         return tuple(replace(question, tag=asked) for question, asked in left if asked is not None)
-
-    def record(self, answer: Answer) -> Record:
-        """The record of an answer."""
-        asked: Asked = answer.tag
-        record = answer_to_record(answer, key=asked.key, run=self._run)
-        if asked.supersedes:
-            record["supersedes"] = list(asked.supersedes)
-        return record
 
     def _superseded_by(self, picture: PictureInput) -> tuple[str, ...]:
         """Names that failed in an earlier run and lead to a picture now, for the first time in this run."""
@@ -131,33 +126,33 @@ class JobPlanner:
             self.num_known_failed += state == "failed"
         return None
 
+    def _fill(self, question: Question, picture: PictureInput) -> tuple[Question, AnswerError | None]:
+        try:
+            return fill(question, picture_variables(picture.label, picture.columns)), None
+        except TemplateError as problem:
+            return question, AnswerError(code="prompt", message=f"{problem}; {problem.hint}.")
+
     def _escaped_key(self, question: Question, picture: PictureInput) -> RecordKey | None:
         label = escaped_name(picture.label)
-        if self.earlier is None or label == picture.label:
+        if label == picture.label:
             return None
-        with suppress(TemplateError):
-            question = fill(question, picture_variables(label, picture.columns))
-        return self._key(question, label)
+        return self._key(self._fill(question, replace(picture, label=label))[0], label)
 
     def _key(self, question: Question, label: str) -> RecordKey:
-        values = (question.choices, question.form, question.input)
-        if values not in self._settings:
-            if len(self._settings) >= 1024:  # every line of a manifest may have another input
-                self._settings.clear()
-            self._settings[values] = record_settings(
-                self._spec,
-                info=self._info,
-                sampling=self.job.sampling,
-                choices=question.choices,
-                form=question.form,
-                input=question.input,
-            )
-        return RecordKey(
-            picture=label,
-            prompt=question.shown(self._info.default_prompt),
-            model_digest=self._info.digest,
-            settings=self._settings[values],
+        _, shown, settings = self._plan(question)
+        return RecordKey(picture=label, prompt=shown, model_digest=self._info.digest, settings=settings)
+
+    def _plan_of(self, question: Question) -> _Plan:
+        settings = record_settings(
+            self._spec,
+            info=self._info,
+            sampling=self.job.sampling,
+            choices=question.choices,
+            form=question.form,
+            input=question.input,
         )
+        default = self._info.default_prompt
+        return _Plan(question.prompt(default), question.shown(default), settings)
 
 
 def _readable(picture: PictureInput) -> Source | PictureReading:

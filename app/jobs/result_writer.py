@@ -14,7 +14,7 @@ from llama_adapter.app.jobs.progress import Progress
 from llama_adapter.app.measuring.report import Tally
 from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.manifest import EndReason, RunManifest, write_manifest
-from llama_adapter.app.records.record import Record, record_to_line
+from llama_adapter.app.records.record import Record, answer_to_record, record_to_line
 from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.app.terminal.run_guarded import forget_stdout
 from llama_adapter.app.terminal.standard_output import give
@@ -52,16 +52,21 @@ class ResultWriter:
         job: Job,
         planner: JobPlanner,
         *,
+        run: str,
         file: RecordWriter | None,
         manifest: RunManifest | None,
         decider: Decider | None = None,
         count: Callable[[], int | None] | None = None,
     ) -> None:
-        """`manifest` is written now and again at the end; `decider` is for text output; `count` as in `Progress`."""
+        """`run` is the id of this run. `manifest` is written now and again at the end, `decider` is for text output.
+
+        `count` as in `Progress`.
+        """
         self.tally, self._unfamiliar = Tally(), Unfamiliar()
         self._problem: InputGoneError | TooManyErrorsError | None = None
         self.end_reason: EndReason = "failed"  # until `finish`
         self._job, self._planner, self._file, self._manifest = job, planner, file, manifest
+        self._run = run
         self._decider = decider
         self._lock = threading.RLock()
         self._is_finished = False
@@ -111,7 +116,7 @@ class ResultWriter:
             return
         self.tally.add(answer)
         self._unfamiliar.add(answer)
-        record = self._planner.record(answer)
+        record = answer_to_record(answer, key=asked.key, run=self._run, supersedes=asked.supersedes)
         if answer.error is not None:
             is_recorded = self._file is not None or self._format == "jsonl"
             self.say(f"error: {answer.error.message}", even_if_quiet=not is_recorded)

@@ -41,11 +41,11 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
         file = None if job.out is None else stack.enter_context(open_records(job.out))
         stack.enter_context(runner.open(job))
         run = new_run_id()
-        planner = JobPlanner(job, spec=runner.spec, info=runner.info, run=run, earlier=_read_earlier(job, file))
+        planner = JobPlanner(job, spec=runner.spec, info=runner.info, earlier=_read_earlier(job, file))
         manifest = _manifest(job, runner, run=run) if file is not None and file.is_durable else None
         count = partial(count_answers, job, addresses=runner.reads_addresses)
         writer = stack.enter_context(
-            ResultWriter(job, planner, file=file, manifest=manifest, decider=decider, count=count)
+            ResultWriter(job, planner, run=run, file=file, manifest=manifest, decider=decider, count=count)
         )
         interruption = stack.enter_context(Interruption())
         _say_notes(job, runner, writer, decider, file=file)

@@ -77,7 +77,7 @@ class Record(TypedDict):
     run: str
 
 
-def answer_to_record(answer: AnswerLike, *, key: RecordKey, run: str) -> Record:
+def answer_to_record(answer: AnswerLike, *, key: RecordKey, run: str, supersedes: Sequence[str] = ()) -> Record:
     """The record of one answer. Probabilities keep six significant digits."""
     error = answer.error
     record = Record(
@@ -96,6 +96,8 @@ def answer_to_record(answer: AnswerLike, *, key: RecordKey, run: str) -> Record:
         record["unfamiliar"] = answer.unfamiliar
     if "\\" in key.picture:
         record["exact_name"] = True
+    if supersedes:
+        record["supersedes"] = list(supersedes)
     return record
 
 

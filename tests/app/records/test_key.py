@@ -11,7 +11,6 @@ from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.records.key import RecordKey
-from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
@@ -35,13 +34,9 @@ def planned_id(
     question: Question, *, spec: CaptionerSpec, info: ModelInfo, sampling: SamplingParams, digest: str, label: str
 ) -> str:
     job = Job(spec=spec, inputs=InputSpec(), questions=(question,), sampling=sampling)
-    planner = JobPlanner(job, spec=spec, info=info, run="run")
-    work, _ = planner.item(PictureInput(source="a.png", label=label))
-    (asked,) = work.questions
-    answer = Answer(
-        index=0, picture=label, digest=digest, prompt="", text="a", token_ids=(1,), finish="stop", tag=asked.tag
-    )
-    return planner.record(answer)["id"]
+    work, _ = JobPlanner(job, spec=spec, info=info).item(PictureInput(source="a.png", label=label))
+    key: RecordKey = work.questions[0].tag.key
+    return key.id(digest)
 
 
 @pytest.mark.parametrize(

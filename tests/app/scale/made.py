@@ -11,6 +11,7 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.key import RecordKey
+from llama_adapter.app.records.record import Record, answer_to_record
 from llama_adapter.app.scale.chunks import Known
 from llama_adapter.app.scale.worker import LoadedModel
 from llama_adapter.app.tasks.answers import Answer
@@ -52,7 +53,11 @@ QUESTIONS = (
 def desk_of(earlier: RecordIndex | None = None, *, retry_errors: bool = False) -> JobPlanner:
     out = None if earlier is None else "answers.jsonl"
     job = Job(spec=SPEC, inputs=InputSpec(), questions=QUESTIONS, out=out, retry_errors=retry_errors)
-    return JobPlanner(job, spec=SPEC, info=INFO, run="run", earlier=earlier)
+    return JobPlanner(job, spec=SPEC, info=INFO, earlier=earlier)
+
+
+def record_of(answer: Answer) -> Record:
+    return answer_to_record(answer, key=answer.tag.key, run="run")
 
 
 def answer_to(question: WorkQuestion, label: str, digest: str) -> Answer:
@@ -78,5 +83,5 @@ def known_after(folder: Path, *, digest: str, num_questions: int) -> Known:
     work, _ = planner.item(PictureInput(source="a.png", label="a.png"))
     with RecordWriter(folder / "answers.jsonl") as file:
         for question in work.questions[:num_questions]:
-            file.write(planner.record(answer_to(question, "a.png", digest)))
+            file.write(record_of(answer_to(question, "a.png", digest)))
     return known_of(RecordIndex([folder / "answers.jsonl"]))

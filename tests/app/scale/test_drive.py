@@ -20,7 +20,7 @@ from llama_adapter.app.scale.worker import NotLoaded
 from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.problems import Problem
-from tests.app.scale.made import FIRST, INFO, QUESTIONS, answer_to, desk_of, known_of
+from tests.app.scale.made import FIRST, INFO, QUESTIONS, answer_to, desk_of, known_of, record_of
 
 
 class FakeReaders:
@@ -115,7 +115,7 @@ def run_job(
         answers = []
         for answer in drive.run(in_chunks(items, sizes(4, num_alike=2)), stop=lambda: False):
             answers.append(answer)
-            file.write(planner.record(answer))
+            file.write(record_of(answer))
     return answers, planner, crew
 
 
