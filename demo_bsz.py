@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from llama_adapter.app.cli.parser import Parser
 from llama_adapter.app.cli.values import parse_text, settings, value_of
-from llama_adapter.app.inputs.errors import InputsError
+from llama_adapter.app.inputs import InputsError
 from llama_adapter.app.measuring.report import Report, Tally
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec

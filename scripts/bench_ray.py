@@ -131,15 +131,15 @@ def run_one(pictures: str, out: str, *, actors: int | None) -> dict[str, float]:
         times.append(time.perf_counter())
 
     RecordWriter.write = timed  # type: ignore[method-assign]
-    if actors is None:
-        from llama_adapter.app.jobs.run import run_job
+    from llama_adapter.app.jobs.run import run_job
 
+    if actors is None:
         run_job(job)
     else:
-        from llama_adapter.app.scale.job import run_ray_job
-        from llama_adapter.app.scale.options import RayOptions
+        from llama_adapter.app.scale.cluster import RayOptions
+        from llama_adapter.app.scale.runner import RayRunner
 
-        run_ray_job(job, RayOptions(actors=actors, address="local"))
+        run_job(job, RayRunner(RayOptions(actors=actors, address="local")))
     first = int(LEAD * len(times))
     return {"pictures_per_s": (len(times) - 1 - first) / max(times[-1] - times[first], 1e-9)}
 

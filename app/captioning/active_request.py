@@ -4,7 +4,7 @@ import dataclasses
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from llama_adapter.app.captioning.stop_strings import StopStrings
 from llama_adapter.app.tasks.answers import Answer, AnswerError
@@ -30,10 +30,11 @@ class ActiveRequest:
         stop: Sequence[str] = (),
         started: float | None = None,
         ms: dict[str, float] | None = None,
+        tag: Any = None,
     ) -> None:
         """`started`: `time.perf_counter()` at the start of its times, None for now; `ms`: times known so far."""
         self.index, self.picture, self.digest = index, picture, digest
-        self.prompt, self.task = prompt, task
+        self.prompt, self.task, self.tag = prompt, task, tag
         if not sampling.greedy and sampling.seed is None:
             # After an out-of-memory restart, the answer must go on as it would have.
             sampling = dataclasses.replace(sampling, seed=secrets.randbits(63))
@@ -79,4 +80,5 @@ class ActiveRequest:
             prompt_tokens=len(self.prompt.token_ids),
             unfamiliar=self.unfamiliar,
             is_reused=self.is_reused,
+            tag=self.tag,
         )

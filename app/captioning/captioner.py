@@ -336,6 +336,7 @@ class Captioner:
             task=question.task,
             started=time.perf_counter() - picture.elapsed_ms / 1e3,
             ms={"read": picture.elapsed_ms},
+            tag=question.tag,
         )
         return request, error
 

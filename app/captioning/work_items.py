@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.app.reading.sources import Source
@@ -18,6 +19,7 @@ class WorkQuestion:
     index: int
     prompt: Prompt
     task: Task = FREE_TEXT
+    tag: Any = None  # the caller's own data, for the answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

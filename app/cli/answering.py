@@ -14,7 +14,7 @@ from llama_adapter.app.cli.values import in_flags, parse_shard, settings, spec_f
 from llama_adapter.app.inputs import InputSpec, read_question_sheet
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.questions import complete
-from llama_adapter.app.scale.options import RayOptions
+from llama_adapter.app.scale.cluster import RayOptions
 from llama_adapter.app.tasks.entry import TaskEntry
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.app.tasks.registry import entries_by_command, question_of
@@ -111,8 +111,8 @@ def _add_output(parser: Parser) -> None:
     output.add_argument(
         "--out",
         metavar="FILE.jsonl",
-        help="append records, one JSON line each, to a file, or to files in a folder (FOLDER/); questions with an "
-        "answer there are skipped",
+        help="append records, one JSON line each, to a file, or to the last part-*.jsonl of a folder (FOLDER/); "
+        "questions with an answer there are skipped",
     )
     earlier = output.add_mutually_exclusive_group()
     earlier.add_argument(
@@ -203,9 +203,10 @@ def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
     job = settings(Job, {**vars(options), **values})
     if options.engine == "ray":
         ray = settings(RayOptions, {**vars(options), "address": options.ray_address})
-        from llama_adapter.app.scale.job import run_ray_job
+        from llama_adapter.app.jobs.run import run_job
+        from llama_adapter.app.scale.runner import RayRunner
 
-        return run_ray_job(job, ray)
+        return run_job(job, RayRunner(ray))
     if options.actors is not None or options.ray_address is not None:
         raise UsageError("--actors and --ray-address go with --engine ray, which is missing")
     from llama_adapter.app.jobs.run import run_job

@@ -22,7 +22,7 @@ from llama_adapter.app.measuring.plots import check_plot
 from llama_adapter.app.models.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind
 from llama_adapter.app.reading.isolated import open_reader
 from llama_adapter.app.reading.reader import Reader
-from llama_adapter.app.records.record import answer_to_record
+from llama_adapter.app.records.record import recorded_choice
 from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.app.tasks.task import Task
@@ -193,7 +193,7 @@ def _mistakes(
 
 def _as_recorded(answer: Answer) -> dict[str, float] | None:
     """Probabilities as a record holds them: what is fitted on shall be what is applied to. None for no numbers."""
-    choice = answer_to_record(answer, model_digest="", sampling={}, run="")["choice"]
+    choice = recorded_choice(answer)
     numbers = {name: value for name, value in (choice or {}).items() if value is not None}
     return numbers if choice is not None and len(numbers) == len(choice) else None
 

@@ -1,4 +1,4 @@
-"""What is asked of pictures: instructions, perhaps with variables to fill in for each picture. No model, no tokens."""
+"""Prompt templates: fills variables such as {stem} into questions, for each picture."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
 
-# `{stem}` is a variable, `{{` and `}}` are braces; whatever else stands in braces, such as JSON, stays as it is.
+# `{stem}` is a variable, `{{` and `}}` are braces; anything else in braces, such as JSON, stays.
 _PIECES = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}")
 PICTURE_VARIABLES = ("stem", "name", "parent", "path")
 
@@ -58,10 +58,10 @@ def fill(question: Question, variables: Mapping[str, str]) -> Question:
 
 
 def questions_about(own: Sequence[QuestionFields], *, common: Sequence[Question]) -> list[Question]:
-    """What is asked of a picture that came with questions of its `own`, or with none; `common` are the job's.
+    """The questions about a picture that has questions of its `own`, or none; `common` are the job's.
 
-    What an own question leaves open is as in the first of the job's. One that has no instruction, only an input or
-    choices, is each of the job's with these.
+    An own question with an instruction is completed from the first of the job's. One without, with only an input or
+    choices, replaces those of each of the job's.
     """
     if not own:
         return list(common)
@@ -69,7 +69,7 @@ def questions_about(own: Sequence[QuestionFields], *, common: Sequence[Question]
 
 
 def picture_variables(label: str, columns: Mapping[str, str]) -> dict[str, str]:
-    """What a prompt may name of a picture: `PICTURE_VARIABLES` of its name, and the columns it came with."""
+    """The variables of a picture: `PICTURE_VARIABLES` from its name, and its columns."""
     label = name_as_text(label)
     path = PurePosixPath(label)
     own = {"stem": path.stem, "name": path.name, "parent": path.parent.name, "path": label}

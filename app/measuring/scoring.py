@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
-from llama_adapter.app.inputs.errors import InputsError
+from llama_adapter.app.inputs import InputsError
 from llama_adapter.app.inputs.tables import read_rows
 from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.app.terminal.wording import one_line

@@ -38,6 +38,7 @@ class Answer:
     prompt_tokens: int = 0
     unfamiliar: bool | None = None  # whether the picture is out of distribution; None: the model cannot tell
     is_reused: bool = False  # the encoded picture came from the cache
+    tag: Any = None  # the `tag` of the question
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -41,10 +41,6 @@ def test_columns_win_over_the_variables_of_the_name() -> None:
     assert picture_variables("a/b.png", {"stem": "mine"})["stem"] == "mine"
 
 
-def test_a_picture_without_a_folder_has_an_empty_parent() -> None:
-    assert picture_variables("b.png", {}) == {"stem": "b", "name": "b.png", "parent": "", "path": "b.png"}
-
-
 def test_an_unknown_variable_is_named_with_what_there_is() -> None:
     with pytest.raises(TemplateError, match=r"wants the variable \{breeds\}.*breed, name") as raised:
         fill(Question(instruction="Is it a {breeds}?"), picture_variables("a.png", {"breed": "collie"}))
