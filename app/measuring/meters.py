@@ -1,4 +1,4 @@
-"""An encoder and an executor that note how long each call took and what it had to do. They compute as those inside."""
+"""An encoder and an executor that record the time and the work of each call."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ PROGRAMS: tuple[Program, ...] = ("encoder", "prefix", "prefill", "step")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One run of a program: pictures or rows in it, seconds until the device was done, and its counted work."""
+    """One run of a program: its pictures or rows, seconds until the device was done, and its work."""
 
     program: Program
     num_rows: int
@@ -35,14 +35,14 @@ class Call:
 
 @dataclass(kw_only=True, slots=True)
 class Meter:
-    """Notes calls; the device is waited for before and after each."""
+    """Records calls; waits for the device before and after each."""
 
     synchronise: Callable[[], None]
     calls: list[Call] = field(default_factory=list)
 
     @contextmanager
     def note(self, program: Program, num_rows: int, work: Work) -> Iterator[None]:
-        """What happens inside is one call."""
+        """Records the body as one call."""
         self.synchronise()
         started = time.perf_counter()
         yield
@@ -51,7 +51,7 @@ class Meter:
 
 
 class MeteredVision:
-    """A vision backend whose calls are noted."""
+    """A vision backend with a meter."""
 
     def __init__(self, inner: VisionBackend, *, meter: Meter, config: VisionConfig, sizes: NumberSizes) -> None:
         self._inner, self._meter, self._config, self._sizes = inner, meter, config, sizes
@@ -74,7 +74,7 @@ class MeteredVision:
 
 
 class MeteredExecutor:
-    """An executor whose calls are noted, with `num_slots` of its slots, so that one serves every batch size."""
+    """An executor with a meter and `num_slots` of its slots, so that one executor serves every batch size."""
 
     def __init__(self, inner: Executor, *, meter: Meter, num_slots: int, sizes: NumberSizes) -> None:
         if not 1 <= num_slots <= inner.num_slots:

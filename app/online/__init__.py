@@ -1,1 +1,1 @@
-"""One captioner for many clients: an engine thread, its queue, and the handles that answers come out of."""
+"""One captioner for many clients: the engine thread, its queue, and the clients' handles."""

@@ -1,4 +1,4 @@
-"""A queue in which owners take turns: who waits with one item is not behind another's hundred. No threads here."""
+"""A queue in which owners take turns, so that one item does not wait behind another owner's hundred."""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
@@ -9,26 +9,26 @@ Item = TypeVar("Item")
 
 
 class FairQueue(Generic[Item]):
-    """First come, first served within an owner; owners in turn."""
+    """Round-robin over owners; first in, first out for each. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._owners: OrderedDict[str, deque[Item]] = OrderedDict()  # whose turn it is, first; none without items
+        self._owners: OrderedDict[str, deque[Item]] = OrderedDict()  # the next owner first; only owners with items
         self._length = 0
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[Item]:
-        """The items, in no order."""
+        """The items, in arbitrary order."""
         return chain.from_iterable(self._owners.values())
 
     def put(self, item: Item, *, owner: str) -> None:
-        """Add an item behind the owner's others."""
+        """Append an item to its owner's."""
         self._owners.setdefault(owner, deque()).append(item)
         self._length += 1
 
     def take(self) -> Item | None:
-        """The next item, of the owner whose turn it is; None when there is none."""
+        """Remove and return the next item; None if the queue is empty."""
         if not self._owners:
             return None
         owner, items = next(iter(self._owners.items()))
@@ -40,7 +40,7 @@ class FairQueue(Generic[Item]):
         return item
 
     def remove(self, item: Item, *, owner: str) -> bool:
-        """Take this item out; says whether it was there."""
+        """Remove an item; returns whether it was in the queue."""
         items = self._owners.get(owner)
         if items is None or item not in items:
             return False

@@ -1,9 +1,9 @@
-"""Pictures of many clients are read in a few processes, clients in turn. Slow pictures only wait for each other.
+"""Reads pictures of many clients in a few processes, fairly. Slow pictures delay only each other.
 
 There are two lanes. Every picture begins in the fast lane. A picture that takes more than `slow_after_s` of processor
 time, or hangs, moves to the slow lane, where its process has a lower priority. If the slow lane is full and others wait
-for the fast one, the reading is stopped, and starts again when the slow lane has a free place. So pictures that take
-long cannot block those that do not.
+for the fast one, the reading is stopped, and starts again when the slow lane has a free place. So slow
+pictures cannot block fast ones.
 """
 
 import threading
@@ -22,14 +22,14 @@ from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.errors import LlamaAdapterError
 
 # Of `AnswerError`:
-READING_BUSY = "reading_busy"  # too many slow pictures wait already
+READING_BUSY = "reading_busy"  # too many slow pictures wait
 READING_FAILED = "reading_failed"  # the server cannot read pictures
-# By the clock, a reading hangs after so many times `slow_after_s`: it computes nothing, or the machine is overloaded.
+# Wall time, in units of `slow_after_s`, after which a reading counts as hung.
 _HANGS_AFTER = 10
 
 
 class ReadingDroppedError(LlamaAdapterError):
-    """A picture is not read: nobody wants it any more, or the service is closed."""
+    """A picture is not read: the request was cancelled, or the service is closed."""
 
     http_status = 503
 
@@ -38,7 +38,7 @@ class ReadingDroppedError(LlamaAdapterError):
 
 
 class ClientReader(Protocol):
-    """What a pool reads with: `IsolatedReader`."""
+    """The reader of a pool: `IsolatedReader`."""
 
     def read(
         self,
@@ -62,19 +62,19 @@ class ReadingTask:
     picture: bytes
     name: str  # in messages
     client: str
-    is_wanted: Callable[[], bool]  # asked many times a second while it is read; the reading ends when it returns False
+    is_wanted: Callable[[], bool]  # polled while it is read; False ends the reading
     deliver: Callable[[PictureReading | Exception], None]  # called once, unless the task is discarded
-    side: int | None = None  # of a view for people; None: the encoder's square
+    side: int | None = None  # longest side of a view for people, in pixels; None: the encoder's square
     is_slow: bool = False  # whether it is in the slow lane
-    began: float | None = None  # by `time.perf_counter()`, when a process was first seen to read it
+    began: float | None = None  # `time.perf_counter()` when its reading was first observed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolStatus:
-    """Pictures in a pool, by what becomes of them."""
+    """Counts of pictures in a pool."""
 
     num_reading: int
-    num_slow: int  # of them, those that take long
+    num_slow: int  # slow ones of them
     num_waiting: int  # for a process
 
 
@@ -82,7 +82,10 @@ NO_READING = PoolStatus(num_reading=0, num_slow=0, num_waiting=0)
 
 
 class ReadingPool:
-    """Any thread may use it. `reader` needs a process for each place of both lanes; the pool closes it."""
+    """A pool with a fast and a slow lane. Thread-safe.
+
+    `reader` needs a process for each place of both lanes; the pool closes it.
+    """
 
     def __init__(self, reader: ClientReader, *, limits: ServiceLimits, num_fast: int) -> None:
         self._reader, self._limits = reader, limits
@@ -100,7 +103,7 @@ class ReadingPool:
             thread.start()
 
     def submit(self, task: ReadingTask) -> None:
-        """Add a picture. Never waits."""
+        """Add a picture. Does not block."""
         with self._changed:
             is_closed = self._is_closed
             if not is_closed:
@@ -110,25 +113,25 @@ class ReadingPool:
             task.deliver(ReadingDroppedError())
 
     def discard(self, task: ReadingTask) -> None:
-        """Forget a picture that waits. One that is being read ends when `is_wanted` is asked."""
+        """Remove a picture that waits. One that is being read ends by `is_wanted`."""
         with self._changed:
             self._queues[task.is_slow].remove(task, owner=task.client)
 
     @property
     def num_slow_waiting(self) -> int:
-        """Slow pictures of requests that wait for a place in the slow lane; views are not counted."""
+        """Requests whose pictures wait for the slow lane; without views."""
         with self._changed:
             return sum(task.side is None for task in self._queues[True])
 
     @property
     def num_view_bytes(self) -> int:
-        """Of the picture files of views that wait."""
+        """Bytes of the waiting views' picture files."""
         with self._changed:
             waiting = chain.from_iterable(self._queues.values())
             return sum(len(task.picture) for task in waiting if task.side is not None)
 
     def status(self) -> PoolStatus:
-        """What is under way now."""
+        """The current counts."""
         with self._changed:
             return PoolStatus(
                 num_reading=len(self._running),
@@ -137,7 +140,7 @@ class ReadingPool:
             )
 
     def close(self, *, timeout_s: float) -> None:
-        """End the processes, also those that read, and the threads. Pictures that wait get a `ReadingDroppedError`."""
+        """End all processes and threads. Waiting pictures get a `ReadingDroppedError`."""
         dropped: list[ReadingTask] = []
         with self._changed:
             self._is_closed = True
@@ -161,7 +164,7 @@ class ReadingPool:
                 result = self._reader.read(
                     task.picture,
                     name=task.name,
-                    # With the digest known first, a picture that ends its process is known to be the cause.
+                    # Asks for the digest first, so that a crash can be attributed to the picture.
                     wants_pixels=lambda digest: True,
                     side=task.side,
                     keep_waiting=partial(self._keep_waiting, task),
@@ -176,7 +179,7 @@ class ReadingPool:
             task.deliver(result)
 
     def _take(self) -> ReadingTask | None:
-        """The next picture for a free place; None when the pool is closed."""
+        """The next picture for a free place; None once the pool is closed."""
         with self._changed:
             while not self._is_closed:
                 task = self._next(is_slow=False) or self._next(is_slow=True)
@@ -197,7 +200,7 @@ class ReadingPool:
             self._changed.notify()
 
     def _keep_waiting(self, task: ReadingTask, process: ReadingProcess, cpu_s: float) -> None:
-        """Decide what becomes of a picture that has taken so much processor time."""
+        """Move or drop a picture, given the processor time so far."""
         if self._is_closed or not task.is_wanted():
             raise ReadingDroppedError
         if task.began is None:
@@ -238,7 +241,7 @@ class ReadingPool:
         if not is_wanted:
             task.deliver(ReadingDroppedError())
             return
-        message = "The picture takes long to read, and others that do wait already. Ask later, or send a smaller one."
+        message = "The picture takes long to read, and too many such pictures wait. Ask later, or send a smaller one."
         task.deliver(
             PictureReading(
                 digest="", pixels=None, error=AnswerError(code=READING_BUSY, message=message), elapsed_ms=0.0

@@ -1,4 +1,4 @@
-"""A request under way, as its client holds it: events come out, in a thread or in an event loop."""
+"""A client's request, and the handle that gives its events to a thread or an event loop."""
 
 import asyncio
 import queue
@@ -16,15 +16,15 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ask:
-    """One question about one picture."""
+    """One question about one picture. Raises ValueError for invalid `choices`."""
 
-    picture: bytes  # of a picture file
+    picture: bytes  # content of a picture file
     prompt: Prompt
     label: str = "picture"  # becomes `Answer.picture`
     sampling: SamplingParams = field(default_factory=SamplingParams)
     task: Task = FREE_TEXT
     stop: tuple[str, ...] = ()  # the text ends before the first of these
-    client: str = ""  # requests of different clients take turns
+    client: str = ""  # clients take turns
     timeout_s: float | None = None  # at most the service's own limit; None: that limit
     choices: InitVar[Sequence[str] | None] = None  # short for `task=choosing(choices)`
 
@@ -34,7 +34,7 @@ class Ask:
 
 
 class RequestHandle:
-    """One request. Any thread may cancel it; one reader takes its events, by one of the four ways."""
+    """One request. Any thread may cancel it; one reader takes its events, by one of the four methods."""
 
     def __init__(self, request_id: int, *, cancel: Callable[["RequestHandle"], None]) -> None:
         self.id = request_id
@@ -46,15 +46,15 @@ class RequestHandle:
         self._is_text_wanted = True
 
     def cancel(self) -> None:
-        """Ask for the end: the last event is then an answer with error `cancelled` and the text until then.
+        """Cancel the request: its last event is an answer with error `cancelled` and the text so far.
 
-        Harmless when repeated or late.
+        Can be called again, and after the answer.
         """
         self.is_cancelled = True
         self._cancel(self)
 
     def events(self) -> Iterator[Event]:
-        """Text as it comes, and the answer at the end; blocks."""
+        """Yield pieces of text, and the answer at the end. Blocks."""
         while True:
             event = self._events.get()
             yield event
@@ -62,7 +62,7 @@ class RequestHandle:
                 return
 
     def result(self) -> Answer:
-        """The answer; blocks."""
+        """The answer. Blocks."""
         return next(event for event in self.events() if isinstance(event, Answer))
 
     async def __aiter__(self) -> AsyncIterator[Event]:
@@ -70,7 +70,7 @@ class RequestHandle:
         woken = asyncio.Event()
         self._listener = asyncio.get_running_loop(), woken
         while True:
-            woken.clear()  # before looking: what comes after the last look wakes
+            woken.clear()  # first: an event after the last look sets it again
             while True:
                 try:
                     event = self._events.get_nowait()
@@ -82,7 +82,7 @@ class RequestHandle:
             await woken.wait()
 
     async def answer(self) -> Answer:
-        """As `result`, without blocking the event loop, which is woken only once."""
+        """As `result`, without blocking the event loop; text does not wake it."""
         self._is_text_wanted = False
         async for event in self:
             if isinstance(event, Answer):
@@ -90,9 +90,9 @@ class RequestHandle:
         raise AssertionError("the last event is an answer")
 
     def deliver(self, event: Event) -> None:
-        """Hand an event to whoever reads; for the service."""
+        """Give an event to the reader; called by the service."""
         self._events.put(event)
         if self._listener is not None and (self._is_text_wanted or isinstance(event, Answer)):
             loop, woken = self._listener
-            with suppress(RuntimeError):  # the loop is closed: nobody reads any more
+            with suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(woken.set)

@@ -1,7 +1,7 @@
-"""One engine thread and its queue: requests of any number of clients share the batches of one captioner.
+"""A service: the requests of many clients share the batches of one captioner.
 
-Follow a request: `submit` -> `_look` (is its picture known?) -> the reading pool -> the waiting room -> `_admit` ->
-the engine's step -> its handle. The model is loaded, used and released in the engine thread alone.
+The path of a request: `submit` -> `_look` (is its picture in the cache?) -> the reading pool -> the admission queue ->
+`_admit` -> the engine's step -> its handle. Only the engine thread loads, uses and closes the model.
 """
 
 import gc
@@ -45,7 +45,7 @@ from llama_adapter.app.tasks.prompts import Prompt, RawPrompt
 from llama_adapter.llm.errors import PromptError
 from llama_adapter.runtime.problems import describe
 
-# What clients of a service need, from one place.
+# Everything that users of a service need, from one module.
 __all__ = [
     "Ask",
     "BusyError",
@@ -58,11 +58,11 @@ __all__ = [
     "UnavailableError",
 ]
 
-_WATCH_S = 0.1  # how late the deadline of a waiting request may be noticed
-_LATE_S = 5.0  # a running request past its deadline is left to the engine thread for so long
-_READERS_FAILED_S = 10.0  # so long after a failure to read, the service counts as stalled
-_CLOSE_S = 10.0  # that closing waits for the engine thread: a device that hangs shall not keep the process
-_FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 30.0  # before the engine is loaded again; doubled while it fails
+_WATCH_S = 0.1  # period of the check for deadlines
+_LATE_S = 5.0  # grace period in which the engine thread ends a late request
+_READERS_FAILED_S = 10.0  # for this long after a reader failure, the service counts as stalled
+_CLOSE_S = 10.0  # most that `close` waits for the engine thread
+_FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 30.0  # before the engine is loaded again; doubles with each failure
 
 _log = logging.getLogger("llama_adapter.service")
 _CANCELLED = AnswerError(code="cancelled", message="The request was cancelled.")
@@ -70,7 +70,7 @@ _READING_FAILED = AnswerError(code=READING_FAILED, message="The server could not
 
 
 class Service:
-    """Answers requests of many clients by one captioner. All public methods may be called from any thread."""
+    """Answers requests of many clients with one captioner. Thread-safe."""
 
     def __init__(
         self,
@@ -79,29 +79,29 @@ class Service:
         limits: ServiceLimits | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """`load` makes the captioner, in the engine thread: once, and again when the engine has failed."""
+        """`load` makes the captioner. It is called in the engine thread, at the start and after an engine failure."""
         self.limits = limits or ServiceLimits()
         self._load = load
         self._observer = observer or Observer()
-        self._changed = threading.Condition()  # guards the state, the room and what is running
+        self._changed = threading.Condition()  # guards the state, the queue and the entries
         self._closing = threading.Event()
         self._ends_by: float | None = None  # by `time.perf_counter()`, from `close` on
         self._state: State = "loading"
         self._is_draining = False
         self._load_error: BaseException | None = None
-        self._room = AdmissionQueue(self.limits)
-        self._entries: dict[int, Entry] = {}  # all that are not answered, by handle
+        self._queue = AdmissionQueue(self.limits)
+        self._entries: dict[int, Entry] = {}  # unanswered requests, by handle
         self._num_submitted = 0
-        self._restarts, self._num_fruitless = 0, 0  # fruitless: failures without an answer between them
+        self._restarts, self._num_fruitless = 0, 0  # fruitless: consecutive failures without an answer
         self._last_error: str | None = None
         self._captioner: Captioner | None = None
-        self._pool: ReadingPool | None = None  # from the first loaded model on
+        self._pool: ReadingPool | None = None  # once a model was loaded
         self._readers_failed_at: float | None = None  # by `time.perf_counter()`; None since a picture was read
         self._running: dict[int, Admitted] = {}  # in the loop, by handle; of the engine thread
         self._encoded = EncodedPictures(max_bytes=self.limits.encoded_bytes)
         self._stage_seconds = dict.fromkeys(STAGES, 0.0)
         self._started = self._heartbeat = time.perf_counter()
-        # Pictures that are known wait for no reading, however slow.
+        # Its own thread, so that cached pictures do not wait for slow readings.
         self._looking = ThreadPoolExecutor(1, thread_name_prefix="look")
         self._threads = [
             threading.Thread(target=self._main, name="engine", daemon=True),
@@ -109,12 +109,12 @@ class Service:
         ]
 
     def start(self) -> None:
-        """Begin to load the model; does not wait for it."""
+        """Start loading the model. Does not block."""
         for thread in self._threads:
             thread.start()
 
     def wait_until_ready(self, timeout_s: float | None = None) -> None:
-        """Wait for the model; raises what loading it raised, or TimeoutError."""
+        """Wait for the model; raises the error of loading it, or TimeoutError."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._state != "loading", timeout_s):
                 raise TimeoutError(f"The model is not loaded after {timeout_s} s")
@@ -128,19 +128,19 @@ class Service:
 
     @property
     def spec(self) -> CaptionerSpec:
-        """Of the loaded model, with nothing left open; raises UnavailableError while there is none."""
+        """The complete spec of the loaded model; raises UnavailableError while there is none."""
         return self._loaded().spec
 
     @property
     def batch_size(self) -> int:
-        """Of the loaded model: requests that are answered at once; raises UnavailableError while there is none."""
+        """Requests answered together; raises UnavailableError while no model is loaded."""
         return self._loaded().batch_size
 
     def submit(self, ask: Ask) -> RequestHandle:
-        """Take a request; never waits.
+        """Accept a request. Does not block.
 
-        Raises BusyError and UnavailableError when it may be asked again later; PromptTooLongError, PromptError and
-        ValueError for what cannot be answered.
+        Raises BusyError and UnavailableError for a request that may be sent again later; PromptTooLongError,
+        PromptError and ValueError for one that cannot be answered.
         """
         captioner = self._loaded()
         self._check_sizes(ask)
@@ -148,13 +148,13 @@ class Service:
         with self._changed:
             self._check_open()
             num_slow = 0 if self._pool is None else self._pool.num_slow_waiting
-            self._room.check(ask.client, len(ask.picture), num_slow=num_slow)
+            self._queue.check(ask.client, len(ask.picture), num_slow=num_slow)
             self._num_submitted += 1
             handle = RequestHandle(self._num_submitted, cancel=self._cancel)
             allowed_s = self.limits.timeout_s if ask.timeout_s is None else min(ask.timeout_s, self.limits.timeout_s)
             entry = Entry(ask=ask, handle=handle, prompt=prompt, deadline=handle.submitted + allowed_s)
             self._entries[handle.id] = entry
-            self._room.add(entry)
+            self._queue.add(entry)
             self._looking.submit(self._look, entry)
         return handle
 
@@ -167,7 +167,7 @@ class Service:
         client: str,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> Future[PictureReading]:
-        """A picture for people, upright and at most `side` pixels wide and high, or its error; within the same limits.
+        """A view of a picture for people: upright, at most `side` pixels wide and high; or its error.
 
         Raises UnavailableError while there is no model, and BusyError while too many views wait. The reading ends when
         the future is cancelled or `is_wanted` returns False; then, and when the service is closed, the future has a
@@ -190,10 +190,10 @@ class Service:
         return future
 
     def status(self) -> ServiceStatus:
-        """How the service is right now."""
+        """The current status."""
         with self._changed:
             now = time.perf_counter()
-            num_waiting = len(self._room)
+            num_waiting = len(self._queue)
             reading = NO_READING if self._pool is None else self._pool.status()
             is_at_work = self._state == "ready" and bool(self._running)
             return ServiceStatus(
@@ -214,25 +214,25 @@ class Service:
         return self._readers_failed_at is not None and now - self._readers_failed_at < _READERS_FAILED_S
 
     def stage_seconds(self) -> dict[str, float]:
-        """Busy seconds by stage since the start: of the engine thread, and for `read` of the reading processes."""
+        """Busy seconds by stage since the start, of the engine thread; for `read`, of the reading processes."""
         with self._changed:
             return dict(self._stage_seconds)
 
     def drain(self) -> None:
-        """Take no more requests; those that were accepted are answered."""
+        """Accept no more requests; finish the accepted ones."""
         with self._changed:
             self._is_draining = True
 
     def wait_until_idle(self, timeout_s: float | None = None) -> bool:
-        """Wait until nothing is under way; says whether that came in time."""
+        """Wait until all requests are answered; returns whether that happened in time."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._entries, timeout_s)
 
     def close(self) -> None:
-        """End the threads and give the model up; what is under way is answered with an error. Harmless when repeated.
+        """End the threads and close the model; pending requests are answered with an error. Can be called again.
 
-        Waits at most 10 s for the step that is being computed or the model that is being loaded, and for the reading
-        processes, which are killed. A step that hangs is left behind with its thread, which ends with the process.
+        Waits at most 10 s for the current step or the loading of the model, and kills the reading processes. A step
+        that hangs keeps its daemon thread.
         """
         self._closing.set()
         with self._changed:
@@ -240,7 +240,7 @@ class Service:
             if self._state != "failed":
                 self._state = "closed"
             self._changed.notify_all()
-        self._end_all(_CANCELLED)  # at once: nobody waits for what the engine is at
+        self._end_all(_CANCELLED)  # before the engine thread has ended
         for thread in self._threads:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(max(0.0, self._ends_by - time.perf_counter()))
@@ -267,7 +267,7 @@ class Service:
         return UnavailableError(reason, hint="ask again later", retry_after_s=2.0)
 
     def _check_sizes(self, ask: Ask) -> None:
-        """Before anything is tokenised: what is far too long shall cost nothing."""
+        """Refuse long texts before they are tokenised."""
         limit = self.limits.max_prompt_chars
         if (length := _length(ask.prompt)) > limit:
             raise PromptError(f"The prompt is {length:,} long, {limit:,} is the limit", hint="shorten the prompt")
@@ -277,17 +277,17 @@ class Service:
     def _cancel(self, handle: RequestHandle) -> None:
         with self._changed:
             entry = self._entries.get(handle.id)
-            is_waiting = entry is not None and self._room.remove(entry)
+            is_waiting = entry is not None and self._queue.remove(entry)
             self._changed.notify_all()
         if entry is not None and is_waiting:
             self._fail(entry, _CANCELLED)
 
     def _fail(self, entry: Entry, error: AnswerError) -> None:
-        conversation = entry.conversation or entry.converse()
-        self._finish(entry, conversation.failed(error, keep_text=True))
+        active = entry.active or entry.activate()
+        self._finish(entry, active.failed(error, keep_text=True))
 
     def _finish(self, entry: Entry, answer: Answer) -> None:
-        """Give a request its answer; nothing happens when it has one."""
+        """Give a request its answer; ignored if it has one."""
         with self._changed:
             if entry.is_done:
                 return
@@ -295,7 +295,7 @@ class Service:
             now = time.perf_counter()
             del self._entries[entry.handle.id]
             if answer.error is None:
-                self._room.note_finish(now)
+                self._queue.note_finish(now)
                 self._num_fruitless = 0
             self._changed.notify_all()
         if entry.task is not None and entry.reading is None and self._pool is not None:
@@ -307,7 +307,7 @@ class Service:
         self._tell(self._observer.finished, answer, seconds)
 
     def _tell(self, observe: Callable[..., None], *values: object) -> None:
-        """Tell the observer; what it raises is its own affair and must not end a thread or an answer."""
+        """Call the observer; its errors are logged and do not affect answers."""
         try:
             observe(*values)
         except Exception as error:
@@ -317,14 +317,14 @@ class Service:
         with self._changed:
             entries = list(self._entries.values())
             for entry in entries:
-                self._room.remove(entry)
+                self._queue.remove(entry)
         for entry in entries:
             self._fail(entry, error)
 
     # The thread that looks whether pictures are known, and those of the reading pool
 
     def _look(self, entry: Entry) -> None:
-        """Have the picture read, unless it is encoded already."""
+        """Have the picture read, unless it is in the cache."""
         started = time.perf_counter()
         if entry.is_done:
             return
@@ -353,7 +353,7 @@ class Service:
         with self._changed:
             entry.reading = reading
             self._readers_failed_at = None
-            self._room.make_ready(entry)
+            self._queue.make_ready(entry)
             self._changed.notify_all()
 
     def _reading_failed(self, entry: Entry, error: Exception) -> None:
@@ -363,7 +363,7 @@ class Service:
             with self._changed:
                 self._last_error, self._readers_failed_at = _kind(error), time.perf_counter()
         with self._changed:
-            self._room.remove(entry)
+            self._queue.remove(entry)
         self._fail(entry, _READING_FAILED)
 
     def _reading_pool(self) -> ReadingPool:
@@ -373,7 +373,7 @@ class Service:
         return pool
 
     def _open_pool(self, captioner: Captioner) -> None:
-        """Start the reading processes, once; a model that cannot have any is closed again."""
+        """Start the reading processes, once; if that fails, close the captioner."""
         if self._pool is not None:
             return
         limits, num_fast = self.limits, num_reading_threads()
@@ -398,17 +398,17 @@ class Service:
     # The thread of deadlines
 
     def _watch(self) -> None:
-        """Answer requests that are late, also while the engine is being loaded or hangs."""
+        """Fail late requests, also while the engine is loaded or hangs."""
         while not self._closing.wait(_WATCH_S):
             with self._changed:
                 now = time.perf_counter()
                 late = [
                     entry
                     for entry in self._entries.values()
-                    if now > entry.deadline + (_LATE_S if entry.conversation is not None else 0.0)
+                    if now > entry.deadline + (_LATE_S if entry.active is not None else 0.0)
                 ]
                 for entry in late:
-                    self._room.remove(entry)
+                    self._queue.remove(entry)
             for entry in late:
                 self._fail(entry, _late(entry))
 
@@ -423,19 +423,19 @@ class Service:
                     self._engine_failed(error)
                 try:
                     captioner.close()
-                except Exception as error:  # of an encoder that is broken: the next one has nothing to do with it
-                    _log.error("giving the model up: %s", describe(error).sentence)
+                except Exception as error:  # such as that of a broken encoder; the next captioner has its own
+                    _log.error("closing the model failed: %s", describe(error).sentence)
                 self._captioner = captioner = None
                 self._encoded.clear()
-                gc.collect()  # the next model may need the memory of this one
+                gc.collect()  # free memory for the next model
         finally:
             with self._changed:
                 if not self._closing.is_set():
-                    self._state = "failed"  # nobody is there any more to answer
+                    self._state = "failed"  # no thread answers any more
             self._end_all(_CANCELLED)
 
     def _open(self) -> Captioner | None:
-        """The model, loaded; None where the service is to end. Tries again where it once worked."""
+        """Load the model; None once the service is closed. Retries if loading worked before."""
         while True:
             if self._closing.wait(self._backoff_s()):
                 return None
@@ -463,7 +463,7 @@ class Service:
     def _backoff_s(self) -> float:
         if not self._num_fruitless:
             return 0.0
-        doublings = min(self._num_fruitless - 1, 32)  # a float holds no more than 1,023, which take some hours
+        doublings = min(self._num_fruitless - 1, 32)  # avoids a float overflow
         return min(_FIRST_BACKOFF_S * 2.0**doublings, _MAX_BACKOFF_S)
 
     def _serve(self, captioner: Captioner) -> None:
@@ -478,16 +478,16 @@ class Service:
                 self._note_stages(clock)
 
     def _wait_for_work(self, loop: CaptionLoop, clock: StageClock) -> bool:
-        """Returns when there is something to do, with False when that is to end."""
+        """Wait for a request; returns False once the service is closed."""
         with self._changed:
-            if not loop.num_unfinished and not self._room.has_ready:
+            if not loop.num_unfinished and not self._queue.has_ready:
                 clock.stop()
-                self._changed.wait_for(lambda: self._room.has_ready or self._closing.is_set())
+                self._changed.wait_for(lambda: self._queue.has_ready or self._closing.is_set())
             self._heartbeat = time.perf_counter()
             return not self._closing.is_set()
 
     def _sweep(self, loop: CaptionLoop) -> None:
-        """Take requests out of the engine that nobody waits for any more."""
+        """Remove cancelled and late requests from the engine."""
         now = time.perf_counter()
         for admitted in list(self._running.values()):
             entry = admitted.entry
@@ -497,7 +497,7 @@ class Service:
                 self._fail(entry, _CANCELLED if entry.handle.is_cancelled else _late(entry))
 
     def _admit(self, loop: CaptionLoop) -> None:
-        """Fill free slots: encode the pictures that are new, hand requests to the engine."""
+        """Fill free slots: encode new pictures, submit requests."""
         readable: list[Admitted] = []
         for admitted in self._take_ready(loop.num_free):
             self._note_stage("read", admitted.reading.elapsed_ms / 1e3)
@@ -505,20 +505,20 @@ class Service:
                 readable.append(admitted)
                 continue
             del self._running[admitted.entry.handle.id]
-            self._finish(admitted.entry, admitted.conversation.failed(admitted.reading.error))
+            self._finish(admitted.entry, admitted.active.failed(admitted.reading.error))
         for admitted, picture in zip(readable, self._encode(readable, loop), strict=True):
-            admitted.request_id = loop.submit(admitted.conversation, picture)
+            admitted.request_id = loop.submit(admitted.active, picture)
 
     def _take_ready(self, count: int) -> list[Admitted]:
-        """Up to `count` requests for the engine. A picture that was known and is forgotten by now is read first."""
+        """Take up to `count` ready requests. If the cache dropped a picture meanwhile, it is read first."""
         taken: list[Admitted] = []
         forgotten: list[Entry] = []
         with self._changed:
-            for entry in self._room.take_ready(count):
+            for entry in self._queue.take_ready(count):
                 assert entry.reading is not None, "pictures are read before requests are ready"
                 encoded = self._encoded.find(entry.reading.digest)
                 if encoded is None and entry.reading.is_only_digest:
-                    self._room.add(entry)
+                    self._queue.add(entry)
                     forgotten.append(entry)
                     continue
                 admitted = self._running[entry.handle.id] = entry.admit()
@@ -529,12 +529,12 @@ class Service:
         return taken
 
     def _encode(self, asked: Sequence[Admitted], loop: CaptionLoop) -> list[EncodedPicture]:
-        """Each request's picture, encoded; one that many ask about is encoded once."""
+        """The encoded picture of each request; the same picture is encoded once."""
         pictures: dict[str, EncodedPicture] = {}
         new: dict[str, Admitted] = {}
         for admitted in asked:
             digest = admitted.reading.digest
-            admitted.conversation.is_reused = admitted.encoded is not None or digest in new
+            admitted.active.is_reused = admitted.encoded is not None or digest in new
             if admitted.encoded is not None:
                 pictures[digest] = admitted.encoded
             else:
@@ -543,7 +543,7 @@ class Service:
             found, clip_ms = loop.encode([admitted.pixels for admitted in new.values()])
             for (digest, admitted), picture in zip(new.items(), found, strict=True):
                 pictures[digest] = self._encoded.keep(digest, picture)
-                admitted.conversation.ms["clip"] = clip_ms
+                admitted.active.ms["clip"] = clip_ms
         return [pictures[admitted.reading.digest] for admitted in asked]
 
     def _deliver(self, events: Sequence[Event]) -> None:
@@ -570,7 +570,7 @@ class Service:
         self._tell(self._observer.stage, stage, seconds)
 
     def _engine_failed(self, error: Exception) -> None:
-        """Requests in the engine fail with it; those that wait, wait for the next one."""
+        """Fail the requests in the engine; waiting requests stay in the queue."""
         problem = describe(error)
         _log.error("the engine failed and is loaded again: %s", problem.sentence)
         with self._changed:
@@ -589,7 +589,7 @@ class Service:
 
 
 def _fulfil(future: Future[PictureReading], reading: PictureReading | Exception) -> None:
-    with suppress(InvalidStateError):  # cancelled meanwhile
+    with suppress(InvalidStateError):  # cancelled
         if isinstance(reading, Exception):
             future.set_exception(reading)
         else:
@@ -609,9 +609,11 @@ def _length(prompt: Prompt) -> int:
 
 def _late(entry: Entry) -> AnswerError:
     allowed_s = entry.deadline - entry.handle.submitted
-    return AnswerError(code="deadline", message=f"There was no whole answer within {allowed_s:g} s; ask again later.")
+    return AnswerError(
+        code="deadline", message=f"There was no complete answer within {allowed_s:g} s; ask again later."
+    )
 
 
 def _kind(error: BaseException) -> str:
-    """What went wrong, for anybody: messages may hold paths of this machine."""
+    """The error for clients, without its message, which may contain paths."""
     return f"{type(error).__name__}; the log says more"

@@ -1,4 +1,4 @@
-"""What a service promises and tells of itself, as plain values: limits, status, errors, and who is told."""
+"""Limits, status, errors and observers of a service."""
 
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -10,7 +10,7 @@ State = Literal["loading", "ready", "restarting", "draining", "failed", "closed"
 
 
 class ServiceError(LlamaAdapterError):
-    """A request that is not taken now; `retry_after_s` says when it may be, None where nobody knows."""
+    """A request is refused; `retry_after_s` is None if retrying does not help."""
 
     http_status = 503
 
@@ -20,7 +20,7 @@ class ServiceError(LlamaAdapterError):
 
 
 class BusyError(ServiceError):
-    """As many requests wait as may wait, of all clients or of this one."""
+    """The queue is full, or this client's share of it."""
 
     http_status = 429
 
@@ -31,31 +31,31 @@ class UnavailableError(ServiceError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServiceLimits:
-    """What is taken, kept and waited for at most. Raises ValueError for what cannot be meant."""
+    """Limits of a service. Raises ValueError for values that are not positive."""
 
-    max_waiting: int = 128  # requests behind those that are being answered
+    max_waiting: int = 128  # requests in the queue
     max_waiting_per_client: int = 64  # of them
-    max_waiting_bytes: int = 512 * 2**20  # of their pictures, as files
+    max_waiting_bytes: int = 512 * 2**20  # of their picture files
     timeout_s: float = 120.0  # from submit to the answer
-    stall_s: float = 120.0  # that one step may take, before the service counts as stalled
+    stall_s: float = 120.0  # for one step, before the service counts as stalled
     max_pixels: int = 50_000_000
     max_picture_bytes: int = 32 * 2**20
     picture_timeout_s: float = 20.0  # to read one picture
-    reading_memory_bytes: int = 2**30  # that one picture may take in the process that reads it
-    slow_after_s: float = 0.5  # of processor time; a picture that takes more to read counts as slow
-    max_slow_pictures: int = 2  # slow pictures that are read at once, beside the others
-    max_slow_waiting: int = 64  # slow pictures behind them, beside `max_waiting`; further ones are refused
-    max_prompt_chars: int = 20_000  # of the prompt, and of all choices together
-    encoded_bytes: int = 256 * 2**20  # of pictures kept encoded, on the device; 0 keeps none
+    reading_memory_bytes: int = 2**30  # of the process that reads a picture
+    slow_after_s: float = 0.5  # processor time to read a picture, before it counts as slow
+    max_slow_pictures: int = 2  # slow pictures read at once, beside the others
+    max_slow_waiting: int = 64  # slow pictures that wait, in addition to `max_waiting`
+    max_prompt_chars: int = 20_000  # of the prompt, and of its continuations together
+    encoded_bytes: int = 256 * 2**20  # of the cache of encoded pictures, on the device; 0: no cache
 
     @property
     def max_slow_waiting_bytes(self) -> int:
-        """Of the pictures that wait as slow ones: a quarter of what may wait in all."""
+        """For waiting slow pictures: a quarter of `max_waiting_bytes`."""
         return self.max_waiting_bytes // 4
 
     @property
     def max_view_bytes(self) -> int:
-        """Of the pictures that wait to be shown on the page: a quarter of what requests may hold."""
+        """For pictures that wait to be shown on the page: a quarter of `max_waiting_bytes`."""
         return self.max_waiting_bytes // 4
 
     def __post_init__(self) -> None:
@@ -67,31 +67,31 @@ class ServiceLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServiceStatus:
-    """How the service is; nothing of what was asked is in it."""
+    """State and counts of a service; contains no data of requests."""
 
     state: State
-    is_stalled: bool  # a step takes longer than steps may
+    is_stalled: bool  # a step takes longer than `stall_s`, or pictures cannot be read
     num_running: int
     num_waiting: int
     num_reading: int  # pictures
-    num_slow_reading: int  # of them, those that take long
-    num_encoded: int  # pictures that are kept encoded
+    num_slow_reading: int  # slow ones of them
+    num_encoded: int  # pictures in the cache
     restarts: int
     last_error: str | None
     uptime_s: float
 
 
 class Observer:
-    """Told what happens, by several threads of the service, which it must not keep waiting; this one does nothing."""
+    """Receives events from several threads of a service, and must not block them. This one ignores them."""
 
     def first_token(self, seconds: float) -> None:
-        """From submit to the first piece of text, or to the answer where there is none before."""
+        """Seconds from submit to the first text, or to an answer without text before it."""
 
     def stage(self, stage: str, seconds: float) -> None:
-        """Of one pass of the engine thread; of one picture for `read`."""
+        """Seconds of a stage in one pass of the engine thread; for `read`, of one picture."""
 
     def finished(self, answer: Answer, seconds: float) -> None:
-        """An answer of any kind, and the time from submit."""
+        """An answer or failure, and seconds from submit."""
 
     def restarted(self) -> None:
-        """The engine failed and is loaded anew."""
+        """The engine failed and is loaded again."""
