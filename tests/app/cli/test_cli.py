@@ -211,14 +211,6 @@ def test_choices_are_weighed_against_each_other(run: Run) -> None:
     assert record["finish"] == "choice"
 
 
-@pytest.mark.parametrize("choices", ["Yes", "Yes,Yes", "Yes,,No", ""])
-def test_unusable_choices_are_a_usage_error(run: Run, choices: str) -> None:
-    ran = run("ask", picture(), "--question", "Is it red?", "--choices", choices, model_flags())
-
-    assert ran.code == 2
-    assert "two different answers" in ran.err
-
-
 def test_text_format_has_a_line_for_each_picture(run: Run) -> None:
     pictures = [picture("shapes_200x300.jpg"), picture("rgba_180x140.png")]
     answers = run("caption", pictures, model_flags(), SHORT).texts()
@@ -226,15 +218,6 @@ def test_text_format_has_a_line_for_each_picture(run: Run) -> None:
     ran = run("caption", pictures, model_flags(), SHORT, "--format", "text")
 
     assert sorted(ran.out.splitlines()) == sorted(f"{name}: {text}" for name, text in answers.items())
-
-
-def test_text_format_shows_the_probability_of_a_choice(run: Run) -> None:
-    arguments = ["ask", picture(), "--question", "Is it red?", "--choices", "Yes,No", *model_flags()]
-    (record,) = run(arguments).records
-
-    ran = run(arguments, "--format", "text")
-
-    assert ran.out == f"{picture()}: {record['text']} ({record['choice'][record['text']]:.2f})\n"
 
 
 def test_out_keeps_the_records_and_stdout_stays_empty(run: Run, tmp_path: Path) -> None:
@@ -309,16 +292,6 @@ def test_a_file_that_holds_no_records_is_left_alone(run: Run, tmp_path: Path) ->
     assert out.read_bytes() == before
 
 
-def test_a_place_that_cannot_be_written_is_told_in_a_sentence(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-
-    ran = run("caption", picture(), model_flags(), "--out", str(tmp_path / "file" / "answers.jsonl"))
-
-    assert ran.code == 1
-    assert ran.err.startswith("error: ")
-    assert "/file" in ran.err
-
-
 @pytest.mark.parametrize("mistake", [["--model", "nowhere"], [*model_flags(), "--context", "16"]])
 def test_a_failed_start_leaves_no_file_of_answers(run: Run, tmp_path: Path, mistake: list[str]) -> None:
     ran = run("caption", picture(), mistake, "--out", str(tmp_path / "answers.jsonl"))
@@ -389,13 +362,6 @@ def test_convert_names_the_flags_it_lacks(run: Run, tmp_path: Path) -> None:
 
     assert ran.code == 2
     assert "--llama-dir and --adapter" in ran.err
-
-
-def test_convert_names_the_dtypes_there_are(run: Run, tmp_path: Path) -> None:
-    ran = run("convert", model_flags(), "--out", str(tmp_path / "bundle"), "--dtype", "int3")
-
-    assert ran.code == 2
-    assert "float16" in ran.err
 
 
 @pytest.mark.usefixtures("known_environment")
