@@ -1,4 +1,4 @@
-"""`serve` and `web`: a model behind HTTP, for programs alone or with a page for people, on one engine thread."""
+"""`serve` and `web`: a service behind HTTP, with or without a page."""
 
 import dataclasses
 import importlib
@@ -35,15 +35,15 @@ API_KEY_VARIABLE = "LLAMA_ADAPTER_API_KEY"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ServeJob:
-    """One server, as plain values."""
+    """The settings of one server."""
 
     spec: CaptionerSpec
     limits: ServiceLimits
     has_page: bool
     host: str = "127.0.0.1"
     port: int = 8000
-    host_names: tuple[str, ...] = ()  # further ones that it answers to
-    allowed_hosts: tuple[str, ...] = ()  # of pictures that are fetched
+    host_names: tuple[str, ...] = ()  # in addition to `host`
+    allowed_hosts: tuple[str, ...] = ()  # that pictures are fetched from
     api_key_file: str | None = None
     max_body_mib: int = 48
     drain_s: float = 60.0
@@ -73,9 +73,9 @@ def run_serve(job: ServeJob) -> int:
     keys = read_api_keys(job.api_key_file)
     settings = api_settings(job, keys=keys)
     if job.has_page and keys:
-        tell("note: keys are asked for by the API; whoever reaches the page needs none")
+        tell("note: the API asks for keys, the page does not")
     with ExitStack() as stack:
-        # Before the model is loaded, which may take minutes: an address that cannot be had shows at once.
+        # Before the model, which may take minutes to load: an unavailable address fails at once.
         listener = stack.enter_context(closing(bind(job.host, job.port)))
         metrics = Metrics()
         service = stack.enter_context(
@@ -97,27 +97,27 @@ def run_serve(job: ServeJob) -> int:
             service=service,
             drain_s=job.drain_s,
             tell=tell,
-            # Also when quiet: with port 0 there is no other way to know.
+            # Also when quiet: with port 0, this is the only source of the port.
             on_start=lambda: _say(f"serving on {address}"),
         )
     return ExitCode.INTERRUPTED if ended_by == signal.SIGINT else ExitCode.OK
 
 
 def check_packages(*, has_page: bool) -> None:
-    """Raise UsageError unless the packages of the extra are there."""
+    """Raise UsageError if packages of the extra are missing."""
     for name in (*SERVER_PACKAGES, *(PAGE_PACKAGES if has_page else ())):
         try:
             importlib.import_module(IMPORT_NAMES.get(name, name))
         except ImportError as error:
             command = "web" if has_page else "serve"
             raise UsageError(
-                f"`llama-adapter {command}` needs packages of its own, and {name} cannot be imported: {error}",
+                f"`llama-adapter {command}` needs the package {name}, which cannot be imported: {error}",
                 hint=f"pip install --editable '.[{command}]'",
             ) from None
 
 
 def load_warm(spec: CaptionerSpec, *, tell: Callable[[str], None]) -> Captioner:
-    """The captioner of a spec, with the programs of a graph mode compiled."""
+    """Load a captioner, and compile the programs of a graph mode."""
     captioner = Captioner.from_spec(spec)
     if captioner.info.mode != EAGER:
         warm_up = captioner.warm_up()
@@ -126,7 +126,7 @@ def load_warm(spec: CaptionerSpec, *, tell: Callable[[str], None]) -> Captioner:
 
 
 def api_settings(job: ServeJob, *, keys: tuple[str, ...]) -> "ApiSettings":
-    """What gets to the API, and what it fetches; raises UsageError for hosts that cannot be allowed."""
+    """The API's settings; raises UsageError for invalid hosts."""
     from llama_adapter.app.http_api.api import ApiSettings
     from llama_adapter.app.http_api.guards import GuardSettings, host_names_for
     from llama_adapter.app.http_api.pictures import PictureSettings
@@ -148,7 +148,7 @@ def api_settings(job: ServeJob, *, keys: tuple[str, ...]) -> "ApiSettings":
 
 
 def add_page(application: "FastAPI", service: Service) -> AbstractContextManager[object]:
-    """Put the page at the root; what is uploaded to it lies in a folder that is removed at the end."""
+    """Mount the page at the root. Uploads go to a folder that is removed at the end."""
     import gradio
 
     from llama_adapter.app.web.page import build_page, page_settings
@@ -165,9 +165,9 @@ def add_page(application: "FastAPI", service: Service) -> AbstractContextManager
 
 
 def read_api_keys(path: str | None) -> tuple[str, ...]:
-    """Keys of a file, one a line, and of the environment variable; empty where none are asked for.
+    """The API keys of the environment variable and of a file, one per line.
 
-    Raises UsageError for a file that others can read or that has no keys, and OSError.
+    Raises UsageError for a file that other users can read or that has no keys, and OSError.
     """
     keys = os.environ.get(API_KEY_VARIABLE, "").split()
     if path is not None:
@@ -184,7 +184,7 @@ def read_api_keys(path: str | None) -> tuple[str, ...]:
 
 
 def _teller(*, quiet: bool) -> Callable[[str], None]:
-    """Notes go to stderr, and so does a line for each request, unless they are not wanted."""
+    """Log to stderr; returns a function for notes. With `quiet`, only warnings are logged."""
     handler = logging.StreamHandler()
     handler.setFormatter(_OneLine("%(asctime)s %(message)s"))
     log = logging.getLogger("llama_adapter")
@@ -195,13 +195,13 @@ def _teller(*, quiet: bool) -> Callable[[str], None]:
 
 
 class _OneLine(logging.Formatter):
-    """A line of the log as `shown_text`: pictures, models and clients have a say in what errors tell."""
+    """Escapes control characters: errors may contain text of pictures, models and clients."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return shown_text(super().formatMessage(record))
 
 
 def _say(text: str) -> None:
-    """A line on stderr; nobody is answered worse when whoever reads it has gone, or the disk of the log is full."""
+    """Print on stderr; a full disk or a closed pipe does not stop the server."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)

@@ -11,24 +11,23 @@ from llama_adapter.app.online.types import ServiceLimits
 LIMITS = ServiceLimits()
 
 _SERVE = """\
-Answer over HTTP as OpenAI's chat completions do: pictures as data URIs, answers whole or streamed. Requests of all
-clients share the engine's batches. SIGTERM answers what was accepted, then ends.
+Serve OpenAI's chat completions API: pictures as data URIs, answers complete or streamed. The requests of all clients
+share the engine's batches. After SIGTERM, accepted requests are finished.
 
   llama-adapter serve --port 8000
   curl http://127.0.0.1:8000/docs
 """
 
 _WEB = """\
-A page to look at pictures and talk about them: chat, yes or no, batches, throughput; the API of `serve` is beside it.
-It is for this machine alone unless --host says otherwise, and asks nobody for a password: elsewhere, put a proxy with
-one before it.
+Serve a page with chat, yes or no, batches and throughput, and the API of `serve`. It listens on this machine only,
+unless --host is given, and has no password: use a proxy that asks for one.
 """
 
 
 def add_serving(commands: Any) -> None:
-    serve = command(commands, "serve", _run_serve, help="answer over HTTP, as OpenAI does", description=_SERVE)
+    serve = command(commands, "serve", _run_serve, help="serve an OpenAI-compatible HTTP API", description=_SERVE)
     _add_server(serve, port=8000)
-    web = command(commands, "web", _run_web, help="a page for the browser, and `serve` beside it", description=_WEB)
+    web = command(commands, "web", _run_web, help="serve a page for the browser, and the API", description=_WEB)
     _add_server(web, port=7860)
 
 
@@ -42,18 +41,22 @@ def _add_server(parser: Parser, *, port: int) -> None:
         dest="host_names",
         action="append",
         default=[],
-        help="answer to this host name as well, as behind a proxy; repeat it for more",
+        help="additional host name, for use behind a proxy; may be repeated",
     )
     group.add_argument("--max-body-mib", metavar="N", type=int, default=48, help=default("of a request"))
     group.add_argument(
-        "--drain-s", metavar="S", type=float, default=60.0, help=default("seconds to answer what is left at the end")
+        "--drain-s",
+        metavar="S",
+        type=float,
+        default=60.0,
+        help=default("seconds to finish accepted requests at the end"),
     )
     group.add_argument("--quiet", action="store_true", help="no notes and no line for each request on stderr")
     api = parser.add_argument_group("API")
     api.add_argument(
         "--api-key-file",
         metavar="FILE",
-        help="keys to ask for, one a line, in a file that only its owner reads (or in LLAMA_ADAPTER_API_KEY)",
+        help="API keys, one per line, in a file that only its owner can read (or in LLAMA_ADAPTER_API_KEY)",
     )
     api.add_argument(
         "--allow-url-host",
@@ -61,13 +64,13 @@ def _add_server(parser: Parser, *, port: int) -> None:
         dest="allowed_hosts",
         action="append",
         default=[],
-        help="fetch pictures by https from this host; repeat it for more (default: none are fetched)",
+        help="fetch pictures by https from this host; may be repeated (default: none)",
     )
     limits = parser.add_argument_group("limits")
     for name, kind, text in (
-        ("max_waiting", int, "requests that wait for a slot; further ones are refused"),
-        ("max_waiting_per_client", int, "of them of one client"),
-        ("timeout_s", float, "seconds from a request to its whole answer"),
+        ("max_waiting", int, "requests in the queue; more are refused"),
+        ("max_waiting_per_client", int, "requests of one client in the queue"),
+        ("timeout_s", float, "from a request to its complete answer, in seconds"),
         ("max_pixels", int, "of a picture"),
         ("max_picture_bytes", int, "of a picture's file"),
         ("picture_timeout_s", float, "read timeout per picture, in seconds"),
@@ -76,11 +79,11 @@ def _add_server(parser: Parser, *, port: int) -> None:
             int,
             "bytes of memory to read one picture; 20 per pixel of --max-pixels are enough",
         ),
-        ("slow_after_s", float, "processor seconds after which a picture is read apart from others, as a slow one"),
-        ("max_slow_pictures", int, "slow pictures that are read at once"),
-        ("max_slow_waiting", int, "slow pictures that wait; further ones are refused"),
+        ("slow_after_s", float, "processor seconds to read a picture, before it counts as slow"),
+        ("max_slow_pictures", int, "slow pictures read at once"),
+        ("max_slow_waiting", int, "waiting slow pictures; more are refused"),
         ("max_prompt_chars", int, "of a prompt"),
-        ("encoded_bytes", int, "of pictures that are kept encoded for further questions"),
+        ("encoded_bytes", int, "of the cache of encoded pictures, for more questions about them"),
     ):
         usual = getattr(LIMITS, name)
         metavar = "S" if kind is float else "N"

@@ -407,7 +407,7 @@ def test_usage_errors_point_at_the_help_of_their_own_command(run: Run, arguments
     ran = run(arguments)
 
     assert ran.code == 2
-    assert ran.err.endswith(f"hint: `llama-adapter {words} --help` lists what there is\n")
+    assert ran.err.endswith(f"hint: see `llama-adapter {words} --help`\n")
 
 
 @pytest.mark.usefixtures("known_environment")
@@ -457,7 +457,7 @@ def test_quantize_and_precision_know_two_kinds_of_numbers(run: Run, tmp_path: Pa
         (["ask", "a.png", "--prompt", "What?"], "--question may be meant"),
         (["caption", "a.png", "--ouput", "x.jsonl"], "--out may be meant"),
         (["caption", "a.png", "-o", "x.jsonl"], "--out may be meant"),
-        (["caption", "a.png", "--soup"], "hint: `llama-adapter caption --help`"),
+        (["caption", "a.png", "--soup"], "hint: see `llama-adapter caption --help`"),
     ],
 )
 def test_a_flag_that_is_nearly_one_of_ours_is_named(run: Run, arguments: list[str], meant: str) -> None:
