@@ -22,11 +22,11 @@ import numpy as np
 
 from llama_adapter.app.inputs import InputSpec
 from llama_adapter.app.jobs.job import Job
-from llama_adapter.app.jobs.questions import Question
 from llama_adapter.app.measuring.circumstances import load_average
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.record import Record, read_records
+from llama_adapter.app.tasks.question import Question
 from scripts.common import Tell, in_turn, machine, parse_settings, parser_of, sample_files, silent, tell
 from scripts.pages.render import save
 
@@ -122,15 +122,15 @@ def run_one(pictures: str, out: str, *, actors: int | None) -> dict[str, float]:
         times.append(time.perf_counter())
 
     RecordWriter.write = timed  # type: ignore[method-assign]
-    if actors is None:
-        from llama_adapter.app.jobs.run import run_job
+    from llama_adapter.app.jobs.run import run_job
 
+    if actors is None:
         run_job(job)
     else:
-        from llama_adapter.app.scale.job import run_ray_job
-        from llama_adapter.app.scale.options import RayOptions
+        from llama_adapter.app.scale.cluster import RayOptions
+        from llama_adapter.app.scale.runner import RayRunner
 
-        run_ray_job(job, RayOptions(actors=actors, address="local"))
+        run_job(job, RayRunner(RayOptions(actors=actors, address="local")))
     first = int(LEAD * len(times))
     return {"pictures_per_s": (len(times) - 1 - first) / max(times[-1] - times[first], 1e-9)}
 

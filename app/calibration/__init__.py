@@ -1,1 +1,1 @@
-"""How far the probabilities of choices can be trusted: fitted to labelled pictures, told, drawn and kept."""
+"""Calibration of choice probabilities, and decisions based on them."""

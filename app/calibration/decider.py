@@ -1,4 +1,4 @@
-"""A record's probabilities -> what is decided on them, by a calibration, a rule, or just the likeliest. No files."""
+"""From a record's probabilities to a decision: by a calibration, a rule, or the likeliest choice."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -10,23 +10,23 @@ from llama_adapter.app.calibration.file import Calibration
 
 UNDECIDED: Final = "undecided"
 
-_DIGITS: Final = 6  # of the numbers that are shown
+_DIGITS: Final = 6  # significant digits of the numbers in tables
 
-Choice = Mapping[str, float | None]  # as records hold it: null stands for what was no number
+Choice = Mapping[str, float | None]  # as in records; None was not a finite number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What was decided on one record's probabilities."""
+    """The decision on one record."""
 
     text: str  # one of the choices, or `UNDECIDED`
-    probability: float | None  # of that choice; undecided, of the likeliest
-    choice: dict[str, float | None]  # probabilities as they were decided on
+    probability: float | None  # of that choice; if undecided, of the likeliest
+    choice: dict[str, float | None]  # the probabilities that the decision is based on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decider:
-    """How to decide. A calibration brings a rule of its own; `rule` goes before it."""
+    """How to decide. `rule` takes precedence over the rule of the calibration."""
 
     rule: Rule | None = None
     calibration: Calibration | None = None
@@ -39,16 +39,16 @@ class Decider:
         threshold: float | None = None,
         abstain: tuple[float, float] | None = None,
     ) -> "Decider":
-        """As the flags say. Raises ValueError for numbers out of range."""
+        """The decider of --threshold, --abstain and --calibration. Raises ValueError for numbers out of range."""
         return cls(rule=Rule.from_flags(threshold, abstain), calibration=calibration)
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing was asked for, so that the likeliest choice counts."""
+        """Whether the likeliest choice is always the decision."""
         return self.rule is None and self.calibration is None
 
     def doubts(self, *, prompts: Iterable[str], model_digests: Iterable[str]) -> list[str]:
-        """Notes on what the calibration is applied to and was not made of: other prompts, other models."""
+        """Notes for people if the calibration was made for other prompts or another model."""
         if self.calibration is None:
             return []
         question, found = self.calibration.question, []
@@ -60,9 +60,9 @@ class Decider:
         return found
 
     def decide(self, choice: Choice) -> Decision:
-        """What counts; undecided where a probability is no number.
+        """The decision; undecided if a probability is not a number.
 
-        Raises ValueError for other choices than those that were calibrated, and for fewer than two.
+        Raises ValueError for choices other than the calibrated ones, and for fewer than two.
         """
         numbers = {name: value for name, value in choice.items() if value is not None and math.isfinite(value)}
         if len(numbers) < len(choice):

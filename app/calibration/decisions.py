@@ -1,4 +1,4 @@
-"""From probabilities to a decision, with a band around the threshold in which none is taken. Plain arithmetic."""
+"""Thresholds: from probabilities to a decision, or to none within a band around the threshold."""
 
 import math
 from collections.abc import Mapping
@@ -8,10 +8,7 @@ from typing import Self
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """How sure one must be, and the range in which nothing is decided.
-
-    That range is `abstain`, from its lower to its upper end, or else `band` wide and centred on `threshold`.
-    """
+    """A threshold, and a range without decisions: `abstain`, or `band` wide around the threshold. All in 0..1."""
 
     threshold: float = 0.5
     band: float = 0.1
@@ -19,7 +16,7 @@ class Rule:
 
     def __post_init__(self) -> None:
         low, high = (0.0, 1.0) if self.abstain is None else self.abstain
-        if not 0.0 <= low <= high <= 1.0:  # not a number is refused as well
+        if not 0.0 <= low <= high <= 1.0:  # NaN is refused too
             raise ValueError(f"abstain must be two numbers in 0..1, the smaller one first, got {low},{high}")
         for name in ("threshold", "band"):
             value = getattr(self, name)
@@ -30,9 +27,9 @@ class Rule:
 
     @classmethod
     def from_flags(cls, threshold: float | None, abstain: tuple[float, float] | None = None) -> Self | None:
-        """The rule of a command line: a threshold alone leaves nothing undecided of two choices; neither, no rule.
+        """The rule of --threshold and --abstain, or None without them. Raises ValueError.
 
-        A range alone asks of more than two choices that the likeliest reaches its upper end. Raises ValueError.
+        A threshold alone decides every pair of choices. With a range alone, the threshold is its upper end.
         """
         if abstain is not None:
             return cls(threshold=abstain[1] if threshold is None else threshold, abstain=abstain)
@@ -40,25 +37,25 @@ class Rule:
 
     @property
     def upper(self) -> float:
-        """From here on, of two choices, the first one counts."""
+        """With two choices, the first is taken from here on."""
         return min(1.0, self.threshold + self.band / 2) if self.abstain is None else self.abstain[1]
 
     @property
     def lower(self) -> float:
-        """Up to here, of two choices, the other one counts."""
+        """With two choices, the second is taken up to here."""
         return max(0.0, self.threshold - self.band / 2) if self.abstain is None else self.abstain[0]
 
     @property
     def least(self) -> float:
-        """From here on, of more than two choices, the likeliest one counts."""
+        """With more choices, the likeliest is taken from here on."""
         return self.upper if self.abstain is None else self.threshold
 
 
 def decide(choice: Mapping[str, float], rule: Rule) -> str | None:
-    """The choice that counts, or None for undecided.
+    """The choice that is taken, or None.
 
-    Of two choices the first is taken from `rule.upper` on and the second when the first has at most `rule.lower` (with
-    both ends equal, the first); of more, the likeliest from `rule.least` on. Raises ValueError for fewer than two.
+    Of two choices, the first is taken if it has at least `rule.upper`, the second if the first has at most
+    `rule.lower`. Of more, the likeliest is taken if it has at least `rule.least`. Raises ValueError for fewer than two.
     """
     if len(choice) < 2:
         raise ValueError(f"Wanted at least two choices, got {list(choice)}")
@@ -82,15 +79,15 @@ def explain(choices: tuple[str, ...], rule: Rule) -> str:
 
 
 def _at_least(value: float, bound: float) -> bool:
-    """With a hair's room: 0.5 + 0.1 / 2 is not exactly 0.55."""
+    """With a tolerance: 0.5 + 0.1 / 2 is not exactly 0.55."""
     return value > bound or math.isclose(value, bound, abs_tol=1e-9)
 
 
 def parse_choices(text: str) -> tuple[str, ...]:
-    """Choices as typed, apart by commas or lines. Raises ValueError unless they are two to twelve different ones."""
+    """Choices separated by commas or line breaks. Raises ValueError unless they are two to twelve different ones."""
     choices = tuple(part.strip() for part in text.replace("\n", ",").split(",") if part.strip())
     if not 2 <= len(choices) <= 12 or len(set(choices)) < len(choices):
         raise ValueError(
-            f"Wanted two to twelve different choices, apart by commas, got {len(choices)} in: {text[:80]!r}"
+            f"Wanted two to twelve different choices separated by commas, got {len(choices)} in: {text[:80]!r}"
         )
     return choices

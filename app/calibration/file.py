@@ -1,4 +1,4 @@
-"""What a calibration found, as a file of JSON: written by `ask --calibrate`, read by `--calibration`. No pictures."""
+"""Calibrations as JSON files: `ask --calibrate` writes them, `--calibration` reads them."""
 
 import json
 import os
@@ -27,32 +27,32 @@ CALIBRATION_VERSION: Final = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """How to read the probabilities of these choices. All that follows `threshold` tells how good that is."""
+    """A fitted temperature and threshold for these choices. The fields after `threshold` measure them."""
 
-    question: str | None  # as records show it; None when several were asked
+    question: str | None  # as in records; None: several
     choices: tuple[str, ...]
     model_digest: str
     temperature: float
     target_precision: float
-    # Of two choices, of the first one's calibrated probability; of more, of the likeliest one's. None: out of reach.
+    # For the calibrated probability of the first of two choices, or the likeliest of more. None: not reachable.
     threshold: Threshold | None
-    held_out_precision: float | None  # of thresholds, each chosen without the examples that it was tried on
-    best: Threshold | None  # the highest precision that was seen
+    held_out_precision: float | None  # cross-validated: thresholds are measured on examples they were not chosen on
+    best: Threshold | None  # the threshold of the highest precision
     num_examples: int
     num_unreadable: int
     before: Metrics
     after: Metrics  # fitted and measured on the same examples
-    held_out: Metrics | None  # by temperatures that were fitted without the examples they were measured on
+    held_out: Metrics | None  # cross-validated
     bins_before: tuple[Bin, ...]
     bins_after: tuple[Bin, ...]
 
     @property
     def rule(self) -> Rule | None:
-        """How to decide on calibrated probabilities; None where no threshold reaches the target."""
+        """The rule for calibrated probabilities; None if no threshold reaches the target."""
         return None if self.threshold is None else Rule.from_flags(self.threshold.threshold)
 
     def fits(self, choice: Mapping[str, Any]) -> bool:
-        """Whether a record's choices are those that were calibrated, in any order."""
+        """Whether a record has the calibrated choices, in any order."""
         return choice.keys() == set(self.choices)
 
     def apply(self, choice: Mapping[str, float]) -> dict[str, float]:
@@ -65,7 +65,7 @@ class Calibration:
 
 
 def write_calibration(calibration: Calibration, path: str) -> None:
-    """Replace the file as a whole. Raises OSError."""
+    """Write the file atomically. Raises OSError."""
     content = {"format": CALIBRATION_FORMAT, "version": CALIBRATION_VERSION, **asdict(calibration)}
     text = json.dumps(content, indent=1, ensure_ascii=True, allow_nan=False)
     with atomic_write(path) as file:
@@ -73,7 +73,7 @@ def write_calibration(calibration: Calibration, path: str) -> None:
 
 
 def read_calibration(path: str) -> Calibration:
-    """Raises UsageError for what is none, and OSError for what cannot be read."""
+    """Raises UsageError for a file that is not a calibration, and OSError."""
     with open(path, "rb") as file:
         data = file.read()
     try:
@@ -91,12 +91,12 @@ def read_calibration(path: str) -> Calibration:
 
 
 def _calibration(parts: dict[str, Any]) -> Calibration:
-    """Of a file's values; what cannot be meant raises ValueError, KeyError or TypeError."""
+    """Raises ValueError, KeyError or TypeError for invalid values."""
     choices = tuple(parts.pop("choices"))
     if len(choices) < 2 or len(set(choices)) < len(choices) or not all(isinstance(one, str) for one in choices):
         raise ValueError(f"choices {list(choices)}")
     temperature = float(parts.pop("temperature"))
-    if not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:  # not a number is refused as well
+    if not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:  # NaN is refused too
         raise ValueError(f"temperature {temperature}")
     held_out = parts.pop("held_out")
     return Calibration(

@@ -1,4 +1,4 @@
-"""From answered labelled pictures to a calibration with all its figures. Arrays only: asks nothing, writes nothing."""
+"""From labelled examples to a calibration."""
 
 from dataclasses import dataclass
 
@@ -25,8 +25,8 @@ class Examples:
     """Answered labelled pictures: N of them, with C choices."""
 
     probabilities_NC: Floats
-    labels_N: Ints  # places among the choices
-    groups_N: Ints  # equal for the same picture
+    labels_N: Ints  # indices of the right choices
+    groups_N: Ints  # equal for questions about the same picture
 
 
 def calibrate(
@@ -64,14 +64,14 @@ def calibrate(
 
 
 def _decisive(probabilities_NC: Floats, labels_N: Ints) -> tuple[Floats, NDArray[np.bool_]]:
-    """What a threshold is put on, and where taking it is right: of two choices the first, of more the likeliest."""
+    """The thresholded probability (first of two choices, likeliest of more), and whether that choice is right."""
     if probabilities_NC.shape[1] == 2:
         return probabilities_NC[:, 0], labels_N == 0
     return probabilities_NC.max(axis=1), probabilities_NC.argmax(axis=1) == labels_N
 
 
 def _held_out_precision(examples: Examples, target_precision: float) -> float | None:
-    """Of what thresholds take that were found on other pictures, the share that is right."""
+    """The cross-validated precision: each threshold is found on other pictures than it is measured on."""
     num_taken = num_right = 0
     for held_N in folds(examples.groups_N):
         temperature = fit_temperature(examples.probabilities_NC[~held_N], examples.labels_N[~held_N])

@@ -1,4 +1,4 @@
-"""A table of pictures with their right answers, as people label them: CSV, TSV or JSON lines. Opens no picture."""
+"""Tables of labelled pictures: CSV, TSV or JSON lines."""
 
 import csv
 import io
@@ -17,18 +17,18 @@ _DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Labelled:
-    """One picture, what is asked about it, and which of the choices is right."""
+    """One picture, its question, and the right choice."""
 
-    picture: str  # as a path from here
-    label: int  # its place among the choices
-    prompt: str | None  # None: what the command asks
+    picture: str  # path from the current folder
+    label: int  # index of the right choice
+    prompt: str | None  # None: the command's question
     line: int
 
 
 def read_labelled(path: str, *, choices: Sequence[str]) -> list[Labelled]:
-    """The table's rows; a picture is relative to the table's folder. Exact repetitions count once.
+    """The rows of a table, without duplicates. Pictures are relative to the table's folder.
 
-    Raises UsageError, naming the line, for rows that cannot be meant, and OSError.
+    Raises UsageError, which names the line, for invalid rows, and OSError.
     """
     suffix = os.path.splitext(path)[1].lower()
     if suffix not in (*_DELIMITERS, ".jsonl"):
@@ -37,7 +37,7 @@ def read_labelled(path: str, *, choices: Sequence[str]) -> list[Labelled]:
             hint="a table with the columns picture and label",
         )
     with open(path, "rb") as file:
-        # Names of files are bytes: what is not UTF-8 is kept, and goes back to the system as it was.
+        # File names are bytes: those that are not UTF-8 are kept as surrogates.
         text = file.read().decode("utf-8-sig", errors="surrogateescape")
     rows = _json_rows(path, text) if suffix == ".jsonl" else _table_rows(path, text, delimiter=_DELIMITERS[suffix])
     found: dict[tuple[str, str | None], Labelled] = {}
@@ -75,7 +75,6 @@ def _first(row: Mapping[str, Any], names: Sequence[str]) -> Any:
 
 
 def _table_rows(path: str, text: str, *, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line and cells by column."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     head: list[str] | None = None
     line = 1

@@ -1,4 +1,4 @@
-"""How far probabilities can be trusted, and a temperature that makes them more so. Arrays only: no pictures, no files.
+"""Temperature scaling, and measures of calibration.
 
 After Guo et al., "On Calibration of Modern Neural Networks" (2017): temperature scaling and the expected calibration
 error. N examples, C choices.
@@ -19,44 +19,44 @@ NUM_BINS: Final = 15
 NUM_FOLDS: Final = 5
 MIN_TEMPERATURE: Final = 0.05
 MAX_TEMPERATURE: Final = 20.0
-LEAST_PROBABILITY: Final = 1e-12  # a probability of 0 counts as this: its logarithm has to be a number
-_Z_95: Final = 1.959963984540054  # both sides of a normal distribution leave 5 % outside
+LEAST_PROBABILITY: Final = 1e-12  # floor, so that logarithms are finite
+_Z_95: Final = 1.959963984540054  # two-sided 95 % quantile of the normal distribution
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bin:
-    """The examples whose likeliest choice has more than `low` and at most `high`."""
+    """The examples whose likeliest choice has a probability above `low` and at most `high`."""
 
     low: float
     high: float
     count: int
-    confidence: float | None  # mean probability of the likeliest choice; None where there is no example
-    accuracy: float | None  # share in which it was right
+    confidence: float | None  # mean probability of the likeliest choice; None without examples
+    accuracy: float | None  # share of right answers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metrics:
-    """What probabilities are worth, on labelled examples."""
+    """Measures of probabilities on labelled examples."""
 
     accuracy: float
-    nll: float  # mean of -log of what the right choice got, in nats
-    brier: float  # mean over examples of the squared distance to the label, summed over choices: 0 to 2
-    ece: float  # mean distance of confidence and accuracy over `NUM_BINS` bins of equal width
+    nll: float  # mean negative log-likelihood, in nats
+    brier: float  # mean squared distance to the label, summed over choices: 0 to 2
+    ece: float  # expected calibration error over `NUM_BINS` bins of equal width
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Threshold:
-    """From `threshold` on, so many examples are taken, and so many of those are right."""
+    """A threshold, and its precision and recall on the examples."""
 
     threshold: float
     precision: float
     precision_low: float  # lower end of Wilson's 95 % interval
-    recall: float  # of all that are right, the share that is taken
+    recall: float  # share of the right ones that are taken
     count: int
 
 
 def apply_temperature(probabilities_NC: Floats, temperature: float) -> Floats:
-    """p^(1/T), normalised again: above 1 it evens out, below it sharpens, and no order changes."""
+    """Normalised p^(1/T). A temperature above 1 flattens, one below 1 sharpens; the order stays."""
     logs_NC = np.log(np.maximum(probabilities_NC, LEAST_PROBABILITY)) / temperature
     weights_NC = np.exp(logs_NC - logs_NC.max(axis=1, keepdims=True))
     scaled_NC: Floats = weights_NC / weights_NC.sum(axis=1, keepdims=True)
@@ -66,9 +66,9 @@ def apply_temperature(probabilities_NC: Floats, temperature: float) -> Floats:
 def fit_temperature(probabilities_NC: Floats, labels_N: Ints) -> float:
     """The temperature with the least negative log-likelihood, within `MIN_TEMPERATURE` and `MAX_TEMPERATURE`.
 
-    In 1/T that is a convex function: its slope is followed by Newton's method and bisected where that leads astray.
-    Where every answer is right, any sharpening would look like a gain and nothing tells how much is true, so
-    probabilities stay as they are: 1. The same without examples, or where all choices are equally likely.
+    The likelihood is convex in 1/T: it is minimised by Newton's method, with bisection as a safeguard. The temperature
+    is 1 without examples, if all choices are equally likely, and if every answer is right: then more sharpening always
+    fits better, and the examples do not tell how much is justified.
     """
     if not len(labels_N) or (probabilities_NC.argmax(axis=1) == labels_N).all():
         return 1.0
@@ -144,9 +144,9 @@ def reliability(probabilities_NC: Floats, labels_N: Ints, *, num_bins: int = NUM
 
 
 def folds(groups_N: Ints, *, num_folds: int = NUM_FOLDS) -> Iterator[NDArray[np.bool_]]:
-    """Which examples each fold holds back; those of one group (a picture asked twice) stay together.
+    """The examples that each fold holds out. Those of a group (one picture) stay together; the folds are deterministic.
 
-    The same groups give the same folds. With fewer than two groups there is nothing to hold back, and no fold.
+    There are no folds with fewer than two groups.
     """
     names = np.unique(groups_N)
     if len(names) < 2:
@@ -157,7 +157,7 @@ def folds(groups_N: Ints, *, num_folds: int = NUM_FOLDS) -> Iterator[NDArray[np.
 
 
 def cross_fitted(probabilities_NC: Floats, labels_N: Ints, groups_N: Ints) -> Floats | None:
-    """Every example's probabilities by a temperature that was fitted without it; None where that cannot be."""
+    """Probabilities of each example, scaled by a temperature fitted without it; None with fewer than two groups."""
     scaled_NC = np.full_like(probabilities_NC, np.nan)
     for held_N in folds(groups_N):
         temperature = fit_temperature(probabilities_NC[~held_N], labels_N[~held_N])
@@ -166,7 +166,7 @@ def cross_fitted(probabilities_NC: Floats, labels_N: Ints, groups_N: Ints) -> Fl
 
 
 def wilson_low(num_right: int, count: int) -> float:
-    """Lower end of the 95 % interval for a share of which `num_right` of `count` were seen (Wilson, 1927)."""
+    """Lower end of Wilson's 95 % interval (1927) for `num_right` of `count`."""
     if count < 1:
         return 0.0
     share, z = num_right / count, _Z_95
@@ -176,22 +176,21 @@ def wilson_low(num_right: int, count: int) -> float:
 
 
 def find_threshold(scores_N: Floats, is_right_N: NDArray[np.bool_], *, precision: float) -> Threshold | None:
-    """The threshold from which on at least `precision` are right, with the highest recall; None where there is none.
+    """The threshold with the highest recall among those with at least `precision`; None if there is none.
 
-    Of thresholds with the same recall it is the highest, which takes no more than it must: among others the smallest
-    one of that precision would take wrong examples until the precision has fallen to what was asked for.
+    Of equal recalls it is the highest threshold, which takes the fewest wrong examples.
     """
     enough = [one for one in _thresholds(scores_N, is_right_N) if one.precision >= precision - 1e-12]
     return max(enough, key=lambda one: (one.recall, one.threshold), default=None)
 
 
 def best_precision(scores_N: Floats, is_right_N: NDArray[np.bool_]) -> Threshold | None:
-    """The threshold of the highest precision, of equal ones that with the most examples; None without examples."""
+    """The threshold with the highest precision, of equal ones that with most examples; None without examples."""
     return max(_thresholds(scores_N, is_right_N), key=lambda one: (one.precision, one.count), default=None)
 
 
 def _thresholds(scores_N: Floats, is_right_N: NDArray[np.bool_]) -> Iterator[Threshold]:
-    """One below each score that occurs, halfway to the next, from the highest down: equal scores go together."""
+    """A threshold below each distinct score, halfway to the next one, in falling order."""
     order = np.argsort(-scores_N, kind="stable")
     right_N = np.cumsum(is_right_N[order])
     num_right = int(is_right_N.sum())

@@ -1,4 +1,4 @@
-"""A reliability diagram by matplotlib, which is only imported for one."""
+"""A reliability diagram, by matplotlib."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from llama_adapter.app.calibration.measures import Bin, wilson_low
 
 
 def write_plot(calibration: Calibration, place: str) -> None:
-    """How often the likeliest choice is right beside how sure it was, before and after, with the counts below."""
+    """Accuracy by confidence, before and after calibration, with the counts below."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.6, 5.6), layout="constrained")
@@ -19,7 +19,7 @@ def write_plot(calibration: Calibration, place: str) -> None:
     most = max((one.count for one in (*calibration.bins_before, *calibration.bins_after)), default=1)
     for (upper, lower), (title, bins, metrics) in zip(zip(*panels, strict=True), sides, strict=True):
         filled = [one for one in bins if one.count]
-        upper.plot((0, 1), (0, 1), color="grey", linewidth=0.8, linestyle="--", label="as sure as right")
+        upper.plot((0, 1), (0, 1), color="grey", linewidth=0.8, linestyle="--", label="perfect calibration")
         upper.bar(
             [_middle(one) for one in filled],
             [one.accuracy for one in filled],
@@ -63,7 +63,7 @@ def write_plot(calibration: Calibration, place: str) -> None:
 
 
 def _spreads(bins: Sequence[Bin]) -> tuple[list[float], list[float]]:
-    """How far below and above the share that was seen the true one may be, by Wilson's interval."""
+    """Distances from the observed share to both ends of Wilson's interval."""
     below, above = [], []
     for one in bins:
         share = one.accuracy or 0.0

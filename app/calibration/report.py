@@ -1,4 +1,4 @@
-"""A calibration's figures as lines for people. No files."""
+"""A calibration as text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from llama_adapter.app.calibration.file import Calibration
 from llama_adapter.app.calibration.measures import MAX_TEMPERATURE, MIN_TEMPERATURE, Metrics, Threshold
 
 _FEW_EXAMPLES = 100
-_NUM_MISTAKES = 5  # of those that are shown
+_NUM_MISTAKES = 5  # shown at most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mistake:
-    """An answer that is wrong by its label, or a label that is wrong."""
+    """An answer that differs from its label."""
 
     picture: str
     answer: str
@@ -22,7 +22,7 @@ class Mistake:
 
 
 def format_calibration(calibration: Calibration, *, mistakes: Sequence[Mistake] = ()) -> str:
-    """The figures, the threshold, and what to beware of."""
+    """The measures, the threshold, notes and mistakes."""
     found = calibration
     unreadable = f", {found.num_unreadable} could not be answered" if found.num_unreadable else ""
     lines = [
@@ -35,10 +35,10 @@ def format_calibration(calibration: Calibration, *, mistakes: Sequence[Mistake] 
         _row("after", found.after),
     ]
     if found.held_out is not None:
-        lines.append(_row("after, each fitted without it", found.held_out))
+        lines.append(_row("after, cross-validated", found.held_out))
     lines += ["", *_threshold_lines(found), *(f"note: {note}" for note in _notes(found))]
     if mistakes:
-        lines += ["", f"{len(mistakes)} wrong by their labels, the surest first:"]
+        lines += ["", f"{len(mistakes)} answers differ from their labels, the most confident first:"]
         for one in mistakes[:_NUM_MISTAKES]:
             lines.append(
                 f"  line {one.line}, {one.picture}: {one.answer} ({one.probability:.2f}), labelled {one.label}"
@@ -54,10 +54,10 @@ def _threshold_lines(found: Calibration) -> list[str]:
     target = f"precision of {found.target_precision:.1%}"
     if found.threshold is None:
         best = "" if found.best is None else f"; the best is {_figures(found, found.best)}"
-        return [f"{_what(found)} cannot be told with a {target} on these examples{best}"]
+        return [f"{_what(found)} reaches no {target} on these examples{best}"]
     lines = [f"for a {target}: {_figures(found, found.threshold)}"]
     if found.held_out_precision is not None:
-        lines.append(f"thresholds tried on other examples than they were found on: {found.held_out_precision:.1%}")
+        lines.append(f"cross-validated precision of the threshold: {found.held_out_precision:.1%}")
     return lines
 
 
@@ -76,9 +76,11 @@ def _what(found: Calibration) -> str:
 def _notes(found: Calibration) -> list[str]:
     notes = []
     if found.before.accuracy == 1.0:
-        notes.append("every answer is right, so nothing tells how sure it may be: the temperature stays 1")
+        notes.append("every answer is right, which determines no temperature: it stays 1")
     elif found.temperature in (MIN_TEMPERATURE, MAX_TEMPERATURE):
-        notes.append(f"the temperature is at its bound, {found.temperature:g}: the probabilities say little here")
+        notes.append(
+            f"the temperature is at its limit, {found.temperature:g}: the probabilities carry little information"
+        )
     if found.num_examples < _FEW_EXAMPLES:
-        notes.append(f"{found.num_examples} examples are few: the figures are rough")
+        notes.append(f"{found.num_examples} examples are few: the figures are imprecise")
     return notes

@@ -1,11 +1,11 @@
-"""Stage times: where the wall time of a run goes. Measures only; tables are made in app/measuring/report.py."""
+"""Stage times: where the wall time of a run goes."""
 
 import time
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Protocol
 
-# The path of a picture; clip to decode are the names of the reference demo, read and write are ours.
+# In the order of a picture's way. The reference demo uses the names from clip to decode.
 STAGES = ("read", "clip", "pre", "forward", "post", "decode", "write")
 
 
@@ -13,16 +13,16 @@ _MAX_MARKS = 512
 
 
 class Mark(Protocol):
-    """A moment in a device's queue, see `runtime.devices.base.Mark`."""
+    """A marker in a device's queue, see `runtime.devices.backend`."""
 
     def ms_since(self, earlier: Any) -> float: ...
 
 
 class StageClock:
-    """Gives every moment between the first `enter` and `stop` to exactly one stage, so that the stages add up.
+    """Assigns all time between the first `enter` and `stop` to stages, one at a time.
 
-    With `synchronise` (profile mode) the device is waited for at each boundary; without it, a stage's time is the
-    host's alone. `mark` notes a moment of the device without waiting: it gives the device's own time by stage.
+    `synchronise` waits for the device at each boundary; without it, stage times are the host's. `mark` sets a marker in
+    the device's queue instead, for device times by stage.
     """
 
     def __init__(
@@ -31,13 +31,13 @@ class StageClock:
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self._synchronise, self._mark = synchronise, mark
         self._device_seconds = dict.fromkeys(STAGES, 0.0)
-        self._marks: list[tuple[str | None, Mark]] = []  # each with the stage that begins there
+        self._marks: list[tuple[str | None, Mark]] = []  # with the stage that begins at the marker
         self._has_marks = False
         self._stage: str | None = None
         self._since = 0.0
 
     def enter(self, stage: str) -> None:
-        """From now on time belongs to `stage`; raises KeyError for a name that is not in STAGES."""
+        """Begin a stage; raises KeyError for a name that is not in STAGES."""
         if stage == self._stage:
             return
         if stage not in self.seconds:
@@ -47,19 +47,19 @@ class StageClock:
         self._note(stage)
 
     def stop(self) -> None:
-        """Time belongs to no stage until the next `enter`."""
+        """End the stage."""
         self._settle()
         self._stage = None
         self._note(None)
 
     def take(self) -> dict[str, float]:
-        """Seconds by stage since this was last called, or since the start; time goes on in the stage that it is in."""
+        """Seconds by stage since the last call, or the start. The current stage goes on."""
         self._since = self._settle()
         taken, self.seconds = self.seconds, dict.fromkeys(STAGES, 0.0)
         return taken
 
     def read_device_seconds(self) -> dict[str, float] | None:
-        """Seconds between the device's own marks, by stage; None where it gives none. Waits for the last mark."""
+        """Device seconds by stage; None without marks. Waits for the last mark."""
         self._read_marks()
         return dict(self._device_seconds) if self._has_marks else None
 

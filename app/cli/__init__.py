@@ -1,4 +1,4 @@
-"""The command line: flags -> plain values -> the code that does the work. Help and usage errors load no model code."""
+"""The command line. Help and usage errors import neither torch nor numpy."""
 
 import argparse
 import os
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from llama_adapter.app.cli.answering import add_ask, add_caption
+from llama_adapter.app.cli.answering import add_tasks
 from llama_adapter.app.cli.bench import add_bench
 from llama_adapter.app.cli.doctor import add_doctor
 from llama_adapter.app.cli.export import add_export
@@ -32,7 +32,7 @@ Caption pictures and answer questions about them with LLaMA-Adapter V2 models.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code. Errors are told on stderr, see runtime/problems.py."""
+    """Run one command; returns its exit code. Errors are printed on stderr, see runtime/problems.py."""
     defer_device_extensions()
     decline_telemetry()
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -51,24 +51,23 @@ def _dispatch(arguments: Sequence[str]) -> int:
 
 
 def _check_current_folder() -> None:
-    """Raise UsageError where the current folder was removed: libraries below torch end the process there."""
+    """Raise UsageError if the current folder was removed: libraries below torch would end the process."""
     try:
         os.getcwd()
     except FileNotFoundError:
         raise UsageError(
-            "Wanted a current folder, but the one that this command was started in was removed",
-            hint="change into a folder that is there (`cd`), and run the command again",
+            "The current folder does not exist: the one that this command was started in was removed",
+            hint="change into an existing folder (`cd`), and run the command again",
         ) from None
 
 
 def build_parser() -> Parser:
-    """All commands and flags; defaults come from the dataclasses they end up in."""
+    """All commands and flags. Their defaults are those of the dataclasses that take them."""
     parser = Parser(prog="llama-adapter", description=_DESCRIPTION, epilog=EXIT_CODES)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and stop")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    add_caption(commands)
-    add_ask(commands)
+    add_tasks(commands)
     add_export_records(commands)
     add_convert(commands)
     add_quantize(commands)
@@ -80,7 +79,7 @@ def build_parser() -> Parser:
 
 
 class _Version(argparse.Action):
-    """Looks the version up only when it is asked for."""
+    """Prints the version."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from importlib.metadata import PackageNotFoundError, version

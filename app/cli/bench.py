@@ -12,16 +12,18 @@ from llama_adapter.app.cli.values import parse_batch_sizes, parse_text, settings
 from llama_adapter.runtime.errors import ExitCode, UsageError
 
 _BENCH = """\
-Measure how fast a model answers here, at several batch sizes, and how near that is to what the device can do: memory
-bandwidth and matrix products are measured in the same run. --random needs no weights: 160M, 1B and 7B are LLaMAs of
-that size behind ViT-L/14.
+Measure the speed of a model at several batch sizes, and compare it with the ceilings of the device: memory bandwidth
+and matrix products, measured in the same run. --random needs no weights: 160M, 1B and 7B are LLaMAs of that size with
+ViT-L/14.
 
   llama-adapter bench --random 160M --dtype bfloat16 --workload caption
 """
 
 
 def add_bench(commands: Any) -> None:
-    bench = command(commands, "bench", _run_bench, help="measure speed beside its ceilings", description=_BENCH)
+    bench = command(
+        commands, "bench", _run_bench, help="measure the speed and the ceilings of the device", description=_BENCH
+    )
     add_model(bench)
     work = bench.add_argument_group("what is measured")
     work.add_argument("--random", metavar="SIZE", help="random weights: 160M, 1B, 7B, tiny or DIMxLAYERSxHEADSxFFN")
@@ -51,7 +53,6 @@ def _run_bench(options: argparse.Namespace) -> int:
     from llama_adapter.app.measuring.bench_report import format_table, write_plot
     from llama_adapter.app.measuring.plots import check_plot
 
-    # What was not given is left to the job.
     values = {name: value for name, value in vars(options).items() if name != "question" or value is not None}
     job = settings(BenchJob, {**values, "spec": spec})
     if options.out is not None and not Path(options.out).absolute().parent.is_dir():

@@ -11,9 +11,8 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
 
 _DOCTOR = """\
-Check this installation part by part and a model tensor by tensor, and say what is wrong and what to do. Without model
-flags the embedded model is checked. What the intended use does not need may be absent. Exit code 0 when nothing is
-wrong, else 1.
+Check this installation and a model, and say how to mend what is wrong. Without model flags, the embedded model is
+checked. Packages that the intended use does not need may be missing. Exit code 0 if everything is right, else 1.
 """
 
 
@@ -21,7 +20,7 @@ def add_doctor(commands: Any) -> None:
     """`doctor`."""
     doctor = command(commands, "doctor", _run_doctor, help="check the installation and a model", description=_DOCTOR)
     add_model(doctor)
-    use = doctor.add_argument_group("intended use", "what is missing for it is an error; without, only for the CPU")
+    use = doctor.add_argument_group("intended use", "what it needs must be installed; default: the CPU")
     use.add_argument("--device", metavar="D", default=SPEC.device, help=default(DEVICES))
     add_precision(use)
     add_encoder(use)
@@ -54,7 +53,7 @@ def _run_doctor(options: argparse.Namespace) -> int:
 
 
 def _model_flags(options: argparse.Namespace) -> list[str]:
-    """The flags of a model, and of its encoder, that were given."""
+    """The given flags of the model and its encoder."""
     values = vars(options)
     fields = [field for field in dataclasses.fields(CaptionerSpec) if field.name not in ("device", "vision")]
     given = [field.name for field in fields if field.name in values and values[field.name] != field.default]

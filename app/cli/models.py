@@ -9,7 +9,6 @@ from llama_adapter.app.cli.parser import command, default
 from llama_adapter.app.cli.values import settings
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.errors import ExitCode, UsageError
-from llama_adapter.runtime.schemes import QUANTISED
 
 CONVERT_DTYPE = "float16"
 
@@ -19,9 +18,9 @@ loads fast: `--model BUNDLE` in the other commands.
 """
 
 _QUANTIZE = """\
-Round the weights of all linear layers of a bundle to 8 bits, each output with a scale of its own: half the size of
-float16, and faster on a CPU that has the kernels (`doctor --environment` tells); elsewhere they are widened at load.
-What the answers lose is measured in docs/int8.md.
+Round the weights of all linear layers of a bundle to 8 bits, with a scale for each output: half the size of float16,
+and faster on a CPU with the kernels (see `doctor --environment`); elsewhere they are widened at load. docs/int8.md has
+the accuracy.
 
   llama-adapter quantize --model BUNDLE --out BUNDLE-int8
 """
@@ -29,21 +28,21 @@ What the answers lose is measured in docs/int8.md.
 
 def add_convert(commands: Any) -> None:
     """`convert`."""
-    convert = command(commands, "convert", _run_convert, help="make a bundle of checkpoints", description=_CONVERT)
+    convert = command(commands, "convert", _run_convert, help="convert checkpoints to a bundle", description=_CONVERT)
     add_model(convert, bundle=False)
     convert.add_argument("--out", metavar="BUNDLE", required=True, help="folder to write")
     convert.add_argument(
         "--dtype", metavar="T", default=CONVERT_DTYPE, help="precision to store (default: %(default)s)"
     )
-    convert.add_argument("--force", action="store_true", help="replace a bundle that is there already")
+    convert.add_argument("--force", action="store_true", help="replace an existing bundle")
 
 
 def add_quantize(commands: Any) -> None:
     quantize = command(commands, "quantize", _run_quantize, help="make an 8-bit bundle", description=_QUANTIZE)
     quantize.add_argument("--model", metavar="BUNDLE", help="bundle of floats (default: the embedded model)")
     quantize.add_argument("--out", metavar="BUNDLE", required=True, help="folder to write")
-    quantize.add_argument("--precision", choices=QUANTISED, default=QUANTISED[0], help=default("of the weights"))
-    quantize.add_argument("--force", action="store_true", help="replace a bundle that is there already")
+    quantize.add_argument("--precision", choices=("int8",), default="int8", help=default("of the weights"))
+    quantize.add_argument("--force", action="store_true", help="replace an existing bundle")
 
 
 def _run_convert(options: argparse.Namespace) -> int:

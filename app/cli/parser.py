@@ -1,4 +1,4 @@
-"""What every command line of ours is made of: usage errors that are raised, and words that help texts share."""
+"""The argument parser of all commands, and texts that they share."""
 
 import argparse
 import difflib
@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 from llama_adapter.runtime.errors import UsageError
 
 EXIT_CODES = """\
-exit codes: 0 all good, 1 failed, 2 usage or a device that cannot be had, 3 finished but some pictures could not be
-read, 130 interrupted
+exit codes: 0 success, 1 failure, 2 usage error or device unavailable, 3 finished but some pictures could not be read,
+130 interrupted
 """
 
 DEVICE_KINDS = "cpu, cuda, cuda:N, npu, npu:N or auto"
@@ -26,7 +26,7 @@ _ELSEWHERE = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Usage errors are raised, to be told like every other error."""
+    """Raises usage errors as UsageError."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
@@ -35,13 +35,13 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, hint=help_hint(self.prog))
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Names that a list takes may stand between flags: argparse alone gives it only the first that stand together.
+        """Accept positional names between flags; argparse alone accepts only one group of them.
 
-        Unknown arguments are an error here already: left to the parser above, its help would be pointed at.
+        Unknown arguments raise here, so that the hint names the help of the sub-command.
         """
         options, unknown = super().parse_known_args(args, namespace)
         names = next((action.dest for action in self._get_positional_actions() if action.nargs in ("*", "+")), None)
-        at = unknown.index("--") if "--" in unknown else len(unknown)  # behind that, all are names
+        at = unknown.index("--") if "--" in unknown else len(unknown)  # everything behind it is a name
         if names is not None and not any(text.startswith("-") for text in unknown[:at]):
             setattr(options, names, getattr(options, names) + unknown[:at] + unknown[at + 1 :])
         elif unknown:
@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
         return options, []
 
     def _meant(self, text: str) -> str | None:
-        """The flag of ours that is nearly what was typed, or that other programs call so."""
+        """The flag that is similar to what was typed, or has this name in other programs."""
         typed, known = text.split("=")[0].replace("_", "-"), list(self._option_string_actions)
         if not typed.startswith("-"):
             return None
@@ -68,7 +68,7 @@ def command(commands: Any, name: str, run: Callable[[argparse.Namespace], int], 
 
 
 def help_hint(program: str) -> str:
-    return f"`{program} --help` lists what there is"
+    return f"see `{program} --help`"
 
 
 def default(text: str = "") -> str:

@@ -7,8 +7,8 @@ from llama_adapter.app.cli.parser import command
 from llama_adapter.app.cli.values import parse_band, parse_text, settings
 
 _EXPORT_RECORDS = """\
-Make what others read of files of records: a text file for each picture, a table, a data set. The records are the truth
-and stay as they are; of a picture that failed and was answered later, the answer counts.
+Convert records to a text file for each picture, a table, or a data set. The records are not changed. If a picture
+failed and was answered later, the answer is exported.
 
   llama-adapter export-records captions.jsonl --to sidecars
   llama-adapter export-records answers.jsonl --to csv --out answers.csv --threshold 0.7
@@ -20,14 +20,14 @@ def add_deciding(group: Any) -> None:
         "--threshold",
         metavar="P",
         type=float,
-        help="of two choices the first counts from this probability on, else the second; of more, the likeliest if it "
-        "has at least so much",
+        help="of two choices, the first from this probability on, else the second; of more, the likeliest if it "
+        "reaches this probability",
     )
     group.add_argument(
         "--abstain",
         metavar="LOW,HIGH",
         type=parse_band,
-        help="undecided while the first choice is between these; of more choices, the likeliest has to reach HIGH, or "
+        help="undecided while the first of two choices is between these; of more, the likeliest must reach HIGH, or "
         "--threshold",
     )
     group.add_argument(
@@ -40,14 +40,14 @@ def add_export_records(commands: Any) -> None:
         commands,
         "export-records",
         _run_export_records,
-        help="make text files, tables and data sets of records",
+        help="convert records to text files, tables and data sets",
         description=_EXPORT_RECORDS,
     )
     export.add_argument(
         "records",
         metavar="RECORDS",
         nargs="+",
-        help="files of records, or folders of .jsonl files; read as one, never changed",
+        help="files of records, or folders of .jsonl files; read in order",
     )
     export.add_argument(
         "--to",

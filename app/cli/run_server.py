@@ -1,4 +1,4 @@
-"""`serve` and `web`: the HTTP API of a model, with or without the web page."""
+"""`serve` and `web`: a service behind HTTP, with or without a page."""
 
 import dataclasses
 import importlib
@@ -35,15 +35,15 @@ API_KEY_VARIABLE = "LLAMA_ADAPTER_API_KEY"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ServeJob:
-    """Settings of one server. Raises ValueError for numbers out of range."""
+    """The settings of one server."""
 
     spec: CaptionerSpec
     limits: ServiceLimits
     has_page: bool
     host: str = "127.0.0.1"
     port: int = 8000
-    host_names: tuple[str, ...] = ()  # further accepted host names
-    allowed_hosts: tuple[str, ...] = ()  # to fetch pictures from
+    host_names: tuple[str, ...] = ()  # in addition to `host`
+    allowed_hosts: tuple[str, ...] = ()  # that pictures are fetched from
     api_key_file: str | None = None
     max_body_mib: int = 48
     drain_s: float = 60.0
@@ -72,9 +72,9 @@ def run_serve(job: ServeJob) -> int:
     keys = read_api_keys(job.api_key_file)
     settings = api_settings(job, keys=keys)
     if job.has_page and keys:
-        tell("note: the API requires a key, the page does not")
+        tell("note: the API asks for keys, the page does not")
     with ExitStack() as stack:
-        # Before the model is loaded, which may take minutes.
+        # Before the model, which may take minutes to load: an unavailable address fails at once.
         listener = stack.enter_context(closing(bind(job.host, job.port)))
         metrics = Metrics()
         service = stack.enter_context(
@@ -96,28 +96,28 @@ def run_serve(job: ServeJob) -> int:
             service=service,
             drain_s=job.drain_s,
             tell=tell,
-            # Also when quiet: with port 0 the address is not known otherwise.
+            # Also when quiet: with port 0, this is the only source of the port.
             on_start=lambda: _say(f"serving on {address}"),
         )
     return ExitCode.INTERRUPTED if ended_by == signal.SIGINT else ExitCode.OK
 
 
 def check_packages(*, has_page: bool) -> None:
-    """Raise UsageError unless the packages of the extra are installed."""
+    """Raise UsageError if packages of the extra are missing."""
     for name in (*SERVER_PACKAGES, *(PAGE_PACKAGES if has_page else ())):
         try:
             importlib.import_module(IMPORT_NAMES.get(name, name))
         except ImportError as error:
             command = "web" if has_page else "serve"
             raise UsageError(
-                f"`llama-adapter {command}` needs {name}, which cannot be imported: {error}",
+                f"`llama-adapter {command}` needs the package {name}, which cannot be imported: {error}",
                 hint=f"pip install --editable '.[{command}]'",
             ) from None
 
 
 def load_warm(spec: CaptionerSpec, *, tell: Callable[[str], None]) -> Captioner:
     """Load a captioner, and compile the programs of a graph mode."""
-    captioner = Captioner.load(**dataclasses.asdict(spec))
+    captioner = Captioner.from_spec(spec)
     if captioner.info.mode != EAGER:
         warm_up = captioner.warm_up()
         tell(f"warm-up: {warm_up.programs} programs ready in {warm_up.seconds:.1f} s")
@@ -125,7 +125,7 @@ def load_warm(spec: CaptionerSpec, *, tell: Callable[[str], None]) -> Captioner:
 
 
 def api_settings(job: ServeJob, *, keys: tuple[str, ...]) -> "ApiSettings":
-    """The API's settings; raises UsageError for hosts that cannot be allowed."""
+    """The API's settings; raises UsageError for invalid hosts."""
     from llama_adapter.app.http_api.api import ApiSettings
     from llama_adapter.app.http_api.guards import GuardSettings, host_names_for
     from llama_adapter.app.http_api.pictures import PictureSettings
@@ -147,7 +147,7 @@ def api_settings(job: ServeJob, *, keys: tuple[str, ...]) -> "ApiSettings":
 
 
 def add_page(application: "FastAPI", service: Service) -> AbstractContextManager[object]:
-    """Mount the page at the root; its uploads are in a folder that is removed at the end."""
+    """Mount the page at the root. Uploads go to a folder that is removed at the end."""
     import gradio
 
     from llama_adapter.app.web.guards import bounded_uploads
@@ -164,9 +164,9 @@ def add_page(application: "FastAPI", service: Service) -> AbstractContextManager
 
 
 def read_api_keys(path: str | None) -> tuple[str, ...]:
-    """API keys of a file, one per line, and of the environment variable.
+    """The API keys of the environment variable and of a file, one per line.
 
-    Raises UsageError for a file without keys or one that others can read, and OSError.
+    Raises UsageError for a file that other users can read or that has no keys, and OSError.
     """
     keys = os.environ.get(API_KEY_VARIABLE, "").split()
     if path is not None:
@@ -183,7 +183,7 @@ def read_api_keys(path: str | None) -> tuple[str, ...]:
 
 
 def _teller(*, quiet: bool) -> Callable[[str], None]:
-    """Set up logging to stderr; returns the function for notes, which does nothing if `quiet`."""
+    """Log to stderr; returns a function for notes. With `quiet`, only warnings are logged."""
     handler = logging.StreamHandler()
     handler.setFormatter(_OneLine("%(asctime)s %(message)s"))
     log = logging.getLogger("llama_adapter")
@@ -194,13 +194,13 @@ def _teller(*, quiet: bool) -> Callable[[str], None]:
 
 
 class _OneLine(logging.Formatter):
-    """Escapes control characters: error messages may hold text of pictures, models and clients."""
+    """Escapes control characters: errors may contain text of pictures, models and clients."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return shown_text(super().formatMessage(record))
 
 
 def _say(text: str) -> None:
-    """Print to stderr; a closed pipe or a full disk must not fail a request."""
+    """Print on stderr; a full disk or a closed pipe does not stop the server."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)

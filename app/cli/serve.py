@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from llama_adapter.app.cli.model_flags import add_computation, add_model, with_batch_size
+from llama_adapter.app.cli.model_flags import add_batch_size, add_computation, add_model
 from llama_adapter.app.cli.parser import Parser, command, default
 from llama_adapter.app.cli.values import settings, spec_from
 from llama_adapter.app.online.types import ServiceLimits
@@ -11,24 +11,23 @@ from llama_adapter.app.online.types import ServiceLimits
 LIMITS = ServiceLimits()
 
 _SERVE = """\
-An HTTP server with OpenAI's chat completions API: pictures as data URIs, answers whole or streamed. Requests of all
-clients share the engine's batches. On SIGTERM, accepted requests are answered before the server ends.
+Serve OpenAI's chat completions API: pictures as data URIs, answers complete or streamed. The requests of all clients
+share the engine's batches. After SIGTERM, accepted requests are finished.
 
   llama-adapter serve --port 8000
   curl http://127.0.0.1:8000/docs
 """
 
 _WEB = """\
-A web page for questions about pictures, batches and throughput, and the API of `serve` on the same port. It listens
-on this machine only unless --host says otherwise, and has no password: elsewhere, put a proxy with authentication in
-front of it.
+Serve a page with chat, yes or no, batches and throughput, and the API of `serve`. It listens on this machine only,
+unless --host is given, and has no password: use a proxy that asks for one.
 """
 
 
 def add_serving(commands: Any) -> None:
-    serve = command(commands, "serve", _run_serve, help="HTTP server with OpenAI's API", description=_SERVE)
+    serve = command(commands, "serve", _run_serve, help="serve an OpenAI-compatible HTTP API", description=_SERVE)
     _add_server(serve, port=8000)
-    web = command(commands, "web", _run_web, help="web page, with the API of `serve`", description=_WEB)
+    web = command(commands, "web", _run_web, help="serve a page for the browser, and the API", description=_WEB)
     _add_server(web, port=7860)
 
 
@@ -42,10 +41,14 @@ def _add_server(parser: Parser, *, port: int) -> None:
         dest="host_names",
         action="append",
         default=[],
-        help="further host name to answer to, for example behind a proxy; may be repeated",
+        help="additional host name, for use behind a proxy; may be repeated",
     )
     group.add_argument(
-        "--max-body-mib", metavar="N", type=int, default=48, help=default("size limit of a request, in MiB")
+        "--drain-s",
+        metavar="S",
+        type=float,
+        default=60.0,
+        help=default("seconds to finish accepted requests at the end"),
     )
     group.add_argument(
         "--drain-s",
@@ -59,7 +62,7 @@ def _add_server(parser: Parser, *, port: int) -> None:
     api.add_argument(
         "--api-key-file",
         metavar="FILE",
-        help="accepted API keys, one per line; the file must be readable by its owner only (or LLAMA_ADAPTER_API_KEY)",
+        help="API keys, one per line, in a file that only its owner can read (or in LLAMA_ADAPTER_API_KEY)",
     )
     api.add_argument(
         "--allow-url-host",
@@ -67,29 +70,35 @@ def _add_server(parser: Parser, *, port: int) -> None:
         dest="allowed_hosts",
         action="append",
         default=[],
-        help="host to fetch pictures from by https; may be repeated (default: none)",
+        help="fetch pictures by https from this host; may be repeated (default: none)",
     )
     limits = parser.add_argument_group("limits", "requests above them are refused")
     for name, kind, text in (
-        ("max_waiting", int, "waiting requests"),
-        ("max_waiting_per_client", int, "waiting requests per client"),
-        ("timeout_s", float, "time limit of a request, in seconds"),
-        ("max_pixels", int, "pixels of a picture"),
-        ("max_picture_bytes", int, "bytes of a picture file"),
+        ("max_waiting", int, "requests in the queue; more are refused"),
+        ("max_waiting_per_client", int, "requests of one client in the queue"),
+        ("timeout_s", float, "from a request to its complete answer, in seconds"),
+        ("max_pixels", int, "of a picture"),
+        ("max_picture_bytes", int, "of a picture's file"),
         ("picture_timeout_s", float, "read timeout per picture, in seconds"),
-        ("reading_memory_bytes", int, "bytes of memory per picture while it is read; 20 per pixel are enough"),
-        ("slow_after_s", float, "CPU seconds after which a picture moves to the slow lane"),
+        (
+            "reading_memory_bytes",
+            int,
+            "bytes of memory to read one picture; 20 per pixel of --max-pixels are enough",
+        ),
+        ("slow_after_s", float, "processor seconds to read a picture, before it counts as slow"),
         ("max_slow_pictures", int, "slow pictures read at once"),
-        ("max_slow_waiting", int, "waiting slow pictures"),
-        ("max_prompt_chars", int, "characters of a prompt"),
-        ("encoded_bytes", int, "bytes of the cache of encoded pictures"),
+        ("max_slow_waiting", int, "waiting slow pictures; more are refused"),
+        ("max_prompt_chars", int, "of a prompt"),
+        ("encoded_bytes", int, "of the cache of encoded pictures, for more questions about them"),
     ):
         usual = getattr(LIMITS, name)
         metavar = "S" if kind is float else "N"
         flag = "--" + name.replace("_", "-")
         limits.add_argument(flag, metavar=metavar, type=kind, default=usual, help=default(text))
     add_model(parser)
-    add_computation(with_batch_size(parser))
+    compute = parser.add_argument_group("computation")
+    add_batch_size(compute)
+    add_computation(compute)
 
 
 def _run_serve(options: argparse.Namespace) -> int:

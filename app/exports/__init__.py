@@ -1,1 +1,1 @@
-"""What others read of records: text files, tables, metadata, Parquet. The records stay as they are."""
+"""Exports of records: text files, tables, metadata, Parquet. The records stay unchanged."""

@@ -1,4 +1,4 @@
-"""Records -> files that people take away: JSON lines, a table for spreadsheets, a zip of text files. No web page."""
+"""Records -> JSON lines, a table for spreadsheets, and a zip of text files."""
 
 import csv
 import hashlib
@@ -22,7 +22,7 @@ FAILED_NAME: Final = "failed.txt"
 
 Cell = str | int | float | None
 
-# A spreadsheet takes a cell that begins so for a formula, in either width of these characters:
+# Spreadsheets take a cell that begins so for a formula, also with the full-width forms of these characters:
 # https://owasp.org/www-community/attacks/CSV_Injection
 _FORMULA_STARTS: Final = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 _NOT_IN_NAMES: Final = re.compile(r'[<>:"|?*\x00-\x1f\x7f\ud800-\udfff]')
@@ -39,8 +39,8 @@ def to_jsonl(records: Iterable[Record]) -> bytes:
 def to_csv(records: Sequence[Record]) -> bytes:
     """A table for spreadsheets: UTF-8 with a byte order mark, every cell quoted, one column for each choice.
 
-    A text that a spreadsheet would take for a formula gets an apostrophe in front, and so do those that begin with
-    spaces before one. For programs there is `to_jsonl`, which changes nothing.
+    A text that a spreadsheet would take for a formula, also behind spaces, gets an apostrophe in front. Programs should
+    read `to_jsonl`, which changes nothing.
     """
     choices = list(dict.fromkeys(text for record in records for text in record["choice"] or ()))
     head = [*CSV_COLUMNS, *(f"probability of {text}" for text in choices)]
@@ -59,7 +59,7 @@ def csv_cells(record: Record) -> list[Cell]:
 
 
 def csv_lines(rows: Iterable[Sequence[Cell]]) -> Iterator[bytes]:
-    """A table in pieces, one for each row, for spreadsheets: see `to_csv`."""
+    """The rows of a table for spreadsheets, see `to_csv`."""
     line = io.StringIO(newline="")
     writer = csv.writer(line, quoting=csv.QUOTE_ALL)
     yield b"\xef\xbb\xbf"
@@ -71,16 +71,16 @@ def csv_lines(rows: Iterable[Sequence[Cell]]) -> Iterator[bytes]:
 
 
 def defused(cell: str) -> str:
-    """The text of a cell, so that no spreadsheet computes it."""
+    """The text of a cell, which no spreadsheet computes."""
     is_formula = cell.startswith(_FORMULA_STARTS) or cell.lstrip().startswith(_FORMULA_STARTS)
     return f"'{cell}" if is_formula else cell
 
 
 def to_sidecars(records: Iterable[Record]) -> bytes:
-    """A zip with the text of each picture as a `.txt` of its name, as trainers of captioning models want it.
+    """A zip with the text of each picture in a `.txt` of its name, as trainers of captioning models read it.
 
-    Folders are kept; names are made safe for any system and unique. Pictures without an answer are listed, with their
-    reasons, in one more file.
+    Folders are kept; names are made unique and safe for any system. `FAILED_NAME` lists pictures without an answer,
+    with the reasons.
     """
     failures = []
     answered = []
@@ -102,14 +102,14 @@ def to_sidecars(records: Iterable[Record]) -> bytes:
 
 
 def _write(archive: zipfile.ZipFile, name: str, text: str) -> None:
-    entry = zipfile.ZipInfo(name)  # its date is 1980, so that equal records give equal files
+    entry = zipfile.ZipInfo(name)  # dated 1980: equal records give equal files
     entry.compress_type = zipfile.ZIP_DEFLATED
     entry.external_attr = 0o644 << 16
     archive.writestr(entry, text.encode(errors="backslashreplace"))
 
 
 def safe_path(name: str) -> str:
-    """A relative path that every system can have as a file: nothing in it leads upwards or is a device's name.
+    """A relative path that is valid on every system, without `..` and names of devices.
 
     A byte that is not UTF-8 becomes its number, such as `%FF`.
     """
@@ -128,21 +128,21 @@ def _safe_part(part: str) -> str:
 
 
 class SidecarNames:
-    """Gives out names of text files, each once, and none that is also a folder's."""
+    """Gives out unique names of text files; none is also the name of a folder."""
 
     def __init__(self, paths: Iterable[str] = ()) -> None:
-        """`paths` are those of all pictures, for the folders in them."""
-        self._taken: set[int] = set()  # digests: of a million names, the names themselves would be a burden
+        """`paths` of all pictures, whose folders are avoided."""
+        self._taken: set[int] = set()  # digests, as there may be millions of names
         for path in paths:
             self.avoid_folders_of(path)
 
     def avoid_folders_of(self, path: str) -> None:
-        """Give no file the name of a folder that this picture is in. Comes before the first `take`."""
+        """Give no file the name of a folder that this picture is in. Call it before the first `take`."""
         parts = path.split("/")[:-1]
         self._taken.update(_digest("/".join(parts[:depth])) for depth in range(1, len(parts) + 1))
 
     def take(self, path: str) -> str:
-        """`a/b.png` -> `a/b.txt`; where that is taken, in any case, `a/b.png.txt`, then `a/b (2).txt` and so on."""
+        """`a/b.png` -> `a/b.txt`; if taken, ignoring case, `a/b.png.txt`, then `a/b (2).txt` and so on."""
         stem = os.path.splitext(path)[0]
         candidate, number = f"{stem}.txt", 1
         while (digest := _digest(candidate)) in self._taken:
@@ -153,6 +153,6 @@ class SidecarNames:
 
 
 def _digest(name: str) -> int:
-    """The same for names that differ in case only."""
+    """Equal for names that differ in case only."""
     folded = name.casefold().encode(errors="surrogatepass")
     return int.from_bytes(hashlib.blake2b(folded, digest_size=8).digest(), "little")

@@ -1,20 +1,21 @@
-"""What `export-records` does: files of answers in, files for people and other programs out. No flags: see app/cli."""
+"""`export-records`: files of records in, files for people and other programs out."""
 
 import dataclasses
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
 
-from llama_adapter.app.calibration.decider import Decider, Decision
+from llama_adapter.app.calibration.decider import Decider
 from llama_adapter.app.calibration.decisions import Rule
 from llama_adapter.app.calibration.file import Calibration, read_calibration
 from llama_adapter.app.exports.old_names import file_name
 from llama_adapter.app.exports.outputs import (
     METADATA_NAME,
+    Decided,
     jsonl_lines,
     metadata_lines,
     table_lines,
@@ -26,7 +27,6 @@ from llama_adapter.app.exports.parts import check_parts, write_parts
 from llama_adapter.app.exports.sidecars import Refusals, SidecarFiles
 from llama_adapter.app.exports.survey import MAX_REMEMBERED, Selection, Survey, record_files, survey
 from llama_adapter.app.records.manifest import runs_behind
-from llama_adapter.app.records.record import Record
 from llama_adapter.app.terminal.standard_output import flush_whole, write_whole
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.atomic_write import atomic_write, refuse_to_replace
@@ -35,7 +35,7 @@ from llama_adapter.runtime.text import shown_name
 
 RecordTarget = Literal["sidecars", "csv", "metadata", "parquet", "jsonl"]
 
-_ONE_A_PICTURE: Final = ("sidecars", "metadata")  # these have place for one text of each picture
+_ONE_A_PICTURE: Final = ("sidecars", "metadata")  # formats with one text for each picture
 _IN_PARTS: Final = ("csv", "jsonl", "parquet")
 _NUM_SHOWN: Final = 5  # of prompts in a message
 
@@ -52,8 +52,8 @@ class ExportRecordsJob:
     calibration: str | None = None
     threshold: float | None = None
     abstain: tuple[float, float] | None = None
-    below: tuple[str, ...] = ()  # folders that texts beside pictures may be written to; none: see `_writable`
-    rows_per_file: int | None = None  # then `out` is a folder of files with so many rows each
+    below: tuple[str, ...] = ()  # folders that texts beside pictures may be written to; empty: see `_writable`
+    rows_per_file: int | None = None  # then `out` is a folder of files with this many rows
     force: bool = False
     quiet: bool = False
 
@@ -65,13 +65,13 @@ class ExportRecordsJob:
             )
         if self.below and (self.to != "sidecars" or self.out is not None):
             raise ValueError("below goes with sidecars beside the pictures: without out")
-        Rule.from_flags(self.threshold, self.abstain)  # refuses numbers out of range
+        Rule.from_flags(self.threshold, self.abstain)  # raises for numbers out of range
 
 
 def run_export_records(job: ExportRecordsJob) -> int:
-    """Write what `job.to` names; returns the exit code, which is `FAILED` when texts of some pictures were not written.
+    """Write the files that `job.to` names; the exit code is `FAILED` if texts of some pictures were not written.
 
-    The files of answers are read twice and stay as they are. Raises UsageError before anything is written, and what
+    The files of records are read twice. Raises UsageError before anything is written, and the errors that
     runtime/problems.py lists.
     """
     calibration = None if job.calibration is None else read_calibration(job.calibration)
@@ -86,13 +86,13 @@ def run_export_records(job: ExportRecordsJob) -> int:
     _check(job, found, decider)
     rows = with_decisions(found.last_of_pictures() if job.to in _ONE_A_PICTURE else found.records(), decider)
     refusals = Refusals()
-    writing = _Writing(job, found, decider, _columns(job, found, decider), place, refusals)
+    write = _writer(job, found, decider, place, refusals)
     if job.rows_per_file is not None:
         assert place is not None, "parts have a folder"
-        write_parts(rows, Path(place), suffix=job.to, rows_in_a_part=job.rows_per_file, write=writing.write)
+        write_parts(rows, Path(place), suffix=job.to, rows_in_a_part=job.rows_per_file, write=write)
     else:
         with _opened(place) as file:
-            writing.write(rows, file)
+            write(rows, file)
     where = f"in `{place}`" if place is not None else "on stdout"
     num_rows = found.num_pictures if job.to in _ONE_A_PICTURE else found.num_taken
     _say(job, f"{num_rows - refusals.count} records {where}; {_left_out(found)}")
@@ -120,10 +120,9 @@ def _export_sidecars(job: ExportRecordsJob, paths: list[str], selection: Selecti
 
 
 def _writable(job: ExportRecordsJob, paths: list[str]) -> list[str]:
-    """The folders that texts beside pictures may be written to: records may name any file of the system.
+    """The folders that texts beside pictures may be written to, as records may name any file of the system.
 
-    Those that the user named, or else the current one and those of the files of records, but not the whole system.
-    Raises UsageError where one is no folder.
+    By default the current folder and those of the records, but never `/`. Raises UsageError for a missing folder.
     """
     for folder in job.below:
         if not os.path.isdir(folder):
@@ -134,34 +133,26 @@ def _writable(job: ExportRecordsJob, paths: list[str]) -> list[str]:
     return [folder for folder in dict.fromkeys(map(os.path.realpath, folders)) if folder != os.sep]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Writing:
-    """How rows become one file; `refusals` learns which pictures were left out."""
-
-    job: ExportRecordsJob
-    found: Survey
-    decider: Decider
-    columns: list[str]
-    place: str | None
-    refusals: Refusals
-
-    def write(self, rows: Iterable[tuple[Record, Decision | None]], file: BinaryIO) -> None:
-        """All rows to a file."""
-        match self.job.to:
-            case "csv":
-                _write_all(file, table_lines(rows, choices=self.columns, decider=self.decider))
-            case "jsonl":
-                _write_all(file, jsonl_lines(rows, decider=self.decider))
-            case "metadata":
-                assert self.place is not None
-                folder, has_choices = os.path.dirname(self.place) or ".", bool(self.found.choices)
-                lines = metadata_lines(rows, folder=folder, has_choices=has_choices, refusals=self.refusals)
-                _write_all(file, lines)
-            case "parquet":
-                runs = [dataclasses.asdict(run) for run in runs_behind(self.found.paths)]
-                write_parquet(rows, file, runs=runs)
-            case _:
-                raise AssertionError(f"no writer for {self.job.to}")
+def _writer(
+    job: ExportRecordsJob, found: Survey, decider: Decider, place: str | None, refusals: Refusals
+) -> Callable[[Iterable[Decided], BinaryIO], object]:
+    """What writes rows to one file; `refusals` collects the pictures that it leaves out."""
+    match job.to:
+        case "csv":
+            columns = _columns(job, found, decider)
+            return lambda rows, file: _write_all(file, table_lines(rows, choices=columns, decider=decider))
+        case "jsonl":
+            return lambda rows, file: _write_all(file, jsonl_lines(rows, decider=decider))
+        case "metadata":
+            assert place is not None, "metadata has a file"
+            folder, has_choices = os.path.dirname(place) or ".", bool(found.choices)
+            return lambda rows, file: _write_all(
+                file, metadata_lines(rows, folder=folder, has_choices=has_choices, refusals=refusals)
+            )
+        case "parquet":
+            runs = [dataclasses.asdict(run) for run in runs_behind(found.paths)]
+            return lambda rows, file: write_parquet(rows, file, runs=runs)
+    raise AssertionError(f"no writer for {job.to}")
 
 
 def _write_all(file: BinaryIO, lines: Iterable[bytes]) -> None:
@@ -181,7 +172,7 @@ def _opened(place: str | None) -> Iterator[BinaryIO]:
 
 
 def _place(job: ExportRecordsJob, paths: list[str]) -> str | None:
-    """The file to write; None for stdout and for sidecars, which are many. Raises UsageError where that cannot be."""
+    """The file or folder to write; None for stdout and for sidecars. Raises UsageError if that is not possible."""
     if not paths:
         raise UsageError(f"No .jsonl file in {', '.join(f'`{name}`' for name in job.records)}")
     if job.to == "sidecars":
@@ -192,13 +183,8 @@ def _place(job: ExportRecordsJob, paths: list[str]) -> str | None:
         check_pyarrow()
     if job.out in (None, "-"):
         if job.to in ("metadata", "parquet") or job.rows_per_file is not None:
-            what = (
-                "the pictures' folder"
-                if job.to == "metadata"
-                else "a file"
-                if job.rows_per_file is None
-                else "a folder"
-            )
+            what = "a file" if job.rows_per_file is None else "a folder"
+            what = "the pictures' folder" if job.to == "metadata" else what
             raise UsageError(f"--to {job.to} needs a place for what it writes", hint=f"name {what} as --out")
         return None
     place = str(job.out)
@@ -221,7 +207,7 @@ def _place(job: ExportRecordsJob, paths: list[str]) -> str | None:
 
 
 def _check(job: ExportRecordsJob, found: Survey, decider: Decider) -> None:
-    """What only the records tell. Raises UsageError, and notes what is not wrong and may surprise."""
+    """Check the job against the records. Raises UsageError, and notes what may surprise."""
     if job.prompt is not None and not found.num_taken + found.num_failed and found.prompts:
         raise UsageError(f"No record has the prompt {job.prompt!r}", hint=f"there are: {_shown(found.prompts)}")
     if job.to in _ONE_A_PICTURE and found.has_several_prompts:
@@ -257,7 +243,7 @@ def _check_calibration(job: ExportRecordsJob, found: Survey, decider: Decider, c
 
 
 def _columns(job: ExportRecordsJob, found: Survey, decider: Decider) -> list[str]:
-    """The choices that get a column of a table."""
+    """The choices that get a column in a table."""
     if decider.calibration is not None:
         return list(decider.calibration.choices)
     names = list(dict.fromkeys(name for choices in found.choices for name in choices))

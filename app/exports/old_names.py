@@ -1,4 +1,4 @@
-"""Records of earlier versions, which have escapes in the names of some pictures: whose they are. Opens no picture."""
+"""Records of earlier versions, which escaped the names of some pictures: finds the pictures they belong to."""
 
 import os
 from array import array
@@ -12,14 +12,14 @@ from llama_adapter.app.records.record import Record, may_be_escaped
 
 
 def file_name(record: Record) -> str:
-    """The name of a record's picture; of a record of an earlier version, that of the file that is there for it."""
+    """The name of a record's picture; for an escaped one, that of the existing file."""
     return find_escaped(record["picture"]) if may_be_escaped(record) else record["picture"]
 
 
 class OldNames:
-    """Finds the records under escaped names whose pictures have later records under their own, in 16 bytes for each.
+    """Finds records under escaped names whose pictures have later records under their own name; 16 bytes for each.
 
-    Names are compared by keys, which are numbers. A name that a file has counts as its own, even if it looks escaped.
+    Names are compared by their keys. A name that looks escaped counts as is if a file has it.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class OldNames:
         self._own: dict[int, int | None] = {}  # key of the escaped form -> key of the name; None where two share it
 
     def see(self, row: int, record: Record, *, key: Callable[[str], int]) -> None:
-        """Take the record in this row. All are to be shown, in their order."""
+        """Take the record in this row. Call it for all records in their order."""
         name = record["picture"]
         if may_be_escaped(record):
             self._rows.append(row)
@@ -38,7 +38,7 @@ class OldNames:
                 self._own[key(escaped)] = None
 
     def rename(self, pictures: NDArray[np.uint64]) -> None:
-        """Put the keys of the pictures' own names into the rows of their old ones."""
+        """Replace the keys of escaped names in `pictures` by those of the pictures' own names."""
         for row, old in zip(self._rows, self._keys, strict=True):
             own = self._own.get(old)
             if own is not None:

@@ -1,4 +1,4 @@
-"""Records with what was decided on them -> lines of the files that they are exported as. Opens no file."""
+"""Records and the decisions on them -> lines of exported files."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,24 +15,24 @@ from llama_adapter.runtime.text import shown_name
 
 METADATA_NAME: Final = "metadata.jsonl"
 _DECISION_COLUMNS: Final = ("decision", "probability")
-_NUM_FRONT: Final = 2  # picture and text, which the decision stands behind
+_NUM_FRONT: Final = 2  # columns before the decision: picture and text
 
 Decided = tuple[Record, Decision | None]
 
 
 def with_decisions(records: Iterable[Record], decider: Decider) -> Iterator[Decided]:
-    """Each record with its decision, where it has choices. Raises ValueError for choices that were not calibrated."""
+    """Each record with its decision, if it has choices. Raises ValueError for choices that were not calibrated."""
     for record in records:
         yield record, None if record["choice"] is None else decider.decide(record["choice"])
 
 
 def text_of(record: Record, decision: Decision | None) -> str:
-    """The text that stands for a picture: what was decided, or else the answer."""
+    """The text of a picture: the decision if there is one, else the answer."""
     return record["text"] if decision is None else decision.text
 
 
 def jsonl_lines(rows: Iterable[Decided], *, decider: Decider) -> Iterator[bytes]:
-    """The records as they were; where a decision was asked for, with `decision` and `probability`."""
+    """The records unchanged; if a rule or calibration is given, with `decision` and `probability`."""
     for record, decision in rows:
         if decision is None or decider.is_plain:
             line = record_to_line(record)
@@ -43,7 +43,7 @@ def jsonl_lines(rows: Iterable[Decided], *, decider: Decider) -> Iterator[bytes]
 
 
 def table_lines(rows: Iterable[Decided], *, choices: Sequence[str], decider: Decider) -> Iterator[bytes]:
-    """A CSV table, see `formats.to_csv`, with decision, its probability, and a column for each of `choices`."""
+    """A CSV table, see `formats.to_csv`, with the decision, its probability and a column for each of `choices`."""
     kind = "probability of" if decider.calibration is None else "calibrated probability of"
     front, rest = CSV_COLUMNS[:_NUM_FRONT], CSV_COLUMNS[_NUM_FRONT:]
     head = [*front, *_DECISION_COLUMNS, *rest, *(f"{kind} {name}" for name in choices)]
@@ -62,8 +62,8 @@ def table_lines(rows: Iterable[Decided], *, choices: Sequence[str], decider: Dec
 def metadata_lines(rows: Iterable[Decided], *, folder: str, has_choices: bool, refusals: Refusals) -> Iterator[bytes]:
     """Hugging Face's metadata.jsonl for the pictures in `folder`: file_name, text, and the record's other facts.
 
-    Every line has the same fields. A picture that is not there, or in an archive, is refused, and so is one whose name
-    is not UTF-8: the whole folder could not be loaded. Raises UsageError for a picture outside of the folder.
+    Every line has the same fields. Missing pictures, members of archives and names that are not UTF-8 are refused, as
+    the whole folder could not be loaded with them. Raises UsageError for a picture outside of the folder.
     """
     for record, decision in rows:
         picture = file_name(record)
@@ -86,7 +86,7 @@ def metadata_lines(rows: Iterable[Decided], *, folder: str, has_choices: bool, r
 
 
 def name_in_folder(picture: str, *, folder: str) -> str:
-    """The path of a picture from a folder that it is in, as text with slashes. Raises UsageError for one outside."""
+    """The path of a picture relative to a folder, with slashes. Raises UsageError for one outside of it."""
     for resolve in (os.path.abspath, os.path.realpath):
         try:
             name = os.path.relpath(resolve(picture), resolve(folder))

@@ -1,4 +1,4 @@
-"""Records -> one Parquet file with a fixed schema. Only here pyarrow is used, which is imported when it is needed."""
+"""Records -> one Parquet file with a fixed schema. Imports pyarrow when it is needed."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +14,7 @@ RUNS_KEY: Final = b"llama-adapter-runs"  # in the file's metadata: the manifests
 
 
 def check_pyarrow() -> None:
-    """Raise UsageError, before any work, where Parquet cannot be written."""
+    """Raise UsageError if pyarrow is not installed."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:
@@ -26,9 +26,9 @@ def check_pyarrow() -> None:
 def write_parquet(
     rows: Iterable[tuple[Record, Decision | None]], file: BinaryIO, *, runs: list[dict[str, Any]] | None = None
 ) -> int:
-    """Write row groups as they come, so that memory does not grow with their number; returns the number of rows.
+    """Write the columns of `parquet_schema` in row groups, in bounded memory; returns the number of rows.
 
-    Columns are those of `parquet_schema`. Nothing in it depends on the records, so that shards of one job fit together.
+    The schema does not depend on the records, so that the files of all shards of a job fit together.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -44,7 +44,7 @@ def write_parquet(
 
 
 def parquet_schema() -> Any:
-    """A pyarrow schema: the fields of a record, its error in two columns, and what was decided."""
+    """A pyarrow schema: the fields of a record, its error in two columns, and the decision."""
     import pyarrow as pa
 
     numbers = pa.map_(pa.string(), pa.float64())
@@ -88,5 +88,5 @@ def _pairs(values: Mapping[str, float | None]) -> Iterator[tuple[str, float | No
 
 
 def _text(text: str) -> str:
-    """Half a character, which a record may hold as an escape, has no place in Parquet's UTF-8."""
+    """Text as valid UTF-8: lone surrogates, which a record may hold, become escapes."""
     return text.encode(errors="backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""One export as a folder of files of so many rows each, for readers that work side by side."""
+"""An export as a folder of files with a given number of rows."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +15,7 @@ _PART: Final = re.compile(r"part-\d{5,}\.[a-z]+")
 
 
 def check_parts(folder: Path, *, force: bool) -> None:
-    """Raise UsageError where parts of an earlier export are in the way, or a file is."""
+    """Raise UsageError if `folder` is a file, or holds parts of an earlier export."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"Wanted a folder for parts, and `{folder}` is a file", hint="name a folder as --out")
     if not force and _old_parts(folder):
@@ -32,7 +32,7 @@ def write_parts(
 ) -> int:
     """Write part-00000.suffix and so on, each whole or not at all; returns their number.
 
-    Other parts in the folder, of an earlier export, are removed at the end. Raises OSError.
+    Other parts, of an earlier export, are removed at the end. Raises OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     old, written, rest = _old_parts(folder), set(), iter(rows)

@@ -1,4 +1,4 @@
-"""Text files for pictures, beside them or mirrored in a folder. The names come from a file and are not trusted."""
+"""Text files for pictures, beside them or in a folder. The pictures' names come from records and are not trusted."""
 
 import errno
 import os
@@ -14,8 +14,8 @@ from llama_adapter.app.exports.formats import SidecarNames, safe_path
 from llama_adapter.app.records.picture_names import place_of
 from llama_adapter.runtime.text import shown_name
 
-MAX_TOLD: Final = 10  # of the files that could not be written, by name
-# Of one file or folder: others may be written all the same. A full disk, for one, is nobody's fault but the disk's.
+MAX_TOLD: Final = 10  # files that were not written, by name
+# Errors of one file or folder, unlike a full disk: others can still be written.
 _OF_ONE_FILE: Final = {
     *(errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EEXIST),
     *(errno.EINVAL, errno.ENOENT),
@@ -28,46 +28,45 @@ class _RefusedError(Exception):
 
 @dataclass(kw_only=True, slots=True)
 class Refusals:
-    """Pictures for which nothing was written, and why: all are counted, some are told."""
+    """Pictures for which nothing was written, and why; all are counted, the first `MAX_TOLD` are named."""
 
     count: int = 0
-    told: list[str] = field(default_factory=list)  # the first `MAX_TOLD`
+    told: list[str] = field(default_factory=list)
 
     def add(self, picture: str, why: str) -> None:
-        """Take one more."""
+        """Count one more."""
         self.count += 1
         if len(self.told) < MAX_TOLD:
             self.told.append(f"{shown_name(picture)}: {why}")
 
     def lines(self) -> list[str]:
-        """For stderr."""
+        """Lines for stderr."""
         more = self.count - len(self.told)
         return [f"error: {one}" for one in self.told] + ([f"error: and {more} more"] if more else [])
 
 
 class SidecarFiles:
-    """Writes one text file for each picture: `a/b.png` -> `a/b.txt`; where two pictures share that, `a/b.png.txt`.
+    """Writes one text file for each picture: `a/b.png` -> `a/b.txt`; if two pictures share that, `a/b.png.txt`.
 
-    Each file is written under another name and renamed, so that it is whole or not there; one that holds the text
-    already stays untouched, and one that holds anything else is left alone unless `force`. A link in a file's place is
-    replaced, not followed.
+    Files are written under another name and renamed, so that they are whole or missing. A file that holds the text
+    already is not touched; one with other content is replaced only with `force`. Links are replaced, not followed.
     """
 
     def __init__(self, out: str | None, *, force: bool, below: Sequence[str] = ()) -> None:
-        """In the folder `out`, with the folders of pictures as `safe_path` gives them; None: beside the pictures.
+        """Write into the folder `out`, by `safe_path`, following no link; None: beside the pictures.
 
-        Below `out` no link is followed. Beside pictures, a text is only written where the picture is a file in one of
-        the folders `below`, at any depth, once all links to it are followed.
+        Beside pictures, texts are written only for existing pictures below one of the folders `below`, with all links
+        to them resolved.
         """
-        self.num_written = self.num_same = 0  # the same: were there already
+        self.num_written = self.num_same = 0  # same: existed with this text
         self.refusals = Refusals()
-        self.num_outside = 0  # pictures that are in none of the folders
-        self.outside: str | None = None  # the folder that all of those are in
+        self.num_outside = 0  # pictures outside of all folders
+        self.outside: str | None = None  # the common folder of those
         self._force, self._names, self._is_beside = force, SidecarNames(), out is None
         if out is not None:
             os.makedirs(out, exist_ok=True)
         self._roots = tuple(dict.fromkeys(map(os.path.realpath, below if out is None else [out])))
-        self._folder: int | None = None  # the one that was written to last
+        self._folder: int | None = None  # open: the one written to last
         self._folder_name: str | None = None
 
     def __enter__(self) -> Self:
@@ -79,11 +78,11 @@ class SidecarFiles:
         self._close_folder()
 
     def see(self, picture: str) -> None:
-        """Tell of every picture before the first text, so that no text takes the name of a folder."""
+        """Call it for every picture before the first `write`, so that no text takes the name of a folder."""
         self._names.avoid_folders_of(self._place(picture))
 
     def write(self, picture: str, text: str) -> None:
-        """Put one text in its place, or count it as refused. Raises OSError for what concerns all files."""
+        """Write one text, or count it as refused. Raises OSError for errors that concern all files."""
         place = self._place(picture)
         try:
             if self._is_beside:
@@ -109,7 +108,7 @@ class SidecarFiles:
             return picture
 
     def _check(self, place: str) -> None:
-        """Raise where beside that picture nothing may be written."""
+        """Raise if nothing may be written beside that picture."""
         folder = os.path.dirname(place)
         if _root_of(folder, self._roots) is None and os.path.isabs(folder):
             self.num_outside += 1
@@ -119,7 +118,7 @@ class SidecarFiles:
             raise _RefusedError("there is no such picture; name a folder as --out for its text")
 
     def _put(self, folder: str, name: str, data: bytes) -> bool:
-        """Whether the file is new; False: it was there with this text."""
+        """Write one file; False if it existed with this text."""
         self._open_folder(folder)
         there = _content(name, self._folder, at_most=len(data))
         if there == data:
@@ -155,12 +154,12 @@ class SidecarFiles:
 
 
 def _root_of(folder: str, roots: Iterable[str]) -> str | None:
-    """The root that a folder is, or is in."""
+    """The root that contains a folder."""
     return next((root for root in roots if folder == root or folder.startswith(root.rstrip("/") + "/")), None)
 
 
 def _open_below(root: str, name: str, *, make: bool) -> int:
-    """Open a folder below `root`, one step after the other and through no link; `make` it where it is missing."""
+    """Open a folder below `root`, part by part and through no link; `make` missing ones."""
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for part in name.split("/") if name != os.curdir else ():
@@ -177,7 +176,7 @@ def _open_below(root: str, name: str, *, make: bool) -> int:
 
 
 def _content(name: str, folder: int | None, *, at_most: int) -> bytes | None:
-    """What is in a file; None where there is none. A link, a folder or a longer file is something else: b""."""
+    """The content of a file; None if missing; b"" for links, folders and files of another size than `at_most`."""
     try:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -189,7 +188,7 @@ def _content(name: str, folder: int | None, *, at_most: int) -> bytes | None:
 
 
 def is_file(path: str) -> bool:
-    """Whether there is a file; also for names that no file can have."""
+    """Whether a file exists; False for invalid names."""
     try:
         return os.path.isfile(path)
     except ValueError:  # a null character in it

@@ -1,4 +1,4 @@
-"""Which records of some files count, found in a first reading; the second one streams them. No output formats here."""
+"""Finds in a first reading which records of some files count; a second one streams them."""
 
 import hashlib
 import itertools
@@ -17,38 +17,38 @@ from llama_adapter.app.inputs import natural_key
 from llama_adapter.app.records.record import Record, RecordFileError, read_records, superseded_names
 from llama_adapter.runtime.errors import UsageError
 
-MAX_REMEMBERED: Final = 100  # of prompts, choices and runs: for messages and columns, where more would be no help
+MAX_REMEMBERED: Final = 100  # prompts, choices and runs, for messages and columns
 
 _Keys = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
-    """Which records are meant, superseded ones aside."""
+    """Which records are selected, apart from superseded ones."""
 
     prompt: str | None = None  # only those of this prompt
-    only_answers: bool = False  # none with an error
+    only_answers: bool = False  # no records with an error
 
     def takes(self, record: Record) -> bool:
-        """Whether this record is meant."""
+        """Whether a record is selected."""
         return self.takes_prompt(record) and (record["error"] is None or not self.only_answers)
 
     def takes_prompt(self, record: Record) -> bool:
-        """Whether it is one of the wanted prompt."""
+        """Whether a record has the selected prompt."""
         return self.prompt is None or record["prompt"] == self.prompt
 
 
 @dataclass(kw_only=True, slots=True)
 class Survey:
-    """What a first reading found: 25 bytes for each record, however long its text is."""
+    """The result of a first reading, in 25 bytes for each record."""
 
     paths: tuple[str, ...]
     selection: Selection
-    num_lines: list[int] = field(default_factory=list)  # of each file: what is appended later does not count
+    num_lines: list[int] = field(default_factory=list)  # records of each file; later ones do not count
     num_taken: int = 0
-    num_failed: int = 0  # records with an error that count, also where only answers are taken
+    num_failed: int = 0  # records with an error that are not superseded
     num_superseded: int = 0
-    # As many of each as `MAX_REMEMBERED`: the prompts of all records; choices and runs of those that are meant.
+    # Up to `MAX_REMEMBERED` of each: prompts of all records, choices and runs of selected ones.
     prompts: dict[str, None] = field(default_factory=dict)
     choices: dict[tuple[str, ...], None] = field(default_factory=dict)
     runs: dict[str, None] = field(default_factory=dict)
@@ -58,9 +58,9 @@ class Survey:
     _ids: _Keys = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
 
     def records(self) -> Iterator[Record]:
-        """The records that count, in their order. Raises RecordFileError and OSError as `read_records`.
+        """The records that count, in their order. Raises as `read_records`.
 
-        A file that has fewer by now, since another run began it anew, is a RecordFileError too.
+        Also raises RecordFileError if a file has fewer records than before, as another run overwrote it.
         """
         start = 0
         for path, num_lines in zip(self.paths, self.num_lines, strict=True):
@@ -78,12 +78,12 @@ class Survey:
 
     @property
     def num_pictures(self) -> int:
-        """How many pictures the records that count are about, by name."""
+        """Number of pictures, by name, that have records that count."""
         return len(np.unique(self._pictures[self._kept]))
 
     @property
     def num_repeated(self) -> int:
-        """How many records answer a picture's prompt that a later record answers as well, by another model or way."""
+        """Number of records whose picture and prompt have a later answer too, by another model or settings."""
         pairs = np.stack((self._pictures[self._kept], self._prompts[self._kept]), axis=1)
         return len(pairs) - len(np.unique(pairs, axis=0))
 
@@ -94,18 +94,18 @@ class Survey:
         return len(np.unique(pairs[:, 0])) < len(pairs)
 
     def last_of_pictures(self) -> Iterator[Record]:
-        """Of each picture the last record that counts."""
+        """The last record that counts of each picture."""
         is_last = _is_last(self._pictures[self._kept])
         return itertools.compress(self.records(), is_last)
 
 
 def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record], None] | None = None) -> Survey:
-    """Read all files once. `see` is called with each record that is meant, superseded ones among them.
+    """Read all files once. `see` is called with each selected record, including superseded ones.
 
-    A failure is superseded by a later run's record of the same picture and prompt, or by one that names it in
-    `supersedes`. Those of its own run are of another question or picture: choices of its own, or a member of the same
-    name in an archive. Of several records of one id and picture the last answer counts, or the last of them where none
-    is an answer. Raises RecordFileError and OSError.
+    A failure is superseded by a record of a later run for the same picture and prompt, or by one that names it in
+    `supersedes`. Records of the same run belong to another question or picture (other choices, or a member of the same
+    name in an archive). Of several records of one id and picture the last answer counts, or the last failure if none is
+    an answer. Raises RecordFileError and OSError.
     """
     found = Survey(paths=tuple(paths), selection=selection)
     pictures, prompts, ids, runs = array("Q"), array("Q"), array("Q"), array("Q")
@@ -145,9 +145,9 @@ def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record]
 
 
 def record_files(names: Sequence[str]) -> list[str]:
-    """Files as they are named; of a folder, the .jsonl files in it, in natural order.
+    """Files as they are named; for a folder, the .jsonl files in it, in natural order.
 
-    Raises UsageError for pipes, which cannot be read twice.
+    Raises UsageError for pipes, as records are read twice.
     """
     files: list[str] = []
     for name in names:
@@ -162,18 +162,18 @@ def record_files(names: Sequence[str]) -> list[str]:
 
 
 def _key(text: str) -> int:
-    """64 bits of a digest; two of them tell records apart, so that chance has 128."""
+    """64 bits of a digest; two of them tell records apart."""
     return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
 
 
 def _is_last(*keys: _Keys, first: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
-    """Which places are the last of their keys; those marked by `first` go before all others of theirs."""
+    """Which places are the last of their keys; places marked in `first` sort behind the others of their keys."""
     is_last: NDArray[np.bool_] = _last_places(*keys, first=first) == np.arange(len(keys[0]))
     return is_last
 
 
 def _last_places(*keys: _Keys, first: NDArray[np.bool_] | None = None) -> NDArray[np.intp]:
-    """Of each place the last one of the same keys; those marked by `first` go before all others of theirs."""
+    """For each place, the last one with the same keys; see `_is_last`."""
     count = len(keys[0])
     rank = np.zeros(count, dtype=np.bool_) if first is None else first
     order = np.lexsort((np.arange(count), rank, *keys))

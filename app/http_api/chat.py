@@ -74,7 +74,7 @@ def check_model(name: str, *, info: ModelInfo) -> None:
 
 
 async def _submit(ask: Ask, *, service: Service) -> RequestHandle:
-    texts = (ask.prompt if isinstance(ask.prompt, tuple) else (ask.prompt,)) + (ask.choices or ())
+    texts = (ask.prompt if isinstance(ask.prompt, tuple) else (ask.prompt,)) + ask.task.continuations
     num_chars = sum(len(text) for text in texts if isinstance(text, str))
     try:
         if num_chars <= _INLINE_CHARS:

@@ -1,4 +1,4 @@
-"""Pictures in storage that has addresses (s3://, gs://, hdfs://, file://, ...), by way of Arrow's file systems."""
+"""Pictures at addresses such as s3://, gs://, hdfs:// and file://, by Arrow's file systems."""
 
 import os
 import re
@@ -7,12 +7,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from llama_adapter.app.inputs import InputsError, PictureInput, natural_key
+from llama_adapter.app.inputs.folders import has_picture_suffix, natural_key
+from llama_adapter.app.inputs.items import InputsError, PictureInput
 from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.errors import PictureError
-from llama_adapter.vision.formats import PHONE_SUFFIXES, PICTURE_SUFFIXES
-from llama_adapter.vision.image import DEFAULT_MAX_BYTES
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -21,23 +20,23 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def is_remote(name: object) -> bool:
-    """Whether a name is an address; no file here is called like that."""
+    """Whether a name is an address, and not also a local file."""
     return isinstance(name, str) and _ADDRESS.match(name) is not None and not os.path.lexists(name)
 
 
 def address_label(address: str) -> str:
-    """An address as records have it: without what may be secret in it, such as keys."""
+    """An address as records have it: without user names, passwords and query, which may be secret."""
     parts = urlsplit(address)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{unquote(parts.path, errors='surrogateescape')}"
 
 
 def shown_address(address: str) -> str:
-    """An address for messages."""
+    """An address as messages show it."""
     return shown_name(address_label(address))
 
 
 def check_remote(address: str) -> None:
-    """Raise InputsError where nothing here can read from storage of that kind."""
+    """Raise InputsError if nothing installed reads this kind of storage."""
     try:
         _storage(_root(address))
     except (ImportError, ValueError) as error:
@@ -47,20 +46,20 @@ def check_remote(address: str) -> None:
             hint="what Arrow reads (s3, gs, abfs, hdfs, file) needs no package, others one for fsspec, such as adlfs",
         ) from error
     except OSError:
-        return  # cannot be reached from here now, which is told of each picture
+        return  # not reachable now: each picture's error says so
 
 
 def remote_inputs(address: str, *, recursive: bool) -> Iterator[PictureInput]:
     """A file by its address, or the pictures in a folder of that address, in natural order.
 
-    What is not there, cannot be listed or has no pictures stays one item, with the error.
+    A missing file or folder, one that cannot be listed, and one without pictures stay one item with an error.
     """
     label = address_label(address)
     shown = shown_name(label)
     try:
         names = _pictures_below(address, recursive=recursive)
     except FileNotFoundError:
-        names = None  # reading it says so
+        names = None  # reading it gives the error
     except (OSError, ValueError) as error:
         message = f"Wanted to list `{shown}`, but its storage says: {_reason(error)}."
         yield PictureInput(
@@ -78,8 +77,11 @@ def remote_inputs(address: str, *, recursive: bool) -> Iterator[PictureInput]:
         yield PictureInput(source=inner, label=address_label(inner), found_in=(label,))
 
 
-def read_remote(address: str, *, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
-    """The bytes of a file. Raises `PictureError` for what cannot be had, or is more than `max_bytes`."""
+def read_remote(address: str, *, max_bytes: int | None = None) -> bytes:
+    """The bytes of a file. Raises `PictureError` if it is unreadable or above `max_bytes` (default: 256 MiB)."""
+    from llama_adapter.vision.image import DEFAULT_MAX_BYTES  # imports Pillow
+
+    max_bytes = DEFAULT_MAX_BYTES if max_bytes is None else max_bytes
     shown = shown_address(address)
     try:
         storage, path = _located(address)
@@ -100,7 +102,7 @@ def read_remote(address: str, *, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
 
 
 def _pictures_below(address: str, *, recursive: bool) -> list[str] | None:
-    """Names relative to the address, None for a file."""
+    """Names of the pictures in a folder, relative to the address; None for a file."""
     from pyarrow.fs import FileSelector, FileType
 
     storage, path = _located(address)
@@ -117,7 +119,7 @@ def _pictures_below(address: str, *, recursive: bool) -> list[str] | None:
 
 def _is_picture(name: str) -> bool:
     is_hidden = any(part.startswith(".") for part in name.split("/"))
-    return not is_hidden and os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES | PHONE_SUFFIXES
+    return not is_hidden and has_picture_suffix(name)
 
 
 def _located(address: str) -> "tuple[FileSystem, str]":
@@ -128,7 +130,7 @@ def _located(address: str) -> "tuple[FileSystem, str]":
 
 
 def _root(address: str) -> str:
-    """The address of the storage as a whole: asking which region it is in costs a request, and is done once."""
+    """The address of the whole storage: opening one may cost a request, and is done once for each."""
     parts = urlsplit(address)
     return urlunsplit((parts.scheme, parts.netloc, "/" if not parts.netloc else "", parts.query, ""))
 
@@ -139,7 +141,7 @@ def _storage(root: str) -> "tuple[FileSystem, str]":
 
     try:
         storage, base = FileSystem.from_uri(root)
-    except ValueError:  # no kind that Arrow knows itself
+    except ValueError:  # not a kind of Arrow's own
         from fsspec.core import url_to_fs
 
         inner, base = url_to_fs(root)
@@ -153,6 +155,6 @@ def _joined(address: str, name: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what Arrow says; more lines are its own call stack."""
+    """The first line of Arrow's message; the others are its call stack."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0].rstrip(".")

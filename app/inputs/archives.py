@@ -1,4 +1,4 @@
-"""Tar archives in the style of webdataset: the pictures of their samples, with the samples' texts as columns."""
+"""Tar archives in the style of webdataset: pictures, with the texts of their samples as columns."""
 
 import json
 import lzma
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst")
 MAX_TEXT_BYTES = 2**20  # of a member with columns
 _TEXTS = ("txt", "cls", "caption")
-# Samples have a few members; what has more shares its name by chance, and is not kept until it ends.
+# Samples have a few members; larger ones share their name by chance, and are split.
 _MAX_PICTURES, _MAX_SAMPLE_BYTES = 64, 2**28
 _DAMAGES = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError)
 
@@ -34,15 +34,15 @@ def is_archive_name(name: str) -> bool:
 def archive_inputs(path: str, *, max_bytes: int | None = None) -> Iterator[PictureInput]:
     """The pictures in an archive, in its order; labels are `archive.tar/name/in/it.jpg`.
 
-    Members that follow each other and share their name up to the first dot of its last part are one sample. Members
-    with the suffix of a picture are its pictures; the scalar values of a `.json` member and the texts of `.txt`,
-    `.cls` and `.caption` members, called by those words, are the columns of each of them. Texts above 1 MiB or of
-    another form give no columns. Hidden members, and `__like_this__`, are left out. Of an archive without compression
-    a picture is a `FileSlice`, which whoever reads it opens; else its bytes, and one above `max_bytes` (as
-    `vision.image` has it, where none is given) is an item with an error, as is a link, or a sparse file.
+    Consecutive members that share their name up to the first dot of its last part are one sample. Members with the
+    suffix of a picture are its pictures; the scalar values of a `.json` member and the texts of `.txt`, `.cls` and
+    `.caption` members (columns of those names) are the columns of each picture. Texts above 1 MiB or malformed ones are
+    ignored, and so are hidden members and `__like_this__`. In an archive without compression a picture is a
+    `FileSlice`; else its bytes, and above `max_bytes` (default: that of `vision.image`) an item with an error, as are
+    links and sparse files.
 
-    An archive that cannot be read, is damaged or ends early gives what comes before that and then one item with an
-    error of code "archive"; so does one without pictures. Names are only shown: nothing is extracted.
+    An archive that is unreadable, damaged or cut off gives the pictures before that, and then one item with an error of
+    code "archive"; so does one without pictures. Nothing is extracted.
     """
     last = None
     for item in _pictures_in(path, max_bytes=max_bytes):

@@ -1,4 +1,4 @@
-"""What the values of a line mean: template variables, and a question with its input and choices."""
+"""The columns of a row: template variables, and a question with its input and choices."""
 
 import json
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ INPUT_COLUMN, CHOICES_COLUMN = "input", "choices"
 
 
 def first_column(values: Mapping[str, object], *, of: tuple[str, ...]) -> str | None:
-    """The first of these names that the values have."""
+    """The first of the names `of` that is a column."""
     return next((name for name in of if name in values), None)
 
 
 def as_columns(values: Mapping[str, object]) -> dict[str, str]:
-    """The scalar values as texts; null is the empty text."""
+    """The scalar values as text; null becomes the empty text."""
     return {name: _as_text(value) for name, value in values.items() if not isinstance(value, list | dict)}
 
 
@@ -26,10 +26,10 @@ def question_columns(values: Mapping[str, object]) -> frozenset[str]:
 
 
 def question_fields(values: Mapping[str, object]) -> QuestionFields | None:
-    """The question in a line, or None where it has none; blank texts count as none.
+    """The question of a row, or None; blank texts count as missing.
 
-    The prompt is the first there is of the columns prompt, question and instruction. Choices are a list, a JSON list
-    as text, or a text with commas. Raises ValueError with the reason when a value is of the wrong kind.
+    The prompt is the first of the columns prompt, question and instruction. Choices are a list, a JSON list as text, or
+    a text with commas. Raises ValueError with the reason for a value of the wrong type.
     """
     prompt = first_column(values, of=PROMPT_COLUMNS)
     fields = QuestionFields(

@@ -1,21 +1,22 @@
-"""Files and folders: the pictures in a folder, in natural order. Opens no picture."""
+"""Files and folders: the pictures in a folder, in natural order."""
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 
 from llama_adapter.app.inputs.items import PictureInput
-from llama_adapter.app.inputs.natural import natural_key
 from llama_adapter.vision.formats import PHONE_SUFFIXES, PICTURE_SUFFIXES
+
+_RUNS = re.compile(r"[0-9]+|[^0-9]+")
 
 
 def expand_inputs(paths: Iterable[str | os.PathLike[str]], *, recursive: bool = False) -> Iterator[PictureInput]:
-    """Files as they are named, folders as the pictures in them; every named path gives at least one item.
+    """Files as they are named, folders as the pictures in them; every path gives at least one item.
 
-    A file may have any suffix. Of a folder, files with a suffix of `PICTURE_SUFFIXES` or `PHONE_SUFFIXES` in any case
-    count, in natural order (pic_2 before pic_10), without hidden ones; `recursive` descends into its folders, but not
-    through links.
-    A path that does not exist, and a folder that cannot be listed or has no pictures, stays one item: loading it
-    gives the `PictureError` that belongs to it, so a batch never stops here and nothing is skipped in silence.
+    Files may have any suffix. In folders, files with a suffix of `PICTURE_SUFFIXES` or `PHONE_SUFFIXES` count, in any
+    case and in natural order (pic_2 before pic_10), except hidden ones; `recursive` descends into folders, but not
+    through links. A missing path, and a folder that cannot be listed or has no pictures, stays one item: reading it
+    gives the error, so that a job neither stops nor skips it silently.
     """
     for path in paths:
         name = os.fspath(path)
@@ -26,12 +27,12 @@ def expand_inputs(paths: Iterable[str | os.PathLike[str]], *, recursive: bool = 
 
 
 def file_input(path: str, *, root: str | None = None, found_in: tuple[str, ...] = ()) -> PictureInput:
-    """A file, there or not, as one picture."""
+    """A file, existing or not, as one picture."""
     return PictureInput(source=path, label=path, root=root, found_in=found_in)
 
 
 def folder_inputs(folder: str, *, recursive: bool) -> Iterator[PictureInput]:
-    """The pictures in a folder; the folder itself when it has none."""
+    """The pictures in a folder; the folder itself if it has none."""
     found_any = False
     for picture, folders in _pictures_below(folder, recursive=recursive):
         found_any = True
@@ -44,17 +45,17 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
     """Whether an entry is a folder or a link to one."""
     try:
         return entry.is_dir()
-    except OSError:  # a link in a circle
+    except OSError:  # a circular link
         return False
 
 
 def has_picture_suffix(name: str) -> bool:
-    """Whether a name is taken for a picture's where pictures are searched for."""
+    """Whether a file counts as a picture when folders, patterns and archives are searched."""
     return os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES | PHONE_SUFFIXES
 
 
 def _pictures_below(folder: str, *, recursive: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Paths of pictures, each with the labels of the folders that were listed to find it."""
+    """Paths of pictures, each with the folders that led to it."""
     open_listings: list[tuple[Iterator[tuple[str, bool]], tuple[str, ...]]]
     open_listings = [(_listing(folder, recursive=recursive), (folder,))]
     while open_listings:
@@ -63,15 +64,15 @@ def _pictures_below(folder: str, *, recursive: bool) -> Iterator[tuple[str, tupl
             if is_listed_too:
                 open_listings.append((_listing(path, recursive=True), (*folders, path)))
                 break
-            # A folder that cannot be listed is given itself.
+            # A folder that cannot be listed is yielded itself.
             yield path, folders if path != folders[-1] else folders[:-1]
         else:
             open_listings.pop()
 
 
 def _listing(folder: str, *, recursive: bool) -> Iterator[tuple[str, bool]]:
-    """Paths of the pictures in a folder and, when they count, of its folders, which are marked."""
-    names: list[str] = []  # a folder may have millions: its other files are not kept
+    """Paths of the pictures in a folder and, if `recursive`, of its folders, which are marked True."""
+    names: list[str] = []  # of millions of files, only pictures are kept
     folders: set[str] = set()
     try:
         with os.scandir(folder) as listing:
@@ -84,9 +85,26 @@ def _listing(folder: str, *, recursive: bool) -> Iterator[tuple[str, bool]]:
                         names.append(entry.name)
                 elif has_picture_suffix(entry.name):
                     names.append(entry.name)
-    except OSError:  # not ours to list: the folder itself becomes the item, whose loading says why
+    except OSError:  # the folder itself becomes the item; reading it gives the error
         yield folder, False
         return
     names.sort(key=natural_key)
     for name in names:
         yield os.path.join(folder, name), name in folders
+
+
+def natural_key(name: str) -> str:
+    """Sort key that compares runs of digits as numbers and letters without case; the name itself breaks ties.
+
+    The key is one string, as a folder may have millions of names. A number becomes a null character, its length and its
+    digits; two null characters end the name.
+    """
+    return f"{_RUNS.sub(_comparable, name)}\0\0{name}"
+
+
+def _comparable(run: re.Match[str]) -> str:
+    text = run[0]
+    if text[0] not in "0123456789":
+        return text.casefold()
+    digits = text.lstrip("0")
+    return f"\0{chr(len(digits) + 1)}{digits}"

@@ -1,42 +1,66 @@
-"""What is worked on: one picture as the user named it, or why it cannot even be named. Plain values, opens nothing."""
+"""What users name, and what comes of it: one item for each picture. Plain values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from llama_adapter.app.tasks.answers import AnswerError
+from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
 
-if TYPE_CHECKING:  # its module brings Pillow with it
+if TYPE_CHECKING:  # imports Pillow
     from llama_adapter.app.reading.sources import FileSlice
+
+
+class InputsError(LlamaAdapterError):
+    """A list, manifest or sheet of questions is unusable as a whole. Errors of one picture belong to its item."""
+
+    exit_code = ExitCode.USAGE
+    http_status = 400
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputSpec:
+    """Where pictures come from: `paths`, then `lists`, then `manifests`."""
+
+    paths: tuple[str, ...] = ()  # files, folders, patterns and tar archives
+    lists: tuple[str, ...] = ()  # files with a file, folder or archive in each line; `-` is stdin
+    manifests: tuple[str, ...] = ()  # JSONL, CSV or TSV with a picture in each line
+    recursive: bool = False  # descend into the folders of folders
+    limit: int | None = None  # only the first so many pictures, of a shard its own
+    shard: tuple[int, int] | None = None  # (i, n): part i of n, counted from 0, by the digest of the label
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"limit must be at least 1, got {self.limit}")
+        if self.shard is not None:
+            index, count = self.shard
+            if not 0 <= index < count:
+                raise ValueError(f"shard must be i/n with i from 0 to n - 1, got {index}/{count}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuestionFields:
-    """A question as a file says it; what is None is the job's. Texts may hold {variables}, which are filled elsewhere.
-
-    `choices` are at least two where there are any.
-    """
+    """A question as a file gives it; None stands for the job's value. Texts may contain {variables}."""
 
     instruction: str | None = None
     input: str | None = None
-    choices: tuple[str, ...] | None = None
+    choices: tuple[str, ...] | None = None  # at least two
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureInput:
-    """One picture to answer for, whether or not it can be read."""
+    """One picture to answer for, readable or not."""
 
-    source: "str | bytes | FileSlice"  # what to open, or the file itself
-    # The name as records have it; undecodable bytes are surrogates. Messages show it by `shown_name`.
-    label: str
-    root: str | None = None  # the folder or archive that the user named and that this lies in; none: named itself
-    found_in: tuple[str, ...] = ()  # labels of the pattern, folders, archive and line that gave it
+    source: "str | bytes | FileSlice"  # a path, or the bytes of the file
+    label: str  # its name in records; bytes that are not UTF-8 are surrogates
+    root: str | None = None  # the folder or archive that the user named and this lies in, if any
+    found_in: tuple[str, ...] = ()  # labels of the pattern, folders, archive and line that led to it
     columns: Mapping[str, str] = field(default_factory=dict)  # of a manifest or a sample, for templates
-    questions: tuple[QuestionFields, ...] = ()  # a manifest's own for this picture; none means the job's
-    error: AnswerError | None = None  # why this cannot even be named: there is nothing to open then
+    questions: tuple[QuestionFields, ...] = ()  # a manifest's own for this picture; empty: the job's
+    error: AnswerError | None = None  # why there is nothing to open
 
     @property
     def path(self) -> str:
-        """The name of a picture that is a file of its own, as all are that `expand_inputs` gives."""
+        """The path of a picture that is a file of its own, as all of `expand_inputs` are."""
         assert isinstance(self.source, str), f"{self.label} is no file of its own"
         return self.source

@@ -1,4 +1,4 @@
-"""Files of lines: opened or refused, and split with bounded memory. Knows nothing of what the lines mean."""
+"""Files of lines, read with bounded memory."""
 
 import os
 import stat
@@ -7,30 +7,30 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
-from llama_adapter.app.inputs.errors import InputsError
+from llama_adapter.app.inputs.items import InputsError
 from llama_adapter.runtime.text import shown_name
 
 MAX_LINE_BYTES = 2**20
 STDIN = "-"
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-_PICTURE_MARKS = (b"\xff\xd8\xff", b"\x89PNG")  # what JPEG and PNG begin with, and no name that is text does
+_PICTURE_MARKS = (b"\xff\xd8\xff", b"\x89PNG")  # of JPEG and PNG; no text begins so
 _CHUNK_BYTES = 2**16
 
 
 class ByteFile(Protocol):
-    """What is read of a file."""
+    """A file open for reading."""
 
     def read1(self, size: int = ..., /) -> bytes: ...
 
 
 @contextmanager
 def opened_lines(path: str, *, what: str) -> Iterator[ByteFile]:
-    """A file of lines, open; `-` is stdin. Raises `InputsError`, which calls the file a `what`, when it cannot be."""
+    """A file of lines, open; `-` is stdin. Raises `InputsError`, which calls the file a `what`."""
     if path == STDIN:
         if sys.stdin is None:
             raise InputsError(f"Wanted a {what} on stdin, which is closed.", hint="name a file")
-        # Not `sys.stdin.buffer` itself, which the interpreter closes at its end: it aborts if a thread reads there.
+        # Not `sys.stdin.buffer`: the interpreter closes that at its end, and aborts if a thread is reading.
         with open(sys.stdin.buffer.fileno(), "rb", closefd=False) as file:
             yield file
         return
@@ -43,7 +43,7 @@ def opened_lines(path: str, *, what: str) -> Iterator[ByteFile]:
 
 
 def check_lines(path: str, *, what: str) -> None:
-    """Raises `InputsError` when a file of lines is not there, cannot be read, or is UTF-16."""
+    """Raise `InputsError` if a file of lines is missing, unreadable, a picture or UTF-16."""
     if not can_read_again(path):
         try:
             mode = None if path == STDIN else os.stat(path).st_mode
@@ -51,24 +51,27 @@ def check_lines(path: str, *, what: str) -> None:
             raise _refused(path, what=what, reason=_reason(error)) from None
         if mode is not None and stat.S_ISDIR(mode):
             raise _refused(path, what=what, reason="it is a folder")
-        return  # a pipe: what is taken from it now would be missing later
+        return  # a pipe: what is read now would be missing later
     with opened_lines(path, what=what) as file:
-        check_encoding(file.read1(4), path=path, what=what)
+        _check_encoding(file.read1(4), path=path, what=what)
 
 
-def read_beginning(file: ByteFile) -> bytes:
-    """What a file begins with, with the first line feed or null character in it: a pipe may give less at a time."""
+def read_beginning(file: ByteFile, *, path: str, what: str) -> bytes:
+    """The first bytes of a file, up to a line feed or null character at least, without a byte order mark.
+
+    Raises `InputsError` for a picture and for UTF-16.
+    """
     begun = b""
     while len(begun) < _CHUNK_BYTES and not (b"\n" in begun or b"\0" in begun):
         piece = file.read1(_CHUNK_BYTES)
         if not piece:
             break
         begun += piece
-    return begun
+    _check_encoding(begun, path=path, what=what)
+    return begun.removeprefix(_BYTE_ORDER_MARK)
 
 
-def check_encoding(first_bytes: bytes, *, path: str, what: str) -> None:
-    """Raises `InputsError` for a picture, and for UTF-16, as some editors and shells of Windows write it."""
+def _check_encoding(first_bytes: bytes, *, path: str, what: str) -> None:
     if first_bytes.startswith(_PICTURE_MARKS):
         shown = "what comes on stdin" if path == STDIN else f"`{shown_name(path)}`"
         raise InputsError(
@@ -80,12 +83,12 @@ def check_encoding(first_bytes: bytes, *, path: str, what: str) -> None:
 
 
 def can_read_again(path: str) -> bool:
-    """Whether a file gives the same bytes each time; stdin and pipes give them once."""
+    """Whether a file can be read twice; stdin and pipes cannot."""
     return path != STDIN and os.path.isfile(path)
 
 
 def split_lines(file: ByteFile, *, separator: bytes = b"\n", begun: bytes = b"") -> Iterator[tuple[int, bytes | None]]:
-    """Lines with their numbers from 1, without separators, as soon as they come; None for one above the limit.
+    """Lines with their numbers from 1, as soon as they arrive; None for a line above `MAX_LINE_BYTES`.
 
     `begun` is what was read of the file before.
     """

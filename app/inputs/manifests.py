@@ -1,4 +1,4 @@
-"""Manifests: a picture a line, with its own question and with columns for templates."""
+"""Manifests: tables with a picture in each row, its own question, and columns for templates."""
 
 import os
 import re
@@ -6,29 +6,28 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby, islice
 
-from llama_adapter.app.inputs.errors import InputsError
 from llama_adapter.app.inputs.fields import PROMPT_COLUMNS, as_columns, first_column, question_columns, question_fields
-from llama_adapter.app.inputs.items import PictureInput
+from llama_adapter.app.inputs.items import InputsError, PictureInput
 from llama_adapter.app.inputs.lines import can_read_again, check_lines
 from llama_adapter.app.inputs.tables import check_suffix, read_rows
 from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
 
 PICTURE_COLUMNS = ("picture", "image", "file_name", "filename", "path")
-_MAX_QUESTIONS = 1024  # of one item; a picture with more of them is read again
-_WITH_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")  # a place on a network, which is relative to nothing
+_MAX_QUESTIONS = 1024  # of one item; a picture with more is read again
+_WITH_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")  # an address, which is never relative
 
 
 def manifest_inputs(path: str) -> Iterator[PictureInput]:
     """The pictures of a manifest, in its order.
 
-    The picture is the first there is of the columns picture, image, file_name, filename and path (so Hugging Face's
-    metadata.jsonl is one), relative to the manifest's folder. The columns prompt (or question, or instruction), input
-    and choices are the picture's own question; all others with scalar values are its columns, as texts. Lines that
-    follow each other with the same picture and columns, each with a question, are one item with all their questions.
+    The picture is the first of the columns picture, image, file_name, filename and path (so Hugging Face's
+    metadata.jsonl is a manifest), relative to the manifest's folder. The columns prompt (or question, or instruction),
+    input and choices are the picture's own question; all other scalar values are its columns, as text. Consecutive
+    lines with the same picture and columns, each with a question, become one item with all these questions.
 
-    A line that cannot be used is one item with an error of code "manifest" and the label `FILE:LINE`. Raises
-    `InputsError` when the file cannot be used as a whole, and OSError when it stops to be readable.
+    A malformed line is one item with an error of code "manifest" and the label `FILE:LINE`. Raises `InputsError` if the
+    file is unusable as a whole, and OSError if reading fails later.
     """
     for _, alike in groupby(_lines_as_inputs(path), key=_what_makes_one):
         while items := list(islice(alike, _MAX_QUESTIONS)):
@@ -40,14 +39,14 @@ def manifest_inputs(path: str) -> Iterator[PictureInput]:
 
 
 def check_manifest(path: str, *, needs_questions: bool = False) -> None:
-    """Raises `InputsError` when a manifest cannot be used as a whole, as far as its beginning shows that."""
+    """Raise `InputsError` if the beginning of a manifest shows that it is unusable as a whole."""
     check_suffix(path, what="manifest")
     check_lines(path, what="manifest")
     if can_read_again(path):
         first = next(read_rows(path, what="manifest"), None)
         if first is not None and not first.problem:
             _check_columns(first.values, path=path)
-            if needs_questions and not path.lower().endswith(".jsonl"):  # whose next line may have other columns
+            if needs_questions and not path.lower().endswith(".jsonl"):  # lines of JSON may have different columns
                 _check_question(first.values, path=path)
 
 
@@ -67,7 +66,7 @@ def _lines_as_inputs(path: str) -> Iterator[PictureInput]:
 
 
 def _input(values: Mapping[str, object], *, root: str, found_in: tuple[str, ...]) -> PictureInput:
-    """Raises ValueError with the reason when these are no picture with its question."""
+    """Raises ValueError with the reason for malformed values."""
     column = first_column(values, of=PICTURE_COLUMNS)
     if column is None:
         raise ValueError(f"it has none of the columns {', '.join(PICTURE_COLUMNS)}")

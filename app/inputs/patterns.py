@@ -1,4 +1,4 @@
-"""Patterns with `*`, `?`, `[...]` and `**`, expanded lazily and in natural order. Knows no pictures but by suffix."""
+"""Patterns with `*`, `?`, `[...]` and `**`, expanded lazily and in natural order."""
 
 import fnmatch
 import os
@@ -7,16 +7,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from llama_adapter.app.inputs.archives import is_archive_name
-from llama_adapter.app.inputs.folders import has_picture_suffix, is_folder
-from llama_adapter.app.inputs.natural import natural_key
+from llama_adapter.app.inputs.folders import has_picture_suffix, is_folder, natural_key
 
 _ANY_DEPTH = "**"
 _WILDCARDS = frozenset("*?[")
-_Positions = frozenset[int]  # which parts of the pattern an entry of a folder may answer to
+_Positions = frozenset[int]  # the parts of the pattern that an entry of a folder may match
 
 
 def is_pattern(name: str) -> bool:
-    """Whether a name has wildcards, and nothing is called so to the letter."""
+    """Whether a name has wildcards, and no file has this very name."""
     return not _WILDCARDS.isdisjoint(name) and not os.path.lexists(name)
 
 
@@ -51,7 +50,7 @@ def expand_pattern(pattern: str) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Compiled:
-    parts: tuple[str | re.Pattern[str], ...]  # a text stands for itself, or for folders of any depth
+    parts: tuple[str | re.Pattern[str], ...]  # a text stands for itself; `**` for any number of folders
     takes_files: bool
     takes_folders: bool
     takes_any_suffix: bool
@@ -70,7 +69,7 @@ class _Compiled:
         )
 
     def closed(self, positions: Iterable[int]) -> _Positions:
-        """With the parts that come next where folders of any depth may be none."""
+        """With the parts behind each `**`, which may stand for no folder."""
         reached = set(positions)
         for position, part in enumerate(self.parts):
             if position in reached and part == _ANY_DEPTH:
@@ -78,12 +77,12 @@ class _Compiled:
         return frozenset(reached)
 
     def lone_name(self, positions: _Positions) -> str | None:
-        """The only name that can match, if it is known."""
+        """The only name that can match, if there is one."""
         part = self.parts[next(iter(positions))] if len(positions) == 1 else None
         return part if isinstance(part, str) else None
 
     def step(self, positions: _Positions, name: str, *, is_folder: bool, is_link: bool) -> tuple[bool, _Positions]:
-        """Whether an entry matches the pattern, and what the entries in it may answer to."""
+        """Whether an entry matches the pattern, and the parts that entries in it may match."""
         is_end, following = False, set[int]()
         for position in positions:
             part = self.parts[position]
@@ -110,9 +109,9 @@ def _compile(text: str) -> str | re.Pattern[str]:
 
 
 def _matches(folder: str, compiled: _Compiled, positions: _Positions) -> Iterator[tuple[str, bool, _Positions]]:
-    """What lies in a folder and is a match or leads to some: path, which of the two, and what comes next."""
+    """Entries of a folder that match or lead to matches: path, whether it matches, and the parts to match in it."""
     names: list[str] = []
-    steps: dict[str, tuple[bool, _Positions]] = {}  # of folders only; files that are kept match and lead nowhere
+    steps: dict[str, tuple[bool, _Positions]] = {}  # of folders only: files match and lead nowhere
     try:
         for name, is_one, is_link in _entries(folder, compiled.lone_name(positions)):
             is_match, following = compiled.step(positions, name, is_folder=is_one, is_link=is_link)

@@ -1,4 +1,4 @@
-"""A spec of inputs -> its pictures, one at a time and in a stable order; what is wrong as a whole comes first."""
+"""An `InputSpec` -> its pictures, one at a time and in a stable order."""
 
 import hashlib
 import os
@@ -7,25 +7,30 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 
+from llama_adapter.app.inputs.addresses import check_remote, is_remote, remote_inputs
 from llama_adapter.app.inputs.archives import archive_inputs, is_archive_name
-from llama_adapter.app.inputs.errors import InputsError
 from llama_adapter.app.inputs.folders import file_input, folder_inputs, is_folder
-from llama_adapter.app.inputs.items import PictureInput
+from llama_adapter.app.inputs.items import InputsError, InputSpec, PictureInput
 from llama_adapter.app.inputs.lines import STDIN, can_read_again, check_lines
 from llama_adapter.app.inputs.lists import list_inputs
 from llama_adapter.app.inputs.manifests import check_manifest, manifest_inputs
 from llama_adapter.app.inputs.patterns import expand_pattern, fixed_folder, is_pattern
-from llama_adapter.app.inputs.spec import InputSpec
 from llama_adapter.app.records.picture_names import escaped_name
 from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
 
 
-def check_inputs(spec: InputSpec, *, need_questions: bool = False) -> None:
-    """Raises `InputsError` when a list or a manifest cannot be used as a whole; opens nothing else, and no pipes.
+def check_inputs(spec: InputSpec, *, need_questions: bool = False, addresses: bool = False) -> None:
+    """Raise `InputsError` for lists and manifests that are unusable as a whole. Opens neither pictures nor pipes.
 
-    With `need_questions`, a table without a column for them is of no use.
+    With `need_questions`, tables without a column for them are refused. With `addresses`, paths may be addresses such
+    as s3://bucket/folder, and those that nothing here can read are refused.
     """
+    remote = list(filter(is_remote, spec.paths)) if addresses else []
+    if remote and spec.shard is not None:
+        raise InputsError("--shard does not go with addresses", hint="with --engine ray, all machines share one job")
+    for address in remote:
+        check_remote(address)
     if spec.lists.count(STDIN) > 1:
         raise InputsError("Wanted one list on stdin, got `-` more than once.", hint="name the list once")
     for path in spec.lists:
@@ -34,35 +39,35 @@ def check_inputs(spec: InputSpec, *, need_questions: bool = False) -> None:
         check_manifest(path, needs_questions=need_questions)
 
 
-def read_inputs(spec: InputSpec) -> Iterator[PictureInput]:
+def read_inputs(spec: InputSpec, *, addresses: bool = False) -> Iterator[PictureInput]:
     """The pictures of a spec, one by one, as they are found.
 
-    Files and folders are taken as `expand_inputs` does, a name with wildcards that no file has as `expand_pattern`
-    does, tar archives as `archive_inputs` does, lists as `list_inputs` does (their lines may name folders and
-    archives, and have no wildcards), and manifests as `manifest_inputs` does. Whatever is named and gives no picture
-    is an item all the same, with an `error` or with one that comes when it is opened.
+    See `expand_inputs` for files and folders, `expand_pattern` for names with wildcards that no file has,
+    `archive_inputs` for tar archives, `list_inputs` for lists (their lines may name folders and archives, but have no
+    wildcards), `manifest_inputs` for manifests, and `remote_inputs` for `addresses`. A name without any picture is one
+    item with an `error`, or gives one when it is read.
 
-    With `spec.shard` (i, n), an item counts when the first 8 bytes of the SHA-256 of its label (as `escaped_name` has
-    it, without `./` and the like), as a big-endian number, leave i when divided by n. So n runs that name their inputs
-    alike have each once.
+    With `spec.shard` (i, n), an item belongs to the shard if the first 8 bytes of the SHA-256 of its label (normalised,
+    as `escaped_name` has it), as a big-endian number, are i modulo n. So n runs of the same inputs share them.
 
-    Nothing is kept between calls: each goes through everything again, but for what stdin and pipes give once. Raises
-    as `check_inputs` does where that was not asked before, and OSError when a list or manifest stops to be readable.
+    Every call reads everything again, except stdin and pipes. Raises as `check_inputs` does, and OSError if reading a
+    list or manifest fails later.
     """
-    items = _all_inputs(spec)
+    items = _all_inputs(spec, addresses=addresses)
     if spec.shard is not None:
         index, count = spec.shard
         items = (item for item in items if _shard_of(item.label, count=count) == index)
     yield from islice(items, spec.limit)
 
 
-def count_inputs(spec: InputSpec, *, size: Callable[[PictureInput], int] = lambda picture: 1) -> int | None:
-    """How many pictures there are, or what `size` says of each added up.
+def count_inputs(
+    spec: InputSpec, *, size: Callable[[PictureInput], int] = lambda picture: 1, addresses: bool = False
+) -> int | None:
+    """The number of pictures, or the sum of their `size`. Raises as `read_inputs`.
 
-    None where to count them would be to take them away, as from stdin, and where a compressed archive is named, which
-    would have to be unpacked for that. Raises as `read_inputs`.
+    None if counting would use the inputs up, as with stdin, or is costly: for addresses and compressed archives.
     """
-    if may_wait(spec):
+    if may_wait(spec) or (addresses and any(map(is_remote, spec.paths))):
         return None
     if any(is_archive_name(name) and not name.lower().endswith(".tar") for name in spec.paths):
         return None
@@ -70,13 +75,20 @@ def count_inputs(spec: InputSpec, *, size: Callable[[PictureInput], int] = lambd
 
 
 def may_wait(spec: InputSpec) -> bool:
-    """Whether lines come from stdin or a pipe: once, and perhaps slowly."""
+    """Whether lines come from stdin or a pipe: once, and possibly slowly."""
     return not all(map(can_read_again, (*spec.lists, *spec.manifests)))
 
 
-def _all_inputs(spec: InputSpec) -> Iterator[PictureInput]:
+def may_bring_columns(spec: InputSpec) -> bool:
+    """Whether pictures may come with columns of a manifest or an archive."""
+    return bool(spec.lists or spec.manifests) or any(is_pattern(name) or is_archive_name(name) for name in spec.paths)
+
+
+def _all_inputs(spec: InputSpec, *, addresses: bool) -> Iterator[PictureInput]:
     for name in spec.paths:
-        if is_pattern(name):
+        if addresses and is_remote(name):
+            yield from remote_inputs(name, recursive=spec.recursive)
+        elif is_pattern(name):
             yield from _pattern_inputs(name, recursive=spec.recursive)
         else:
             yield from _named_inputs(name, recursive=spec.recursive)
@@ -87,7 +99,7 @@ def _all_inputs(spec: InputSpec) -> Iterator[PictureInput]:
 
 
 def _named_inputs(name: str, *, recursive: bool, root: str | None = None) -> Iterator[PictureInput]:
-    """A name as it stands. `root` is for a file that a pattern found; folders and archives are roots themselves."""
+    """A name without wildcards. `root` is for files that a pattern found; folders and archives are roots themselves."""
     if os.path.isdir(name):
         for item in folder_inputs(name, recursive=recursive):
             yield _explained(item, recursive=recursive) if item.source == name else item
@@ -98,15 +110,15 @@ def _named_inputs(name: str, *, recursive: bool, root: str | None = None) -> Ite
 
 
 def _explained(folder: PictureInput, *, recursive: bool) -> PictureInput:
-    """A folder that gave no picture, with what would; as it is where that is not to be seen."""
+    """A folder without pictures; its error says which option would find some, if there is one."""
     shown = shown_name(folder.label)
     has_folders = has_archives = False
     try:
-        with os.scandir(folder.path) as listing:
+        with os.scandir(folder.label) as listing:
             for entry in listing:
                 has_folders |= is_folder(entry) and not entry.name.startswith(".")
                 has_archives |= is_archive_name(entry.name)
-    except OSError:  # opening it says the same, better
+    except OSError:  # reading it gives a better error
         return folder
     if has_folders and not recursive:
         what = "but folders in it; --recursive looks into them"
@@ -132,7 +144,7 @@ def _pattern_inputs(pattern: str, *, recursive: bool) -> Iterator[PictureInput]:
 
 
 def _shard_of(label: str, *, count: int) -> int:
-    # By the form that labels had once: a picture stays in the shard whose file of records has it.
+    # By the form of earlier versions, so that a picture stays in the shard whose records have it.
     label = escaped_name(label)
     name = label if "://" in label else os.path.normpath(label)
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % count

@@ -3,17 +3,9 @@
 import os
 from collections.abc import Iterator
 
-from llama_adapter.app.inputs.errors import InputsError
 from llama_adapter.app.inputs.fields import PROMPT_COLUMNS, first_column, question_fields
-from llama_adapter.app.inputs.items import QuestionFields
-from llama_adapter.app.inputs.lines import (
-    BYTE_ORDER_MARK,
-    MAX_LINE_BYTES,
-    check_encoding,
-    opened_lines,
-    read_beginning,
-    split_lines,
-)
+from llama_adapter.app.inputs.items import InputsError, QuestionFields
+from llama_adapter.app.inputs.lines import MAX_LINE_BYTES, opened_lines, read_beginning, split_lines
 from llama_adapter.app.inputs.tables import TABLE_SUFFIXES, read_rows
 from llama_adapter.runtime.text import shown_name
 
@@ -21,12 +13,12 @@ from llama_adapter.runtime.text import shown_name
 def read_question_sheet(path: str) -> tuple[QuestionFields, ...]:
     """The questions of a file, in its order; at least one.
 
-    Of a `.txt` file each line is one, but for blank lines and comments, which begin with `# ` or are `#`. A `.jsonl`,
-    `.csv` or `.tsv` file has the columns prompt (or question, or instruction), and input and choices where they are
-    wanted; other columns are left alone.
+    In a `.txt` file each line is one, except blank lines and comments, which begin with `# ` or are `#`. A `.jsonl`,
+    `.csv` or `.tsv` file has a column prompt (or question, or instruction), and optionally input and choices; other
+    columns are ignored.
 
-    Raises `InputsError`, with the line, for what is not so, for a question that is there twice, for a file with none,
-    and for one that cannot be read.
+    Raises `InputsError`, with the line, for malformed and repeated questions, and for files that are empty or
+    unreadable.
     """
     suffix = os.path.splitext(path)[1].lower()
     if suffix not in (".txt", *TABLE_SUFFIXES):
@@ -49,9 +41,8 @@ def read_question_sheet(path: str) -> tuple[QuestionFields, ...]:
 
 def _text_questions(path: str) -> Iterator[tuple[int, QuestionFields]]:
     with opened_lines(path, what="sheet of questions") as file:
-        begun = read_beginning(file)
-        check_encoding(begun, path=path, what="sheet of questions")
-        for number, line in split_lines(file, begun=begun.removeprefix(BYTE_ORDER_MARK)):
+        begun = read_beginning(file, path=path, what="sheet of questions")
+        for number, line in split_lines(file, begun=begun):
             if line is None:
                 raise _faulty(path, line=number, reason=f"it has more than {MAX_LINE_BYTES:,} bytes")
             try:

@@ -1,4 +1,4 @@
-"""JSONL, CSV and TSV files as rows of named values, each with its line; what is wrong with a row belongs to the row."""
+"""JSONL, CSV and TSV files as rows of named values."""
 
 import csv
 import json
@@ -7,28 +7,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from llama_adapter.app.inputs.errors import InputsError
-from llama_adapter.app.inputs.lines import (
-    BYTE_ORDER_MARK,
-    MAX_LINE_BYTES,
-    ByteFile,
-    check_encoding,
-    opened_lines,
-    read_beginning,
-    split_lines,
-)
+from llama_adapter.app.inputs.items import InputsError
+from llama_adapter.app.inputs.lines import MAX_LINE_BYTES, ByteFile, opened_lines, read_beginning, split_lines
 from llama_adapter.runtime.text import shown_name
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _JSON_SUFFIXES = (".jsonl", ".ndjson")
 TABLE_SUFFIXES = (*_JSON_SUFFIXES, *_DELIMITERS)
-_TOO_LONG = "\ud800"  # stands for a line of CSV above the limit; no decoded bytes hold it
+_TOO_LONG = "\ud800"  # stands for a CSV line above the limit; it never occurs in decoded bytes
 _TOO_LONG_REASON = f"it has more than {MAX_LINE_BYTES:,} bytes"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One record of a table; with a `problem`, the reason in words, it has no values."""
+    """One row of a table; with a `problem`, the reason in words, it has no values."""
 
     line: int  # where it begins, from 1
     values: Mapping[str, object] = field(default_factory=dict)
@@ -36,20 +28,18 @@ class Row:
 
 
 def read_rows(path: str, *, what: str) -> Iterator[Row]:
-    """The rows of a table in UTF-8, as they are read; blank lines are left out.
+    """The rows of a table in UTF-8, as they are read; blank lines are skipped.
 
-    The suffix says which kind it is: `.jsonl` (or `.ndjson`) has an object a line, `.csv` and `.tsv` have a head of
-    names, where columns without a name are left out, and cells may be quoted and hold line feeds. Rows that are no
-    JSON object, have more or fewer cells than the head, no UTF-8, or lines above 1 MiB, come with a problem.
+    The suffix gives the kind: `.jsonl` (or `.ndjson`) has an object in each line; `.csv` and `.tsv` begin with a row of
+    column names, where unnamed columns are ignored, and cells may be quoted and contain line feeds. Rows that are not a
+    JSON object, have another number of cells than the first row, are not UTF-8 or above 1 MiB come with a problem.
 
-    Raises `InputsError`, which calls the file a `what`, for another suffix, and when the file cannot be opened, is
-    UTF-16, or has no head of different names.
+    Raises `InputsError`, which calls the file a `what`, for another suffix, and if the file cannot be opened, is UTF-16
+    or has no row of different names.
     """
     check_suffix(path, what=what)
     with opened_lines(path, what=what) as file:
-        begun = read_beginning(file)
-        check_encoding(begun, path=path, what=what)
-        begun = begun.removeprefix(BYTE_ORDER_MARK)
+        begun = read_beginning(file, path=path, what=what)
         delimiter = _DELIMITERS.get(_suffix(path))
         yield from (
             _json_rows(file, begun=begun)
@@ -59,7 +49,7 @@ def read_rows(path: str, *, what: str) -> Iterator[Row]:
 
 
 def check_suffix(path: str, *, what: str) -> None:
-    """Raises `InputsError` when a file's name is not that of a table."""
+    """Raise `InputsError` if a file's suffix is not that of a table."""
     if _suffix(path) not in TABLE_SUFFIXES:
         raise InputsError(
             f"Wanted a {what} that is called .jsonl, .csv or .tsv, got `{shown_name(path)}`.",
@@ -122,9 +112,9 @@ class _Reader(Protocol):
 
 
 def _records(reader: _Reader) -> Iterator[tuple[int, list[str], str]]:
-    """Line, cells and what is wrong of every record; the reader goes on at the line after a wrong one.
+    """Line, cells and problem of every row; reading goes on at the line after a wrong one.
 
-    What a quote that is not closed or not doubled has swallowed is told: there may be a picture in each of those lines.
+    The problem names the lines that an open or undoubled quote swallowed: each may have been a picture.
     """
     while True:
         line, cells, problem = reader.line_num + 1, list[str](), ""
@@ -133,7 +123,7 @@ def _records(reader: _Reader) -> Iterator[tuple[int, list[str], str]]:
         except StopIteration:
             return
         except csv.Error as error:
-            problem = f"it is no CSV ({shown_name(str(error))})"  # which quotes the delimiter, a tab among them
+            problem = f"it is no CSV ({shown_name(str(error))})"  # the message quotes the delimiter, which may be a tab
             if reader.line_num > line:
                 lines = f"the lines up to {reader.line_num:,}"
                 problem += f" and takes {lines} with it, as a quote in it is not closed or not doubled"

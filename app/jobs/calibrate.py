@@ -17,12 +17,15 @@ from llama_adapter.app.calibration.plot import write_plot
 from llama_adapter.app.calibration.report import Mistake, format_calibration
 from llama_adapter.app.captioning.captioner import Answer, Captioner, Prompt, WorkItem, WorkQuestion
 from llama_adapter.app.inputs import expand_inputs
-from llama_adapter.app.jobs.questions import Question, picture_variables
+from llama_adapter.app.jobs.questions import fill, picture_variables
 from llama_adapter.app.measuring.plots import check_plot
 from llama_adapter.app.models.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind
 from llama_adapter.app.reading.isolated import open_reader
 from llama_adapter.app.reading.reader import Reader
-from llama_adapter.app.records.record import answer_to_record
+from llama_adapter.app.records.record import recorded_choice
+from llama_adapter.app.tasks.choose import OneOf
+from llama_adapter.app.tasks.question import Question
+from llama_adapter.app.tasks.task import Task
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.atomic_write import refuse_to_replace
@@ -62,10 +65,10 @@ def run_calibration(job: CalibrationJob) -> int:
     labelled = _chosen(job, read_labelled(job.calibrate, choices=job.choices))
     _check_places(job)
     questions = [_question(job, one) for one in labelled]
-    with Captioner.load(**dataclasses.asdict(job.spec)) as captioner:
+    with Captioner.from_spec(job.spec) as captioner:
         info = captioner.info
         for question in dict.fromkeys(questions):
-            captioner.check_prompt(question.prompt(info.default_prompt), question.choices)
+            captioner.encode_prompt(question.prompt(info.default_prompt), question.task)
         size, timeout_s = captioner.image_size, job.picture_timeout_s
         with closing(open_reader(job.reader, captioner.spec, size=size, timeout_s=timeout_s)) as reader:
             found = _ask(job, captioner, labelled, questions, reader=reader)
@@ -120,8 +123,8 @@ def _chosen(job: CalibrationJob, labelled: list[Labelled]) -> list[Labelled]:
 
 def _question(job: CalibrationJob, one: Labelled) -> Question:
     instruction = job.question if one.prompt is None else one.prompt
-    question = Question(instruction=instruction, input=job.input, choices=job.choices)
-    return question.filled(picture_variables(one.picture, {}))
+    question = Question(instruction=instruction, input=job.input, task=OneOf(job.choices))
+    return fill(question, picture_variables(one.picture, {}))
 
 
 def _ask(
@@ -135,7 +138,9 @@ def _ask(
     """Probabilities of each, in order; None where there is no answer."""
     found: list[dict[str, float] | None] = [None] * len(labelled)
     num_done = 0
-    items = _items(labelled, [question.prompt(captioner.info.default_prompt) for question in questions], job.choices)
+    items = _items(
+        labelled, [question.prompt(captioner.info.default_prompt) for question in questions], OneOf(job.choices)
+    )
     for event in captioner.run(items, sampling=SamplingParams(), reader=reader):
         if not isinstance(event, Answer):
             continue
@@ -150,10 +155,10 @@ def _ask(
     return found
 
 
-def _items(labelled: Sequence[Labelled], prompts: Sequence[Prompt], choices: tuple[str, ...]) -> Iterator[WorkItem]:
+def _items(labelled: Sequence[Labelled], prompts: Sequence[Prompt], task: Task) -> Iterator[WorkItem]:
     """One for each picture, which is read once for all its questions."""
     for picture, group in itertools.groupby(range(len(labelled)), key=lambda index: labelled[index].picture):
-        questions = tuple(WorkQuestion(index=index, prompt=prompts[index], choices=choices) for index in group)
+        questions = tuple(WorkQuestion(index=index, prompt=prompts[index], task=task) for index in group)
         yield WorkItem(picture=picture, label=picture, questions=questions)
 
 
@@ -188,7 +193,7 @@ def _mistakes(
 
 def _as_recorded(answer: Answer) -> dict[str, float] | None:
     """Probabilities as a record holds them: what is fitted on shall be what is applied to. None for no numbers."""
-    choice = answer_to_record(answer, model_digest="", sampling={}, run="")["choice"]
+    choice = recorded_choice(answer)
     numbers = {name: value for name, value in (choice or {}).items() if value is not None}
     return numbers if choice is not None and len(numbers) == len(choice) else None
 

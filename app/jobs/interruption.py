@@ -1,7 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP while a job runs: the first asks to finish what is begun, the second stops at once.
-
-SIGHUP is what a job hears when its terminal or its connection is closed.
-"""
+"""Ctrl-C, SIGTERM and SIGHUP during a job: the first one finishes the pictures that are begun, the second one stops."""
 
 import os
 import signal
@@ -14,14 +11,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
-    """Hears signals while it is entered; `requested` says whether one came."""
+    """Handles signals as a context manager; `requested` is set by the first one."""
 
     def __init__(self) -> None:
         self.requested = False
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        # Only the main thread can receive signals, and whoever has them ignored (nohup) wants that kept.
+        # Only the main thread can set handlers. Ignored signals stay ignored, as under nohup.
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
@@ -38,5 +35,5 @@ class Interruption:
         self.requested = True
         for heard in self._previous:
             signal.signal(heard, signal.default_int_handler)
-        with suppress(OSError):  # not print: it may be in the middle of a line itself
+        with suppress(OSError):  # print is not reentrant
             os.write(2, b"\nfinishing the pictures that are begun; Ctrl-C again stops at once\n")

@@ -1,23 +1,26 @@
-"""Between inputs and answers: gives every question of a picture a number, and knows which were answered before."""
+"""Turns inputs into work items, and leaves out what earlier runs answered."""
 
+import itertools
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
 from llama_adapter.app.inputs import PictureInput
-from llama_adapter.app.jobs.questions import Question, TemplateError, picture_variables, questions_about
+from llama_adapter.app.jobs.job import Job
+from llama_adapter.app.jobs.questions import TemplateError, fill, is_template, picture_variables, questions_about
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.reading.reader import PictureReading
+from llama_adapter.app.reading.sources import Source
 from llama_adapter.app.records.index import RecordIndex
+from llama_adapter.app.records.key import RecordKey, record_settings
 from llama_adapter.app.records.picture_names import escaped_name
-from llama_adapter.app.records.record import Record, answer_to_record, picture_key, record_id
-from llama_adapter.app.records.settings import record_settings
 from llama_adapter.app.tasks.answers import Answer, AnswerError
-from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.app.tasks.prompts import Prompt
+from llama_adapter.app.tasks.question import Question
 
 _NOTHING_ASKED = AnswerError(
     code="prompt",
@@ -26,191 +29,149 @@ _NOTHING_ASKED = AnswerError(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Escaped:
-    """A question as earlier versions recorded it, which escaped what they called unprintable in names."""
-
-    label: str
-    shown: str  # its prompt, which the escaped name may be filled in
-    settings: Mapping[str, Any]
-
-
-@dataclass(slots=True)
 class Asked:
-    """A question that is under way."""
+    """What a job knows of one question about one picture: the `tag` of the question and of its answer."""
 
-    shown: str  # its prompt, as a record shows it
-    settings: Mapping[str, Any]
-    root: str | None  # what the user named and the picture came from
-    path: str | None  # of the picture's file, where it is one
-    escaped: _Escaped | None = None  # where earlier versions had another name for the picture
+    key: RecordKey
+    escaped_key: RecordKey | None  # under the name that earlier versions wrote, if that differs
+    root: str | None  # the folder or archive that the user named
+    path: str | None  # the picture's file, if it has one
+    supersedes: tuple[str, ...]  # names that failed in an earlier run and led to this picture now
     has_failed: bool = False  # in an earlier run
-    supersedes: tuple[str, ...] = ()  # names that failed in an earlier run, and gave this picture now
+
+
+class _Plan(NamedTuple):
+    """A question as it is asked and recorded, the same for every picture."""
+
+    prompt: Prompt
+    shown: str
+    settings: Mapping[str, Any]
 
 
 class JobPlanner:
-    """Makes work of inputs, and records of answers.
+    """Plans one run of a job. `item` belongs to the thread that draws the inputs; `wants` is thread-safe."""
 
-    Reading threads may call `wants`, and the thread that draws the inputs `item`; the rest is of one thread.
-    """
-
-    def __init__(
-        self,
-        questions: Sequence[Question],
-        *,
-        spec: CaptionerSpec,
-        info: ModelInfo,
-        sampling: SamplingParams,
-        run: str,
-        earlier: RecordIndex | None = None,
-        retry_errors: bool = False,
-        needs_question: bool = False,
-    ) -> None:
+    def __init__(self, job: Job, *, spec: CaptionerSpec, info: ModelInfo, earlier: RecordIndex | None = None) -> None:
+        """`spec` and `info` are those of the loaded model; `earlier` holds the records of earlier runs, if any."""
         self.num_known, self.num_known_failed = 0, 0  # questions that an earlier run answered, and those it failed at
+        self.job, self.earlier = job, earlier
         self._lock = threading.Lock()
-        self._questions = tuple(questions)
-        self._spec, self._info, self._sampling, self._run = spec, info, sampling, run
-        self._earlier, self._retry_errors, self._needs_question = earlier, retry_errors, needs_question
-        self._settings: dict[tuple[Any, ...], dict[str, Any]] = {}
-        self._asked: dict[int, Asked] = {}
-        self._superseded: set[str] = set()  # names whose failures a record of this run supersedes
-        self._num_asked = 0
+        self._spec, self._info = spec, info
+        self._plan = lru_cache(maxsize=1024)(self._plan_of)  # every line of a manifest may have another question
+        self._has_templates = any(map(is_template, job.questions))
+        self._superseded: set[str] = set()  # names that a record of this run supersedes
+        self._indices = itertools.count()
 
     def item(self, picture: PictureInput) -> tuple[WorkItem, list[Answer]]:
-        """The work that a picture means, and failures of questions that cannot be put."""
-        failures: list[Answer] = []
-        questions = []
-        variables = picture_variables(picture.label, picture.columns)
-        for question in questions_about(picture.questions, common=self._questions):
-            try:
-                filled, error = question.filled(variables), None
-            except TemplateError as problem:
-                filled, error = question, AnswerError(code="prompt", message=f"{problem}; {problem.hint}.")
-            if self._needs_question and filled.is_caption and picture.error is None:
+        """The work for a picture, and failed answers to questions that cannot be asked."""
+        questions, failures = [], []
+        common, own = self.job.questions, picture.questions
+        supersedes = self._superseded_by(picture)
+        for question in questions_about(own, common=common) if own else common:
+            filled, error = self._fill(question, picture) if own or self._has_templates else (question, None)
+            if self.job.needs_question and filled.is_caption and picture.error is None:
                 error = _NOTHING_ASKED
-            asked = self._ask(filled, picture)
-            asked.escaped = self._escaped(question, picture)
-            asked.supersedes = self._superseded_by(picture)
-            prompt = filled.prompt(self._info.default_prompt)
-            work = WorkQuestion(index=self._num_asked - 1, prompt=prompt, choices=filled.choices)
+            asked = Asked(
+                key=self._key(filled, picture.label),
+                escaped_key=None if self.earlier is None else self._escaped_key(question, picture),
+                root=picture.root,
+                path=picture.source if isinstance(picture.source, str) else None,
+                supersedes=supersedes,
+            )
+            supersedes = ()  # one record is enough to say so
+            index = next(self._indices)
             if error is None:
-                questions.append(work)
-            elif not self._is_known("", picture.label, asked, work.index):
-                failures.append(_failure(work.index, picture.label, asked.shown, error))
-        source = picture.source if picture.error is None else _unreadable(picture.error)
-        return WorkItem(picture=source, label=picture.label, questions=tuple(questions)), failures
+                prompt = self._plan(filled).prompt
+                questions.append(WorkQuestion(index=index, prompt=prompt, task=filled.task, tag=asked))
+            elif (left := self._left_to_ask(asked, "")) is not None:
+                failures.append(failed_answer(index, left, error))
+        return WorkItem(picture=_readable(picture), label=picture.label, questions=tuple(questions)), failures
 
     def wants(self, item: WorkItem, digest: str) -> tuple[WorkQuestion, ...]:
-        """The questions of an item that no earlier run answered; those that one did are done with."""
-        if self._earlier is None:
+        """The questions of an item that no earlier run answered; the others count as known from now on.
+
+        `digest` is that of the picture's bytes, "" if they could not be read.
+        """
+        if self.earlier is None:
             return item.questions
-        return tuple(
-            question
-            for question in item.questions
-            if not self._is_known(digest, item.label, self._asked[question.index], question.index)
-        )
-
-    def asked(self, answer: Answer) -> Asked:
-        """What an answer is to; it is done with."""
-        return self._asked.pop(answer.index)
-
-    def record(self, answer: Answer, asked: Asked) -> Record:
-        """The record of an answer."""
-        record = answer_to_record(answer, model_digest=self._info.digest, sampling=asked.settings, run=self._run)
-        record = {**record, "id": self._id(answer.digest, answer.picture, asked), "prompt": asked.shown}
-        if asked.supersedes:
-            record["supersedes"] = list(asked.supersedes)
-        return record
+        left = ((question, self._left_to_ask(question.tag, digest)) for question in item.questions)
+        return tuple(replace(question, tag=asked) for question, asked in left if asked is not None)
 
     def _superseded_by(self, picture: PictureInput) -> tuple[str, ...]:
-        """What failed in an earlier run, and gave a picture now for the first time in this one."""
-        if self._earlier is None:
+        """Names that failed in an earlier run and lead to a picture now, for the first time in this run."""
+        if self.earlier is None:
             return ()
-        # Earlier versions wrote escapes into names.
         found_in = dict.fromkeys(name for label in picture.found_in for name in (label, escaped_name(label)))
-        names = [name for name in found_in if name not in self._superseded and self._earlier.has_failed(name)]
+        names = [name for name in found_in if name not in self._superseded and self.earlier.has_failed(name)]
         self._superseded.update(names)
         return tuple(names)
 
-    def _ask(self, question: Question, picture: PictureInput) -> Asked:
-        asked = Asked(
-            shown=question.shown(self._info.default_prompt),
-            settings=self._settings_of(question),
-            root=picture.root,
-            path=picture.source if isinstance(picture.source, str) else None,
-        )
-        self._asked[self._num_asked] = asked
-        self._num_asked += 1
-        return asked
-
-    def _is_known(self, digest: str, label: str, asked: Asked, index: int) -> bool:
-        if self._earlier is None:
-            return False
-        own_id = self._id(digest, label, asked)
-        missing_id = self._id("", label, asked)
-        state = self._earlier.claim(own_id, label, path=asked.path)
-        if state is None and asked.escaped is not None:
-            label = asked.escaped.label
-            own_id, missing_id = self._id(digest, label, asked.escaped), self._id("", label, asked.escaped)
-            state = self._earlier.claim_escaped(own_id, label)
-        if state is None:
-            return False
-        if asked.supersedes:
-            return False  # else no record of this run would say that those do not fail any more
-        if state == "answered" and self._earlier.has_failed_since(own_id, label, failure_id=missing_id):
-            return False  # it is back: without a new record, exports would go on telling that it is missing
-        if state == "failed" and self._retry_errors:
-            asked.has_failed = True
-            return False
+    def _left_to_ask(self, asked: Asked, digest: str) -> Asked | None:
+        """None if an earlier run answered this question; the records it claims count for no other picture."""
+        if self.earlier is None:
+            return asked
+        key = asked.key
+        state = self.earlier.claim(key.id(digest), key.picture, path=asked.path)
+        if state is None and asked.escaped_key is not None:
+            key = asked.escaped_key
+            state = self.earlier.claim_escaped(key.id(digest), key.picture)
+        if state is None or asked.supersedes:  # without a new record, nothing would supersede those names
+            return asked
+        if state == "answered" and self.earlier.has_failed_since(key.id(digest), key.picture, failure_id=key.id("")):
+            return asked  # readable again: without a new record, exports would still take it for missing
+        if state == "failed" and self.job.retry_errors:
+            return replace(asked, has_failed=True)
         with self._lock:
             self.num_known += 1
             self.num_known_failed += state == "failed"
-        del self._asked[index]
-        return True
+        return None
 
-    def _escaped(self, question: Question, picture: PictureInput) -> _Escaped | None:
+    def _fill(self, question: Question, picture: PictureInput) -> tuple[Question, AnswerError | None]:
+        try:
+            return fill(question, picture_variables(picture.label, picture.columns)), None
+        except TemplateError as problem:
+            return question, AnswerError(code="prompt", message=f"{problem}; {problem.hint}.")
+
+    def _escaped_key(self, question: Question, picture: PictureInput) -> RecordKey | None:
         label = escaped_name(picture.label)
-        if self._earlier is None or label == picture.label:
+        if label == picture.label:
             return None
-        with suppress(TemplateError):  # then nothing is filled in
-            question = question.filled(picture_variables(label, picture.columns))
-        return _Escaped(
-            label=label, shown=question.shown(self._info.default_prompt), settings=self._settings_of(question)
+        return self._key(self._fill(question, replace(picture, label=label))[0], label)
+
+    def _key(self, question: Question, label: str) -> RecordKey:
+        _, shown, settings = self._plan(question)
+        return RecordKey(picture=label, prompt=shown, model_digest=self._info.digest, settings=settings)
+
+    def _plan_of(self, question: Question) -> _Plan:
+        settings = record_settings(
+            self._spec,
+            info=self._info,
+            sampling=self.job.sampling,
+            task=question.task,
+            form=question.form,
+            input=question.input,
         )
-
-    def _id(self, digest: str, label: str, asked: Asked | _Escaped) -> str:
-        return record_id(
-            picture_key(digest, label), prompt=asked.shown, model_digest=self._info.digest, sampling=asked.settings
-        )
-
-    def _settings_of(self, question: Question) -> dict[str, Any]:
-        key = (question.choices, question.form, question.input)
-        if key not in self._settings:
-            if len(self._settings) >= 1024:  # every line of a manifest may bring another input
-                self._settings.clear()
-            self._settings[key] = record_settings(
-                self._spec,
-                info=self._info,
-                sampling=self._sampling,
-                choices=question.choices,
-                form=question.form,
-                input=question.input,
-            )
-        return self._settings[key]
+        default = self._info.default_prompt
+        return _Plan(question.prompt(default), question.shown(default), settings)
 
 
-def _unreadable(error: AnswerError) -> PictureReading:
-    return PictureReading(digest="", pixels=None, error=error, elapsed_ms=0.0)
+def _readable(picture: PictureInput) -> Source | PictureReading:
+    if picture.error is None:
+        return picture.source
+    return PictureReading(digest="", pixels=None, error=picture.error, elapsed_ms=0.0)
 
 
-def _failure(index: int, label: str, shown: str, error: AnswerError) -> Answer:
+def failed_answer(index: int, asked: Asked, error: AnswerError) -> Answer:
+    """The answer to a question that no captioner got to see."""
     return Answer(
         index=index,
-        picture=label,
+        picture=asked.key.picture,
         digest="",
-        prompt=shown,
+        prompt=asked.key.prompt,
         text="",
         token_ids=(),
         finish="error",
         error=error,
         ms={"total": 0.0},
+        tag=asked,
     )

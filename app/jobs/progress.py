@@ -1,4 +1,4 @@
-"""How far a job is, on stderr: one line written over and over on a terminal, a line now and then elsewhere."""
+"""Progress on stderr: one line that is rewritten on a terminal, a line per minute elsewhere."""
 
 import os
 import sys
@@ -11,18 +11,17 @@ from contextlib import suppress
 from llama_adapter.app.terminal.stderr_lines import say
 
 _TERMINAL_S, _ELSEWHERE_S = 0.2, 60.0
-_WINDOW_S = 30.0  # the rate is of so much time, as the time left should be that of now
+_WINDOW_S = 30.0  # the rate is that of the last 30 s
 _CLEAR_LINE = "\r\x1b[K"
 
 
 class Progress:
-    """Shows answers and failures, their rate and the time left. Of one thread; `count` runs in its own."""
+    """Shows answers and failures, their rate and the time left. Not thread-safe."""
 
     def __init__(self, *, visible: bool, what: str = "picture", count: Callable[[], int | None] | None = None) -> None:
-        """`what` an answer is to, as one word.
+        """`what` an answer is about, in one word. `count` returns the number of all answers, None if it is unknown.
 
-        `count` says how many answers there will be in all, None where nobody can know; it may take its time, and what
-        it raises only means that nobody knows: who does the work meets the same, and tells.
+        `count` runs in a thread of its own. Its errors are ignored: the job meets and reports the same ones.
         """
         self._is_visible, self._what = visible, what
         self._is_terminal = sys.stderr.isatty()
@@ -35,20 +34,20 @@ class Progress:
             threading.Thread(target=self._count, args=(count,), name="count", daemon=True).start()
 
     def show(self, *, answered: int, failed: int, known: int) -> None:
-        """Tell, if the last time is long enough ago; `known` are those of earlier runs."""
+        """Print the line, at most every 0.2 s (terminal) or 60 s; `known` counts answers of earlier runs."""
         now = time.monotonic()
         if not self._is_visible or now - self._shown_at < self._interval_s:
             return
         self._shown_at = now
         line = self.line(answered=answered, failed=failed, known=known, now=now)
         if self._is_terminal:
-            say(f"{_CLEAR_LINE}{line[: _terminal_width()]}", end="")  # only a single line can be written over
+            say(f"{_CLEAR_LINE}{line[: _terminal_width()]}", end="")  # only a single line can be overwritten
         else:
             say(line)
         self._is_on_line = self._is_terminal
 
     def line(self, *, answered: int, failed: int, known: int, now: float) -> str:
-        """What is told at a time of `time.monotonic()`."""
+        """The line at `now`, a time of `time.monotonic()`."""
         done = answered + failed
         self._seen.append((now, done))
         while len(self._seen) > 2 and now - self._seen[1][0] > _WINDOW_S:
@@ -67,7 +66,7 @@ class Progress:
         return ", ".join(parts)
 
     def clear(self) -> None:
-        """Free the line for other talk."""
+        """Erase the line before something else is printed."""
         if self._is_on_line:
             say(_CLEAR_LINE, end="")
             self._is_on_line = False
@@ -78,7 +77,7 @@ class Progress:
 
 
 def _terminal_width() -> int | None:
-    """Characters that fit beside the cursor; None where nobody knows."""
+    """Characters that fit on a line; None if unknown."""
     with suppress(OSError, ValueError):
         columns = os.get_terminal_size(sys.stderr.fileno()).columns
         return columns - 1 if columns > 1 else None

@@ -1,4 +1,4 @@
-"""Writes answers where they are wanted: records into a file and on stdout, talk and progress on stderr."""
+"""Writes the answers of a job: records to a file and stdout, notes and progress to stderr."""
 
 import os
 import sys
@@ -9,12 +9,12 @@ from typing import Self
 
 from llama_adapter.app.calibration.decider import Decider
 from llama_adapter.app.jobs.job import Job
-from llama_adapter.app.jobs.job_planner import JobPlanner
+from llama_adapter.app.jobs.job_planner import Asked, JobPlanner
 from llama_adapter.app.jobs.progress import Progress
 from llama_adapter.app.measuring.report import Tally
-from llama_adapter.app.records.folder import RecordStore
+from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.manifest import EndReason, RunManifest, write_manifest
-from llama_adapter.app.records.record import Record, record_to_line
+from llama_adapter.app.records.record import Record, answer_to_record, record_to_line
 from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.app.terminal.run_guarded import forget_stdout
 from llama_adapter.app.terminal.standard_output import give
@@ -25,17 +25,17 @@ from llama_adapter.runtime.text import shown_name
 
 
 class InputGoneError(LlamaAdapterError):
-    """What the user named was there and is not any more, such as a folder of a server that went away."""
+    """A folder or archive that the user named disappeared during the run, such as a network mount."""
 
-    def __init__(self, root: str, *, hint: str = "bring it back and run the same command again") -> None:
+    def __init__(self, root: str, *, job: Job) -> None:
         super().__init__(
             f"`{shown_name(root)}` was there when this began, and is gone: its other pictures were not answered",
-            hint=hint,
+            hint=f"bring it back; {how_to_go_on(job)}",
         )
 
 
 class TooManyErrorsError(LlamaAdapterError):
-    """So many pictures failed that something else must be wrong."""
+    """As many pictures failed as `max_errors` allows."""
 
     def __init__(self, num_failed: int, *, job: Job) -> None:
         super().__init__(
@@ -45,23 +45,28 @@ class TooManyErrorsError(LlamaAdapterError):
 
 
 class ResultWriter:
-    """Puts answers out as they come. Threads may call `write`, `say` and `show_progress`; the rest is of one thread."""
+    """Writes answers as they come. `write`, `say` and `show_progress` are thread-safe."""
 
     def __init__(
         self,
         job: Job,
         planner: JobPlanner,
         *,
-        file: RecordStore | None,
+        run: str,
+        file: RecordWriter | None,
         manifest: RunManifest | None,
         decider: Decider | None = None,
         count: Callable[[], int | None] | None = None,
     ) -> None:
-        """`manifest` is written now, and again at the end; `decider` is for texts alone; `count` as in `Progress`."""
+        """`run` is the id of this run. `manifest` is written now and again at the end, `decider` is for text output.
+
+        `count` as in `Progress`.
+        """
         self.tally, self._unfamiliar = Tally(), Unfamiliar()
         self._problem: InputGoneError | TooManyErrorsError | None = None
-        self.end_reason: EndReason = "failed"  # until the end comes otherwise
+        self.end_reason: EndReason = "failed"  # until `finish`
         self._job, self._planner, self._file, self._manifest = job, planner, file, manifest
+        self._run = run
         self._decider = decider
         self._lock = threading.RLock()
         self._is_finished = False
@@ -78,40 +83,40 @@ class ResultWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is KeyboardInterrupt:  # the second one, which does not wait for an end
+        if kind is KeyboardInterrupt:  # the second Ctrl-C
             self.end_reason = "interrupted"
         self.close()
 
     @property
     def has_to_stop(self) -> bool:
-        """Whether no more pictures should be begun, for a reason that `exit_code` raises."""
+        """Whether no more pictures should be begun; `exit_code` raises the reason."""
         return self._problem is not None
 
     @property
     def num_failed(self) -> int:
-        """Failures that stand: of this run, and of earlier ones that were not tried again."""
+        """Failures of this run, and of earlier ones that were not tried again."""
         return self.tally.num_failed + self._planner.num_known_failed
 
     def write(self, answer: Answer) -> None:
-        """Put one answer out."""
+        """Write one answer; after `finish`, do nothing: the next run asks again."""
         with self._lock:
-            if not self._is_finished:  # else it was drawn after the end, and the next run asks it
+            if not self._is_finished:
                 self._write(answer)
 
     def _write(self, answer: Answer) -> None:
-        asked = self._planner.asked(answer)
+        asked: Asked = answer.tag
         if (
             answer.error is not None
             and answer.error.code == "missing"
             and asked.root is not None
             and not os.path.exists(asked.root)
         ):
-            # No fault of the picture: it is answered when it is back.
-            self._problem = InputGoneError(asked.root, hint=f"bring it back; {how_to_go_on(self._job)}")
+            # Not recorded as a failure: a further run answers it.
+            self._problem = InputGoneError(asked.root, job=self._job)
             return
         self.tally.add(answer)
         self._unfamiliar.add(answer)
-        record = self._planner.record(answer, asked)
+        record = answer_to_record(answer, key=asked.key, run=self._run, supersedes=asked.supersedes)
         if answer.error is not None:
             is_recorded = self._file is not None or self._format == "jsonl"
             self.say(f"error: {answer.error.message}", even_if_quiet=not is_recorded)
@@ -119,7 +124,7 @@ class ResultWriter:
                 self._problem = self._problem or TooManyErrorsError(self.tally.num_failed, job=self._job)
         if self._manifest is not None:
             self._manifest.count(record)
-        # What failed again as it did before has its record.
+        # A repeated failure has its record already.
         has_record = asked.has_failed and answer.error is not None and not asked.supersedes
         if self._file is not None and not has_record:
             self._file.write(record)
@@ -128,14 +133,14 @@ class ResultWriter:
         self.show_progress()
 
     def show_progress(self) -> None:
-        """Tell how far the job is, now and then; also while it only passes over what was answered before."""
+        """Show progress, at most every so often."""
         with self._lock:
             self._progress.show(
                 answered=self.tally.num_pictures, failed=self.tally.num_failed, known=self._planner.num_known
             )
 
     def summarise(self, wall_s: float, *, waited_s: float) -> None:
-        """Say on stderr what was done, where that is not in sight already."""
+        """Say on stderr how many were answered, unless all answers are in sight there."""
         tally, known, known_failed = self.tally, self._planner.num_known, self._planner.num_known_failed
         is_in_sight = self._on_stdout and self._format == "text" and sys.stdout.isatty()
         if is_in_sight and not self.num_failed:
@@ -153,10 +158,7 @@ class ResultWriter:
         self.say(f"{', '.join(parts)} in {wall_s:.1f} s{rate}{waited}")
 
     def finish(self, wall_s: float, *, waited_s: float, is_interrupted: bool) -> None:
-        """Say what was done, and how to go on where something is left; `close` notes how it ended.
-
-        Raises what syncing the records raises.
-        """
+        """Sync the records and say what was done and how to go on. Raises as `RecordWriter.sync` does."""
         with self._lock:
             self._is_finished = True
         if self._file is not None:
@@ -169,7 +171,7 @@ class ResultWriter:
             self.say(f"interrupted: {how_to_go_on(self._job)}")
 
     def exit_code(self) -> ExitCode:
-        """Of a run that was finished. Raises InputGoneError and TooManyErrorsError where it had to stop."""
+        """The exit code after `finish`. Raises InputGoneError or TooManyErrorsError if the run had to stop."""
         if self._problem is not None:
             raise self._problem
         if self.end_reason == "interrupted":
@@ -177,14 +179,14 @@ class ResultWriter:
         return ExitCode.PICTURE_ERRORS if self.num_failed else ExitCode.OK
 
     def say(self, text: str, *, even_if_quiet: bool = False) -> None:
-        """A line of talk on stderr, unless it is not wanted."""
+        """Print a note on stderr, unless the job is quiet."""
         if even_if_quiet or not self._job.quiet:
             with self._lock:
                 self._progress.clear()
                 say(text)
 
     def close(self) -> None:
-        """Note the end of the run in the manifest, however it came. A disk that is full by then only costs the note."""
+        """Write the end of the run into the manifest. If the disk is full, only say so."""
         with self._lock:
             self._is_finished = True
             self._progress.clear()
@@ -198,7 +200,7 @@ class ResultWriter:
 
     @property
     def _has_several(self) -> bool:
-        """Whether a picture's name does not tell what was asked of it."""
+        """Whether text output needs the prompt beside the picture's name."""
         return len(self._job.questions) > 1 or bool(self._job.inputs.manifests)
 
     @property
@@ -206,20 +208,20 @@ class ResultWriter:
         return "picture" if len(self._job.questions) == 1 else "question"
 
     def _print(self, record: Record) -> None:
-        """One record on stdout, at once: whoever reads the pipe need not wait for the rest."""
+        """Print one record on stdout and flush it."""
         try:
             if self._format == "jsonl":
                 _print_line(record_to_line(record))
-            elif record["error"] is None:  # else it was told on stderr
+            elif record["error"] is None:  # errors are on stderr
                 _print_line(text_line(record, decider=self._decider, with_prompt=self._has_several))
         except BrokenPipeError:
             if self._file is None:
                 raise
-            forget_stdout()  # the file is still wanted whole
+            forget_stdout()  # the file is still to be completed
 
 
 def how_to_go_on(job: Job) -> str:
-    """What to do after a run that ended too soon."""
+    """What to do after a run that ended early."""
     if job.out is None:
         return "run the same command again; with --out, it would go on where this one ended"
     if job.overwrite:
@@ -228,5 +230,5 @@ def how_to_go_on(job: Job) -> str:
 
 
 def _print_line(line: str) -> None:
-    # Bytes, since a terminal's or pipe's encoding must not decide whether an answer can be written.
+    # Bytes: the encoding of stdout must not make an answer unprintable.
     give(line.encode(errors="backslashreplace") + b"\n")

@@ -1,97 +1,152 @@
-"""What `caption` and `ask` do on this machine: pictures in, answers out as they are ready. No flags: see app/cli."""
+"""`caption` and `ask` from top to bottom: pictures in, answers out as they are ready."""
 
 import dataclasses
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 
-from llama_adapter.app.captioning.captioner import Answer, Captioner
-from llama_adapter.app.captioning.stage_clock import StageClock
-from llama_adapter.app.inputs import check_inputs, may_wait, read_inputs
+from llama_adapter.app.calibration.decider import Decider
+from llama_adapter.app.calibration.file import read_calibration
+from llama_adapter.app.captioning.work_items import WorkItem
+from llama_adapter.app.inputs import check_inputs, count_inputs, may_bring_columns, read_inputs
 from llama_adapter.app.jobs.interruption import Interruption
 from llama_adapter.app.jobs.job import Job
-from llama_adapter.app.jobs.opening import (
-    check_questions,
-    check_variables,
-    count_answers,
-    open_decider,
-    open_manifest,
-    open_planner,
-    tell_notes,
-    work_of,
-)
+from llama_adapter.app.jobs.job_planner import JobPlanner
+from llama_adapter.app.jobs.questions import TemplateError, fill, is_template, picture_variables, questions_about
 from llama_adapter.app.jobs.result_writer import ResultWriter
-from llama_adapter.app.measuring.report import Report, make_report
-from llama_adapter.app.reading.isolated import open_reader
-from llama_adapter.app.records.folder import open_records
-from llama_adapter.app.records.manifest import new_run_id
+from llama_adapter.app.jobs.runner import LocalRunner, Runner
+from llama_adapter.app.measuring.report import versions
+from llama_adapter.app.records.file import RecordWriter, open_records
+from llama_adapter.app.records.index import RecordIndex
+from llama_adapter.app.records.manifest import RunManifest, new_run_id
 from llama_adapter.app.terminal.stderr_lines import say
-from llama_adapter.runtime.devices import EAGER
+from llama_adapter.app.terminal.wording import EMBEDDED_NOTE, is_sample
+from llama_adapter.runtime.errors import UsageError
 
 
-def run_job(job: Job) -> int:
+def run_job(job: Job, runner: Runner | None = None) -> int:
     """Answer every question about every picture; returns the exit code.
 
-    Interrupted once, it finishes the pictures it has begun. Raises what runtime/problems.py lists.
+    `runner` is `LocalRunner` by default. Interrupted once, a job finishes the pictures it has begun. Raises the errors
+    that runtime/problems.py lists.
     """
-    check_inputs(job.inputs, need_questions=job.lacks_question)
-    check_variables(job)
-    decider = open_decider(job)
+    runner = runner or LocalRunner()
+    runner.check(job)
+    check_inputs(job.inputs, need_questions=job.lacks_question, addresses=runner.reads_addresses)
+    _check_variables(job)
+    decider = _open_decider(job)
     with ExitStack() as stack:
-        # Before the model is loaded, which may take minutes: a place that cannot be written shows at once.
+        # Before the model, which may take minutes to load: a place that is not writable shows at once.
         file = None if job.out is None else stack.enter_context(open_records(job.out))
-        captioner = stack.enter_context(Captioner.load(**dataclasses.asdict(job.spec)))
-        check_questions(job, captioner)
-        info, spec, run = captioner.info, captioner.spec, new_run_id()
-        reader = open_reader(job.reader, spec, size=captioner.image_size, timeout_s=job.picture_timeout_s)
-        stack.enter_context(closing(reader))
-        planner = open_planner(job, info, spec=spec, run=run, file=file)
-        manifest = open_manifest(job, info, spec=spec, run=run, file=file)
+        stack.enter_context(runner.open(job))
+        run = new_run_id()
+        planner = JobPlanner(job, spec=runner.spec, info=runner.info, earlier=_read_earlier(job, file))
+        manifest = _manifest(job, runner, run=run) if file is not None and file.is_durable else None
+        count = partial(count_answers, job, addresses=runner.reads_addresses)
         writer = stack.enter_context(
-            ResultWriter(job, planner, file=file, manifest=manifest, decider=decider, count=lambda: count_answers(job))
+            ResultWriter(job, planner, run=run, file=file, manifest=manifest, decider=decider, count=count)
         )
-        clock = StageClock() if job.profile is None else captioner.profile_clock(waits=job.profile == "wait")
         interruption = stack.enter_context(Interruption())
-        tell_notes(job, info, writer, decider, spec=spec, file=file)
-        _warm_up(job, captioner, writer)
+        _say_notes(job, runner, writer, decider, file=file)
+        runner.prepare(writer.say)
         stop = lambda: interruption.requested or writer.has_to_stop  # noqa: E731 - an argument, twice
         started = time.perf_counter()
-        events = captioner.run(
-            work_of(job, read_inputs(job.inputs), planner, writer, stop=stop),
-            sampling=job.sampling,
-            clock=clock,
-            reader=reader,
-            wants=planner.wants,
-            may_wait=may_wait(job.inputs),
-            stop=stop,
-        )
-        # However this ends, the engine is left before the reader and the captioner are closed.
-        for event in stack.enter_context(closing(events)):
-            if isinstance(event, Answer):
-                writer.write(event)
+        items = _plan(job, runner, planner, writer, stop=stop)
+        for answer in stack.enter_context(closing(runner.answer(items, planner, stop=stop))):
+            writer.write(answer)
         wall_s = time.perf_counter() - started
-        writer.finish(wall_s, waited_s=clock.seconds["read"], is_interrupted=interruption.requested)
+        writer.finish(wall_s, waited_s=runner.waited_s(wall_s), is_interrupted=interruption.requested)
     if job.profile is not None:
-        say(_report(job, captioner, writer, clock, wall_s).format_table())
+        say(runner.report(writer.tally, wall_s))
     return writer.exit_code()
 
 
-def _warm_up(job: Job, captioner: Captioner, writer: ResultWriter) -> None:
-    """Compile what has to be, before the first picture waits for it; shortages of memory are told from now on."""
-    captioner.oom_retry.tell = lambda text: writer.say(f"note: {text}")
-    question = job.questions[0]
-    if captioner.info.mode != EAGER and question.choices is None:
-        prompt = question.prompt(captioner.info.default_prompt)
-        warm_up = captioner.warm_up(prompt, max_new_tokens=job.sampling.max_new_tokens)
-        writer.say(f"warm-up: {warm_up.programs} programs ready in {warm_up.seconds:.1f} s")
+def _check_variables(job: Job) -> None:
+    """Raise UsageError if a question names a variable that no picture of the job can have."""
+    if may_bring_columns(job.inputs):
+        return
+    for question in job.questions:
+        try:
+            fill(question, picture_variables("", {}))
+        except TemplateError as error:
+            raise UsageError(str(error), hint=error.hint) from None
 
 
-def _report(job: Job, captioner: Captioner, writer: ResultWriter, clock: StageClock, wall_s: float) -> Report:
-    return make_report(
-        writer.tally,
-        stages_s=clock.seconds,
-        device_stages_s=clock.read_device_seconds(),
-        wall_s=wall_s,
-        model=captioner.info,
-        batch_size=captioner.batch_size,
-        synchronised=job.profile == "wait",
-    )
+def _open_decider(job: Job) -> Decider:
+    """The decisions that texts show. Raises UsageError if the calibration is for other choices than the job's."""
+    calibration = None if job.calibration is None else read_calibration(job.calibration)
+    decider = Decider.of(calibration, threshold=job.threshold, abstain=job.abstain)
+    asked = {question.task.continuations for question in job.questions} - {()}
+    if not decider.is_plain and not asked and not job.inputs.manifests:
+        raise UsageError("--threshold, --abstain and --calibration decide between --choices, and there are none")
+    for choices in asked:
+        if calibration is not None and not calibration.fits(dict.fromkeys(choices)):
+            raise UsageError(
+                f"`{job.calibration}` is a calibration for the choices {', '.join(calibration.choices)}, and these are "
+                f"{', '.join(choices)}"
+            )
+    return decider
+
+
+def _read_earlier(job: Job, file: RecordWriter | None) -> RecordIndex | None:
+    """The records of earlier runs; with `overwrite` they are deleted. Raises `RecordFileError`."""
+    if file is None or not file.is_durable:
+        return None
+    if job.overwrite:
+        file.clear()
+        return None
+    return RecordIndex(file.files) or None
+
+
+def _manifest(job: Job, runner: Runner, *, run: str) -> RunManifest:
+    names = ("name", "device", "dtype", "operators", "context")
+    resolved = dataclasses.asdict(runner.spec) | {name: getattr(runner.info, name) for name in names}
+    asked = {
+        "inputs": dataclasses.asdict(job.inputs),
+        "questions": [dataclasses.asdict(question) for question in job.questions],
+        "sampling": dataclasses.asdict(job.sampling),
+        **runner.about,
+    }
+    return RunManifest(run=run, spec=resolved, model_digest=runner.info.digest, versions=versions(), job=asked)
+
+
+def _say_notes(job: Job, runner: Runner, writer: ResultWriter, decider: Decider, *, file: RecordWriter | None) -> None:
+    """Tell what users may not expect of the place of the records, the model and the calibration."""
+    if file is not None and file.is_durable and not file.is_locked:
+        writer.say(f"note: the file system of `{file.path}` has no locks: no other run may write there meanwhile")
+    if file is not None and file.repair == "dropped":
+        writer.say(f"note: the last record in `{file.path}` was torn, as a crash leaves it, and was removed")
+    for note in runner.info.notes:
+        writer.say(f"note: {note}")
+    if job.spec.batch_size == "auto":
+        writer.say(f"note: batch size {runner.spec.batch_size}")
+    asked = [question for question in job.questions if question.task.continuations and not is_template(question)]
+    prompts = [question.shown(runner.info.default_prompt) for question in asked]
+    for note in decider.doubts(prompts=prompts, model_digests=[runner.info.digest]):
+        writer.say(note)
+
+
+def _plan(
+    job: Job, runner: Runner, planner: JobPlanner, writer: ResultWriter, *, stop: Callable[[], bool]
+) -> Iterator[WorkItem]:
+    """The items of the inputs, until `stop`; questions that cannot be asked fail here."""
+    is_noted = not job.spec.is_embedded
+    for picture in read_inputs(job.inputs, addresses=runner.reads_addresses):
+        if stop():  # the runner does not get to look while no input has a question that can be asked
+            return
+        writer.show_progress()
+        if not is_noted and not is_sample(picture.source):
+            writer.say(EMBEDDED_NOTE)
+            is_noted = True
+        item, failures = planner.item(picture)
+        for failure in failures:
+            writer.write(failure)
+        if item.questions:
+            yield item
+
+
+def count_answers(job: Job, *, addresses: bool = False) -> int | None:
+    """The number of answers of the whole job; None if that is not known before."""
+    size = lambda picture: len(questions_about(picture.questions, common=job.questions))  # noqa: E731 - an argument
+    return count_inputs(job.inputs, size=size, addresses=addresses)

@@ -1,1 +1,1 @@
-"""What is measured: times, rates and ceilings, and how they are told. Nothing here answers a question."""
+"""Measurements: times, rates and ceilings, and reports of them."""

@@ -1,6 +1,6 @@
-"""What `bench` does: a workload at several batch sizes in turn, beside the ceilings of the device it runs on.
+"""`bench`: a workload at several batch sizes, compared with the ceilings of the device.
 
-Pictures are read, encoded and answered by the captioner itself, with meters around its encoder and its runner.
+The captioner itself runs the workload, with meters around its encoder and executor.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from llama_adapter.app.captioning.assemble import ModelLoader, Parts, assemble_parts
-from llama_adapter.app.captioning.captioner import Answer
+from llama_adapter.app.captioning.captioner import Answer, Captioner
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.measuring.bench_result import BenchResult, Ceilings, Round, Workload, summarise
 from llama_adapter.app.measuring.ceilings import measure_bandwidth, measure_matmul
@@ -44,7 +44,7 @@ _NUM_WARM_UP_TOKENS = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchJob:
-    """What to measure, as plain values. The spec's own `batch_size` has no effect."""
+    """What to measure. The spec's `batch_size` has no effect."""
 
     spec: CaptionerSpec
     random: str | None = None  # a size of app/models/random_model.py, in place of the spec's model
@@ -67,12 +67,12 @@ class BenchJob:
 
 
 def run_bench(job: BenchJob, *, tell: Callable[[str], None] = lambda line: None) -> BenchResult:
-    """Measure; `tell` gets a line for each finished step. Raises LlamaAdapterError, OSError and ValueError."""
+    """Measure; `tell` gets a line after each step. Raises LlamaAdapterError, OSError and ValueError."""
     load_before = load_average()
     started = time.perf_counter()
     spec = dataclasses.replace(job.spec, batch_size=max(job.batch_sizes))
     parts = assemble_parts(spec, load=None if job.random is None else _random_loader(job.random, spec))
-    gc.collect()  # plain weights, where packed ones took their place
+    gc.collect()  # weights that were replaced by packed ones
     load_s = time.perf_counter() - started
     tell(f"{parts.info.name} was loaded in {load_s:.1f} s")
     try:
@@ -81,7 +81,7 @@ def run_bench(job: BenchJob, *, tell: Callable[[str], None] = lambda line: None)
         for bench in benches:
             bench.warm_up()
             tell(f"batch size {bench.batch_size}: warm-up of {bench.warm_up_s:.1f} s")
-        # Batch sizes in turn, so that a noisy minute of the machine hits all of them.
+        # Batch sizes take turns, so that other load on the machine affects all of them.
         for number, bench in itertools.product(range(job.rounds), benches):
             rate = bench.run_round()
             tell(f"batch size {bench.batch_size}: round {number + 1} of {job.rounds}, {rate:.2f} pictures/s")
@@ -123,7 +123,7 @@ def run_bench(job: BenchJob, *, tell: Callable[[str], None] = lambda line: None)
 
 
 def measure_ceilings(parts: Parts) -> Ceilings:
-    """Of the device of `parts`, by the shapes of the model's own linear layers."""
+    """The ceilings of the device, for the shapes of the model's linear layers."""
     backend, model = parts.backend, parts.model
     matmul = functools.partial(measure_matmul, backend, dtype=model.dtype, precision=model.precision)
     return Ceilings(
@@ -134,7 +134,7 @@ def measure_ceilings(parts: Parts) -> Ceilings:
 
 
 class _Bench:
-    """One batch size: a captioner around the shared weights, with as many slots, and its rounds."""
+    """One batch size: a captioner with as many slots around the shared weights."""
 
     def __init__(self, job: BenchJob, parts: Parts, *, batch_size: int) -> None:
         self.batch_size = batch_size
@@ -152,12 +152,12 @@ class _Bench:
             vision=MeteredVision(parts.vision, meter=self._meter, config=parts.model.vision_config, sizes=sizes),
             runner=MeteredRunner(parts.runner, meter=self._meter, num_slots=batch_size, sizes=sizes),
         )
-        self._captioner = metered.captioner()
+        self._captioner = Captioner(metered)
 
     def warm_up(self) -> None:
-        """One full batch, whose answers are cut short: kernels are chosen and memory is taken here.
+        """Run one full batch with short answers, so that kernels are chosen and memory is allocated.
 
-        In a graph mode, the programs of all shapes that will come are compiled too.
+        In a graph mode, also compile the programs of all shapes.
         """
         files = list(itertools.islice(itertools.cycle(self._pictures), self.batch_size))
         started = time.perf_counter()
@@ -167,7 +167,7 @@ class _Bench:
         self.warm_up_s = time.perf_counter() - started
 
     def run_round(self) -> float:
-        """All pictures once; pictures a second."""
+        """Answer all pictures once; returns pictures per second."""
         self._meter.calls.clear()
         clock = self._captioner.profile_clock()
         started, cpu_started = time.perf_counter(), time.process_time()
@@ -197,7 +197,7 @@ class _Bench:
 
 
 def _number_sizes(parts: Parts) -> NumberSizes:
-    """Bytes of a number in computation; a device that dequantises weights computes all numbers in the same type."""
+    """Bytes per number in computations; 8-bit weights that the device widens have the size of the others."""
     dtype = resolve_dtype(parts.info.dtype, backend=parts.backend)
     precision, stored = parts.info.precision, find_scheme(parts.info.precision)
     weight: float = dtype.itemsize

@@ -1,4 +1,4 @@
-"""A benchmark's result for people: a table, and a plot by matplotlib, which is only imported for one."""
+"""A benchmark's result as a table and as a plot."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ _STAGE_NAMES = {"step": "steps"}
 
 
 def format_table(result: BenchResult) -> str:
-    """The result in lines: one for each batch size, twice, and the circumstances."""
+    """Two lines for each batch size, and the circumstances."""
     lines = [headline(result.to_dict()), ""]
     stages = list(result.batches[0].stages_ms)
     lines.append(
@@ -41,7 +41,7 @@ def format_table(result: BenchResult) -> str:
 
 
 def headline(result: Mapping[str, Any]) -> str:
-    """What was run, of a result as `to_dict` gives it."""
+    """The workload, from `BenchResult.to_dict`."""
     asked = {
         "yesno": f"choice of Yes and No after {result['prompt_tokens']} tokens",
         "caption": f"up to {result['new_tokens']} new tokens after {result['prompt_tokens']}",
@@ -51,16 +51,16 @@ def headline(result: Mapping[str, Any]) -> str:
 
 
 def number_types(result: Mapping[str, Any]) -> str:
-    """Such as float32, or int8 and float32; older results know no precision."""
+    """Such as float32, or int8 and float32; older results have no precision."""
     return numbers(result["dtype"], result.get("precision", "float"))
 
 
 def circumstance_lines(result: Mapping[str, Any]) -> list[str]:
-    """Device, settings, ceilings and machine, of a result as `to_dict` gives it."""
+    """Device, settings, ceilings and machine, from `BenchResult.to_dict`."""
     ceilings, facts = result["ceilings"], result["circumstances"]
     load = "unknown" if facts["load_before"] is None else " ".join(f"{value:.2f}" for value in facts["load_before"])
     warm_up = ", ".join(f"{batch['warm_up_s']:.1f} s" for batch in result["batches"])
-    # Absent from results of before it was noted.
+    # Older results have none.
     busy = ", ".join(f"{batch['busy_cpus']:.2f}" for batch in result["batches"] if "busy_cpus" in batch)
     return [
         f"ceilings measured in this run: {ceilings['bytes_per_s'] / 1e9:.1f} GB/s, linear layers "
@@ -79,7 +79,7 @@ def circumstance_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def write_plot(result: BenchResult, place: str) -> None:
-    """Where a picture's time goes, and how near the ceilings the programs come, by batch size."""
+    """Stage times per picture and shares of the ceilings, by batch size."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.8), layout="constrained")

@@ -1,4 +1,4 @@
-"""From the noted calls of a benchmark's rounds to its result: rates, stages, shares of ceilings. Measures nothing."""
+"""From the calls of a benchmark to its result: rates, stages, shares of the ceilings."""
 
 import dataclasses
 import statistics
@@ -15,19 +15,19 @@ Workload = Literal["yesno", "caption"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ceilings:
-    """Of the device, as measured beside the run: bytes a second, and FLOPs a second of both halves' linear layers."""
+    """Measured ceilings of the device: bytes per second, and FLOP per second of each half's linear layers."""
 
     bytes_per_s: float
     decoder_flops_per_s: float
     encoder_flops_per_s: float
 
     def of(self, program: Program) -> Ceiling:
-        """What holds for one program."""
+        """The ceiling of one program."""
         flops_per_s = self.encoder_flops_per_s if program == "encoder" else self.decoder_flops_per_s
         return Ceiling(bytes_per_s=self.bytes_per_s, flops_per_s=flops_per_s)
 
     def best(self, other: "Ceilings") -> "Ceilings":
-        """The higher of two measurements each."""
+        """The higher value of each of two measurements."""
         names = [field.name for field in dataclasses.fields(self)]
         return Ceilings(**{name: max(getattr(self, name), getattr(other, name)) for name in names})
 
@@ -111,7 +111,7 @@ class BenchResult:
     workload: Workload
     question: str | None  # of yesno
     prompt_tokens: int
-    new_tokens: int  # of a picture at most; 0 where choices are scored
+    new_tokens: int  # most per picture; 0 for yesno
     pictures: int  # in each round of each batch size
     rounds: int
     dtype: str

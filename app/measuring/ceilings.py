@@ -1,4 +1,4 @@
-"""What this device can do at most, measured here and now: memory bandwidth and the rate of matrix products."""
+"""Measures the ceilings of a device: memory bandwidth and the rate of matrix products."""
 
 import math
 import time
@@ -19,7 +19,7 @@ _REPEATS = 5
 
 @torch.inference_mode()
 def measure_bandwidth(backend: Backend, *, num_bytes: int | None = None) -> float:
-    """Bytes a second: the best of summing a buffer and of copying half of it to the other half, read and write."""
+    """Bytes per second: the better of summing a buffer, and of copying one half of it to the other."""
     if num_bytes is None:
         num_bytes = _HOST_BUFFER if backend.device.type == "cpu" else _DEVICE_BUFFER
         free = backend.free_bytes()
@@ -38,9 +38,9 @@ def measure_matmul(
     precision: Precision = FLOAT,
     num_rows: Sequence[int] = _NUM_ROWS,
 ) -> float:
-    """FLOPs a second of linear layers with these (inputs, outputs), one after the other.
+    """FLOP per second of linear layers with these (inputs, outputs), run in turn; the best over `num_rows`.
 
-    Their weights are laid out by the backend as it does for a model; the best of a few numbers of rows.
+    The backend packs their weights as those of a model.
     """
     layers = nn.ModuleList(nn.Linear(*shape, device=backend.device, dtype=dtype) for shape in shapes)
     layers.requires_grad_(False)
@@ -64,7 +64,7 @@ def measure_matmul(
 
 
 def _best_seconds(backend: Backend, work: Callable[[], object]) -> float:
-    """The shortest of a few repetitions, after one that is not counted."""
+    """The shortest of a few repetitions, after a warm-up."""
     seconds = []
     for _ in range(1 + _REPEATS):
         backend.synchronise()

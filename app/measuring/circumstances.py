@@ -1,4 +1,4 @@
-"""What a measurement has to say of the machine and the moment it was made on."""
+"""Machine, versions and time of a measurement."""
 
 import os
 import platform
@@ -25,7 +25,7 @@ def circumstances(*, load_before: list[float] | None) -> dict[str, Any]:
 
 
 def load_average() -> list[float] | None:
-    """Programs that ran or wanted to, means over 1, 5 and 15 minutes; None where the system does not tell."""
+    """Load averages over 1, 5 and 15 minutes; None if the system has none."""
     try:
         return [round(load, 2) for load in os.getloadavg()]
     except (AttributeError, OSError):
@@ -33,7 +33,7 @@ def load_average() -> list[float] | None:
 
 
 def cpu_name() -> str:
-    """The processor's own name for itself."""
+    """Name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Percentiles of any number of times in memory that does not grow with it: what it keeps is a histogram."""
+"""Percentiles of a stream of times, in constant memory."""
 
 import math
 from collections import Counter
@@ -7,7 +7,7 @@ _ACCURACY = 0.005
 
 
 class Latencies:
-    """Times in milliseconds. Percentiles are within half a percent of the exact ones, the least and greatest exact.
+    """A histogram of milliseconds. Percentiles are accurate to half a percent; minimum and maximum are exact.
 
     Buckets grow by a constant factor, as in DDSketch (Masson, Rim, Lee 2019, "DDSketch: A Fast and Fully-Mergeable
     Quantile Sketch with Relative-Error Guarantees"): from a microsecond to a week there are some 2,700 of them.
@@ -19,12 +19,12 @@ class Latencies:
         self._least, self._greatest = math.inf, -math.inf
 
     def add(self, milliseconds: float) -> None:
-        """Take one time in; what is below a microsecond counts as one."""
+        """Add one time; values below a microsecond count as one."""
         self._buckets[math.ceil(math.log(max(milliseconds, 1e-3)) / self._factor)] += 1
         self._least, self._greatest = min(self._least, milliseconds), max(self._greatest, milliseconds)
 
     def percentile(self, fraction: float) -> float | None:
-        """Nearest rank: a time at or below which this fraction of all lies; None without any."""
+        """The nearest-rank percentile, None without times. `fraction` is 0 to 1."""
         rank = max(math.ceil(fraction * self._buckets.total()), 1)
         for bucket in sorted(self._buckets):
             rank -= self._buckets[bucket]

@@ -1,4 +1,4 @@
-"""An encoder and a runner that note how long each call took and what it had to do. They compute as those inside."""
+"""An encoder and an executor that record the time and the work of each call."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ PROGRAMS: tuple[Program, ...] = ("encoder", "prefix", "prefill", "step")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One run of a program: pictures or rows in it, seconds until the device was done, and its counted work."""
+    """One run of a program: its pictures or rows, seconds until the device was done, and its work."""
 
     program: Program
     num_rows: int
@@ -32,14 +32,14 @@ class Call:
 
 @dataclass(kw_only=True, slots=True)
 class Meter:
-    """Notes calls; the device is waited for before and after each."""
+    """Records calls; waits for the device before and after each."""
 
     synchronise: Callable[[], None]
     calls: list[Call] = field(default_factory=list)
 
     @contextmanager
     def note(self, program: Program, num_rows: int, work: Work) -> Iterator[None]:
-        """What happens inside is one call."""
+        """Records the body as one call."""
         self.synchronise()
         started = time.perf_counter()
         yield
@@ -48,7 +48,7 @@ class Meter:
 
 
 class MeteredVision:
-    """A vision backend whose calls are noted."""
+    """A vision backend with a meter."""
 
     def __init__(self, inner: VisionBackend, *, meter: Meter, config: VisionConfig, sizes: NumberSizes) -> None:
         self._inner, self._meter, self._config, self._sizes = inner, meter, config, sizes
@@ -71,7 +71,7 @@ class MeteredVision:
 
 
 class MeteredRunner:
-    """A runner whose calls are noted, with `num_slots` of its slots, so that one serves every batch size."""
+    """A runner with a meter and `num_slots` of its slots, so that one runner serves every batch size."""
 
     def __init__(self, inner: Runner, *, meter: Meter, num_slots: int, sizes: NumberSizes) -> None:
         if not 1 <= num_slots <= inner.config.num_slots:

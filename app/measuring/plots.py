@@ -1,4 +1,4 @@
-"""What all plots need: a place that takes one, and matplotlib, which is only imported for one."""
+"""Checks before a plot is made."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ PLOT_SUFFIXES = (".png", ".svg")
 
 
 def check_plot(place: str) -> None:
-    """Raise UsageError, before any work, for a file that no plot can be written to."""
+    """Raise UsageError if no plot can be written to a file, or if matplotlib is missing."""
     if Path(place).suffix.lower() not in PLOT_SUFFIXES:
         raise UsageError(f"--plot writes {' or '.join(PLOT_SUFFIXES)}, got `{place}`")
     if not Path(place).absolute().parent.is_dir():
@@ -17,5 +17,5 @@ def check_plot(place: str) -> None:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            f"--plot needs matplotlib, and it cannot be imported: {error}", hint="pip install --editable '.[bench]'"
+            f"--plot needs matplotlib, which cannot be imported: {error}", hint="pip install --editable '.[bench]'"
         ) from None

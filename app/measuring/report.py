@@ -1,60 +1,29 @@
-"""Stage times and answers -> a report with its circumstances, as a table and as JSON. Measures nothing itself."""
+"""Where the time of a run went, as a table with its circumstances."""
 
 import math
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
 
 import llama_adapter
 from llama_adapter.app.measuring.latencies import Latencies
-
-
-class AnswerLike(Protocol):
-    """What a report needs to know of an answer."""
-
-    @property
-    def token_ids(self) -> Sequence[int]: ...
-    @property
-    def error(self) -> object | None: ...
-    @property
-    def ms(self) -> Mapping[str, float]: ...
-
-
-class ModelLike(Protocol):
-    """What a report says of the model."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def digest(self) -> str: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def precision(self) -> str: ...
-    @property
-    def vision(self) -> str: ...
-    @property
-    def mode(self) -> str: ...
-    @property
-    def operators(self) -> str: ...
+from llama_adapter.app.models.spec import ModelInfo
+from llama_adapter.app.tasks.answers import Answer
 
 
 @dataclass(kw_only=True, slots=True)
 class Tally:
-    """Counts answers as they come, so that none has to be kept."""
+    """Counts of answers, updated one by one."""
 
     num_pictures: int = 0  # answered
     num_failed: int = 0
     num_tokens: int = 0
-    latencies: Latencies = field(default_factory=Latencies)  # from reading the picture to its whole answer
+    latencies: Latencies = field(default_factory=Latencies)  # from reading a picture to its complete answer
 
-    def add(self, answer: AnswerLike) -> None:
+    def add(self, answer: Answer) -> None:
         """Take one answer into the counts."""
         if answer.error is not None:
             self.num_failed += 1
@@ -66,44 +35,31 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """Where the time of a run went, and under which circumstances."""
+    """Where the time of a run went, and the circumstances."""
 
-    stages_s: dict[str, float]
+    stages_s: Mapping[str, float]  # `StageClock.seconds`
     wall_s: float
-    num_pictures: int
-    num_failed: int
-    num_tokens: int
-    latency_p50_ms: float | None  # None without an answer
-    latency_p95_ms: float | None
-    model: str
-    model_digest: str
-    device: str
-    dtype: str
-    precision: str  # float or int8, of the linear layers' weights
-    vision: str  # what runs the encoder
-    mode: str  # how the decoder's steps are run
-    operators: str  # what they compute by
+    tally: Tally
+    model: ModelInfo
     batch_size: int
-    num_warm_up_pictures: int
-    synchronised: bool  # profile mode: the device was waited for at each boundary
-    device_stages_s: dict[str, float] | None  # the device's own time by stage, where it tells
-    versions: dict[str, str]
-    commit: str | None
+    synchronised: bool  # whether the clock waited for the device at each stage
+    num_warm_up_pictures: int = 0
+    device_stages_s: Mapping[str, float] | None = None  # seconds on the device by stage, if the clock set marks
 
     @property
     def pictures_per_s(self) -> float:
         """Answered pictures by wall time."""
-        return self.num_pictures / self.wall_s if self.wall_s else 0.0
+        return self.tally.num_pictures / self.wall_s if self.wall_s else 0.0
 
     @property
     def tokens_per_s(self) -> float:
         """Tokens of the answers by wall time."""
-        return self.num_tokens / self.wall_s if self.wall_s else 0.0
+        return self.tally.num_tokens / self.wall_s if self.wall_s else 0.0
 
     @property
     def tokens_per_picture(self) -> float:
         """Mean length of an answer."""
-        return self.num_tokens / self.num_pictures if self.num_pictures else 0.0
+        return self.tally.num_tokens / self.tally.num_pictures if self.tally.num_pictures else 0.0
 
     @property
     def bound_by(self) -> tuple[str, float] | None:
@@ -113,17 +69,6 @@ class Report:
             return None
         stage = max(self.stages_s, key=lambda name: self.stages_s[name])
         return stage, self.stages_s[stage] / total
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, the derived figures among them."""
-        bound_by = self.bound_by
-        return {
-            **asdict(self),
-            "pictures_per_s": self.pictures_per_s,
-            "tokens_per_s": self.tokens_per_s,
-            "tokens_per_picture": self.tokens_per_picture,
-            "bound_by": None if bound_by is None else {"stage": bound_by[0], "share": bound_by[1]},
-        }
 
     def format_table(self) -> str:
         """The report for a person."""
@@ -135,67 +80,32 @@ class Report:
         lines[0] += f" {'on device':>10}" if self.device_stages_s else ""
         for name, seconds in rows:
             share = f"{seconds / total:.1%}" if total else "-"
-            per_picture = f"{seconds * 1e3 / self.num_pictures:.2f}" if self.num_pictures else "-"
+            per_picture = f"{seconds * 1e3 / self.tally.num_pictures:.2f}" if self.tally.num_pictures else "-"
             device = f" {on_device[name]:>10.3f}" if self.device_stages_s else ""
             lines.append(f"{name:<8} {seconds:>9.3f} {share:>7} {per_picture:>11}{device}")
-        failed = f" ({self.num_failed} more failed)" if self.num_failed else ""
+        failed = f" ({self.tally.num_failed} more failed)" if self.tally.num_failed else ""
         lines += [
             "",
-            f"{self.num_pictures} pictures{failed} in {self.wall_s:.3f} s: {self.pictures_per_s:.2f} pictures/s, "
+            f"{self.tally.num_pictures} pictures{failed} in {self.wall_s:.3f} s: {self.pictures_per_s:.2f} pictures/s, "
             f"{self.tokens_per_s:.1f} tokens/s, {self.tokens_per_picture:.1f} tokens a picture",
         ]
-        if self.latency_p50_ms is not None:
-            lines.append(f"latency of a picture: p50 {self.latency_p50_ms:.1f} ms, p95 {self.latency_p95_ms:.1f} ms")
+        if self.tally.num_pictures:
+            p50, p95 = (self.tally.latencies.percentile(fraction) for fraction in (0.50, 0.95))
+            lines.append(f"latency of a picture: p50 {p50:.1f} ms, p95 {p95:.1f} ms")
         if self.bound_by is not None:
             longest, part = self.bound_by
             lines.append(f"bound by: {longest} ({part:.0%} of the time)")
         clock = "device waited for at each stage" if self.synchronised else "the host's times, device not waited for"
+        model, made_by = self.model, commit()
         lines += [
-            f"{self.device}, {numbers(self.dtype, self.precision)}, {self.mode} ({self.operators}), "
-            f"encoder by {self.vision}, batch size {self.batch_size}, "
+            f"{model.device}, {numbers(model.dtype, model.precision)}, {model.mode} ({model.operators}), "
+            f"encoder by {model.vision}, batch size {self.batch_size}, "
             f"warm-up {self.num_warm_up_pictures} pictures, {clock}",
-            f"model {self.model} {self.model_digest[:12]}, "
-            + ", ".join(f"{name} {version}" for name, version in self.versions.items())
-            + (f", commit {self.commit}" if self.commit else ""),
+            f"model {model.name} {model.digest[:12]}, "
+            + ", ".join(f"{name} {version}" for name, version in versions().items())
+            + (f", commit {made_by}" if made_by else ""),
         ]
         return "\n".join(lines)
-
-
-def make_report(
-    tally: Tally,
-    *,
-    stages_s: Mapping[str, float],
-    wall_s: float,
-    model: ModelLike,
-    batch_size: int,
-    synchronised: bool,
-    num_warm_up_pictures: int = 0,
-    device_stages_s: Mapping[str, float] | None = None,
-) -> Report:
-    """The report of a run; `stages_s` is `StageClock.seconds`, `device_stages_s` its `device_seconds`."""
-    return Report(
-        stages_s=dict(stages_s),
-        wall_s=wall_s,
-        num_pictures=tally.num_pictures,
-        num_failed=tally.num_failed,
-        num_tokens=tally.num_tokens,
-        latency_p50_ms=tally.latencies.percentile(0.50),
-        latency_p95_ms=tally.latencies.percentile(0.95),
-        model=model.name,
-        model_digest=model.digest,
-        device=model.device,
-        dtype=model.dtype,
-        precision=model.precision,
-        vision=model.vision,
-        mode=model.mode,
-        operators=model.operators,
-        batch_size=batch_size,
-        num_warm_up_pictures=num_warm_up_pictures,
-        synchronised=synchronised,
-        device_stages_s=None if device_stages_s is None else dict(device_stages_s),
-        versions=versions(),
-        commit=commit(),
-    )
 
 
 def numbers(dtype: str, precision: str) -> str:
@@ -204,7 +114,7 @@ def numbers(dtype: str, precision: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions that a figure or an answer may depend on, without importing what they are of."""
+    """Versions of Python and of the packages that figures and answers may depend on."""
     found = {"python": platform.python_version()}
     for package in ("torch", "pillow", "llama-adapter"):
         try:
@@ -215,7 +125,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """Short hash of the checkout this runs from, None outside of one or without git."""
+    """Short hash of this checkout; None outside of one or without git."""
     home = Path(llama_adapter.__file__).resolve().parents[1]
     if not (home / ".git").exists():
         return None

@@ -1,8 +1,7 @@
-"""How much a model has to compute and to read, counted from its sizes, and what of a run's time that explains.
+"""The roofline model: FLOPs and memory traffic of a model, computed from its sizes.
 
-Plain numbers: nothing is measured here. A FLOP is one multiplication or addition. Counted is what cannot be left out:
-matrix products and attention (of a causal mask, the half that is used), and of memory the weights, once for each pass,
-and the keys and values. Norms, activations and what stays in caches are not.
+A FLOP is one multiplication or addition. Counted are matrix products and attention (the used half of a causal mask),
+and reads of the weights, once per pass, and of keys and values. Norms, activations and cached data are not.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +16,7 @@ Cause = Literal["memory", "arithmetic", "overhead", "reading"]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """FLOPs to do, and bytes to move from or to memory."""
+    """FLOPs, and bytes moved from or to memory."""
 
     flops: int = 0
     bytes: float = 0
@@ -28,7 +27,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class NumberSizes:
-    """Bytes of a number: in the matrices, and everywhere else."""
+    """Bytes per number: in the matrices, and elsewhere."""
 
     weight: float
     other: int
@@ -36,13 +35,13 @@ class NumberSizes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ceiling:
-    """What a device can do at most, as measured: bytes and FLOPs a second."""
+    """Measured limits of a device: bytes and FLOP per second."""
 
     bytes_per_s: float
     flops_per_s: float
 
     def seconds(self, work: Work) -> tuple[float, Cause]:
-        """The least time that `work` can take, and what sets it."""
+        """The shortest possible time of `work`, and its bottleneck."""
         memory, arithmetic = work.bytes / self.bytes_per_s, work.flops / self.flops_per_s
         return (memory, "memory") if memory > arithmetic else (arithmetic, "arithmetic")
 
@@ -113,10 +112,9 @@ def encoder_shapes(config: VisionConfig) -> list[tuple[int, int]]:
 
 
 def explain(computed: Iterable[tuple[float, float, Cause]], *, read_s: float, wall_s: float) -> dict[Cause, float]:
-    """Shares of `wall_s`. `computed` has, of each call, the seconds taken, the least possible, and what sets those.
+    """Shares of `wall_s` by cause. `computed` has seconds taken, least possible seconds and bottleneck of each call.
 
-    Reading is the host's own work. What neither reading nor a ceiling explains is overhead: of the engine, and of
-    programs that do not reach their ceiling.
+    Time that neither reading nor a ceiling explains is overhead, of the engine and of programs below their ceiling.
     """
     seconds: dict[Cause, float] = {"memory": 0.0, "arithmetic": 0.0, "reading": read_s, "overhead": 0.0}
     for taken, least, cause in computed:

@@ -1,4 +1,4 @@
-"""Questions whose right answers are known: reads them, puts them to a captioner, and counts what is exactly right."""
+"""Questions with known answers: asks them and counts exact matches."""
 
 import os
 import time
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
-from llama_adapter.app.inputs.errors import InputsError
+from llama_adapter.app.inputs import InputsError
 from llama_adapter.app.inputs.tables import read_rows
 from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.app.terminal.wording import one_line
@@ -24,7 +24,7 @@ _WHAT = "file of known answers"
 
 
 class Known(Protocol):
-    """What grading needs to know of a question."""
+    """A question, as `grade` takes it."""
 
     @property
     def task(self) -> str: ...
@@ -34,7 +34,7 @@ class Known(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownAnswer:
-    """A question about a picture, of a kind (`task`), and the one right answer."""
+    """A question about a picture and its only right answer; `task` is the kind of question."""
 
     picture: str  # the file's name, relative to the file of known answers
     task: str
@@ -44,7 +44,7 @@ class KnownAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
-    """How many questions of a task were asked, and how many answered exactly right."""
+    """Questions of one task: asked, and answered exactly right."""
 
     asked: int
     right: int
@@ -52,14 +52,14 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """What came of asking all questions of a file."""
+    """The answers to all questions of a file."""
 
     known: tuple[KnownAnswer, ...]
-    answers: tuple[str, ...]  # of each question; in the place of one that could not be had, `error: ` and why
+    answers: tuple[str, ...]  # one per question; `error: ` and the reason for a failure
     elapsed_s: float
 
     def format_table(self) -> str:
-        """For a person: the marks by task, and each wrong answer, the first `MAX_SHOWN` of them."""
+        """The marks by task, and up to `MAX_SHOWN` wrong answers."""
         marks = grade(self.known, self.answers)
         asked, right = len(self.known), sum(mark.right for mark in marks.values())
         width = max(len("task"), *(len(_shown(task)) for task in marks))
@@ -79,18 +79,18 @@ class Score:
 
 
 def _shown(text: str) -> str:
-    """On one line of a table, cut if it is long."""
+    """One line, truncated."""
     line = one_line(text)
     return line if len(line) <= _MAX_SHOWN_CHARS else f"{line[: _MAX_SHOWN_CHARS - 3]}..."
 
 
 def is_right(answer: str, *, wanted: str) -> bool:
-    """Whether an answer is exactly the wanted one, but for white space around it."""
+    """Whether an answer is the wanted one, apart from surrounding white space."""
     return answer.strip() == wanted
 
 
 def grade(known: Sequence[Known], answers: Sequence[str]) -> dict[str, Mark]:
-    """Marks by task, in the order in which the tasks first come. Raises ValueError when the counts differ."""
+    """Marks by task, in order of first occurrence. Raises ValueError if the counts differ."""
     marks: dict[str, Mark] = {}
     for each, answer in zip(known, answers, strict=True):
         mark = marks.get(each.task, Mark(asked=0, right=0))
@@ -101,8 +101,8 @@ def grade(known: Sequence[Known], answers: Sequence[str]) -> dict[str, Mark]:
 def read_known_answers(path: str | os.PathLike[str]) -> tuple[KnownAnswer, ...]:
     """The questions of a JSONL file with an object {picture, task, question, answer} a line; at least one.
 
-    White space around an answer does not count. Raises `InputsError`, with the line, for what is not so, for a file
-    with none, and for one that cannot be read.
+    Surrounding white space is removed. Raises `InputsError`, which names the line, for invalid lines, an empty file,
+    and one that cannot be read.
     """
     name = os.fspath(path)
     try:
@@ -137,9 +137,9 @@ def _text(value: object, name: str) -> str:
 
 
 def ask_all(captioner: "Captioner", known: Sequence[KnownAnswer], *, folder: str | os.PathLike[str]) -> Score:
-    """Ask all questions, greedily and batched; each picture of `folder` is read and encoded once.
+    """Ask all questions with greedy sampling; each picture of `folder` is read and encoded once.
 
-    What cannot be answered, such as a picture that is not there, counts as wrong.
+    A failure, such as a missing picture, counts as wrong.
     """
     started = time.perf_counter()
     answers = [""] * len(known)

@@ -1,4 +1,4 @@
-"""Where the time of runs through the service went: plain figures, kept for the life of the process. No plots here."""
+"""Figures of runs through a service, kept while the process runs."""
 
 import threading
 from collections import deque
@@ -15,7 +15,7 @@ _BESIDE_THE_ENGINE: Final = ("read",)  # stages in threads of their own
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Circumstances:
-    """What the figures of a run depend on beside the pictures."""
+    """What the figures of a run depend on, apart from the pictures."""
 
     model: str
     model_digest: str
@@ -26,24 +26,24 @@ class Circumstances:
     mode: str
     operators: str
     threads: int
-    batch_size: int  # slots of the engine: no more requests are answered at once
+    batch_size: int  # slots of the engine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFigures:
-    """One run: pictures of one client, so many under way at once.
+    """One run: pictures of one client, with a fixed number of requests in flight.
 
-    The stages are those of the service while the run lasted; with `was_shared`, others' pictures are in them. All but
-    `read` follow one another in the engine thread.
+    The stage times are those of the service during the run; with `was_shared`, they include other clients' pictures.
+    All stages but `read` run in turn in the engine thread.
     """
 
     kind: Literal["batch", "measure"]
     started_at: str  # ISO 8601, UTC
-    in_flight: int  # requests under way at once, at most
+    in_flight: int  # most requests at once
     num_pictures: int  # answered
     num_failed: int
     num_tokens: int
-    num_reused: int  # of the answered: those that were encoded before
+    num_reused: int  # answered from the cache of encoded pictures
     wall_s: float
     stages_s: dict[str, float]
     was_shared: bool
@@ -82,7 +82,7 @@ class RunFigures:
 
     @property
     def busy_share(self) -> float:
-        """How much of the run the engine thread was at work; the rest it waited for pictures to be read, or asked."""
+        """Share of the run in which the engine thread worked and did not wait for pictures."""
         busy_s = sum(seconds for stage, seconds in self.stages_s.items() if stage not in _BESIDE_THE_ENGINE)
         return min(1.0, busy_s / self.wall_s) if self.wall_s > 0 else 0.0
 
@@ -101,24 +101,24 @@ class RunFigures:
 
 
 def stage_differences(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by stage between two readings; nothing below zero, as after a restart that began anew."""
+    """Seconds by stage between two readings, at least 0: a restart resets them."""
     return {stage: max(0.0, seconds - before.get(stage, 0.0)) for stage, seconds in after.items()}
 
 
 class RunHistory:
-    """The newest runs, oldest first. Threads may share it."""
+    """The newest runs, oldest first. Thread-safe."""
 
     def __init__(self, *, max_runs: int = MAX_RUNS) -> None:
         self._runs: deque[RunFigures] = deque(maxlen=max_runs)
         self._lock = threading.Lock()
 
     def add(self, run: RunFigures) -> None:
-        """Keep a run; the oldest one makes room."""
+        """Add a run, and drop the oldest if there are too many."""
         with self._lock:
             self._runs.append(run)
 
     def runs(self) -> list[RunFigures]:
-        """All that are kept."""
+        """All runs."""
         with self._lock:
             return list(self._runs)
 
@@ -128,9 +128,9 @@ class RunHistory:
 
 
 def to_compare(runs: Sequence[RunFigures]) -> list[RunFigures]:
-    """The newest run that answered a picture for each number of requests in flight, by rising number.
+    """The newest run with an answer for each number of requests in flight, in rising order.
 
-    Runs with pictures that were encoded before stand apart: they have less to do.
+    Runs with cached pictures are separate: they have less to do.
     """
     newest = {(run.in_flight, run.num_reused > 0): run for run in runs if run.num_pictures}
     return [newest[key] for key in sorted(newest)]
@@ -141,6 +141,6 @@ _histories_lock = threading.Lock()
 
 
 def history_of(service: object) -> RunHistory:
-    """The runs through one service: what one tab measures, another one shows."""
+    """The runs through one service, shared by all tabs of the page."""
     with _histories_lock:
         return _histories.setdefault(service, RunHistory())

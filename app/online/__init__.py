@@ -1,1 +1,1 @@
-"""One captioner for many clients: an engine thread, its queue, and handles for the answers."""
+"""One captioner for many clients: the engine thread, its queue, and the clients' handles."""

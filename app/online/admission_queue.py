@@ -1,6 +1,6 @@
-"""Accepted requests that are not in the engine yet: their pictures are read, then they wait for a slot.
+"""Requests before the engine: their pictures are read, then they wait for a slot.
 
-Not thread-safe: the service guards it with its lock.
+Not thread-safe: the service holds its lock.
 """
 
 import time
@@ -29,14 +29,14 @@ class Entry:
     handle: RequestHandle
     prompt: EncodedPrompt
     deadline: float  # by `time.perf_counter()`
-    task: ReadingTask | None = None  # set when reading starts
-    reading: PictureReading | None = None  # set when reading ends
-    conversation: ActiveRequest | None = None  # set at admission
+    task: ReadingTask | None = None  # once its reading begins
+    reading: PictureReading | None = None  # once it is read
+    active: ActiveRequest | None = None  # once it is admitted
     has_text: bool = False
     is_done: bool = False
 
-    def converse(self) -> ActiveRequest:
-        """The request as the engine's loop takes it; times count from `submit`."""
+    def activate(self) -> ActiveRequest:
+        """The request for the caption loop; its times start at `submit`."""
         read_ms = 0.0 if self.reading is None else self.reading.elapsed_ms
         waited_ms = (time.perf_counter() - self.handle.submitted) * 1e3 - read_ms
         return ActiveRequest(
@@ -45,7 +45,7 @@ class Entry:
             digest="" if self.reading is None else self.reading.digest,
             prompt=self.prompt,
             sampling=self.ask.sampling,
-            choices=self.ask.choices,
+            task=self.ask.task,
             stop=self.ask.stop,
             started=self.handle.submitted,
             ms={"queue": max(0.0, waited_ms), "read": read_ms},
@@ -54,8 +54,8 @@ class Entry:
     def admit(self) -> "Admitted":
         """Hand the request to the engine."""
         assert self.reading is not None, "pictures are read before requests are admitted"
-        self.conversation = self.converse()
-        return Admitted(entry=self, reading=self.reading, conversation=self.conversation)
+        self.active = self.activate()
+        return Admitted(entry=self, reading=self.reading, active=self.active)
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -64,19 +64,19 @@ class Admitted:
 
     entry: Entry
     reading: PictureReading
-    conversation: ActiveRequest
-    encoded: EncodedPicture | None = None  # if the picture is already encoded
-    request_id: int = -1  # in the loop; set when submitted to it
+    active: ActiveRequest
+    encoded: EncodedPicture | None = None  # if the picture was in the cache
+    request_id: int = -1  # of the loop, once submitted
 
     @property
     def pixels(self) -> np.ndarray:
-        """A picture that was read and is not encoded yet: uint8 (size, size, 3)."""
+        """uint8 (size, size, 3), of a picture that was read and is not in the cache."""
         assert self.reading.pixels is not None
         return self.reading.pixels
 
 
 class AdmissionQueue:
-    """Gives clients turns at the engine, and refuses requests above the limits."""
+    """A fair queue of requests with limits."""
 
     def __init__(self, limits: ServiceLimits) -> None:
         self._limits = limits
@@ -95,12 +95,12 @@ class AdmissionQueue:
         return len(self._ready) > 0
 
     def check(self, client: str, num_bytes: int, *, num_slow: int = 0) -> None:
-        """Raise BusyError if the queue is full. `num_slow` waiting requests count against a limit of their own."""
+        """Raise BusyError if a request exceeds a limit. `num_slow` waiting requests have their own limit."""
         limits, num_waiting = self._limits, len(self) - num_slow
         if self._num_of[client] >= limits.max_waiting_per_client:
             raise BusyError(
-                f"{self._num_of[client]} requests of this client are waiting, the limit per client",
-                hint="wait for answers before sending more",
+                f"{self._num_of[client]} requests of this client wait, which is the limit per client",
+                hint="wait for answers before asking more",
                 retry_after_s=self._retry_after(),
             )
         if num_waiting >= limits.max_waiting or (self and self._num_bytes + num_bytes > limits.max_waiting_bytes):
@@ -111,18 +111,18 @@ class AdmissionQueue:
             )
 
     def add(self, entry: Entry) -> None:
-        """Add a request whose picture is to be read, or read again after it was dropped from the cache."""
+        """Add a request whose picture is to be read, also again after the cache dropped it."""
         self._entries.add(entry)
         self._num_of[entry.ask.client] += 1
         self._num_bytes += len(entry.ask.picture)
 
     def make_ready(self, entry: Entry) -> None:
-        """Mark a request whose picture is read; no effect if it was removed."""
+        """Queue a request whose picture is read; ignored if it left the queue."""
         if entry in self._entries:
             self._ready.put(entry, owner=entry.ask.client)
 
     def take_ready(self, count: int) -> list[Entry]:
-        """Remove and return up to `count` requests for the engine."""
+        """Take up to `count` ready requests out of the queue."""
         taken: list[Entry] = []
         while len(taken) < count and (entry := self._ready.take()) is not None:
             self._leave(entry)
@@ -130,7 +130,7 @@ class AdmissionQueue:
         return taken
 
     def remove(self, entry: Entry) -> bool:
-        """Remove a request; returns whether it was here."""
+        """Remove a request; returns whether it was in the queue."""
         if entry not in self._entries:
             return False
         self._ready.remove(entry, owner=entry.ask.client)
@@ -138,7 +138,7 @@ class AdmissionQueue:
         return True
 
     def note_finish(self, now: float) -> None:
-        """Note that a request was answered at `now`; the retry time is estimated from this."""
+        """Note the time of an answer, for the estimate of `retry_after_s`."""
         self._finish_times.append(now)
 
     def _leave(self, entry: Entry) -> None:
@@ -149,7 +149,7 @@ class AdmissionQueue:
             del self._num_of[entry.ask.client]
 
     def _retry_after(self) -> float:
-        """Seconds until half of the queue is answered, at the recent rate."""
+        """Estimated seconds until the queue is half empty, at the rate of the last answers."""
         times = self._finish_times
         if len(times) < 2 or times[-1] <= times[0]:
             return 1.0

@@ -1,4 +1,4 @@
-"""A queue in which owners take turns: one item does not wait behind another owner's hundred. Not thread-safe."""
+"""A queue in which owners take turns, so that one item does not wait behind another owner's hundred."""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
@@ -9,28 +9,26 @@ Item = TypeVar("Item")
 
 
 class FairQueue(Generic[Item]):
-    """First in, first out per owner; owners in turn."""
+    """Round-robin over owners; first in, first out for each. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._owners: OrderedDict[str, deque[Item]] = (
-            OrderedDict()
-        )  # the next owner first; owners without items are removed
+        self._owners: OrderedDict[str, deque[Item]] = OrderedDict()  # the next owner first; only owners with items
         self._length = 0
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[Item]:
-        """All items, in no particular order."""
+        """The items, in arbitrary order."""
         return chain.from_iterable(self._owners.values())
 
     def put(self, item: Item, *, owner: str) -> None:
-        """Append an item to its owner's queue."""
+        """Append an item to its owner's."""
         self._owners.setdefault(owner, deque()).append(item)
         self._length += 1
 
     def take(self) -> Item | None:
-        """Remove and return the next item of the next owner; None if the queue is empty."""
+        """Remove and return the next item; None if the queue is empty."""
         if not self._owners:
             return None
         owner, items = next(iter(self._owners.items()))
@@ -42,7 +40,7 @@ class FairQueue(Generic[Item]):
         return item
 
     def remove(self, item: Item, *, owner: str) -> bool:
-        """Remove an item; returns whether it was here."""
+        """Remove an item; returns whether it was in the queue."""
         items = self._owners.get(owner)
         if items is None or item not in items:
             return False

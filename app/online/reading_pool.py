@@ -1,8 +1,9 @@
-"""Reads pictures of many clients in a few processes, clients in turn. Slow pictures only delay each other.
+"""Reads pictures of many clients in a few processes, fairly. Slow pictures delay only each other.
 
-There are two lanes. Every picture starts in the fast lane. A picture that takes more than `slow_after_s` of CPU time,
-or hangs, moves to the slow lane, where its process has a lower priority. If the slow lane is full and others wait for
-the fast lane, the reading is stopped, and restarted when the slow lane has a free place.
+There are two lanes. Every picture begins in the fast lane. A picture that takes more than `slow_after_s` of processor
+time, or hangs, moves to the slow lane, where its process has a lower priority. If the slow lane is full and others wait
+for the fast one, the reading is stopped, and starts again when the slow lane has a free place. So slow
+pictures cannot block fast ones.
 """
 
 import threading
@@ -20,15 +21,15 @@ from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.errors import LlamaAdapterError
 
-# Codes of `AnswerError`:
-READING_BUSY = "reading_busy"  # too many slow pictures are waiting
+# Of `AnswerError`:
+READING_BUSY = "reading_busy"  # too many slow pictures wait
 READING_FAILED = "reading_failed"  # the server cannot read pictures
-# A reading hangs after this multiple of `slow_after_s` in wall time: it is blocked, or the machine is overloaded.
+# Wall time, in units of `slow_after_s`, after which a reading counts as hung.
 _HANGS_AFTER = 10
 
 
 class ReadingDroppedError(LlamaAdapterError):
-    """A picture is not read because it is no longer wanted, or the service is closed."""
+    """A picture is not read: the request was cancelled, or the service is closed."""
 
     http_status = 503
 
@@ -61,27 +62,30 @@ class ReadingTask:
     picture: bytes
     name: str  # in messages
     client: str
-    is_wanted: Callable[[], bool]  # polled while reading; the reading ends when it returns False
+    is_wanted: Callable[[], bool]  # polled while it is read; False ends the reading
     deliver: Callable[[PictureReading | Exception], None]  # called once, unless the task is discarded
-    side: int | None = None  # longest side of a view for people; None: the encoder's square
-    is_slow: bool = False  # in the slow lane
-    began: float | None = None  # `time.perf_counter()` when reading started
+    side: int | None = None  # longest side of a view for people, in pixels; None: the encoder's square
+    is_slow: bool = False  # whether it is in the slow lane
+    began: float | None = None  # `time.perf_counter()` when its reading was first observed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolStatus:
-    """Numbers of pictures in a pool."""
+    """Counts of pictures in a pool."""
 
     num_reading: int
-    num_slow: int  # of them in the slow lane
-    num_waiting: int
+    num_slow: int  # slow ones of them
+    num_waiting: int  # for a process
 
 
 NO_READING = PoolStatus(num_reading=0, num_slow=0, num_waiting=0)
 
 
 class ReadingPool:
-    """Thread-safe. `reader` needs a process for each place of both lanes; the pool closes it."""
+    """A pool with a fast and a slow lane. Thread-safe.
+
+    `reader` needs a process for each place of both lanes; the pool closes it.
+    """
 
     def __init__(self, reader: ClientReader, *, limits: ServiceLimits, num_fast: int) -> None:
         self._reader, self._limits = reader, limits
@@ -99,7 +103,7 @@ class ReadingPool:
             thread.start()
 
     def submit(self, task: ReadingTask) -> None:
-        """Add a picture; does not block."""
+        """Add a picture. Does not block."""
         with self._changed:
             is_closed = self._is_closed
             if not is_closed:
@@ -109,25 +113,25 @@ class ReadingPool:
             task.deliver(ReadingDroppedError())
 
     def discard(self, task: ReadingTask) -> None:
-        """Remove a waiting picture. One that is being read ends through `is_wanted`."""
+        """Remove a picture that waits. One that is being read ends by `is_wanted`."""
         with self._changed:
             self._queues[task.is_slow].remove(task, owner=task.client)
 
     @property
     def num_slow_waiting(self) -> int:
-        """Waiting slow pictures of requests, without views."""
+        """Requests whose pictures wait for the slow lane; without views."""
         with self._changed:
             return sum(task.side is None for task in self._queues[True])
 
     @property
     def num_view_bytes(self) -> int:
-        """Bytes of the files of waiting views."""
+        """Bytes of the waiting views' picture files."""
         with self._changed:
             waiting = chain.from_iterable(self._queues.values())
             return sum(len(task.picture) for task in waiting if task.side is not None)
 
     def status(self) -> PoolStatus:
-        """Current numbers."""
+        """The current counts."""
         with self._changed:
             return PoolStatus(
                 num_reading=len(self._running),
@@ -136,7 +140,7 @@ class ReadingPool:
             )
 
     def close(self, *, timeout_s: float) -> None:
-        """End processes and threads, also busy ones. Waiting pictures get a `ReadingDroppedError`."""
+        """End all processes and threads. Waiting pictures get a `ReadingDroppedError`."""
         dropped: list[ReadingTask] = []
         with self._changed:
             self._is_closed = True
@@ -160,7 +164,7 @@ class ReadingPool:
                 result = self._reader.read(
                     task.picture,
                     name=task.name,
-                    # The digest comes first, so that a picture that kills its process is known as the cause.
+                    # Asks for the digest first, so that a crash can be attributed to the picture.
                     wants_pixels=lambda digest: True,
                     side=task.side,
                     keep_waiting=partial(self._keep_waiting, task),
@@ -175,7 +179,7 @@ class ReadingPool:
             task.deliver(result)
 
     def _take(self) -> ReadingTask | None:
-        """Wait for the next picture and a free place; None if the pool is closed."""
+        """The next picture for a free place; None once the pool is closed."""
         with self._changed:
             while not self._is_closed:
                 task = self._next(is_slow=False) or self._next(is_slow=True)
@@ -196,7 +200,7 @@ class ReadingPool:
             self._changed.notify()
 
     def _keep_waiting(self, task: ReadingTask, process: ReadingProcess, cpu_s: float) -> None:
-        """Called while a picture is read; `cpu_s` is the CPU time it took so far."""
+        """Move or drop a picture, given the processor time so far."""
         if self._is_closed or not task.is_wanted():
             raise ReadingDroppedError
         if task.began is None:
@@ -237,7 +241,7 @@ class ReadingPool:
         if not is_wanted:
             task.deliver(ReadingDroppedError())
             return
-        message = "The picture is slow to read, and too many such pictures are waiting: try again later."
+        message = "The picture takes long to read, and too many such pictures wait. Ask later, or send a smaller one."
         task.deliver(
             PictureReading(
                 digest="", pixels=None, error=AnswerError(code=READING_BUSY, message=message), elapsed_ms=0.0

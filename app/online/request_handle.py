@@ -1,33 +1,40 @@
-"""A submitted request, as its client holds it: yields events to a thread or an event loop."""
+"""A client's request, and the handle that gives its events to a thread or an event loop."""
 
 import asyncio
 import queue
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from llama_adapter.app.tasks.answers import Answer, Event
+from llama_adapter.app.tasks.choose import choosing
 from llama_adapter.app.tasks.prompts import Prompt
+from llama_adapter.app.tasks.task import FREE_TEXT, Task
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ask:
-    """One question about one picture."""
+    """One question about one picture. Raises ValueError for invalid `choices`."""
 
-    picture: bytes  # the file
+    picture: bytes  # content of a picture file
     prompt: Prompt
     label: str = "picture"  # becomes `Answer.picture`
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    choices: tuple[str, ...] | None = None  # the answer is the likeliest of them
-    stop: tuple[str, ...] = ()  # the answer ends before the first of these
+    task: Task = FREE_TEXT
+    stop: tuple[str, ...] = ()  # the text ends before the first of these
     client: str = ""  # clients take turns
-    timeout_s: float | None = None  # at most, and by default, the service's limit
+    timeout_s: float | None = None  # at most the service's own limit; None: that limit
+    choices: InitVar[Sequence[str] | None] = None  # short for `task=choosing(choices)`
+
+    def __post_init__(self, choices: Sequence[str] | None) -> None:
+        if choices is not None:
+            object.__setattr__(self, "task", choosing(choices))
 
 
 class RequestHandle:
-    """One request. Any thread may cancel it; a single reader consumes its events, in one of the four ways."""
+    """One request. Any thread may cancel it; one reader takes its events, by one of the four methods."""
 
     def __init__(self, request_id: int, *, cancel: Callable[["RequestHandle"], None]) -> None:
         self.id = request_id
@@ -39,12 +46,15 @@ class RequestHandle:
         self._is_text_wanted = True
 
     def cancel(self) -> None:
-        """Cancel: the last event is then an answer with the error `cancelled` and the text so far. May be repeated."""
+        """Cancel the request: its last event is an answer with error `cancelled` and the text so far.
+
+        Can be called again, and after the answer.
+        """
         self.is_cancelled = True
         self._cancel(self)
 
     def events(self) -> Iterator[Event]:
-        """Text deltas and finally the answer; blocks."""
+        """Yield pieces of text, and the answer at the end. Blocks."""
         while True:
             event = self._events.get()
             yield event
@@ -52,7 +62,7 @@ class RequestHandle:
                 return
 
     def result(self) -> Answer:
-        """The answer; blocks."""
+        """The answer. Blocks."""
         return next(event for event in self.events() if isinstance(event, Answer))
 
     async def __aiter__(self) -> AsyncIterator[Event]:
@@ -60,7 +70,7 @@ class RequestHandle:
         woken = asyncio.Event()
         self._listener = asyncio.get_running_loop(), woken
         while True:
-            woken.clear()  # first, so that no later event is missed
+            woken.clear()  # first: an event after the last look sets it again
             while True:
                 try:
                     event = self._events.get_nowait()
@@ -72,7 +82,7 @@ class RequestHandle:
             await woken.wait()
 
     async def answer(self) -> Answer:
-        """Like `result`, for an event loop, which is woken only once."""
+        """As `result`, without blocking the event loop; text does not wake it."""
         self._is_text_wanted = False
         async for event in self:
             if isinstance(event, Answer):
@@ -80,9 +90,9 @@ class RequestHandle:
         raise AssertionError("the last event is an answer")
 
     def deliver(self, event: Event) -> None:
-        """Pass an event to the reader; for the service."""
+        """Give an event to the reader; called by the service."""
         self._events.put(event)
         if self._listener is not None and (self._is_text_wanted or isinstance(event, Answer)):
             loop, woken = self._listener
-            with suppress(RuntimeError):  # the loop is closed
+            with suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(woken.set)

@@ -1,7 +1,7 @@
-"""One engine thread and its queue: requests of many clients share the batches of one captioner.
+"""A service: the requests of many clients share the batches of one captioner.
 
-The way of a request: `submit` -> `_look` (is its picture cached?) -> reading pool -> admission queue -> `_admit` ->
-engine step -> its handle. The model is loaded, used and released in the engine thread only.
+The path of a request: `submit` -> `_look` (is its picture in the cache?) -> the reading pool -> the admission queue ->
+`_admit` -> the engine's step -> its handle. Only the engine thread loads, uses and closes the model.
 """
 
 import gc
@@ -41,10 +41,11 @@ from llama_adapter.app.reading.isolated import IsolatedReader
 from llama_adapter.app.reading.prefetch import num_reading_threads
 from llama_adapter.app.reading.reader import PictureLimits, PictureReading
 from llama_adapter.app.tasks.answers import Answer, AnswerError, Event
-from llama_adapter.app.tasks.prompts import Prompt, RawPrompt, as_choices
+from llama_adapter.app.tasks.prompts import Prompt, RawPrompt
 from llama_adapter.llm.errors import PromptError
 from llama_adapter.runtime.problems import describe
 
+# Everything that users of a service need, from one module.
 __all__ = [
     "Ask",
     "BusyError",
@@ -57,11 +58,11 @@ __all__ = [
     "UnavailableError",
 ]
 
-_WATCH_S = 0.1  # interval of the deadline check
-_LATE_S = 5.0  # grace time for the engine thread to end a running request past its deadline
-_READERS_FAILED_S = 10.0  # the service counts as stalled for this time after a reading failure
-_CLOSE_S = 10.0  # wait for the engine thread at most this long: the device may hang
-_FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 30.0  # before the engine is reloaded; doubles at each failure
+_WATCH_S = 0.1  # period of the check for deadlines
+_LATE_S = 5.0  # grace period in which the engine thread ends a late request
+_READERS_FAILED_S = 10.0  # for this long after a reader failure, the service counts as stalled
+_CLOSE_S = 10.0  # most that `close` waits for the engine thread
+_FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 30.0  # before the engine is loaded again; doubles with each failure
 
 _log = logging.getLogger("llama_adapter.service")
 _CANCELLED = AnswerError(code="cancelled", message="The request was cancelled.")
@@ -78,29 +79,29 @@ class Service:
         limits: ServiceLimits | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """`load` makes the captioner in the engine thread, at the start and after each engine failure."""
+        """`load` makes the captioner. It is called in the engine thread, at the start and after an engine failure."""
         self.limits = limits or ServiceLimits()
         self._load = load
         self._observer = observer or Observer()
-        self._changed = threading.Condition()  # guards the state, the queue and the running requests
+        self._changed = threading.Condition()  # guards the state, the queue and the entries
         self._closing = threading.Event()
         self._ends_by: float | None = None  # `time.perf_counter()`, set by `close`
         self._state: State = "loading"
         self._is_draining = False
         self._load_error: BaseException | None = None
-        self._room = AdmissionQueue(self.limits)
-        self._entries: dict[int, Entry] = {}  # all unanswered requests, by handle id
+        self._queue = AdmissionQueue(self.limits)
+        self._entries: dict[int, Entry] = {}  # unanswered requests, by handle
         self._num_submitted = 0
-        self._restarts, self._num_fruitless = 0, 0  # fruitless: failures since the last answer
+        self._restarts, self._num_fruitless = 0, 0  # fruitless: consecutive failures without an answer
         self._last_error: str | None = None
         self._captioner: Captioner | None = None
-        self._pool: ReadingPool | None = None  # set when the first model is loaded
-        self._readers_failed_at: float | None = None  # `time.perf_counter()`; None after a success
-        self._running: dict[int, Admitted] = {}  # in the engine, by handle id; used by the engine thread
+        self._pool: ReadingPool | None = None  # once a model was loaded
+        self._readers_failed_at: float | None = None  # by `time.perf_counter()`; None since a picture was read
+        self._running: dict[int, Admitted] = {}  # in the loop, by handle; of the engine thread
         self._encoded = EncodedPictures(max_bytes=self.limits.encoded_bytes)
         self._stage_seconds = dict.fromkeys(STAGES, 0.0)
         self._started = self._heartbeat = time.perf_counter()
-        # Its own thread, so that cached pictures never wait for reading.
+        # Its own thread, so that cached pictures do not wait for slow readings.
         self._looking = ThreadPoolExecutor(1, thread_name_prefix="look")
         self._threads = [
             threading.Thread(target=self._main, name="engine", daemon=True),
@@ -108,12 +109,12 @@ class Service:
         ]
 
     def start(self) -> None:
-        """Start loading the model; does not block."""
+        """Start loading the model. Does not block."""
         for thread in self._threads:
             thread.start()
 
     def wait_until_ready(self, timeout_s: float | None = None) -> None:
-        """Wait until the model is loaded; raises the loading error, or TimeoutError."""
+        """Wait for the model; raises the error of loading it, or TimeoutError."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._state != "loading", timeout_s):
                 raise TimeoutError(f"The model is not loaded after {timeout_s} s")
@@ -127,33 +128,33 @@ class Service:
 
     @property
     def spec(self) -> CaptionerSpec:
-        """The resolved spec of the loaded model; raises UnavailableError while there is none."""
+        """The complete spec of the loaded model; raises UnavailableError while there is none."""
         return self._loaded().spec
 
     @property
     def batch_size(self) -> int:
-        """Requests answered at once; raises UnavailableError while there is no model."""
+        """Requests answered together; raises UnavailableError while no model is loaded."""
         return self._loaded().batch_size
 
     def submit(self, ask: Ask) -> RequestHandle:
-        """Accept a request; does not block.
+        """Accept a request. Does not block.
 
-        Raises BusyError and UnavailableError if it may be sent again later; PromptTooLongError, PromptError and
-        ValueError for an invalid request.
+        Raises BusyError and UnavailableError for a request that may be sent again later; PromptTooLongError,
+        PromptError and ValueError for one that cannot be answered.
         """
         captioner = self._loaded()
         self._check_sizes(ask)
-        prompt = captioner.encode_prompt(ask.prompt, ask.choices)
+        prompt = captioner.encode_prompt(ask.prompt, ask.task)
         with self._changed:
             self._check_open()
             num_slow = 0 if self._pool is None else self._pool.num_slow_waiting
-            self._room.check(ask.client, len(ask.picture), num_slow=num_slow)
+            self._queue.check(ask.client, len(ask.picture), num_slow=num_slow)
             self._num_submitted += 1
             handle = RequestHandle(self._num_submitted, cancel=self._cancel)
             allowed_s = self.limits.timeout_s if ask.timeout_s is None else min(ask.timeout_s, self.limits.timeout_s)
             entry = Entry(ask=ask, handle=handle, prompt=prompt, deadline=handle.submitted + allowed_s)
             self._entries[handle.id] = entry
-            self._room.add(entry)
+            self._queue.add(entry)
             self._looking.submit(self._look, entry)
         return handle
 
@@ -166,7 +167,7 @@ class Service:
         client: str,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> Future[PictureReading]:
-        """A picture for people, upright and at most `side` pixels wide and high, or its error.
+        """A view of a picture for people: upright, at most `side` pixels wide and high; or its error.
 
         Raises UnavailableError while there is no model, and BusyError while too many views are waiting. Reading ends
         early if the future is cancelled or `is_wanted` returns False; then, and if the service is closed, the future
@@ -189,10 +190,10 @@ class Service:
         return future
 
     def status(self) -> ServiceStatus:
-        """The current state."""
+        """The current status."""
         with self._changed:
             now = time.perf_counter()
-            num_waiting = len(self._room)
+            num_waiting = len(self._queue)
             reading = NO_READING if self._pool is None else self._pool.status()
             is_at_work = self._state == "ready" and bool(self._running)
             return ServiceStatus(
@@ -213,25 +214,25 @@ class Service:
         return self._readers_failed_at is not None and now - self._readers_failed_at < _READERS_FAILED_S
 
     def stage_seconds(self) -> dict[str, float]:
-        """Busy seconds by stage since the start: of the engine thread; for `read`, of the reading processes."""
+        """Busy seconds by stage since the start, of the engine thread; for `read`, of the reading processes."""
         with self._changed:
             return dict(self._stage_seconds)
 
     def drain(self) -> None:
-        """Refuse new requests; accepted ones are answered."""
+        """Accept no more requests; finish the accepted ones."""
         with self._changed:
             self._is_draining = True
 
     def wait_until_idle(self, timeout_s: float | None = None) -> bool:
-        """Wait until all requests are answered; returns whether that happened within `timeout_s` seconds."""
+        """Wait until all requests are answered; returns whether that happened in time."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._entries, timeout_s)
 
     def close(self) -> None:
-        """End the threads and release the model; unanswered requests get an error. May be repeated.
+        """End the threads and close the model; pending requests are answered with an error. Can be called again.
 
-        Waits at most 10 s for the current step or model load, and kills the reading processes. A step that hangs is
-        left to its daemon thread.
+        Waits at most 10 s for the current step or the loading of the model, and kills the reading processes. A step
+        that hangs keeps its daemon thread.
         """
         self._closing.set()
         with self._changed:
@@ -239,7 +240,7 @@ class Service:
             if self._state != "failed":
                 self._state = "closed"
             self._changed.notify_all()
-        self._end_all(_CANCELLED)  # at once, without waiting for the current step
+        self._end_all(_CANCELLED)  # before the engine thread has ended
         for thread in self._threads:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(max(0.0, self._ends_by - time.perf_counter()))
@@ -266,30 +267,27 @@ class Service:
         return UnavailableError(reason, hint="try again later", retry_after_s=2.0)
 
     def _check_sizes(self, ask: Ask) -> None:
-        """Check before tokenising, so that an oversized prompt costs nothing."""
+        """Refuse long texts before they are tokenised."""
         limit = self.limits.max_prompt_chars
         if (length := _length(ask.prompt)) > limit:
-            raise PromptError(
-                f"The prompt has {length:,} characters, the limit is {limit:,}", hint="shorten the prompt"
-            )
-        choices = as_choices(ask.choices)
-        if choices is not None and sum(map(len, choices)) > limit:
+            raise PromptError(f"The prompt is {length:,} long, {limit:,} is the limit", hint="shorten the prompt")
+        if sum(map(len, ask.task.continuations)) > limit:
             raise PromptError(f"The choices have more than {limit:,} characters", hint="give fewer or shorter ones")
 
     def _cancel(self, handle: RequestHandle) -> None:
         with self._changed:
             entry = self._entries.get(handle.id)
-            is_waiting = entry is not None and self._room.remove(entry)
+            is_waiting = entry is not None and self._queue.remove(entry)
             self._changed.notify_all()
         if entry is not None and is_waiting:
             self._fail(entry, _CANCELLED)
 
     def _fail(self, entry: Entry, error: AnswerError) -> None:
-        conversation = entry.conversation or entry.converse()
-        self._finish(entry, conversation.failed(error, keep_text=True))
+        active = entry.active or entry.activate()
+        self._finish(entry, active.failed(error, keep_text=True))
 
     def _finish(self, entry: Entry, answer: Answer) -> None:
-        """Deliver the answer of a request; no effect if it has one."""
+        """Give a request its answer; ignored if it has one."""
         with self._changed:
             if entry.is_done:
                 return
@@ -297,7 +295,7 @@ class Service:
             now = time.perf_counter()
             del self._entries[entry.handle.id]
             if answer.error is None:
-                self._room.note_finish(now)
+                self._queue.note_finish(now)
                 self._num_fruitless = 0
             self._changed.notify_all()
         if entry.task is not None and entry.reading is None and self._pool is not None:
@@ -309,7 +307,7 @@ class Service:
         self._tell(self._observer.finished, answer, seconds)
 
     def _tell(self, observe: Callable[..., None], *values: object) -> None:
-        """Call the observer; its exceptions must not end a thread or lose an answer."""
+        """Call the observer; its errors are logged and do not affect answers."""
         try:
             observe(*values)
         except Exception as error:
@@ -319,14 +317,14 @@ class Service:
         with self._changed:
             entries = list(self._entries.values())
             for entry in entries:
-                self._room.remove(entry)
+                self._queue.remove(entry)
         for entry in entries:
             self._fail(entry, error)
 
     # The thread that looks pictures up in the cache, and those of the reading pool
 
     def _look(self, entry: Entry) -> None:
-        """Have the picture read, unless it is cached."""
+        """Have the picture read, unless it is in the cache."""
         started = time.perf_counter()
         if entry.is_done:
             return
@@ -355,7 +353,7 @@ class Service:
         with self._changed:
             entry.reading = reading
             self._readers_failed_at = None
-            self._room.make_ready(entry)
+            self._queue.make_ready(entry)
             self._changed.notify_all()
 
     def _reading_failed(self, entry: Entry, error: Exception) -> None:
@@ -365,7 +363,7 @@ class Service:
             with self._changed:
                 self._last_error, self._readers_failed_at = _kind(error), time.perf_counter()
         with self._changed:
-            self._room.remove(entry)
+            self._queue.remove(entry)
         self._fail(entry, _READING_FAILED)
 
     def _reading_pool(self) -> ReadingPool:
@@ -375,7 +373,7 @@ class Service:
         return pool
 
     def _open_pool(self, captioner: Captioner) -> None:
-        """Start the reading processes, once; closes the captioner if that fails."""
+        """Start the reading processes, once; if that fails, close the captioner."""
         if self._pool is not None:
             return
         limits, num_fast = self.limits, num_reading_threads()
@@ -400,17 +398,17 @@ class Service:
     # The deadline thread
 
     def _watch(self) -> None:
-        """Answer late requests, also while the engine is loading or hangs."""
+        """Fail late requests, also while the engine is loaded or hangs."""
         while not self._closing.wait(_WATCH_S):
             with self._changed:
                 now = time.perf_counter()
                 late = [
                     entry
                     for entry in self._entries.values()
-                    if now > entry.deadline + (_LATE_S if entry.conversation is not None else 0.0)
+                    if now > entry.deadline + (_LATE_S if entry.active is not None else 0.0)
                 ]
                 for entry in late:
-                    self._room.remove(entry)
+                    self._queue.remove(entry)
             for entry in late:
                 self._fail(entry, _late(entry))
 
@@ -425,19 +423,19 @@ class Service:
                     self._engine_failed(error)
                 try:
                     captioner.close()
-                except Exception as error:  # a broken encoder must not prevent the restart
-                    _log.error("releasing the model failed: %s", describe(error).sentence)
+                except Exception as error:  # such as that of a broken encoder; the next captioner has its own
+                    _log.error("closing the model failed: %s", describe(error).sentence)
                 self._captioner = captioner = None
                 self._encoded.clear()
-                gc.collect()  # the next model may need the memory
+                gc.collect()  # free memory for the next model
         finally:
             with self._changed:
                 if not self._closing.is_set():
-                    self._state = "failed"  # this thread ended unexpectedly
+                    self._state = "failed"  # no thread answers any more
             self._end_all(_CANCELLED)
 
     def _open(self) -> Captioner | None:
-        """Load the model; None if the service is closing. Retries if loading has succeeded before."""
+        """Load the model; None once the service is closed. Retries if loading worked before."""
         while True:
             if self._closing.wait(self._backoff_s()):
                 return None
@@ -465,7 +463,7 @@ class Service:
     def _backoff_s(self) -> float:
         if not self._num_fruitless:
             return 0.0
-        doublings = min(self._num_fruitless - 1, 32)  # limits the exponent: a float overflows at 1,024
+        doublings = min(self._num_fruitless - 1, 32)  # avoids a float overflow
         return min(_FIRST_BACKOFF_S * 2.0**doublings, _MAX_BACKOFF_S)
 
     def _serve(self, captioner: Captioner) -> None:
@@ -480,16 +478,16 @@ class Service:
                 self._note_stages(clock)
 
     def _wait_for_work(self, loop: CaptionLoop, clock: StageClock) -> bool:
-        """Wait for work; returns False if the service is closing."""
+        """Wait for a request; returns False once the service is closed."""
         with self._changed:
-            if not loop.num_unfinished and not self._room.has_ready:
+            if not loop.num_unfinished and not self._queue.has_ready:
                 clock.stop()
-                self._changed.wait_for(lambda: self._room.has_ready or self._closing.is_set())
+                self._changed.wait_for(lambda: self._queue.has_ready or self._closing.is_set())
             self._heartbeat = time.perf_counter()
             return not self._closing.is_set()
 
     def _sweep(self, loop: CaptionLoop) -> None:
-        """Remove answered, cancelled and late requests from the engine."""
+        """Remove cancelled and late requests from the engine."""
         now = time.perf_counter()
         for admitted in list(self._running.values()):
             entry = admitted.entry
@@ -499,7 +497,7 @@ class Service:
                 self._fail(entry, _CANCELLED if entry.handle.is_cancelled else _late(entry))
 
     def _admit(self, loop: CaptionLoop) -> None:
-        """Fill free slots: encode new pictures and submit the requests to the engine."""
+        """Fill free slots: encode new pictures, submit requests."""
         readable: list[Admitted] = []
         for admitted in self._take_ready(loop.num_free):
             self._note_stage("read", admitted.reading.elapsed_ms / 1e3)
@@ -507,20 +505,20 @@ class Service:
                 readable.append(admitted)
                 continue
             del self._running[admitted.entry.handle.id]
-            self._finish(admitted.entry, admitted.conversation.failed(admitted.reading.error))
+            self._finish(admitted.entry, admitted.active.failed(admitted.reading.error))
         for admitted, picture in zip(readable, self._encode(readable, loop), strict=True):
-            admitted.request_id = loop.submit(admitted.conversation, picture)
+            admitted.request_id = loop.submit(admitted.active, picture)
 
     def _take_ready(self, count: int) -> list[Admitted]:
-        """Up to `count` requests for the engine. A picture evicted from the cache meanwhile is read first."""
+        """Take up to `count` ready requests. If the cache dropped a picture meanwhile, it is read first."""
         taken: list[Admitted] = []
         forgotten: list[Entry] = []
         with self._changed:
-            for entry in self._room.take_ready(count):
+            for entry in self._queue.take_ready(count):
                 assert entry.reading is not None, "pictures are read before requests are ready"
                 encoded = self._encoded.find(entry.reading.digest)
                 if encoded is None and entry.reading.is_only_digest:
-                    self._room.add(entry)
+                    self._queue.add(entry)
                     forgotten.append(entry)
                     continue
                 admitted = self._running[entry.handle.id] = entry.admit()
@@ -531,12 +529,12 @@ class Service:
         return taken
 
     def _encode(self, asked: Sequence[Admitted], loop: CaptionLoop) -> list[EncodedPicture]:
-        """The encoded picture of each request; equal pictures are encoded once."""
+        """The encoded picture of each request; the same picture is encoded once."""
         pictures: dict[str, EncodedPicture] = {}
         new: dict[str, Admitted] = {}
         for admitted in asked:
             digest = admitted.reading.digest
-            admitted.conversation.is_reused = admitted.encoded is not None or digest in new
+            admitted.active.is_reused = admitted.encoded is not None or digest in new
             if admitted.encoded is not None:
                 pictures[digest] = admitted.encoded
             else:
@@ -545,7 +543,7 @@ class Service:
             found, clip_ms = loop.encode([admitted.pixels for admitted in new.values()])
             for (digest, admitted), picture in zip(new.items(), found, strict=True):
                 pictures[digest] = self._encoded.keep(digest, picture)
-                admitted.conversation.ms["clip"] = clip_ms
+                admitted.active.ms["clip"] = clip_ms
         return [pictures[admitted.reading.digest] for admitted in asked]
 
     def _deliver(self, events: Sequence[Event]) -> None:
@@ -572,7 +570,7 @@ class Service:
         self._tell(self._observer.stage, stage, seconds)
 
     def _engine_failed(self, error: Exception) -> None:
-        """Fail the requests in the engine; waiting ones wait for the reloaded engine."""
+        """Fail the requests in the engine; waiting requests stay in the queue."""
         problem = describe(error)
         _log.error("the engine failed and is reloaded: %s", problem.sentence)
         with self._changed:
@@ -611,9 +609,11 @@ def _length(prompt: Prompt) -> int:
 
 def _late(entry: Entry) -> AnswerError:
     allowed_s = entry.deadline - entry.handle.submitted
-    return AnswerError(code="deadline", message=f"The answer was not complete within {allowed_s:g} s; try again later.")
+    return AnswerError(
+        code="deadline", message=f"There was no complete answer within {allowed_s:g} s; ask again later."
+    )
 
 
 def _kind(error: BaseException) -> str:
-    """An error as clients may see it: messages may hold paths of this machine."""
-    return f"{type(error).__name__}; see the log"
+    """The error for clients, without its message, which may contain paths."""
+    return f"{type(error).__name__}; the log says more"

@@ -1,4 +1,4 @@
-"""Limits, status and errors of a service, and its observer."""
+"""Limits, status, errors and observers of a service."""
 
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -10,7 +10,7 @@ State = Literal["loading", "ready", "restarting", "draining", "failed", "closed"
 
 
 class ServiceError(LlamaAdapterError):
-    """A request is refused for now; `retry_after_s` says when to try again, None if unknown."""
+    """A request is refused; `retry_after_s` is None if retrying does not help."""
 
     http_status = 503
 
@@ -20,7 +20,7 @@ class ServiceError(LlamaAdapterError):
 
 
 class BusyError(ServiceError):
-    """The queue is full, for all clients or for this one."""
+    """The queue is full, or this client's share of it."""
 
     http_status = 429
 
@@ -31,31 +31,31 @@ class UnavailableError(ServiceError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServiceLimits:
-    """Limits of a service. Raises ValueError for numbers out of range."""
+    """Limits of a service. Raises ValueError for values that are not positive."""
 
-    max_waiting: int = 128  # requests
-    max_waiting_per_client: int = 64  # requests
+    max_waiting: int = 128  # requests in the queue
+    max_waiting_per_client: int = 64  # of them
     max_waiting_bytes: int = 512 * 2**20  # of their picture files
-    timeout_s: float = 120.0  # from submission to the answer
+    timeout_s: float = 120.0  # from submit to the answer
     stall_s: float = 120.0  # for one step, before the service counts as stalled
     max_pixels: int = 50_000_000
     max_picture_bytes: int = 32 * 2**20
     picture_timeout_s: float = 20.0  # to read one picture
-    reading_memory_bytes: int = 2**30  # per picture, in its reading process
-    slow_after_s: float = 0.5  # CPU time after which a picture counts as slow
-    max_slow_pictures: int = 2  # slow pictures read at once, besides the others
-    max_slow_waiting: int = 64  # waiting slow pictures, besides `max_waiting`
-    max_prompt_chars: int = 20_000  # of the prompt, and of all choices together
+    reading_memory_bytes: int = 2**30  # of the process that reads a picture
+    slow_after_s: float = 0.5  # processor time to read a picture, before it counts as slow
+    max_slow_pictures: int = 2  # slow pictures read at once, beside the others
+    max_slow_waiting: int = 64  # slow pictures that wait, in addition to `max_waiting`
+    max_prompt_chars: int = 20_000  # of the prompt, and of its continuations together
     encoded_bytes: int = 256 * 2**20  # of the cache of encoded pictures, on the device; 0: no cache
 
     @property
     def max_slow_waiting_bytes(self) -> int:
-        """Bytes of waiting slow pictures: a quarter of `max_waiting_bytes`."""
+        """For waiting slow pictures: a quarter of `max_waiting_bytes`."""
         return self.max_waiting_bytes // 4
 
     @property
     def max_view_bytes(self) -> int:
-        """Bytes of pictures waiting to be shown on the page: a quarter of `max_waiting_bytes`."""
+        """For pictures that wait to be shown on the page: a quarter of `max_waiting_bytes`."""
         return self.max_waiting_bytes // 4
 
     def __post_init__(self) -> None:
@@ -67,14 +67,14 @@ class ServiceLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServiceStatus:
-    """State of a service; holds nothing of the requests."""
+    """State and counts of a service; contains no data of requests."""
 
     state: State
-    is_stalled: bool  # a step exceeds its time limit
+    is_stalled: bool  # a step takes longer than `stall_s`, or pictures cannot be read
     num_running: int
     num_waiting: int
     num_reading: int  # pictures
-    num_slow_reading: int  # pictures in the slow lane
+    num_slow_reading: int  # slow ones of them
     num_encoded: int  # pictures in the cache
     restarts: int
     last_error: str | None
@@ -82,16 +82,16 @@ class ServiceStatus:
 
 
 class Observer:
-    """Callbacks, called by several threads of the service. They must return quickly. These do nothing."""
+    """Receives events from several threads of a service, and must not block them. This one ignores them."""
 
     def first_token(self, seconds: float) -> None:
-        """Seconds from submission to the first text, or to an answer without deltas."""
+        """Seconds from submit to the first text, or to an answer without text before it."""
 
     def stage(self, stage: str, seconds: float) -> None:
-        """Seconds of one engine pass; for `read`, of one picture."""
+        """Seconds of a stage in one pass of the engine thread; for `read`, of one picture."""
 
     def finished(self, answer: Answer, seconds: float) -> None:
-        """An answer of any kind, and the seconds from submission."""
+        """An answer or failure, and seconds from submit."""
 
     def restarted(self) -> None:
-        """The engine failed and is reloaded."""
+        """The engine failed and is loaded again."""

@@ -1,1 +1,1 @@
-"""Answers as they are kept: records, files of them, what such a file holds already, and the runs that wrote it."""
+"""Records: their format, files of them, and what such files answer already."""

@@ -1,4 +1,4 @@
-"""Appending to a file of answers so that no crash, full disk or second writer costs what is in it."""
+"""Appends records to a file so that no crash, full disk or second writer loses any."""
 
 import errno
 import fcntl
@@ -8,8 +8,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
-from llama_adapter.app.records.loss import check_file, has_name, is_at, is_standard_output, sync_folder
-from llama_adapter.app.records.record import Record, RecordFileError, no_records, parse_record, record_to_line
+from llama_adapter.app.records.loss import (
+    RecordFileLostError,
+    check_file,
+    has_name,
+    is_at,
+    is_standard_output,
+    sync_folder,
+)
+from llama_adapter.app.records.manifest import read_manifest
+from llama_adapter.app.records.record import (
+    PART_NAME,
+    Record,
+    RecordFileError,
+    no_records,
+    parse_record,
+    record_to_line,
+)
 from llama_adapter.app.records.tail import MAX_RECORD_BYTES, is_begun, is_torn, without_zeros
 
 _SYNC_S = 2.0
@@ -19,30 +34,52 @@ class RecordFileLockedError(RecordFileError):
     """Another run writes into the file."""
 
 
+def open_records(out: str) -> "RecordWriter":
+    """The writer of a job's records. If `out` is a folder or ends with a slash, it appends to the folder's last part.
+
+    Parts are called part-00000.jsonl and so on. Raises as `RecordWriter` and `read_manifest` do.
+    """
+    path, older = Path(out), tuple[Path, ...]()
+    if out.endswith(("/", os.sep)) or path.is_dir():
+        found = ((PART_NAME.fullmatch(part.name), part) for part in (path.iterdir() if path.is_dir() else ()))
+        parts = sorted((int(match[1]), part) for match, part in found if match is not None)
+        *older_parts, path = [part for _, part in parts] or [path / "part-00000.jsonl"]
+        older = tuple(older_parts)
+    writer = RecordWriter(path, older=older)
+    try:
+        if writer.is_durable:
+            read_manifest(out)  # a broken one is refused before anything is thrown away
+    except BaseException:
+        writer.close()
+        raise
+    return writer
+
+
 class RecordWriter:
     """Appends records to a file; what was written before survives a crash.
 
-    Opening takes a lock that two writers cannot have at once (flock: gone with the process that has it, however that
-    ends), and repairs a last line that a crash left torn: a whole record gets its line feed (`repair` is "completed"),
-    a torn one is cut off ("dropped"), and anything else is refused. Every record reaches the operating system at once,
-    so it survives the death of this process. After every `sync_every` records, after two seconds, and at the end,
-    records are synced to the disk (fsync), the file's name with the first of them, and `check_file` compares the file
-    with its path. A record that cannot be written whole, as on a full disk, is taken back. Pipes and
-    devices such as /dev/stdout are written to without lock, repair, fsync or check. A file is made at once, so that a
-    place that cannot be written shows; if it is still empty at the end, it is removed again.
+    Opening takes an exclusive lock (flock, released when the process ends) and repairs a last line that a crash left
+    torn: a whole record gets its line feed (`repair` is "completed"), a torn one is cut off ("dropped"), anything else
+    is refused. Every record reaches the operating system at once, so it survives the death of this process. Records are
+    synced to the disk (fsync) after every `sync_every` records, after two seconds, and at the end; `check_file` then
+    compares the file with its path. A record that cannot be written whole, as on a full disk, is taken back. Pipes and
+    devices such as /dev/stdout are written without lock, repair, fsync or check. The file is created at once, so that a
+    place that is not writable shows; if it is still empty at the end, it is removed.
 
-    Raises `RecordFileLockedError` when another process has the file, `RecordFileError` when it holds something else
-    than records, which is then left alone, `RecordFileLostError` when another program removed, replaced or changed it
-    during the run, and OSError when it cannot be written.
+    Raises `RecordFileLockedError` if another process writes into the file, `RecordFileError` if the file holds
+    something else (and leaves it alone), `RecordFileLostError` if another program removes, replaces or changes it
+    during the run, and OSError if it cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, sync_every: int = 64) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, older: tuple[Path, ...] = (), sync_every: int = 64) -> None:
+        """`older`: files of the same folder that earlier runs filled; they are read and cleared with this one."""
         if sync_every < 1:
             raise ValueError(f"sync_every must be at least 1, got {sync_every}")
         self.path = Path(path)
         self.num_written = 0
         self.repair: str | None = None
         self.is_locked = False
+        self._older = older
         self._sync_every, self._num_unsynced, self._synced_at = sync_every, 0, time.monotonic()
         self.is_durable = not self.path.exists() or self.path.is_file()
         self._is_new = not os.path.lexists(self.path)
@@ -70,8 +107,8 @@ class RecordWriter:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The file, where it can be read again."""
-        return (self.path,) if self.is_durable else ()
+        """All files of records, oldest first; none for pipes and devices."""
+        return (*self._older, self.path) if self.is_durable else ()
 
     def write(self, record: Record) -> None:
         """Append one record."""
@@ -83,8 +120,8 @@ class RecordWriter:
         except BrokenPipeError:
             raise
         except OSError as error:
-            if self.is_durable and self._size() == self._end + len(line) - len(rest):  # nobody else wrote meanwhile
-                self._file.truncate(self._end)  # half a line is nothing to anybody; a full disk takes this
+            if self.is_durable and self._size() == self._end + len(line) - len(rest):  # no other writer
+                self._file.truncate(self._end)  # works on a full disk
             raise OSError(error.errno, error.strerror, str(self.path)) from error
         self.num_written += 1
         if self.is_durable:
@@ -94,7 +131,7 @@ class RecordWriter:
                 self.sync()
 
     def sync(self) -> None:
-        """Make everything written durable. Raises `RecordFileLostError`, once, where it is not in its place."""
+        """Make everything written durable. Raises `RecordFileLostError`, once, if the file is not in its place."""
         if not self.is_durable:
             return
         os.fsync(self._file.fileno())
@@ -103,15 +140,28 @@ class RecordWriter:
             self._is_name_synced = True
         self._num_unsynced, self._synced_at = 0, time.monotonic()
         if self._is_checked:
-            self._is_checked = False  # the fault of a file is raised once
-            check_file(self._file, path=self.path, place=self._place, num_bytes=self._end)
+            self._is_checked = False  # raised once
+            try:
+                check_file(self._file, path=self.path, place=self._place, num_bytes=self._end)
+            except RecordFileLostError as error:
+                num_gone = 0 if has_name(self._file) else sum(not part.exists() for part in self._older)
+                if not num_gone:
+                    raise
+                text = f"{error.message}. {num_gone:,} older parts are gone too and were not rescued"
+                raise RecordFileLostError(text, hint=error.hint) from None
             self._is_checked = True
 
     def clear(self) -> None:
-        """Throw away what the file holds, to begin anew."""
-        if self.is_durable:
-            self._file.truncate(0)
-            self._end = 0
+        """Delete all records."""
+        if not self.is_durable:
+            return
+        for part in self._older:
+            with RecordWriter(part) as writer:  # refuses other files and other writers
+                writer.clear()
+            part.unlink()
+        self._older = ()
+        self._file.truncate(0)
+        self._end = 0
 
     def close(self) -> None:
         """Make everything written durable and close the file; further calls do nothing. Raises as `sync`."""
@@ -119,16 +169,16 @@ class RecordWriter:
             return
         try:
             if self._is_new and self.is_durable and self._end == 0:
-                self._remove_empty()  # before the lock goes: nobody has begun to write into it
+                self._remove_empty()  # before the lock is released
             else:
                 self.sync()
         finally:
             self._file.close()
 
     def _open(self) -> BinaryIO:
-        """The file, locked. Whoever had it may have removed it meanwhile: then the name is another file's."""
+        """The file, locked. If its last writer removed it meanwhile, the name is opened again."""
         while True:
-            # Not "ab": a file is also read for repair. Devices and pipes cannot be read and appended to at once.
+            # "a+b": repair reads the file. Devices and pipes cannot be opened for both.
             file = open(self.path, "a+b" if self.is_durable else "ab", buffering=0)  # noqa: SIM115 - closed by close()
             if not self.is_durable:
                 return file
@@ -151,25 +201,8 @@ class RecordWriter:
         return os.fstat(self._file.fileno()).st_size
 
 
-class FileLock:
-    """A lock by a file of its own, which stays. Raises `RecordFileLockedError` where another process has it."""
-
-    def __init__(self, path: Path, *, what: Path) -> None:
-        """`what` is what the lock is for, as messages name it."""
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
-        try:
-            self.is_locked = _locked(self._file, what)
-        except BaseException:
-            self._file.close()
-            raise
-
-    def close(self) -> None:
-        """Give it back; harmless when repeated."""
-        self._file.close()
-
-
 def _locked(file: BinaryIO, path: Path) -> bool:
-    """Lock the file for this process; False where the file system has no locks."""
+    """Lock the file for this process; False if the file system has no locks."""
     try:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -184,16 +217,16 @@ def _locked(file: BinaryIO, path: Path) -> bool:
 
 
 def _repair(file: BinaryIO, path: Path) -> str | None:
-    """Give the file whole lines again; says what was done to the last one, None where nothing was wrong.
+    """Repair the last line: "completed", "dropped", or None if nothing was wrong.
 
-    Raises RecordFileError, and changes nothing, where that is neither a whole record nor the beginning of one.
+    Raises RecordFileError, and changes nothing, if it is neither a whole record nor the beginning of one.
     """
     size = file.seek(0, os.SEEK_END)
     if size == 0:
         return None
     file.seek(0)
     first_line = _read_line(file)
-    # Cutting off a line is only right in a file of ours: a picture named by mistake must not lose its tail.
+    # Only a file of ours may be cut: a picture named by mistake must not lose its tail.
     if parse_record(first_line) is None and (first_line.endswith(b"\n") or not is_begun(first_line)):
         raise no_records(path, where="line 1", line=first_line)
     start = _start_of_last_line(file)
@@ -218,7 +251,7 @@ def _repair(file: BinaryIO, path: Path) -> str | None:
 
 
 def _read_line(file: BinaryIO) -> bytes:
-    """A line, or so much of it that it is too long for a record. `readline` of an unbuffered file goes byte by byte."""
+    """A line, read up to `MAX_RECORD_BYTES`. `readline` of an unbuffered file reads byte by byte."""
     line = bytearray()
     while b"\n" not in line[-65536:] and len(line) <= MAX_RECORD_BYTES and (more := file.read(65536)):
         line += more
@@ -227,7 +260,7 @@ def _read_line(file: BinaryIO) -> bytes:
 
 
 def _start_of_last_line(file: BinaryIO) -> int:
-    """Offset just behind the last line feed, sought from the end: the file may be large, its last line is not."""
+    """Offset behind the last line feed, searched from the end of the file."""
     end = file.seek(0, os.SEEK_END)
     while end > 0:
         start = file.seek(max(0, end - 65536))

@@ -1,4 +1,4 @@
-"""What files of answers hold already, in 38 bytes a record: found by id and picture, read again only in doubt."""
+"""Which questions files of records answer already, in 38 bytes of memory per record."""
 
 import hashlib
 import json
@@ -17,23 +17,23 @@ from llama_adapter.app.records.record import Record, may_be_escaped, read_record
 
 State = Literal["answered", "failed"]
 
-# Of records under other names so many are looked at; more copies of one picture than that are rather answered again.
+# Records under other names that are looked at; a picture with more copies than that is answered again.
 _MAX_DOUBTS = 16
 
 
 class RecordIndex:
-    """The records of some files; each stands for one picture and prompt. Threads may share it; it can be pickled.
+    """The records of some files; each answers for one picture and prompt. Thread-safe; can be pickled.
 
-    A record is a picture's own when it has its id and its name. One of the same id under another name counts too if
-    that name is gone or is only another way to write the picture's, so that renaming and moving do not redo work; where
-    both are there, they are copies, be it by links, and each gets its record.
+    A record belongs to a picture if it has its id and its name. A record of the same id under another name counts too
+    if no file of that name exists, or if it is another spelling of the picture's path: renamed and moved pictures are
+    not answered again. If both files exist, they are copies, and each gets its own record.
     """
 
     def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
-        """Reads all of the files, oldest records first. Raises `RecordFileError` for what is none, and OSError."""
+        """Reads all files, oldest first. Raises `RecordFileError` and OSError."""
         self._paths = tuple(map(Path, paths))
         keys, files, offsets, failed = bytearray(), array("L"), array("Q"), bytearray()
-        superseded: dict[int, tuple[int, int, str]] = {}  # by name: the place and the run of the last such record
+        superseded: dict[int, tuple[int, int, str]] = {}  # by name: place and run of the last such record
         for number, path in enumerate(self._paths):
             for offset, record in read_record_lines(path):
                 keys += _key(record["id"], record["picture"])
@@ -43,7 +43,7 @@ class RecordIndex:
                 for mended in superseded_names(record):
                     superseded[_name_key(mended)] = number, offset, record["run"]
         high, low, name = np.frombuffer(bytes(keys), dtype=">u8").reshape(-1, 3).astype(np.uint64).T
-        order = np.lexsort((name, low, high))  # stable: what has one key stays in its order
+        order = np.lexsort((name, low, high))  # stable: equal keys keep their order
         self._high, self._low, self._name = high[order], low[order], name[order]
         self._files = np.array(files, dtype=np.uint32)[order]
         self._offsets = np.array(offsets, dtype=np.uint64)[order]
@@ -58,7 +58,7 @@ class RecordIndex:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes."""
+        """Memory it takes, in bytes."""
         kept = (self._high, self._low, self._name, self._files, self._offsets, self._has_failed, self._is_claimed)
         return self._failed_names.nbytes + sum(part.nbytes for part in kept)
 
@@ -70,23 +70,22 @@ class RecordIndex:
         self._lock = threading.Lock()
 
     def look_up(self, record_id: str, picture: str) -> State | Literal["elsewhere"] | None:
-        """What is known of a picture by this name; "elsewhere": only records under other names. Reads no file."""
+        """What is recorded under this id and name; "elsewhere": only under other names. Reads no file."""
         own, first, last = self._rows(_key(record_id, picture))
         if not own:
             return "elsewhere" if last > first else None
         return "failed" if all(self._has_failed[row] for row in own) else "answered"
 
     def has_failed(self, name: str) -> bool:
-        """Whether a failure of this name stands, of whatever was asked."""
+        """Whether any question about a picture of this name has failed and was not answered since."""
         first, last = _bounds(self._failed_names, np.uint64(_name_key(name)), 0, len(self._failed_names))
         return last > first
 
     def has_failed_since(self, record_id: str, picture: str, *, failure_id: str) -> bool:
-        """Whether a run after that of the last record of `record_id` left a failure of another id of this picture.
+        """Whether a later run than that of the last record of `record_id` recorded `failure_id` for this picture.
 
-        So it is where its bytes could not be had for a while: who reads the file takes the failure for the last word,
-        also where all records of `record_id` have other names. A failure of the same run is of another picture of this
-        name, as in an archive.
+        That happens while its bytes are not readable; readers of the file then take the failure for the last word. A
+        failure of the same run belongs to another picture of this name, as in an archive.
         """
         own, failures = (self._rows(_key(one, picture))[0] for one in (record_id, failure_id))
         if not own or not failures:
@@ -97,15 +96,15 @@ class RecordIndex:
         return self._record_of(failed)["run"] != self._record_of(answered)["run"]
 
     def claim(self, record_id: str, picture: str, *, path: str | None = None) -> State | None:
-        """Take the record of this picture, if there is one that no other picture has taken; says what it holds.
+        """Take the record of this picture, unless another picture took it; says what it holds.
 
-        `path` is the picture's file, where it has one.
+        `path` is the picture's file, if it has one.
         """
         with self._lock:
             return self._take(self._candidates(_key(record_id, picture), path))
 
     def claim_escaped(self, record_id: str, escaped: str) -> State | None:
-        """As `claim`, for a picture whose name earlier versions wrote as this `picture_names.escaped_name`."""
+        """As `claim`, under the `picture_names.escaped_name` that earlier versions wrote."""
         with self._lock:
             own, _, _ = self._rows(_key(record_id, escaped))
             return self._take(row for row in self._free(own) if may_be_escaped(self._record_of(row)))
@@ -117,13 +116,13 @@ class RecordIndex:
         return None
 
     def _free(self, rows: range) -> Iterator[int]:
-        """Those that no picture has taken, answers first."""
+        """Rows that no picture has taken, answers first."""
         return (row for row in sorted(rows, key=self._has_failed.__getitem__) if not self._is_claimed[row])
 
     def _candidates(self, key: bytes, path: str | None) -> Iterator[int]:
         own, first, last = self._rows(key)
         yield from self._free(own)
-        # By numpy: a hundred thousand copies of one picture, such as an empty one, must not be counted out for each.
+        # numpy: there may be a hundred thousand copies of one picture.
         free = np.flatnonzero(~self._is_claimed[first:last]) + first
         others = free[(free < own.start) | (free >= own.stop)]
         for row in others[:_MAX_DOUBTS].tolist():
@@ -131,14 +130,14 @@ class RecordIndex:
                 yield row
 
     def _rows(self, key: bytes) -> tuple[range, int, int]:
-        """The rows of this id and name, and the bounds of all rows of the id."""
+        """The rows of this id and name, and the bounds of all rows of this id."""
         high, low, name = np.frombuffer(key, dtype=">u8").astype(np.uint64)
         first, last = _bounds(self._high, high, 0, len(self))
         first, last = _bounds(self._low, low, first, last)
         return range(*_bounds(self._name, name, first, last)), first, last
 
     def _place(self, row: int) -> tuple[int, int]:
-        """File and offset, which rise with the time of writing."""
+        """File and offset: ascending in time."""
         return int(self._files[row]), int(self._offsets[row])
 
     def _record_of(self, row: int) -> Record:
@@ -147,10 +146,7 @@ class RecordIndex:
             return cast(Record, json.loads(file.readline()))
 
     def _drop_superseded(self, superseded: Mapping[int, tuple[int, int, str]]) -> None:
-        """A failure that was followed by an answer of the same id and name says nothing any more.
-
-        Nor does one whose name a record of a later run supersedes.
-        """
+        """Drop failures that have an answer of the same id and name, or that a record of a later run supersedes."""
         for row in np.flatnonzero(self._has_failed).tolist():
             by = superseded.get(int(self._name[row]))
             if by is not None and by[:2] > self._place(row) and self._record_of(row)["run"] != by[2]:
@@ -165,7 +161,7 @@ class RecordIndex:
 
 
 def _key(record_id: str, picture: str) -> bytes:
-    """24 bytes: the id, or a digest of one of another form, and a digest of the name."""
+    """24 bytes: the id (or its digest, if it is not 32 hex digits) and a digest of the name."""
     try:
         own = bytes.fromhex(record_id)
     except ValueError:
@@ -179,13 +175,13 @@ def _name_key(name: str) -> int:
 
 
 def _bounds(ascending: NDArray[np.uint64], value: np.uint64, first: int, last: int) -> tuple[int, int]:
-    """Where `value` is in `ascending[first:last]`, which is sorted."""
+    """The bounds of `value` in the sorted `ascending[first:last]`."""
     part = ascending[first:last]
     return first + int(part.searchsorted(value, "left")), first + int(part.searchsorted(value, "right"))
 
 
 def _stands_for(record: Record, path: str | None) -> bool:
-    """Whether a record under another name may be meant for the picture at `path`."""
+    """Whether a record under another name may belong to the picture at `path`."""
     recorded = record["picture"]
     if "://" in recorded:
         return False
@@ -193,7 +189,7 @@ def _stands_for(record: Record, path: str | None) -> bool:
         if path is not None and os.path.lexists(recorded):
             return place_of(recorded) == place_of(path)
         if may_be_escaped(record) and not os.path.lexists(recorded):
-            return False  # that name may be of a file that is still there
+            return False  # a file of the unescaped name may exist
         return not any(place.is_file() for place in (Path(recorded), *Path(recorded).parents))
     except (OSError, ValueError):
         return True

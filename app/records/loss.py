@@ -1,4 +1,4 @@
-"""A file of answers that another program removed, moved, replaced or changed during a run, and what is kept of it."""
+"""Detects that another program removed, moved, replaced or changed a file of records during a run, and rescues it."""
 
 import itertools
 import os
@@ -16,18 +16,11 @@ _MOVE_BACK = f"move that file to where --out names it, or name it as --out; then
 
 
 class RecordFileLostError(RecordFileError):
-    """What a run writes is not in the file any more that its user named; `hint` says what to do.
-
-    `is_removed` where the file was removed, rather than moved or changed.
-    """
-
-    def __init__(self, message: str, *, hint: str, is_removed: bool = False) -> None:
-        super().__init__(message, hint=hint)
-        self.is_removed = is_removed
+    """The file that a run writes is no longer what the user named; `hint` says what to do."""
 
 
 def is_at(path: Path, file: BinaryIO) -> bool | None:
-    """Whether a path leads to this open file; None where the system does not say."""
+    """Whether a path leads to this open file; None if the system does not say."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -42,7 +35,7 @@ def has_name(file: BinaryIO) -> bool:
 
 
 def is_standard_output(file: BinaryIO) -> bool:
-    """Whether an open file is also this process's stdout or stderr, so that more than records is written there."""
+    """Whether an open file is also stdout or stderr of this process, which get more than records."""
     here = os.fstat(file.fileno())
     for descriptor in (1, 2):
         with suppress(OSError):
@@ -54,8 +47,8 @@ def is_standard_output(file: BinaryIO) -> bool:
 def check_file(file: BinaryIO, *, path: Path, place: Path, num_bytes: int) -> None:
     """Raise `RecordFileLostError` unless `path` leads to the open file, and that has `num_bytes` bytes.
 
-    `place` is where `path` led when the file was opened, without links. A file that was removed is written to that
-    place again; where that is taken, beside it, and where its folder is gone, in the nearest folder that is there.
+    `place` is what `path` resolved to when the file was opened. A removed file is written there again; if that name is
+    taken, beside it; if its folder is gone, into the nearest folder that exists.
     """
     is_there = is_at(path, file)
     if is_there is None:
@@ -95,17 +88,16 @@ def _removed(file: BinaryIO, *, path: Path, place: Path) -> RecordFileLostError:
         return RecordFileLostError(
             f"{what} are lost, since they could not be written again ({error.strerror})",
             hint="find the program that removed it; the same command asks everything again",
-            is_removed=True,
         )
     if kept == place:
         return RecordFileLostError(
-            f"{what} were written there again", hint=f"find the program that removed it; {_GO_ON}", is_removed=True
+            f"{what} were written there again", hint=f"find the program that removed it; {_GO_ON}"
         )
-    return RecordFileLostError(f"{what} were written to `{kept}`", hint=_MOVE_BACK, is_removed=True)
+    return RecordFileLostError(f"{what} were written to `{kept}`", hint=_MOVE_BACK)
 
 
 def _write_again(file: BinaryIO, *, place: Path) -> Path:
-    """Write a file that has no name any more, whole or not at all and over no other file; returns its path."""
+    """Write a removed file again, whole or not at all and never over another file; returns its path."""
     folder = next(folder for folder in place.parents if folder.is_dir())
     others = (f"{place.stem}.rescued-{number}{place.suffix}" for number in itertools.count(1))
     names = itertools.chain([place.name], others) if folder == place.parent else others
@@ -127,7 +119,7 @@ def _write_again(file: BinaryIO, *, place: Path) -> Path:
 
 
 def _takes_name(file: Path, name: Path) -> bool:
-    """Give a file a name that no other has; False where one has."""
+    """Give a file this name; False if it is taken."""
     try:
         os.link(file, name)
     except FileExistsError:
@@ -140,7 +132,7 @@ def _takes_name(file: Path, name: Path) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the disk keep the names in a folder, where its file system can be told so."""
+    """Make the names in a folder durable, if its file system supports that."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -1,4 +1,4 @@
-"""The circumstances of the runs that wrote into a file of answers, in a file beside it. Knows no model."""
+"""The manifest beside a file of records: which runs wrote it, with which model and settings."""
 
 import errno
 import json
@@ -22,7 +22,7 @@ EndReason = Literal["finished", "interrupted", "failed"]
 
 
 def new_run_id() -> str:
-    """A name for one run, sortable by time: 20260131T120000Z-1a2b3c4d."""
+    """An id for one run that sorts by time: 20260131T120000Z-1a2b3c4d."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
 
 
@@ -32,34 +32,33 @@ def _now() -> str:
 
 @dataclass(kw_only=True, slots=True)
 class RunManifest:
-    """The circumstances of one run that wrote into a file of answers."""
+    """One run that wrote into a file of records."""
 
     run: str
-    spec: dict[str, Any]  # resolved: nothing in it says "auto"
+    spec: dict[str, Any]  # of the loaded model: no value is "auto"
     model_digest: str
-    versions: dict[str, str]  # python, torch, ...: given by the caller, so that this module imports none of them
-    job: dict[str, Any] = field(default_factory=dict)  # what was asked of which pictures, and how answers were chosen
+    versions: dict[str, str]  # of python, torch, ...
+    job: dict[str, Any] = field(default_factory=dict)  # inputs, questions and sampling
     host: str = field(default_factory=socket.gethostname)
     process: int = field(default_factory=os.getpid)
     started_at: str = field(default_factory=_now)
-    ended_at: str | None = None  # None: still running, or it was killed
+    ended_at: str | None = None  # None: still running, or killed
     end_reason: EndReason | None = None
     counts: dict[str, int] = field(default_factory=dict)  # answers of this run by finish
 
     def count(self, record: Record) -> None:
-        """Take one answer into the counts, also one that the file holds already (a failure that came again)."""
+        """Count one answer, also a repeated failure that the file holds already."""
         self.counts[record["finish"]] = self.counts.get(record["finish"], 0) + 1
 
     def end(self, reason: EndReason) -> None:
-        """Note the time of the end, and how it came."""
+        """Set the time and the reason of the end."""
         self.ended_at, self.end_reason = _now(), reason
 
 
 def manifest_path(records_path: str | os.PathLike[str]) -> Path:
-    """`answers.jsonl` -> `answers.jsonl.manifest.json`, in the same folder; of a folder, `manifest.json` in it.
+    """`answers.jsonl` -> `answers.jsonl.manifest.json`; of a folder, `manifest.json` in it.
 
-    Of a link, in the folder of the file itself. So all names of one file lead to one manifest, and /dev/stdout that is
-    a file leaves none in /dev.
+    Links are followed, so that all names of one file have one manifest and /dev/stdout leaves none in /dev.
     """
     path = Path(os.path.realpath(records_path))
     if path.is_dir():
@@ -68,11 +67,10 @@ def manifest_path(records_path: str | os.PathLike[str]) -> Path:
 
 
 def write_manifest(records_path: str | os.PathLike[str], *, manifest: RunManifest) -> None:
-    """Put the run into the manifest beside a file of answers: at its start, and again with the counts at its end.
+    """Add the run to the manifest of a file of records, or replace it there; other runs stay.
 
-    Earlier runs that appended to the same file stay in it. The file is replaced as a whole, so a crash leaves the old
-    or the new one. Raises `RecordFileError` when the existing manifest is none, and OSError where it cannot be written,
-    also where the folder is gone: that is not made again.
+    The manifest is replaced atomically. Raises `RecordFileError` if the existing manifest is broken, and OSError if it
+    cannot be written, also if the folder is gone.
     """
     place = manifest_path(records_path)
     if not place.parent.is_dir():
@@ -83,14 +81,14 @@ def write_manifest(records_path: str | os.PathLike[str], *, manifest: RunManifes
         "version": MANIFEST_VERSION,
         "runs": [asdict(run) for run in runs.values()],
     }
-    # Names that are not UTF-8 have characters in them that cannot be written; as escapes they read back as they were.
+    # Surrogates, which stand for bytes that are not UTF-8, are written as escapes and read back unchanged.
     text = json.dumps(content, indent=2, ensure_ascii=False)
     with atomic_write(place) as file:
         file.write(text.encode(errors="backslashreplace") + b"\n")
 
 
 def read_manifest(records_path: str | os.PathLike[str]) -> list[RunManifest]:
-    """The runs that wrote into a file of answers, oldest first; an empty list where there is no manifest."""
+    """The runs that wrote into a file of records, oldest first; empty without a manifest. Raises `RecordFileError`."""
     path = manifest_path(records_path)
     if not path.exists():
         return []
@@ -111,6 +109,6 @@ def read_manifest(records_path: str | os.PathLike[str]) -> list[RunManifest]:
 
 
 def runs_behind(paths: Iterable[str | os.PathLike[str]]) -> list[RunManifest]:
-    """The runs that wrote into any of these files of answers; of parts of a folder, those of the folder."""
+    """The runs that wrote into any of these files; parts of a folder share its manifest."""
     places = {Path(path).parent if is_part(path) else Path(path): None for path in paths}
     return list({run.run: run for place in places for run in read_manifest(place)}.values())

@@ -1,11 +1,11 @@
-"""Names of pictures: as text, as records had them once, and which file such an old name means. Imports no model."""
+"""Names of pictures: as text, and as records of earlier versions wrote them."""
 
 import os
 from functools import lru_cache
 
 
 def name_as_text(name: str) -> str:
-    r"""A name where only text can be, such as in a prompt: each byte that is not UTF-8 becomes an escape (`\xff`)."""
+    r"""A name as valid text, for prompts: each byte that is not UTF-8 becomes an escape (`\xff`)."""
     try:
         return os.fsencode(name).decode(errors="backslashreplace")
     except UnicodeEncodeError:  # a lone surrogate that stands for no byte
@@ -13,9 +13,9 @@ def name_as_text(name: str) -> str:
 
 
 def escaped_name(name: str) -> str:
-    r"""A name as records of earlier versions have it: with an escape for everything that Python calls unprintable.
+    r"""A name as records of earlier versions have it: every character that Python calls unprintable is escaped.
 
-    Among that are characters that are ordinary in names, such as U+202F (as `\u202f`). Two names may share this form.
+    That includes ordinary ones such as U+202F (`\u202f`). Two names may share this form.
     """
     if name.isprintable():
         return name
@@ -26,15 +26,15 @@ def escaped_name(name: str) -> str:
 
 
 def place_of(path: str) -> str:
-    """The one way to write a path. Not what it links to: a link is a file beside that, in the folder of the link."""
+    """The path with its folder resolved. A link in last place is kept: it is a file of its own in that folder."""
     folder, name = os.path.split(path)
     return os.path.join(os.path.realpath(folder), name)
 
 
 def find_escaped(name: str) -> str:
-    """The path that `name` is the `escaped_name` of, looked for in the file system; `name` where there is none.
+    """The existing path whose `escaped_name` is `name`.
 
-    So it is too where there is a file of this very name, or where two names share the escaped form.
+    `name` itself if there is none, if a file has this very name, or if two files share the escaped form.
     """
     if "\\" not in name or os.path.lexists(name):
         return name
@@ -52,7 +52,7 @@ def find_escaped(name: str) -> str:
 
 @lru_cache(maxsize=64)
 def _true_names(folder: str, changed_ns: int) -> dict[str, str]:
-    """The names in a folder that have another escaped form, by that, without those that share one."""
+    """The names in a folder by their escaped form, if that differs and is not shared."""
     found: dict[str, str] = {}
     shared = set()
     for name in os.listdir(folder):

@@ -1,6 +1,5 @@
-"""Answers as they are kept: one JSON object a line. Writing files of them is in file.py; no tensors here."""
+"""The format of records: an answer as one JSON object in a line. `file.py` writes files of them."""
 
-import hashlib
 import json
 import math
 import os
@@ -9,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NotRequired, Protocol, TypedDict, cast
 
+from llama_adapter.app.records.key import RecordKey
 from llama_adapter.app.records.tail import fault_in, is_torn, without_zeros
 from llama_adapter.runtime.errors import LlamaAdapterError
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS
@@ -17,7 +17,7 @@ PART_NAME: Final = re.compile(r"part-(\d{5,})\.jsonl")
 
 
 class RecordFileError(LlamaAdapterError):
-    """A file of answers, or the manifest beside it, is not what its name promises."""
+    """A file is not a file of records, or the manifest beside it is not a manifest."""
 
 
 class ErrorLike(Protocol):
@@ -33,11 +33,7 @@ class AnswerLike(Protocol):
     """What a record needs to know of an answer."""
 
     @property
-    def picture(self) -> str: ...  # its label
-    @property
-    def digest(self) -> str: ...  # of the picture; empty when its bytes could not be read
-    @property
-    def prompt(self) -> str: ...
+    def digest(self) -> str: ...  # of the picture's bytes; "" if they could not be read
     @property
     def text(self) -> str: ...
     @property
@@ -46,6 +42,8 @@ class AnswerLike(Protocol):
     def finish(self) -> str: ...
     @property
     def choice(self) -> Mapping[str, float] | None: ...
+    @property
+    def details(self) -> Mapping[str, Any]: ...
     @property
     def unfamiliar(self) -> bool | None: ...
     @property
@@ -62,55 +60,35 @@ class ErrorRecord(TypedDict):
 
 
 class Record(TypedDict):
-    """One line of a file of answers. Keys that are not required may be missing."""
+    """One line of a file of records."""
 
     id: str
-    picture: str  # its name; bytes of it that are not UTF-8 are surrogates, as `os.fsdecode` gives them
-    # True where the name has a backslash. Without this, it may be from an earlier version, which wrote escapes there.
-    exact_name: NotRequired[bool]
+    picture: str  # its name; bytes that are not UTF-8 are surrogates, as `os.fsdecode` gives them
+    exact_name: NotRequired[
+        bool
+    ]  # True for names with a backslash; without it, that may be an earlier version's escape
     prompt: str
     text: str
     finish: str  # stop, length, choice or error
-    choice: dict[str, float | None] | None  # probabilities; only where choices were asked for
+    choice: dict[str, float | None] | None  # probability of each choice; only for questions with choices
     tokens: int
-    supersedes: NotRequired[list[str]]  # what failed in an earlier run under these names, such as an empty folder
-    unfamiliar: NotRequired[bool]  # the picture is unlike those the model was trained on; absent where nobody can tell
+    supersedes: NotRequired[list[str]]  # names that failed in an earlier run, such as an empty folder
+    unfamiliar: NotRequired[bool]  # the picture is unlike the training data; absent if the model cannot tell
     error: ErrorRecord | None
     ms: dict[str, float | None]
     run: str
 
 
-def record_id(picture_digest: str, *, prompt: object, model_digest: str, sampling: Mapping[str, Any]) -> str:
-    """Digest of everything an answer depends on: the same id means the work is already done.
-
-    `prompt` and `sampling` are plain JSON values; the order of the keys of `sampling` does not matter. 32 hex digits.
-    """
-    parts = [picture_digest, prompt, model_digest, dict(sampling)]
-    canonical = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:32]
-
-
-def picture_key(digest: str, picture: str) -> str:
-    """What stands for a picture in an id: the digest of its bytes, or its name where they could not be had."""
-    return digest or f"name:{picture}"
-
-
-def answer_to_record(answer: AnswerLike, *, model_digest: str, sampling: Mapping[str, Any], run: str) -> Record:
-    """The record of one answer. A picture without bytes is identified by its name instead of its digest.
-
-    Probabilities keep six significant digits: of one of 3e-7 too, something is left.
-    """
-    key = picture_key(answer.digest, answer.picture)
+def answer_to_record(answer: AnswerLike, *, key: RecordKey, run: str, supersedes: Sequence[str] = ()) -> Record:
+    """The record of one answer. Probabilities keep six significant digits."""
     error = answer.error
     record = Record(
-        id=record_id(key, prompt=answer.prompt, model_digest=model_digest, sampling=sampling),
-        picture=answer.picture,
-        prompt=answer.prompt,
+        id=key.id(answer.digest),
+        picture=key.picture,
+        prompt=key.prompt,
         text=answer.text,
         finish=answer.finish,
-        choice=None
-        if answer.choice is None
-        else {name: _or_null(float(f"{p:.6g}")) for name, p in answer.choice.items()},
+        choice=recorded_choice(answer),
         tokens=len(answer.token_ids),
         error=None if error is None else ErrorRecord(code=error.code, message=error.message),
         ms={name: _or_null(round(value, 3)) for name, value in answer.ms.items()},
@@ -118,9 +96,19 @@ def answer_to_record(answer: AnswerLike, *, model_digest: str, sampling: Mapping
     )
     if answer.unfamiliar is not None:
         record["unfamiliar"] = answer.unfamiliar
-    if "\\" in answer.picture:
+    if "\\" in key.picture:
         record["exact_name"] = True
-    return record
+    if supersedes:
+        record["supersedes"] = list(supersedes)
+    own = {name: value for name, value in answer.details.items() if name not in record}
+    return cast(Record, {**record, **own})
+
+
+def recorded_choice(answer: AnswerLike) -> dict[str, float | None] | None:
+    """The probabilities of an answer as a record holds them."""
+    if answer.choice is None:
+        return None
+    return {name: _or_null(float(f"{probability:.6g}")) for name, probability in answer.choice.items()}
 
 
 def _or_null(number: float) -> float | None:
@@ -128,19 +116,19 @@ def _or_null(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def record_to_line(record: Record) -> str:
-    """The record as one line of JSON, without the line feed; see `json_line`."""
-    return json_line(record)
-
-
 def json_line(value: Mapping[str, object]) -> str:
-    """An object as one line of JSON: text stays readable, not escaped to ASCII.
+    """A record or another object as one line of JSON, without the line feed. Text is not escaped to ASCII.
 
-    What a terminal would act on is escaped, and what some readers of lines take for their end. So are halves of
-    surrogate pairs, which have no UTF-8 form. All of them read back as they were.
+    Control characters, line separators and lone surrogates are escaped; they are unsafe on terminals or end a line for
+    some readers. All of them read back unchanged.
     """
     line = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return UNSAFE_ON_TERMINALS.sub(lambda unsafe: f"\\u{ord(unsafe[0]):04x}", line)
+
+
+def record_to_line(record: Record) -> str:
+    """The record as one line of JSON, see `json_line`."""
+    return json_line(record)
 
 
 def may_be_escaped(record: Record) -> bool:
@@ -149,15 +137,14 @@ def may_be_escaped(record: Record) -> bool:
 
 
 def is_part(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is named as one of a folder of record files is."""
+    """Whether a file is named as a part of a folder of records is."""
     return PART_NAME.fullmatch(os.path.basename(os.fspath(path))) is not None
 
 
 def read_records(path: str | os.PathLike[str]) -> Iterator[Record]:
-    """The records of a file in order, superseded ones among them; empty lines and a torn last one are passed over.
+    """The records of a file in order, including superseded ones; empty lines and a torn last line are skipped.
 
-    Raises `RecordFileError` naming the first line that is no record, also where a last line without a line feed is
-    more than a torn record, and OSError when the file cannot be read.
+    Raises `RecordFileError` naming the first line that is no record, and OSError if the file cannot be read.
     """
     return (record for _, record in read_record_lines(path))
 
@@ -177,24 +164,23 @@ def read_record_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, Recor
 
 
 def superseded_names(record: Record) -> list[str]:
-    """Names whose failures in earlier runs a record supersedes; a file may come from anywhere."""
+    """Names whose failures in earlier runs a record supersedes. The file is not trusted."""
     names = record.get("supersedes")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def parse_record(line: bytes) -> Record | None:
-    """The record of one line, None for anything else: also where a value is not what its name promises."""
+    """The record of one line; None for anything else, also if a value has the wrong type. The file is not trusted."""
     try:
-        value = json.loads(line.decode("utf-8-sig", "surrogatepass"))  # json would take UTF-16 as well
+        value = json.loads(line.decode("utf-8-sig", "surrogatepass"))  # json.loads would accept UTF-16 as well
     except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict) or not value.keys() >= Record.__required_keys__:
         return None
-    return cast(Record, value) if _is_sound(cast(Record, value)) else None
+    return cast(Record, value) if _is_sound(value) else None
 
 
-def _is_sound(record: Record) -> bool:
-    """Whether the values are what their names promise: a file may come from anywhere."""
+def _is_sound(record: dict[str, Any]) -> bool:
     texts = (record[name] for name in ("id", "picture", "prompt", "text", "finish", "run"))
     error, choice = record["error"], record["choice"]
     return (
@@ -215,7 +201,7 @@ def _are(kind: type, *values: object) -> bool:
 
 
 def _are_numbers(values: Iterable[object]) -> bool:
-    """Finite ones, or null in their place."""
+    """Finite numbers or null."""
     return all(
         value is None or (type(value) in (int, float) and abs(cast(float, value)) <= sys.float_info.max)
         for value in values
@@ -223,7 +209,7 @@ def _are_numbers(values: Iterable[object]) -> bool:
 
 
 def no_records(path: str | os.PathLike[str], *, where: str, line: bytes = b"") -> RecordFileError:
-    """The error for a file that holds something else; `line` is what stands there, where that says more."""
+    """The error for a file that holds something else; `line` is what stands at `where`, if known."""
     fault, advice = fault_in(line)
     return RecordFileError(
         f"Wanted a file of answers (JSON lines) at `{os.fspath(path)}`, but {where} {fault}; {advice}."

@@ -1,29 +1,28 @@
-"""Lines that are no record: which of them a crash tore, and what is wrong with the others. Opens no file."""
+"""Lines that are no record: torn by a crash, or something else."""
 
 import json
 import re
 from typing import Final
 
-# More than any record has: prompts and choices come from lines of 1 MiB, and escaping makes six bytes of one at most.
+# Above any record: prompts and choices come from lines of 1 MiB, and escaping makes at most six bytes of one.
 MAX_RECORD_BYTES: Final = 2**24
 
 _BEGINNING: Final = b'{"id": "'
-# Within the strings of a record the quotes are escaped, so this stands at the beginning of a record and nowhere else.
+# Quotes within strings are escaped, so this matches at the beginning of a record only.
 _RECORD: Final = re.compile(rb'\{\s*"id"\s*:\s*"')
 _NOT_A_RECORD: Final = ("is not a record", "name another file, or move this one away")
 _SEVERAL_VALUES: Final = "`jq -c . FILE > NEW_FILE` writes one in each line"
 
 
 def without_zeros(tail: bytes) -> bytes:
-    """The end of a file without the zeros that a power cut leaves where bytes never reached the disk."""
+    """The end of a file without the zeros that a power cut leaves in place of unwritten bytes."""
     return tail.rstrip(b"\0")
 
 
 def is_torn(tail: bytes) -> bool:
-    """Whether bytes behind the last line feed, which are no whole record, are the beginning of one or only zeros.
+    """Whether the bytes behind the last line feed are the beginning of one record, or only zeros.
 
-    Nothing is lost where these are cut off. Whole values, or the beginnings of two records, are more than a crash
-    leaves: then line feeds were lost.
+    Cutting those off loses nothing. A whole JSON value, or two begun records, mean that line feeds were lost.
     """
     begun = without_zeros(tail)
     if not begun:
@@ -33,13 +32,13 @@ def is_torn(tail: bytes) -> bool:
 
 
 def is_begun(line: bytes) -> bool:
-    """Whether a first line without a line feed is as this program begins a record, and torn."""
+    """Whether a first line without a line feed is a torn record of ours."""
     begun = line[: len(_BEGINNING)]
     return bool(begun) and _BEGINNING.startswith(begun) and is_torn(line)
 
 
 def fault_in(line: bytes) -> tuple[str, str]:
-    """What is wrong with a line that is no record, and what to do about it."""
+    """What is wrong with a line that is no record, and what to do."""
     if line.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "is in UTF-16", "save it in UTF-8"
     if line.startswith(b"\x1f\x8b"):
@@ -58,7 +57,7 @@ def fault_in(line: bytes) -> tuple[str, str]:
 
 
 def _end_of_first_value(line: bytes) -> int | None:
-    """Offset just behind the JSON object that a line begins with; None where there is no whole one."""
+    """Offset behind the JSON object that a line begins with; None if there is no whole one."""
     if not line.startswith(b"{"):
         return None
     text = line.decode(errors="surrogateescape")

@@ -1,4 +1,1 @@
-"""Jobs over many machines: Ray Data reads the pictures, an actor for each device answers, the driver alone writes.
-
-Ray is imported here and nowhere else, and only when a job asks for it.
-"""
+"""Jobs over many machines, by Ray. Imports of Ray happen inside functions."""

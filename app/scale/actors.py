@@ -1,4 +1,4 @@
-"""The captioner actors of a job: which of them are ready, what each has in hand, and what became of it. Driver only."""
+"""The captioner actors of a job: which are ready, and which chunks each has in hand. Runs in the driver."""
 
 import logging
 import textwrap
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.scale.chunks import AnsweredChunk
-from llama_adapter.app.scale.options import WorkersFailedError
+from llama_adapter.app.scale.cluster import WorkersFailedError
 from llama_adapter.app.scale.places import Place
 from llama_adapter.app.scale.worker import CaptionWorker, LoadedModel, NotLoaded
 from llama_adapter.runtime.child_process import last_line
@@ -16,9 +16,9 @@ from llama_adapter.runtime.child_process import last_line
 if TYPE_CHECKING:
     from ray import ObjectRef
 
-IN_HAND = 2  # chunks of a captioner: one that it answers, and one that is on its way there meanwhile
-MAX_RESTARTS = 5  # of a captioner without an answer between, before it is given up
-MAX_TRIES = 2  # of a chunk that its captioner was lost with
+IN_HAND = 2  # chunks of a captioner: one that it answers, and one on its way there
+MAX_RESTARTS = 5  # of a captioner without an answer in between, before it is given up
+MAX_TRIES = 2  # of a chunk whose captioner was lost
 
 _log = logging.getLogger("llama_adapter.scale")
 
@@ -36,9 +36,9 @@ class _Member:
 class Crew:
     """Hands read chunks to captioners.
 
-    A captioner whose process ends is started again in its place by Ray, and what it had in hand goes to the others
-    that are ready, once: after that it is lost, and only the ledger knows of it. One whose machine is gone, or that
-    ends over and over, is given up.
+    Ray restarts a captioner whose process ends. Its chunks go to other captioners that are ready, `MAX_TRIES` times in
+    all; then they are lost, and the ledger finds them. A captioner whose machine is gone, or whose process ends again
+    and again, is given up.
     """
 
     job: Job
@@ -51,7 +51,7 @@ class Crew:
     _returned: "list[tuple[ObjectRef[Any], int]]" = field(default_factory=list)  # with the number of tries
 
     def start(self) -> None:
-        """Start all captioners; they load at once, and nobody waits for it."""
+        """Start all captioners; they load in the background."""
         for place in self.places:
             member = _Member(place, self._started(place))
             self._members.append(member)
@@ -64,7 +64,7 @@ class Crew:
 
     @property
     def num_in_hand(self) -> int:
-        """Chunks that are with captioners, or on their way from one that was lost to another."""
+        """Chunks that captioners have, or that return from a lost one."""
         return len(self._answering) + len(self._returned)
 
     @property
@@ -73,22 +73,19 @@ class Crew:
         return any(member.is_ready and member.in_hand < IN_HAND for member in self._members)
 
     def give(self, chunk: "ObjectRef[Any]", *, num_tries: int = 0) -> None:
-        """Hand a read chunk to the captioner with the least to do."""
+        """Hand a read chunk to the captioner with the fewest in hand."""
         member = min((member for member in self._members if member.is_ready), key=lambda member: member.in_hand)
         member.in_hand += 1
         self._answering[member.actor.answer.remote(chunk)] = member, chunk, num_tries
 
     def give_returned(self) -> None:
-        """Hand on what came back from captioners that were lost, as far as others have room."""
+        """Hand chunks of lost captioners to others, as far as they have room."""
         while self._returned and self.can_take:
             chunk, num_tries = self._returned.pop()
             self.give(chunk, num_tries=num_tries)
 
     def wait(self, timeout_s: float) -> Iterator[AnsweredChunk | LoadedModel | NotLoaded]:
-        """What comes within a time: answers, and captioners that are ready.
-
-        Raises WorkersFailedError when there is no captioner any more that could be waited for.
-        """
+        """Answers, and captioners that are ready, within `timeout_s`. Raises WorkersFailedError if none is left."""
         import ray
 
         waiting = [*self._answering, *self._loading]
@@ -102,12 +99,12 @@ class Crew:
                 yield came
 
     def take_news(self) -> list[str]:
-        """What happened since the last time, in sentences for the user."""
+        """Notes for the user since the last call."""
         news, self._news = self._news, []
         return news
 
     def stop(self) -> None:
-        """End the captioners, and with them what they have in hand."""
+        """Kill the captioners."""
         import ray
 
         for member in self._members:
@@ -123,13 +120,13 @@ class Crew:
             "resources": {name: number for name, number in place.devices.items() if name != "GPU"},
             "label_selector": {"ray.io/node-id": place.machine},
             "max_restarts": MAX_RESTARTS,
-            "max_task_retries": 0,  # what to do about a lost chunk is decided here
+            "max_task_retries": 0,  # lost chunks are handled here
         }
         actor = ray.remote(CaptionWorker).options(**options)
         return actor.remote(self.job, device=place.device, threads=place.threads, folder=self.folder)
 
     def _load(self, member: _Member) -> None:
-        # It outlasts restarts, so that it fails only when there will be no more of them.
+        # Retried over restarts: it fails only after the last one.
         self._loading[member.actor.load.options(max_task_retries=-1).remote()] = member
 
     def _take_state(self, reference: "ObjectRef[Any]") -> LoadedModel | NotLoaded | None:
@@ -154,21 +151,21 @@ class Crew:
         except (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError) as error:
             if num_tries + 1 < MAX_TRIES:
                 self._returned.append((chunk, num_tries + 1))
-            if member.is_ready:  # else it is told already
+            if member.is_ready:  # else this is known already
                 member.is_ready = False
                 _log.info("a captioner is lost: %s", error)
                 self._load(member)
             return None
-        except ray.exceptions.RayError as error:  # of the chunk: its pixels went with a machine, and stay away
+        except ray.exceptions.RayError as error:  # the chunk's pixels were lost with a machine
             _log.info("a chunk is lost: %s", error)
             return None
         member.num_answered += 1
         return answered
 
     def _replace(self, member: _Member, error: BaseException) -> None:
-        """Start an actor anew that used up its restarts, if it was of use, or else do without it.
+        """Start a new actor in place of one without restarts left, if that one had answered something.
 
-        Raises WorkersFailedError when it was the last one.
+        Raises WorkersFailedError if it was the last one and is not replaced.
         """
         import ray
 

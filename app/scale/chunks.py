@@ -1,34 +1,39 @@
-"""What goes to the workers and comes back: pictures by the dozen. Plain values, no Ray and no torch."""
+"""What goes to the workers and comes back: pictures in chunks. Plain values, no Ray and no torch."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
+from llama_adapter.app.captioning.work_items import WorkItem
+from llama_adapter.app.jobs.job_planner import Asked, failed_answer
 from llama_adapter.app.records.index import RecordIndex
-from llama_adapter.app.records.record import picture_key, record_id
-from llama_adapter.app.tasks.answers import Answer
-from llama_adapter.app.tasks.prompts import RawPrompt, shown_prompt
+from llama_adapter.app.tasks.answers import Answer, AnswerError
 from llama_adapter.runtime.problems import Problem
 
-MAX_PICTURES = 64  # of 150 kB each as pixels: large enough to keep a batch full, small enough to be done anew
+MAX_PICTURES = 64  # of 150 kB each as pixels: large enough to keep a batch full, small enough to be repeated
 MAX_BYTES = 32 * 2**20  # of pictures that come as bytes
+MAX_LOSSES = 2  # of a chunk; then its pictures are tried one by one, and finally fail
+
+_LOST = AnswerError(
+    code="lost",
+    message="Wanted an answer, but the process that was to give it ended each time; see its machine's memory and logs, "
+    "and run the command again with --retry-errors.",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """Pictures that are read, answered and, where a worker is lost, done anew together."""
+    """Pictures that are read, answered and, if a worker is lost, repeated together."""
 
     number: int
     items: tuple[WorkItem, ...]
-    is_sure: bool = False  # everything in it is to be answered, whatever earlier runs seem to have done
-    num_losses: int = 0  # times that it did not come back
+    is_sure: bool = False  # all of it is to be answered, whatever the records of earlier runs say
+    num_losses: int = 0  # how often it did not come back
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadChunk:
-    """A chunk whose pictures were looked at."""
+    """A chunk whose pictures were read."""
 
     number: int
     items: tuple[WorkItem, ...]  # their pictures are readings
@@ -37,52 +42,72 @@ class ReadChunk:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnsweredChunk:
-    """What came of a chunk."""
+    """The answers to a chunk."""
 
     number: int
     digests: tuple[str, ...]  # of the pictures, in their order
     answers: tuple[Answer, ...]
     left_out: frozenset[int] = frozenset()  # positions of pictures that an earlier run seems to have answered
-    host: str = ""  # that it was answered on
+    host: str = ""  # where it was answered
     busy_s: float = 0.0
     problem: Problem | None = None  # why the job cannot go on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Known:
-    """What tells a worker which pictures it may leave out; the driver has the last word on each."""
+    """Tells a worker which pictures it may leave out; the driver decides on each."""
 
     index: RecordIndex
-    model_digest: str
-    settings: Mapping[str, Any]  # as `record_settings` has them, but for what is of a question
     retry_errors: bool
 
     def has(self, item: WorkItem, digest: str) -> bool:
         """Whether every question about a picture seems to be answered."""
-        return all(self._has(question, item.label, digest) for question in item.questions)
+        return all(self._has(question.tag, digest) for question in item.questions)
 
-    def _has(self, question: WorkQuestion, label: str, digest: str) -> bool:
-        state = self.index.look_up(self._id(question, label, digest), label)
+    def _has(self, asked: Asked, digest: str) -> bool:
+        state = self.index.look_up(asked.key.id(digest), asked.key.picture)
         return state in ("answered", "elsewhere") or (state == "failed" and not self.retry_errors)
 
-    def _id(self, question: WorkQuestion, label: str, digest: str) -> str:
-        """The id of the record of a question's answer."""
-        prompt = question.prompt
-        of_question = {
-            "choices": None if question.choices is None else list(question.choices),
-            "form": "raw" if isinstance(prompt, RawPrompt) else "instruction",
-            "input": prompt[1] if isinstance(prompt, tuple) else None,
-        }
-        return record_id(
-            picture_key(digest, label),
-            prompt=shown_prompt(prompt),
-            model_digest=self.model_digest,
-            sampling={**self.settings, **of_question},
-        )
+
+class Ledger:
+    """Numbers chunks, and keeps each one until it is answered or given up."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._under_way: dict[int, Chunk] = {}
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def enter(self, items: Sequence[WorkItem], *, is_sure: bool = False, num_losses: int = 0) -> Chunk:
+        """A new chunk, which is under way from now on."""
+        chunk = Chunk(number=next(self._numbers), items=tuple(items), is_sure=is_sure, num_losses=num_losses)
+        self._under_way[chunk.number] = chunk
+        return chunk
+
+    def settle(self, number: int) -> Chunk | None:
+        """The chunk that was answered; None if it was answered before, as may happen after a machine was lost."""
+        return self._under_way.pop(number, None)
+
+    def enter_lost(self) -> tuple[list[Chunk], list[Answer]]:
+        """Call this when no worker has anything: all chunks left are lost, and become chunks of one picture each.
+
+        Also returns failed answers for the pictures that were lost `MAX_LOSSES` times.
+        """
+        lost, self._under_way = list(self._under_way.values()), {}
+        chunks, failures = [], []
+        for chunk in lost:
+            if chunk.num_losses + 1 >= MAX_LOSSES:
+                questions = (question for item in chunk.items for question in item.questions)
+                failures += [failed_answer(question.index, question.tag, _LOST) for question in questions]
+            else:
+                losses = chunk.num_losses + 1
+                chunks += [self.enter([item], is_sure=chunk.is_sure, num_losses=losses) for item in chunk.items]
+        return chunks, failures
 
 
 def sizes(first: int, *, num_alike: int) -> Iterator[int]:
-    """How many pictures the chunks have: few at first, so that no worker waits for its first, and then more."""
+    """How many pictures the chunks have: `first` of them at the start, so that no worker waits long, then more."""
     size = min(first, MAX_PICTURES)
     while size < MAX_PICTURES:
         yield from itertools.repeat(size, num_alike)
@@ -91,7 +116,7 @@ def sizes(first: int, *, num_alike: int) -> Iterator[int]:
 
 
 def in_chunks(items: Iterable[WorkItem], sizes: Iterator[int]) -> Iterator[tuple[WorkItem, ...]]:
-    """Items in groups of these sizes, smaller where the pictures' own bytes are many."""
+    """Items in groups of these sizes; smaller ones where pictures come as bytes."""
     group: list[WorkItem] = []
     num_bytes, size = 0, next(sizes)
     for item in items:
@@ -102,12 +127,3 @@ def in_chunks(items: Iterable[WorkItem], sizes: Iterator[int]) -> Iterator[tuple
             group, num_bytes, size = [], 0, next(sizes)
     if group:
         yield tuple(group)
-
-
-def answered(answers: Sequence[Answer], items: Sequence[WorkItem]) -> dict[int, list[Answer]]:
-    """The answers by the position of their picture."""
-    position_of = {question.index: position for position, item in enumerate(items) for question in item.questions}
-    by_position: dict[int, list[Answer]] = {}
-    for answer in answers:
-        by_position.setdefault(position_of[answer.index], []).append(answer)
-    return by_position

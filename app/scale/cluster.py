@@ -1,33 +1,54 @@
-"""Ray, quietly: joins a cluster or starts one on this machine, and leaves it as it was."""
+"""Joins a Ray cluster or starts one on this machine. Imports Ray when it is needed."""
 
 import logging
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from llama_adapter.app.scale.options import RayOptions, WorkersFailedError
 from llama_adapter.app.scale.places import Machine
-from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.errors import LlamaAdapterError, UsageError
 
-# Read by Ray when it is imported. What the user has set stays.
+# Read by Ray when it is imported. Values of the user stay.
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a worker that reserves no device shall not be told there is none
-    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # what happens to machines is printed on stdout, which is for answers
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # workers that reserve no device must still see them
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # Ray prints events of machines on stdout, which is for answers
 }
 
 _CONNECT_S = 10.0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RayOptions:
+    """Where a job runs, and on how many devices."""
+
+    actors: int | None = None  # captioners at once; None: one for every device of the cluster
+    address: str | None = None  # HOST:PORT of a running cluster; None: that of RAY_ADDRESS, else this machine alone
+
+    def __post_init__(self) -> None:
+        if self.actors is not None and self.actors < 1:
+            raise ValueError(f"actors must be at least 1, got {self.actors}")
+        if self.address is not None and self.address.startswith("ray://"):
+            raise ValueError(
+                f"address must be HOST:PORT of the cluster itself, got {self.address!r}: a job is started on one "
+                "of its machines, not through Ray's client"
+            )
+
+
+class WorkersFailedError(LlamaAdapterError):
+    """The processes on other machines cannot go on; `hint` says what to do."""
+
+
 @contextmanager
 def joined_cluster(options: RayOptions) -> Iterator[str]:
-    """Within it, Ray can be used; gives a line that says which cluster it is.
+    """Within it, Ray can be used; yields a line that describes the cluster.
 
-    A cluster that this process had joined before stays joined. Raises UsageError where Ray is not installed and
-    WorkersFailedError where the cluster cannot be had.
+    A cluster that this process had joined before stays joined. Raises UsageError if Ray is not installed and
+    WorkersFailedError if the cluster is not reachable.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -54,7 +75,7 @@ def joined_cluster(options: RayOptions) -> Iterator[str]:
         )
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         raise WorkersFailedError(
-            f"The Ray cluster at {address} cannot be had: {' '.join(str(error).split())}",
+            f"The Ray cluster at {address} is unavailable: {' '.join(str(error).split())}",
             hint="see whether it runs (`ray status`) and is of the same version, or leave --ray-address out",
         ) from error
     try:
@@ -65,7 +86,7 @@ def joined_cluster(options: RayOptions) -> Iterator[str]:
 
 
 def machines() -> list[Machine]:
-    """Those of the cluster that are alive now."""
+    """The machines of the cluster that are alive."""
     import ray
 
     found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
@@ -73,7 +94,7 @@ def machines() -> list[Machine]:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise OSError where nobody listens: Ray itself would try for minutes."""
+    """Raise OSError if nothing listens there: Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
@@ -88,7 +109,7 @@ def _described(*, address: str) -> str:
 
 
 def _quieten() -> None:
-    """What ends a job is told in one sentence; Ray's own logs of it stay in its files."""
+    """Errors end a job with one sentence; Ray's own logs stay in its files."""
     logging.getLogger("ray").setLevel(logging.ERROR)
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
 

@@ -9,18 +9,17 @@ from typing import NoReturn
 
 from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.jobs.job_planner import JobPlanner
-from llama_adapter.app.jobs.result_writer import ResultWriter
 from llama_adapter.app.scale.actors import Crew
-from llama_adapter.app.scale.chunks import AnsweredChunk, Chunk, answered
-from llama_adapter.app.scale.ledger import Ledger
-from llama_adapter.app.scale.options import WorkersFailedError
+from llama_adapter.app.scale.chunks import AnsweredChunk, Chunk, Ledger
+from llama_adapter.app.scale.cluster import WorkersFailedError
 from llama_adapter.app.scale.pipeline import ReadingPipeline
 from llama_adapter.app.scale.worker import LoadedModel, NotLoaded
+from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.runtime.child_process import last_line
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.problems import Problem
 
-WINDOW = 32  # chunks of one Ray dataset: 300 MB of pixels, where all of them wait
+WINDOW = 32  # chunks of one Ray dataset: 300 MB of pixels if all of them wait
 MAX_FAILED_WINDOWS = 3
 _WAIT_S = 0.05
 
@@ -28,52 +27,51 @@ _log = logging.getLogger("llama_adapter.scale")
 
 
 class Drive:
-    """Keeps readers and captioners busy, and hands what comes to the writer. Of one thread."""
+    """Keeps readers and captioners busy. Not thread-safe."""
 
     def __init__(
         self,
         crew: Crew,
         pipeline: ReadingPipeline,
         planner: JobPlanner,
-        writer: ResultWriter,
         *,
         first: LoadedModel,
-        has_earlier: bool,
+        say: Callable[[str], None],
     ) -> None:
-        """`first`: the captioner that the others have to be like. `has_earlier`: there are records of earlier runs."""
-        self.busy_s, self.ready_s = 0.0, 0.0  # of all captioners together: that they answered, and that they could have
-        self._crew, self._pipeline, self._planner, self._writer = crew, pipeline, planner, writer
-        self._first, self._has_earlier = first, has_earlier
+        """`first` is the model that all captioners must have."""
+        # Seconds of all captioners together: that they answered, and that they were ready.
+        self.busy_s, self.ready_s = 0.0, 0.0
+        self._crew, self._pipeline, self._planner = crew, pipeline, planner
+        self._first, self._say = first, say
         self._ledger = Ledger()
         self._again: list[Chunk] = []
         self._num_failed_windows = 0
         self._taken_at = time.perf_counter()
 
-    def run(self, groups: Iterator[Sequence[WorkItem]], *, stop: Callable[[], bool]) -> None:
-        """Answer all groups of pictures; once `stop` says so, only what is in the captioners' hands.
+    def run(self, groups: Iterator[Sequence[WorkItem]], *, stop: Callable[[], bool]) -> Iterator[Answer]:
+        """The answers to all groups of pictures; once `stop` returns True, only to what captioners have in hand.
 
-        Raises WorkersFailedError, and what listing and writing raise.
+        Raises WorkersFailedError, and what listing the pictures raises.
         """
         while not stop():
             has_fed = self._feed(groups)
             self._hand_out()
             if self._is_idle and not has_fed:
                 self._again, failures = self._ledger.enter_lost()
-                for failure in failures:
-                    self._writer.write(failure)
+                yield from failures
                 if not self._again:
                     return
-            self._take()
+            yield from self._take()
         while self._crew.num_in_hand and self._crew.num_ready:
             self._crew.give_returned()
-            self._take()
+            yield from self._take()
 
     @property
     def _is_idle(self) -> bool:
         return not (self._again or self._pipeline.num_pending or self._crew.num_in_hand)
 
     def _feed(self, groups: Iterator[Sequence[WorkItem]]) -> bool:
-        """See to it that readers have something to do; says whether there was anything to give them, or no need."""
+        """Give the readers chunks if they need some; False if there are none left."""
         if self._pipeline.num_pending >= 2:
             return True
         window, self._again = self._again[:WINDOW], self._again[WINDOW:]
@@ -100,42 +98,39 @@ class Drive:
                 return
             self._crew.give(chunk)
 
-    def _take(self) -> None:
+    def _take(self) -> Iterator[Answer]:
         now = time.perf_counter()
         self.ready_s += self._crew.num_ready * (now - self._taken_at)
         self._taken_at = now
         for news in self._crew.take_news():
-            self._writer.say(news)
+            self._say(news)
         for came in self._crew.wait(_WAIT_S):
             if isinstance(came, AnsweredChunk):
-                self._settle(came)
+                yield from self._settle(came)
             else:
                 check_alike(loaded(came), self._first)
 
-    def _settle(self, came: AnsweredChunk) -> None:
-        """Write the answers of a chunk that is still under way."""
+    def _settle(self, came: AnsweredChunk) -> Iterator[Answer]:
+        """The answers of a chunk that is still under way, to the questions that the planner wants."""
         if came.problem is not None:
             raise_problem(came.problem, host=came.host)
         self.busy_s += came.busy_s
         chunk = self._ledger.settle(came.number)
         if chunk is None:
             return
-        by_position = answered(came.answers, chunk.items)
+        answers = {answer.index: answer for answer in came.answers}
         doubtful, num_asked, num_missing = [], 0, 0
         for position, item in enumerate(chunk.items):
-            questions = item.questions
-            if self._has_earlier and not chunk.is_sure:
-                questions = self._planner.wants(item, came.digests[position])
+            questions = item.questions if chunk.is_sure else self._planner.wants(item, came.digests[position])
             if position in came.left_out:
                 doubtful += [dataclasses.replace(item, questions=questions)] if questions else []
                 continue
-            wanted = {question.index for question in questions}
-            for answer in by_position.get(position, ()):
-                if answer.index in wanted:
-                    wanted.remove(answer.index)
-                    self._writer.write(answer)
+            for question in questions:
+                answer = answers.get(question.index)
+                if answer is not None:
+                    yield dataclasses.replace(answer, tag=question.tag)
+                num_missing += answer is None
             num_asked += len(questions)
-            num_missing += len(wanted)
         if doubtful:
             self._again.append(self._ledger.enter(doubtful, is_sure=True))
         if num_missing:
@@ -147,14 +142,14 @@ class Drive:
 
 
 def loaded(came: LoadedModel | NotLoaded) -> LoadedModel:
-    """The model of a captioner. Raises what was in the way of it."""
+    """The model of a captioner. Raises why it was not loaded."""
     if isinstance(came, NotLoaded):
         raise_problem(came.problem, host=came.host)
     return came
 
 
 def check_alike(model: LoadedModel, first: LoadedModel) -> None:
-    """Raise WorkersFailedError where a captioner is another than the first: one job has one model."""
+    """Raise WorkersFailedError if a captioner has another model than the first one."""
     for name in ("digest", "dtype", "precision", "context", "encoder"):
         here, there = getattr(model.info, name), getattr(first.info, name)
         if here != there:
@@ -165,7 +160,7 @@ def check_alike(model: LoadedModel, first: LoadedModel) -> None:
 
 
 def raise_problem(problem: Problem, *, host: str) -> NoReturn:
-    """Raise what went wrong on a machine, in its words."""
+    """Raise what went wrong on a machine."""
     sentence = f"On {host}: {problem.sentence}"
     if problem.exit_code == ExitCode.USAGE:
         raise UsageError(sentence, hint=problem.hint)

@@ -1,4 +1,4 @@
-"""What is said where the driver ends without a chance to speak: Ray ends the process itself once its node is dead."""
+"""Explains on stderr why the driver ended: Ray ends the process itself once its node is dead."""
 
 import os
 import subprocess
@@ -13,17 +13,17 @@ from llama_adapter.app.terminal.run_guarded import format_problem
 from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.problems import Problem
 
-# Says its argument when its stdin ends without a byte: this process has ended then.
+# Prints its argument when its stdin ends without a byte: then this process has ended.
 _LISTENER: Final = "import sys; sys.stdin.buffer.read(1) or print(sys.argv[1], file=sys.stderr)"
 
-_PATIENCE_S: Final = 5.0  # until the listener ends, which has nothing left to do
+_PATIENCE_S: Final = 5.0  # for the listener to end
 
 
 @contextmanager
 def last_words(job: Job) -> Iterator[None]:
-    """Within it, a process beside this one prints a sentence on stderr if this one ends from outside of Python.
+    """Within it, a second process prints a sentence on stderr if this one is ended from outside of Python.
 
-    The exit code does not change: 1 where Ray ends the process.
+    The exit code does not change: it is 1 if Ray ends the process.
     """
     kept = "The answers so far are printed above" if job.out is None else f"The records in `{job.out}` are kept"
     problem = Problem(
@@ -36,14 +36,14 @@ def last_words(job: Job) -> Iterator[None]:
     reader, writer = os.pipe()
     try:
         command = [sys.executable, "-I", "-S", "-c", _LISTENER, format_problem(problem)]
-        # Its own session: Ctrl-C is for the job, and a shell that ends must not end it first.
+        # Its own session: neither Ctrl-C nor the end of a shell must end it first.
         listener = subprocess.Popen(command, stdin=reader, stdout=subprocess.DEVNULL, start_new_session=True)
     finally:
         os.close(reader)
     try:
         yield
     finally:
-        with suppress(OSError):  # it was ended itself
+        with suppress(OSError):  # the listener has ended
             os.write(writer, b".")
         os.close(writer)
         try:

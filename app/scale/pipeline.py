@@ -1,4 +1,4 @@
-"""Ray Data reads chunks of pictures on all machines, some of them ahead of who takes them. A thread of the driver."""
+"""Ray Data reads chunks of pictures on all machines, ahead of the captioners. A thread of the driver."""
 
 import pickle
 import queue
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 
 
 class ReadingPipeline:
-    """Takes windows of chunks and gives references to read chunks, in any order, until all of them came or are lost.
+    """Takes windows of chunks, and gives references to read chunks in any order.
 
-    A window is a Ray dataset by itself: so the list of pictures never has to be known as a whole, and what is lost
-    with a machine is read again from the chunk, which the driver holds.
+    Each window is a Ray dataset of its own: the list of pictures is never needed as a whole, and what is lost with a
+    machine is read again from the chunk, which the driver keeps.
     """
 
     def __init__(self, reading: Reading, *, known: Known | None, num_tasks: int, ahead: int) -> None:
-        """`ahead`: read chunks that wait to be taken, beyond those that Ray Data itself keeps."""
+        """`ahead`: how many read chunks wait to be taken, beside those that Ray Data keeps."""
         import ray
 
         self._read = partial(read_block, reading=reading, known=None if known is None else ray.put(known))
         self._num_tasks = num_tasks
         self._windows: queue.SimpleQueue[Sequence[Chunk] | None] = queue.SimpleQueue()
         self._ready: queue.Queue[ObjectRef[Any] | BaseException | None] = queue.Queue(max(1, ahead))
-        self._num_pending = 0  # windows that are not read to their end; of the taker's thread
+        self._num_pending = 0  # windows; of the thread that calls `take`
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="read-chunks", daemon=True)
         self._thread.start()
 
     @property
     def num_pending(self) -> int:
-        """Windows of which something may still come."""
+        """Windows that are not read to their end."""
         return self._num_pending
 
     def add(self, window: Sequence[Chunk]) -> None:
@@ -48,7 +48,7 @@ class ReadingPipeline:
         self._windows.put(window)
 
     def take(self, *, timeout_s: float) -> "ObjectRef[Any] | None":
-        """A read chunk, if one is ready within a time. Raises what made the reading of a window end early."""
+        """A read chunk, if one is ready within `timeout_s`. Raises what ended the reading of a window."""
         while True:
             try:
                 got = self._ready.get(timeout=timeout_s) if timeout_s else self._ready.get_nowait()
@@ -62,17 +62,13 @@ class ReadingPipeline:
                 return got
 
     def close(self) -> None:
-        """Read no more; harmless when repeated."""
+        """Stop reading. May be called again."""
         self._is_closed = True
         self._windows.put(None)
         while self._thread.is_alive():
-            self.take_all()
+            while not self._ready.empty():
+                self._ready.get_nowait()
             self._thread.join(0.05)
-
-    def take_all(self) -> None:
-        """Throw away what is ready."""
-        while not self._ready.empty():
-            self._ready.get_nowait()
 
     def _run(self) -> None:
         while (window := self._windows.get()) is not None:
@@ -101,7 +97,7 @@ class ReadingPipeline:
 
 
 def read_block(batch: dict[str, "np.ndarray[Any, Any]"], *, reading: Reading, known: Any) -> dict[str, Any]:
-    """A batch of one chunk -> the same, read. `known` is a reference to a `Known`."""
+    """A batch of one pickled `Chunk` -> one pickled `ReadChunk`. `known` is a reference to a `Known`."""
     import ray
 
     found: Known | None = None if known is None else ray.get(known)
@@ -112,7 +108,7 @@ def read_block(batch: dict[str, "np.ndarray[Any, Any]"], *, reading: Reading, kn
 
 
 def prepare_context() -> None:
-    """Settings of Ray Data for all that this process reads with it."""
+    """Settings of Ray Data in this process."""
     from ray.data import DataContext
 
     context = DataContext.get_current()

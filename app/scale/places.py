@@ -1,4 +1,4 @@
-"""Where captioners go in a cluster: one for each device, bound to its machine. Plain values; imports no Ray."""
+"""Places captioners in a cluster: one for each device, bound to its machine. Imports no Ray."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,34 +7,34 @@ from dataclasses import dataclass
 from llama_adapter.runtime.errors import UsageError
 
 HOST = "cpu"
-READING_CPUS = 0.5  # of one that reads: they find room on every machine that a captioner is on
+READING_CPUS = 0.5  # that a reading task reserves: they fit on every machine beside a captioner
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """A machine of the cluster, and how many it has of what Ray counts: CPU, GPU, ..."""
+    """A machine of the cluster and its resources: CPU, GPU, ..."""
 
     id: str
     resources: Mapping[str, float]
 
     def count(self, resource: str) -> int:
-        """Whole ones."""
+        """Whole units of a resource."""
         return int(self.resources.get(resource, 0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where one captioner runs, what it reserves there, and how many threads it computes with."""
+    """Where one captioner runs, and what it reserves there."""
 
     machine: str
     device: str  # as in CaptionerSpec
     num_cpus: float
-    devices: Mapping[str, float]  # reserved besides: by Ray's name of the resource
-    threads: int | None  # None: as torch finds right
+    devices: Mapping[str, float]  # reserved too, by Ray's name of the resource
+    threads: int | None  # that it computes with; None: torch's default
 
 
 def resource_of(device: str, machines: Sequence[Machine]) -> str:
-    """Ray's name for a kind of device: CPU, its own name where a machine has such, else GPU."""
+    """Ray's name for a kind of device: CPU, its own name if a machine has such a resource, else GPU."""
     kind = device.partition(":")[0].upper()
     if kind == HOST.upper():
         return "CPU"
@@ -44,9 +44,9 @@ def resource_of(device: str, machines: Sequence[Machine]) -> str:
 
 
 def plan_places(machines: Sequence[Machine], *, device: str, actors: int | None) -> list[Place]:
-    """A place for each of `actors` captioners, or one for each device; without devices, one for each machine.
+    """A place for each of `actors` captioners, by default for each device (CPU: for each machine).
 
-    Raises UsageError where the cluster has not what is asked for.
+    Raises UsageError if the cluster lacks the resources.
     """
     resource = resource_of(device, machines)
     fit = sorted((machine for machine in machines if machine.count(resource)), key=lambda machine: machine.id)
@@ -63,7 +63,7 @@ def plan_places(machines: Sequence[Machine], *, device: str, actors: int | None)
             f"--actors {actors} needs as many devices, and the cluster has {len(slots)} {resource}",
             hint=f"pass --actors {len(slots)} or leave it out",
         )
-    # A worker sees its own device alone, so that its number elsewhere means nothing to it.
+    # A worker sees its own device only, so numbers of devices mean nothing to it.
     kind = device.partition(":")[0]
     return [
         Place(machine=machine.id, device=kind, num_cpus=READING_CPUS, devices={resource: 1.0}, threads=None)
@@ -72,7 +72,7 @@ def plan_places(machines: Sequence[Machine], *, device: str, actors: int | None)
 
 
 def _on_processors(machines: Sequence[Machine], *, actors: int | None) -> list[Place]:
-    """Captioners in turn over the machines; each reserves its part of the processors, but for some that read."""
+    """Captioners in turn over the machines; each reserves its share of the processors, less those that read."""
     wanted = len(machines) if actors is None else actors
     places = []
     for position, machine in enumerate(machines):
@@ -81,7 +81,7 @@ def _on_processors(machines: Sequence[Machine], *, actors: int | None) -> list[P
             continue
         cpus = machine.count("CPU")
         share = (cpus - 2 * READING_CPUS) / here if cpus > 1 else READING_CPUS / here
-        # Above one, Ray wants whole numbers.
+        # Ray takes fractions below one only.
         num_cpus = float(math.floor(share)) if share >= 1 else math.floor(share * 100) / 100
         places += [
             Place(machine=machine.id, device=HOST, num_cpus=num_cpus, devices={}, threads=max(1, cpus // here))
@@ -90,6 +90,6 @@ def _on_processors(machines: Sequence[Machine], *, actors: int | None) -> list[P
 
 
 def num_reading_tasks(machines: Sequence[Machine], *, num_captioners: int) -> int:
-    """How many tasks may read at once: so that every captioner is fed, and half of the processors at most."""
+    """How many tasks may read at once: at most four for each captioner, and half of the processors."""
     cpus = sum(machine.count("CPU") for machine in machines)
     return max(2, min(4 * num_captioners, cpus // 2))

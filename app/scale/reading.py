@@ -1,9 +1,11 @@
-"""What runs where pictures are read: looks at those of a chunk, and leaves out what an earlier run answered."""
+"""Runs where pictures are read: reads those of a chunk, and leaves out what an earlier run answered."""
 
 import dataclasses
+import os
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache, partial
 
 from llama_adapter.app.captioning.work_items import WorkItem
@@ -12,13 +14,12 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.reading.isolated import IsolatedReader
 from llama_adapter.app.reading.reader import PictureReader, PictureReading, Reader
 from llama_adapter.app.scale.chunks import Chunk, Known, ReadChunk
-from llama_adapter.app.scale.folder import enter_folder
 from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.problems import describe
 from llama_adapter.vision.errors import PictureError
 
-# Of addresses: their storage takes its time for each, and many at once. Files are read one after another, as there
-# is a task for each processor that reads.
+# Storage with addresses is slow for each file and serves many at once. Local files are read one after another: there
+# is a task for each processor.
 _REMOTE_THREADS = 8
 
 
@@ -30,11 +31,17 @@ class Reading:
     size: int  # of the square that its encoder sees, in pixels
     kind: str  # process or thread
     timeout_s: float
-    folder: str  # the driver's current one
+    folder: str  # the current folder of the driver
+
+
+def enter_folder(folder: str) -> None:
+    """Make the driver's current folder the current one here, if it exists, so that relative names mean the same."""
+    with suppress(OSError):
+        os.chdir(folder)
 
 
 def read_chunk(payload: bytes, *, reading: Reading, known: Known | None) -> bytes:
-    """The pickle of a chunk -> that of the same chunk, read. A picture that cannot be read has an error."""
+    """The pickle of a `Chunk` -> that of a `ReadChunk`. A picture that cannot be read has an error."""
     chunk: Chunk = pickle.loads(payload)
     enter_folder(reading.folder)
     look = partial(_look, reader=_reader(reading), known=None if chunk.is_sure else known)
@@ -42,8 +49,8 @@ def read_chunk(payload: bytes, *, reading: Reading, known: Known | None) -> byte
     try:
         num_threads = _REMOTE_THREADS if any(is_remote(item.picture) for item in items) else 1
         with ThreadPoolExecutor(num_threads, thread_name_prefix="read") as pool:
-            items = tuple(pool.map(look, items))  # all of them, in their order: positions are what the driver goes by
-    except Exception as error:  # not of one picture: that is in its reading
+            items = tuple(pool.map(look, items))  # in their order: the driver goes by positions
+    except Exception as error:  # errors of one picture are in its reading
         problem = describe(error)
         items = tuple(dataclasses.replace(item, picture=_NOTHING) for item in chunk.items)
     return pickle.dumps(ReadChunk(number=chunk.number, items=items, problem=problem), protocol=5)
@@ -61,7 +68,6 @@ def _look(item: WorkItem, *, reader: Reader, known: Known | None) -> WorkItem:
         picture = source
     else:
         try:
-            # A name that is no address and no file is left to the reader, which has words for it.
             data = read_remote(source) if isinstance(source, str) and is_remote(source) else source
             picture = reader.read(data, name=item.label, wants_pixels=wants_pixels)
         except PictureError as error:
@@ -74,7 +80,7 @@ def _look(item: WorkItem, *, reader: Reader, known: Known | None) -> WorkItem:
 
 @cache
 def _reader(reading: Reading) -> Reader:
-    """Kept for all chunks that this process reads."""
+    """One reader for all chunks of this process."""
     if reading.kind == "thread":
         return PictureReader(reading.spec, size=reading.size)
     return IsolatedReader(reading.spec, size=reading.size, timeout_s=reading.timeout_s, num_processes=1)

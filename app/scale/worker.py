@@ -1,4 +1,4 @@
-"""What runs on the machine of a device: a captioner that answers chunks. Imports no Ray: an actor is made of it."""
+"""Runs on the machine of a device: a captioner that answers chunks. Imports no Ray; Ray makes an actor of it."""
 
 import dataclasses
 import os
@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 from llama_adapter.app.captioning.captioner import Answer, Captioner, ModelInfo
 from llama_adapter.app.jobs.job import Job
-from llama_adapter.app.jobs.opening import check_questions
+from llama_adapter.app.jobs.runner import check_questions, warm_up
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.app.scale.chunks import AnsweredChunk, ReadChunk
-from llama_adapter.app.scale.folder import enter_folder
-from llama_adapter.runtime.devices import EAGER
+from llama_adapter.app.scale.reading import enter_folder
 from llama_adapter.runtime.problems import Problem, describe
 
 if TYPE_CHECKING:
@@ -24,18 +23,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedModel:
-    """What a captioner says of itself once it is loaded."""
+    """What a captioner tells the driver once it is loaded."""
 
     host: str
     process: int
-    spec: CaptionerSpec  # with nothing left open
+    spec: CaptionerSpec  # no value is "auto"
     info: ModelInfo
-    image_size: int  # side of the square that it sees, in pixels
+    image_size: int  # side of the square that the model sees, in pixels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NotLoaded:
-    """Why a captioner cannot be had."""
+    """Why a captioner could not be loaded."""
 
     host: str
     problem: Problem
@@ -45,13 +44,13 @@ class CaptionWorker:
     """Loads the captioner of a job on the first call, and answers with it."""
 
     def __init__(self, job: Job, *, device: str, threads: int | None, folder: str) -> None:
-        """`folder` is the driver's current one, which relative paths are meant in."""
+        """`folder` is the current folder of the driver."""
         self._job, self._device, self._threads = job, device, threads
         self._captioner: Captioner | None = None
         enter_folder(folder)
 
     def load(self) -> LoadedModel | NotLoaded:
-        """Harmless when repeated. What fails is told, not raised, as its own words shall reach the user."""
+        """Load the model, once. Errors are returned, not raised, so that Ray does not wrap their message."""
         host = socket.gethostname()
         try:
             captioner = self._loaded()
@@ -66,7 +65,7 @@ class CaptionWorker:
         )
 
     def answer(self, block: "pyarrow.Table") -> AnsweredChunk:
-        """Answer a read chunk, whose pickle is the `payload` of a table with one row."""
+        """Answer a read chunk; its pickle is the `payload` of a table with one row."""
         started = time.perf_counter()
         chunk: ReadChunk = pickle.loads(block["payload"][0].as_buffer())
         digests, left_out, asked = [], [], []
@@ -101,13 +100,8 @@ class CaptionWorker:
                 import torch
 
                 torch.set_num_threads(self._threads)
-            spec = dataclasses.replace(self._job.spec, device=self._device)
-            captioner = Captioner.load(**dataclasses.asdict(spec))
+            captioner = Captioner.from_spec(dataclasses.replace(self._job.spec, device=self._device))
             check_questions(self._job, captioner)
-            question = self._job.questions[0]
-            if captioner.info.mode != EAGER and question.choices is None:
-                captioner.warm_up(
-                    question.prompt(captioner.info.default_prompt), max_new_tokens=self._job.sampling.max_new_tokens
-                )
+            warm_up(self._job, captioner)
             self._captioner = captioner
         return self._captioner

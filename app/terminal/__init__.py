@@ -1,1 +1,1 @@
-"""What a terminal gets: data on stdout, messages on stderr."""
+"""Terminal output: data on stdout, messages on stderr."""

@@ -1,4 +1,4 @@
-"""Runs a command: an error becomes its lines on stderr and its exit code. Makes closed standard streams usable."""
+"""Runs a command; an error becomes a message on stderr and an exit code."""
 
 import io
 import os
@@ -13,17 +13,17 @@ from llama_adapter.runtime.text import shown_text
 
 
 def format_problem(problem: Problem) -> str:
-    """The lines for stderr: the sentence and, apart from it, the hint, both as `shown_text`."""
+    """The message for stderr: the sentence, and the hint after a blank line."""
     line = f"error: {shown_text(problem.sentence)}"
     return f"{line}\n\nhint: {shown_text(problem.hint)}" if problem.hint else line
 
 
 def run_guarded(action: Callable[[], int], *, debug: bool = False) -> int:
-    """Run a command; an error becomes its lines on stderr and its exit code, with a traceback only for `debug`."""
+    """Run a command and return its exit code; errors are printed on stderr, with a traceback if `debug`."""
     _make_standard_streams_usable()
     try:
         exit_code = action()
-        sys.stdout.flush()  # here, where a reader that has gone away is still noticed
+        sys.stdout.flush()  # here, where a closed pipe can still be handled
     except SystemExit as request:  # argparse, after it printed help or version
         return int(request.code or 0)
     except BrokenPipeError as error:
@@ -40,21 +40,21 @@ def run_guarded(action: Callable[[], int], *, debug: bool = False) -> int:
 
 
 def forget_stdout() -> None:
-    """From now on stdout goes nowhere: its reader has gone, and the interpreter's last flush would complain."""
+    """Redirect stdout to nowhere, so that the interpreter's last flush does not fail on a closed pipe."""
     forget(sys.stdout)
 
 
 def _make_standard_streams_usable() -> None:
-    """Closed ones lead nowhere from now on, and a character they lack is written as its escape."""
+    """Redirect closed standard streams to nowhere, and escape characters that a stream cannot encode."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            # Takes the lowest free number, which is this one. Else the next file to be opened would get it, and with
-            # it whatever is said on stdout or stderr.
+            # `open` takes the lowest free descriptor, which is this one. Else the next file opened would get it, and
+            # would receive the output.
             os.open(os.devnull, os.O_RDWR)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # it was closed when Python started
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open to the end
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open until exit
         elif isinstance(stream := getattr(sys, name), io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""Answers on stdout: all of them, however slow their reader is. Talk for people goes to stderr: see talk.py."""
+"""Complete writes to stdout, also into pipes that do not block."""
 
 import select
 import sys
@@ -6,17 +6,17 @@ from typing import BinaryIO
 
 
 def give(data: bytes) -> None:
-    """Write all of it on stdout, at once. Raises OSError, BrokenPipeError where the reader has gone away."""
+    """Write all of the data to stdout and flush. Raises OSError; BrokenPipeError if the reader is gone."""
     sys.stdout.flush()
     write_whole(sys.stdout.buffer, data)
     flush_whole(sys.stdout.buffer)
 
 
 def write_whole(file: BinaryIO, data: bytes) -> None:
-    """Write all of it, also into a pipe that whoever shares it has told not to wait: then the waiting is done here.
+    """Write all of the data, also into a non-blocking pipe: then this function waits for room. Raises OSError.
 
-    Such a pipe takes what there is room for. A file without a buffer, which stdout is under PYTHONUNBUFFERED, returns
-    how much that was, None for nothing; one with a buffer raises. Raises OSError.
+    For a full pipe, an unbuffered file (stdout under PYTHONUNBUFFERED) returns the number of bytes written or None; a
+    buffered one raises BlockingIOError.
     """
     rest = memoryview(data)
     while rest:
@@ -30,7 +30,7 @@ def write_whole(file: BinaryIO, data: bytes) -> None:
 
 
 def flush_whole(file: BinaryIO) -> None:
-    """Give on all that is in the file's buffer, as `write_whole` does. Raises OSError."""
+    """Flush the file's buffer, as `write_whole` writes. Raises OSError."""
     while True:
         try:
             return file.flush()

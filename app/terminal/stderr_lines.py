@@ -1,4 +1,4 @@
-"""Lines for people on stderr. No work is worth less because nobody hears of it: what cannot be said is lost."""
+"""Messages on stderr. A failure to write one never stops the work."""
 
 import os
 import sys
@@ -7,17 +7,17 @@ from typing import TextIO
 
 
 def say(text: str, *, end: str = "\n") -> None:
-    """Write on stderr at once; once its reader has gone or its disk is full, nothing is said any more."""
+    """Print on stderr and flush. After a write error, such as a full disk, stderr is redirected to nowhere."""
     try:
         print(text, end=end, file=sys.stderr, flush=True)
     except BlockingIOError:
-        pass  # a pipe that does not wait, and is full for now
+        pass  # a non-blocking pipe that is full
     except OSError:
         forget(sys.stderr)
 
 
 def forget(stream: TextIO) -> None:
-    """From now on a standard stream goes nowhere, so that the interpreter's last flush has nothing to complain of."""
+    """Redirect a standard stream to nowhere, so that the interpreter's last flush does not fail."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

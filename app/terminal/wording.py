@@ -1,4 +1,4 @@
-"""Answers and notes in words for a terminal."""
+"""Answers and notes as text for a terminal."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,14 +19,14 @@ _MAX_NAMED: Final = 3
 
 
 class Unfamiliar:
-    """Counts answers about pictures that are unlike those the model was trained on, to say it once at the end."""
+    """Counts answers about out-of-distribution pictures, for one note at the end."""
 
     def __init__(self) -> None:
         self._num_answers = self._num_unfamiliar = 0
         self._names: list[str] = []
 
     def add(self, answer: Answer) -> None:
-        """Take one answer into the counts; failures, and models that cannot tell, do not count."""
+        """Count one answer; failures and models without detection do not count."""
         if answer.error is not None or answer.unfamiliar is None:
             return
         self._num_answers += 1
@@ -35,7 +35,7 @@ class Unfamiliar:
             self._names.append(answer.picture)
 
     def note(self, *, what: str = "picture") -> str:
-        """The sentence, empty where there is nothing to say; `what` an answer is to, as one word."""
+        """The note, or an empty text; `what` is counted, `picture` or `question`."""
         if not self._num_unfamiliar:
             return ""
         is_one = self._num_unfamiliar == 1
@@ -53,7 +53,7 @@ class Unfamiliar:
 
 
 def unfamiliar_note(answers: Iterable[Answer]) -> str:
-    """`Unfamiliar.note` of answers that are all there."""
+    """The note on these answers."""
     unfamiliar = Unfamiliar()
     for answer in answers:
         unfamiliar.add(answer)
@@ -61,9 +61,9 @@ def unfamiliar_note(answers: Iterable[Answer]) -> str:
 
 
 def text_line(record: Record, *, decider: Decider | None = None, with_prompt: bool = False) -> str:
-    """An answer for a person: one line, whatever the model wrote.
+    """An answer as one line.
 
-    What `decider` was not calibrated for, such as a manifest's own choices, is the likeliest.
+    For choices that `decider` is not calibrated for, such as a manifest's own, the likeliest is shown.
     """
     said = one_line(record["text"])
     if record["choice"] is not None:
@@ -77,12 +77,12 @@ def text_line(record: Record, *, decider: Decider | None = None, with_prompt: bo
 
 
 def _before_answer(prompt: str) -> str:
-    """A prompt, told apart from the answer behind it."""
+    """A prompt, with a separator before the answer."""
     return f"{prompt} " if prompt.endswith(("?", ":", ".", "!")) else f"{prompt}: "
 
 
 def one_line(text: str) -> str:
-    """What a model wrote, fit for one line of a terminal: a space for each of `UNSAFE_ON_TERMINALS`."""
+    """A model's text as one line: `UNSAFE_ON_TERMINALS` become spaces."""
     return UNSAFE_ON_TERMINALS.sub(" ", text)
 
 
@@ -92,7 +92,7 @@ def counted(number: int, done: str, *, what: str = "picture") -> str:
 
 
 def is_sample(path: object) -> bool:
-    """Whether a picture is one of those that the embedded model comes with."""
+    """Whether a picture is one of the packaged samples."""
     try:
         return isinstance(path, str) and Path(path).resolve().is_relative_to(sample_pictures().resolve())
     except (OSError, ValueError):

@@ -14,10 +14,11 @@ from PIL import Image
 from llama_adapter.app.measuring.report import Tally
 from llama_adapter.app.measuring.throughput import Circumstances, RunFigures, stage_differences
 from llama_adapter.app.online.service import Ask, RequestHandle, Service, ServiceError
+from llama_adapter.app.records.key import RecordKey, record_settings
 from llama_adapter.app.records.manifest import new_run_id
 from llama_adapter.app.records.record import Record, answer_to_record
-from llama_adapter.app.records.settings import record_settings
 from llama_adapter.app.tasks.answers import Answer, AnswerError
+from llama_adapter.app.tasks.choose import choosing
 from llama_adapter.app.web.html import data_address
 from llama_adapter.app.web.runs import Run
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -98,7 +99,7 @@ class BatchRun:
         self.window = default_window(service) if window is None else window
         self.run_id = new_run_id()
         self._settings = record_settings(
-            service.spec, info=service.info, sampling=question.sampling, choices=question.choices
+            service.spec, info=service.info, sampling=question.sampling, task=choosing(question.choices)
         )
         # Now: a service that restarts or has closed cannot answer this later.
         self._circumstances = circumstances_of(service)
@@ -272,7 +273,8 @@ class BatchRun:
         self._tally.add(answer)
         self._num_reused += answer.is_reused and answer.error is None
         digest = self._circumstances.model_digest
-        record = answer_to_record(answer, model_digest=digest, sampling=self._settings, run=self.run_id)
+        key = RecordKey(picture=answer.picture, prompt=answer.prompt, model_digest=digest, settings=self._settings)
+        record = answer_to_record(answer, key=key, run=self.run_id)
         return Result(index=index, record=record, thumbnail=small)
 
 

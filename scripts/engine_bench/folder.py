@@ -23,7 +23,7 @@ def measure_folders(parts: Parts, *, sizes: Sequence[int], rounds: int) -> list[
 
     Rates and times are medians. Memory is that of the process after the first round, in which sizes increase.
     """
-    captioner = parts.captioner()
+    captioner = Captioner(parts)
     _answer(captioner, pictures=parts.runner.config.num_slots)
     found = in_turn(sorted(sizes), lambda size: _measure(captioner, size), rounds=rounds)
     results = []

@@ -85,4 +85,4 @@ def narrow(parts: Parts, device: Device, *, is_late: bool = False) -> Captioner:
     """A captioner around the weights of `parts`, on such a device."""
     runner: Any = NarrowRunner(parts.runner, device, is_late=is_late)
     vision: Any = NarrowVision(parts.vision, device)
-    return dataclasses.replace(parts, runner=runner, vision=vision).captioner()
+    return Captioner(dataclasses.replace(parts, runner=runner, vision=vision))

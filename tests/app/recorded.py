@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from llama_adapter.app.records.key import RecordKey
 from llama_adapter.app.records.record import ErrorLike, Record, answer_to_record
 
 SAMPLING = {"max_new_tokens": 16, "temperature": 0.0, "choices": ["Yes", "No"]}
@@ -23,10 +24,13 @@ class FakeAnswer:
     token_ids: Sequence[int] = (5, 6, 7)
     finish: str = "stop"
     choice: Mapping[str, float] | None = None
+    details: Mapping[str, object] = field(default_factory=dict)
     unfamiliar: bool | None = None
     error: ErrorLike | None = None
     ms: Mapping[str, float] = field(default_factory=lambda: {"clip": 1.23456, "total": 9.0})
 
 
 def recorded(answer: FakeAnswer | None = None, *, run: str = "run-1", model_digest: str = "model") -> Record:
-    return answer_to_record(answer or FakeAnswer(), model_digest=model_digest, sampling=SAMPLING, run=run)
+    answer = answer or FakeAnswer()
+    key = RecordKey(picture=answer.picture, prompt=answer.prompt, model_digest=model_digest, settings=SAMPLING)
+    return answer_to_record(answer, key=key, run=run)

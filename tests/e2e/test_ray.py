@@ -17,14 +17,15 @@ import pytest
 
 from llama_adapter.app.inputs import InputSpec
 from llama_adapter.app.jobs.job import Job
-from llama_adapter.app.jobs.questions import Question
 from llama_adapter.app.jobs.run import run_job
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.manifest import read_manifest
 from llama_adapter.app.records.record import Record, read_records
-from llama_adapter.app.scale.job import run_ray_job
-from llama_adapter.app.scale.options import RayOptions
+from llama_adapter.app.scale.cluster import RayOptions
+from llama_adapter.app.scale.runner import RayRunner
+from llama_adapter.app.tasks.choose import OneOf
+from llama_adapter.app.tasks.question import Question
 from llama_adapter.runtime.errors import ExitCode
 
 pytestmark = [
@@ -73,7 +74,7 @@ def job_of(*paths: Path | str, out: Path) -> Job:
     return Job(
         spec=CaptionerSpec(),
         inputs=InputSpec(paths=tuple(map(str, paths))),
-        questions=(Question(), Question(instruction="Is there a red star?", choices=("yes", "no"))),
+        questions=(Question(), Question(instruction="Is there a red star?", task=OneOf(("yes", "no")))),
         out=str(out),
         reader="thread",
         quiet=True,
@@ -146,7 +147,7 @@ def test_a_lost_process_and_a_lost_machine_cost_and_repeat_nothing(
         },
     )
 
-    code = run_ray_job(job_of(pictures, out=out), RayOptions(address=cluster.address))
+    code = run_job(job_of(pictures, out=out), RayRunner(RayOptions(address=cluster.address)))
 
     assert lost, "the machine was lost while the job ran"
     assert code == ExitCode.PICTURE_ERRORS
@@ -164,14 +165,14 @@ def test_an_interrupted_job_goes_on_where_it_ended(
     job = job_of(pictures, out=out)
     with monkeypatch.context() as interrupting:
         at_records(interrupting, {60: lambda: os.kill(os.getpid(), signal.SIGINT)})
-        assert run_ray_job(job, options) == ExitCode.INTERRUPTED
+        assert run_job(job, RayRunner(options)) == ExitCode.INTERRUPTED
     first = seen(out)
     assert 60 <= sum(first.values()) < sum(expected.values())
     assert first <= expected
     with open(out, "a") as file:
         file.write('{"id": "torn')
 
-    assert run_ray_job(job, options) == ExitCode.PICTURE_ERRORS
+    assert run_job(job, RayRunner(options)) == ExitCode.PICTURE_ERRORS
 
     assert_same(seen(out), expected)
     assert [run.end_reason for run in read_manifest(out)] == ["interrupted", "finished"]
@@ -185,7 +186,7 @@ def test_pictures_are_read_from_an_address_and_what_is_not_there_is_told(
     address = pictures.as_uri()
     some = [f"{address}/{name}" for name in ("0.png", "bad0.png", "none.png")]
 
-    code = run_ray_job(job_of(*some, out=out), RayOptions(address=cluster.address, actors=1))
+    code = run_job(job_of(*some, out=out), RayRunner(RayOptions(address=cluster.address, actors=1)))
 
     assert code == ExitCode.PICTURE_ERRORS
     found = {

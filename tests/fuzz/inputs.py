@@ -9,9 +9,8 @@ import tarfile
 from collections.abc import Iterator
 
 from llama_adapter.app.inputs.archives import archive_inputs
-from llama_adapter.app.inputs.errors import InputsError
 from llama_adapter.app.inputs.folders import file_input
-from llama_adapter.app.inputs.items import PictureInput
+from llama_adapter.app.inputs.items import InputsError, PictureInput
 from llama_adapter.app.inputs.lists import list_inputs
 from llama_adapter.app.inputs.manifests import check_manifest, manifest_inputs
 from llama_adapter.app.inputs.sheets import read_question_sheet

@@ -64,18 +64,6 @@ def test_with_both_a_range_counts_for_two_choices_and_the_threshold_for_more() -
     assert explain(("red", "green", "blue"), rule).startswith("The likeliest choice counts when it has at least 50%")
 
 
-def test_of_a_range_alone_more_choices_take_the_upper_end() -> None:
-    rule = Rule.from_flags(None, (0.2, 0.8))
-
-    assert rule is not None
-    assert decide({"red": 0.7, "green": 0.3, "blue": 0.0}, rule) is None
-    assert decide({"red": 0.8, "green": 0.2, "blue": 0.0}, rule) == "red"
-
-
-def test_without_flags_there_is_no_rule() -> None:
-    assert Rule.from_flags(None) is None
-
-
 @pytest.mark.parametrize("abstain", [(0.6, 0.4), (-0.1, 0.5), (0.5, 1.1), (float("nan"), 0.5)])
 def test_a_range_that_is_none_is_refused(abstain: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match="abstain must be two numbers"):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.app.calibration.decider import UNDECIDED, Decider, Decision
 from llama_adapter.app.calibration.file import Calibration, read_calibration, write_calibration
@@ -162,38 +163,19 @@ def test_nothing_is_decided_on_what_is_no_number() -> None:
 # Telling
 
 
-def test_the_report_tells_figures_threshold_and_mistakes() -> None:
+def test_the_report(snapshot: SnapshotAssertion) -> None:
     mistakes = [Mistake(picture="a.png", answer="No", label="Yes", probability=0.93, line=7)] * 9
-    text = format_calibration(calibration(), mistakes=mistakes)
-
-    assert "Red? (Yes, No)\n200 labelled examples" in text
-    assert "for a precision of 80.0%: “Yes” from 0." in text
-    assert "with 95 % confidence" in text
-    assert "9 wrong by their labels" in text
-    assert text.count("line 7, a.png: No (0.93), labelled Yes") == 5
-
-
-def test_the_report_says_plainly_that_a_precision_cannot_be_had() -> None:
     asked = examples()
-    asked = replace(asked, labels_N=np.where(asked.probabilities_NC[:, 0] > 0.9, 1, asked.labels_N))
-    found = calibrate(asked, choices=("Yes", "No"), question=None, model_digest="", target_precision=0.99)
-
-    assert found.threshold is None
-    assert "“Yes” cannot be told with a precision of 99.0% on these examples; the best is" in format_calibration(found)
-
-
-def test_the_report_warns_of_what_its_figures_do_not_tell() -> None:
-    sure = np.array([[0.9, 0.1], [0.2, 0.8]])
-    right = Examples(probabilities_NC=sure, labels_N=np.array([0, 1]), groups_N=np.arange(2))
+    unreachable = replace(asked, labels_N=np.where(asked.probabilities_NC[:, 0] > 0.9, 1, asked.labels_N))
+    right = Examples(
+        probabilities_NC=np.array([[0.9, 0.1], [0.2, 0.8]]), labels_N=np.array([0, 1]), groups_N=np.arange(2)
+    )
     wrong = replace(right, labels_N=np.array([1, 0]))
-    texts = [
-        format_calibration(calibrate(one, choices=("a", "b"), question=None, model_digest="", target_precision=0.9))
-        for one in (right, wrong)
-    ]
 
-    assert all("2 examples are few" in text for text in texts)
-    assert "every answer is right" in texts[0]
-    assert "the temperature is at its bound, 20" in texts[1]
+    assert format_calibration(calibration(), mistakes=mistakes) == snapshot(name="mistakes")
+    for name, one in (("unreachable", unreachable), ("all right", right), ("all wrong", wrong)):
+        found = calibrate(one, choices=("Yes", "No"), question=None, model_digest="", target_precision=0.99)
+        assert format_calibration(found) == snapshot(name=name)
 
 
 def test_another_question_or_model_than_the_calibration_is_of_is_doubted() -> None:

@@ -152,8 +152,8 @@ def test_a_run_of_bad_pictures_only_ends_with_3(run: Run) -> None:
         ([*model_flags(), "--context", "16"], 2, "tokens, the context holds 16", "--context"),
         ([*model_flags(), "--batch-size", "0"], 2, "wanted a whole number of at least 1, or auto, got '0'", ""),
         ([*model_flags(), "--max-new-tokens", "-1"], 2, "--max-new-tokens must be at least 0, got -1", ""),
-        ([*model_flags(), "--input", "x"], 2, "--prompt, which is missing", "--prompt"),
-        ([*model_flags(), "--prompt", "x", "--raw-prompt", "y"], 2, "exclude each other", "one of them"),
+        ([*model_flags(), "--input", "x"], 2, "--input needs --prompt", ""),
+        ([*model_flags(), "--prompt", "x", "--raw-prompt", "y"], 2, "--prompt and --raw-prompt exclude each other", ""),
         (["--model", ""], 2, "--model is empty", ""),
         (["--visual-heads", "4"], 2, "--visual-heads go with --llama-dir, which is missing", ""),
         (["--model", "bundle", "--llama-type", "7B"], 2, "--llama-type, --adapter, --clip", ""),
@@ -211,14 +211,6 @@ def test_choices_are_weighed_against_each_other(run: Run) -> None:
     assert record["finish"] == "choice"
 
 
-@pytest.mark.parametrize("choices", ["Yes", "Yes,Yes", "Yes,,No", ""])
-def test_unusable_choices_are_a_usage_error(run: Run, choices: str) -> None:
-    ran = run("ask", picture(), "--question", "Is it red?", "--choices", choices, model_flags())
-
-    assert ran.code == 2
-    assert "two different answers" in ran.err
-
-
 def test_text_format_has_a_line_for_each_picture(run: Run) -> None:
     pictures = [picture("shapes_200x300.jpg"), picture("rgba_180x140.png")]
     answers = run("caption", pictures, model_flags(), SHORT).texts()
@@ -226,15 +218,6 @@ def test_text_format_has_a_line_for_each_picture(run: Run) -> None:
     ran = run("caption", pictures, model_flags(), SHORT, "--format", "text")
 
     assert sorted(ran.out.splitlines()) == sorted(f"{name}: {text}" for name, text in answers.items())
-
-
-def test_text_format_shows_the_probability_of_a_choice(run: Run) -> None:
-    arguments = ["ask", picture(), "--question", "Is it red?", "--choices", "Yes,No", *model_flags()]
-    (record,) = run(arguments).records
-
-    ran = run(arguments, "--format", "text")
-
-    assert ran.out == f"{picture()}: {record['text']} ({record['choice'][record['text']]:.2f})\n"
 
 
 def test_out_keeps_the_records_and_stdout_stays_empty(run: Run, tmp_path: Path) -> None:
@@ -309,16 +292,6 @@ def test_a_file_that_holds_no_records_is_left_alone(run: Run, tmp_path: Path) ->
     assert out.read_bytes() == before
 
 
-def test_a_place_that_cannot_be_written_is_told_in_a_sentence(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-
-    ran = run("caption", picture(), model_flags(), "--out", str(tmp_path / "file" / "answers.jsonl"))
-
-    assert ran.code == 1
-    assert ran.err.startswith("error: ")
-    assert "/file" in ran.err
-
-
 @pytest.mark.parametrize("mistake", [["--model", "nowhere"], [*model_flags(), "--context", "16"]])
 def test_a_failed_start_leaves_no_file_of_answers(run: Run, tmp_path: Path, mistake: list[str]) -> None:
     ran = run("caption", picture(), mistake, "--out", str(tmp_path / "answers.jsonl"))
@@ -391,13 +364,6 @@ def test_convert_names_the_flags_it_lacks(run: Run, tmp_path: Path) -> None:
     assert "--llama-dir and --adapter" in ran.err
 
 
-def test_convert_names_the_dtypes_there_are(run: Run, tmp_path: Path) -> None:
-    ran = run("convert", model_flags(), "--out", str(tmp_path / "bundle"), "--dtype", "int3")
-
-    assert ran.code == 2
-    assert "float16" in ran.err
-
-
 @pytest.mark.usefixtures("known_environment")
 def test_doctor_is_content_with_the_golden_checkpoints(run: Run) -> None:
     ran = run("doctor", model_flags())
@@ -441,7 +407,7 @@ def test_usage_errors_point_at_the_help_of_their_own_command(run: Run, arguments
     ran = run(arguments)
 
     assert ran.code == 2
-    assert ran.err.endswith(f"hint: `llama-adapter {words} --help` lists what there is\n")
+    assert ran.err.endswith(f"hint: see `llama-adapter {words} --help`\n")
 
 
 @pytest.mark.usefixtures("known_environment")
@@ -491,7 +457,7 @@ def test_quantize_and_precision_know_two_kinds_of_numbers(run: Run, tmp_path: Pa
         (["ask", "a.png", "--prompt", "What?"], "--question may be meant"),
         (["caption", "a.png", "--ouput", "x.jsonl"], "--out may be meant"),
         (["caption", "a.png", "-o", "x.jsonl"], "--out may be meant"),
-        (["caption", "a.png", "--soup"], "hint: `llama-adapter caption --help`"),
+        (["caption", "a.png", "--soup"], "hint: see `llama-adapter caption --help`"),
     ],
 )
 def test_a_flag_that_is_nearly_one_of_ours_is_named(run: Run, arguments: list[str], meant: str) -> None:

@@ -83,6 +83,50 @@ def calibration(**changes: Any) -> Calibration:
     return replace(found, **changes)
 
 
+@pytest.mark.parametrize(
+    ("to", "out", "settings"),
+    [
+        ("metadata", None, {}),  # needs a place
+        ("metadata", "list.json", {}),  # has another name
+        ("sidecars", None, {"below": ("gone",)}),  # no such folder
+        ("csv", "answers.jsonl", {"force": True}),  # the records themselves
+        ("jsonl", ".", {"rows_per_file": 5}),  # the folder of the records
+        ("jsonl", None, {"rows_per_file": 5}),  # needs a folder
+    ],
+)
+def test_places_that_cannot_be_written_are_refused(
+    answers: Answers, to: Any, out: str | None, settings: dict[str, Any]
+) -> None:
+    answers.write([record()])
+
+    with pytest.raises(UsageError):
+        answers.export(to, out, **settings)
+    assert answers.names() == ["answers.jsonl"]
+    assert list(read_records(answers.path)) == [record()]
+
+
+def test_sidecars_on_stdout_and_a_folder_without_records_are_refused(tmp_path: Path) -> None:
+    for to, out in (("sidecars", "-"), ("csv", None)):
+        with pytest.raises(UsageError):
+            run_export_records(ExportRecordsJob(records=(str(tmp_path),), to=to, out=out))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"to": "csv", "threshold": 1.5},
+        {"to": "csv", "abstain": (0.9, 0.1)},
+        {"to": "csv", "below": (".",)},
+        {"to": "sidecars", "out": "texts", "below": (".",)},
+        {"to": "metadata", "rows_per_file": 5},
+        {"to": "csv", "rows_per_file": 0},
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused_with_the_job(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=list(settings)[-1]):
+        ExportRecordsJob(records=("a.jsonl",), **settings)
+
+
 # Which records
 
 
@@ -119,14 +163,6 @@ def test_keys_that_a_newer_program_added_stay_in_json_lines(answers: Answers) ->
     answers.export("jsonl", "clean.jsonl")
 
     assert json.loads((answers.folder / "clean.jsonl").read_text())["further"] == [1]
-
-
-def test_a_file_of_answers_is_never_replaced(answers: Answers) -> None:
-    answers.write([record()])
-
-    with pytest.raises(UsageError, match="is a file of answers itself"):
-        answers.export("csv", "answers.jsonl", force=True)
-    assert list(read_records(answers.path)) == [record()]
 
 
 def test_a_file_that_is_there_is_replaced_by_force_only_and_a_failure_leaves_it(answers: Answers) -> None:
@@ -168,13 +204,6 @@ def test_a_range_leaves_answers_undecided_and_does_not_touch_the_answer(answers:
     ]
 
 
-def test_names_and_texts_are_no_formulas(answers: Answers) -> None:
-    answers.write([record("=1+1.png", text="@SUM(A1)"), asked("b.png", 0.9)])
-    answers.export("csv", "out.csv")
-
-    assert (answers.rows()[0]["picture"], answers.rows()[0]["text"]) == ("'=1+1.png", "'@SUM(A1)")
-
-
 def test_without_a_place_the_table_goes_to_stdout(answers: Answers, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     answers.write([record()])
 
@@ -214,12 +243,6 @@ def test_a_calibration_of_another_question_or_model_is_told(
     assert "note: the calibration is of 'Blue?', and there are answers to 'Red?'" in talk
     assert "note: the calibration is of another model" in talk
     assert "note: no threshold of this calibration reaches a precision of 90.0%" in talk
-
-
-@pytest.mark.parametrize("settings", [{"threshold": 1.5}, {"abstain": (0.9, 0.1)}])
-def test_numbers_out_of_range_are_refused_with_the_job(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(settings))):
-        ExportRecordsJob(records=("a.jsonl",), to="csv", **settings)
 
 
 # Sidecars and metadata
@@ -287,23 +310,6 @@ def test_the_root_is_no_folder_of_a_job_even_if_it_is_the_current_one(
     assert not picture.with_suffix(".txt").exists()
 
 
-@pytest.mark.parametrize(
-    ("to", "out", "below", "complaint"),
-    [("csv", None, ".", "below goes with"), ("sidecars", "texts", ".", "below goes with")],
-)
-def test_folders_are_named_for_texts_beside_pictures_alone(
-    answers: Answers, to: str, out: str | None, below: str, complaint: str
-) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        answers.export(to, out, below=(below,))
-
-
-def test_a_folder_to_write_below_has_to_be_one(answers: Answers) -> None:
-    answers.write([record()])
-    with pytest.raises(UsageError, match="Wanted a folder as --below"):
-        answers.export("sidecars", below=(str(answers.folder / "gone"),))
-
-
 def test_pictures_that_earlier_versions_recorded_by_an_escaped_name_get_their_texts(answers: Answers) -> None:
     (answers.folder / "9.41\u202fAM.png").touch()
     answers.write([record(str(answers.folder / r"9.41\u202fAM.png"))])
@@ -340,15 +346,6 @@ def test_metadata_names_pictures_from_its_own_folder(answers: Answers) -> None:
     assert [line["unfamiliar"] for line in lines] == [True, None]
 
 
-def test_metadata_leaves_out_what_is_not_there_and_tells(answers: Answers, capsys: pytest.CaptureFixture[str]) -> None:
-    answers.write([record(str(answers.folder / "a.png")), record(str(answers.folder / "x.tar/b.png"))])
-    (answers.folder / "a.png").touch()
-
-    assert answers.export("metadata", "metadata.jsonl") == ExitCode.FAILED
-    assert len((answers.folder / "metadata.jsonl").read_text().splitlines()) == 1
-    assert "b.png: there is no such picture" in capsys.readouterr().err
-
-
 def test_metadata_counts_the_lines_that_it_wrote(answers: Answers, capsys: pytest.CaptureFixture[str]) -> None:
     picture, gone = str(answers.folder / "a.png"), str(answers.folder / "gone.png")
     answers.write([record(name, id=str(number)) for number, name in enumerate([picture, gone, picture, gone])])
@@ -367,26 +364,6 @@ def test_metadata_refuses_pictures_outside_of_its_folder_and_writes_nothing(answ
     with pytest.raises(UsageError, match="is not in"):
         answers.export("metadata", "pics")
     assert list((answers.folder / "pics").iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("to", "out", "problem"),
-    [
-        ("metadata", None, "needs a place"),
-        ("metadata", "list.json", "of the name metadata.jsonl"),
-        ("sidecars", "-", "not to stdout"),
-    ],
-)
-def test_places_that_cannot_be_are_refused(answers: Answers, to: Any, out: str | None, problem: str) -> None:
-    answers.write([record()])
-
-    with pytest.raises(UsageError, match=problem):
-        run_export_records(ExportRecordsJob(records=(str(answers.path),), to=to, out=out))
-
-
-def test_a_folder_without_answers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"No \.jsonl file in"):
-        run_export_records(ExportRecordsJob(records=(str(tmp_path),), to="csv"))
 
 
 # Parquet
@@ -466,19 +443,6 @@ def test_parts_of_an_earlier_export_go_by_force_only(answers: Answers) -> None:
     answers.export("jsonl", "parts", rows_per_file=5, force=True)
 
     assert len(list((answers.folder / "parts").iterdir())) == 2
-
-
-def test_parts_never_go_into_the_folder_of_the_records(answers: Answers) -> None:
-    answers.write([record()])
-
-    with pytest.raises(UsageError, match="the folder of the records themselves"):
-        answers.export("jsonl", ".", rows_per_file=5)
-
-
-def test_parts_are_for_tables_and_have_at_least_a_row() -> None:
-    for to, rows in (("metadata", 5), ("csv", 0)):
-        with pytest.raises(ValueError, match="rows_per_file"):
-            ExportRecordsJob(records=("a.jsonl",), to=to, rows_per_file=rows)  # type: ignore[arg-type]
 
 
 def test_records_in_a_folder_bring_the_runs_of_their_folder(answers: Answers) -> None:

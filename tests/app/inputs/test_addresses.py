@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from llama_adapter.app.inputs import InputsError, InputSpec
+from llama_adapter.app.inputs import InputsError, InputSpec, check_inputs, count_inputs, read_inputs
 from llama_adapter.app.inputs.addresses import check_remote, is_remote, read_remote, remote_inputs, shown_address
-from llama_adapter.app.scale.inputs import check_all_inputs, count_all_inputs, read_all_inputs
 from llama_adapter.vision.errors import PictureError
 
 pytestmark = pytest.mark.slow  # pyarrow takes longer to import than all that is asked of it here
@@ -80,22 +79,22 @@ def test_a_kind_of_storage_that_nothing_reads_is_told_before_anything_is_done() 
 def test_files_folders_and_addresses_come_in_the_order_in_which_they_are_named(folder: Path) -> None:
     spec = InputSpec(paths=(str(folder / "pic_10.png"), folder.as_uri(), str(folder)))
 
-    check_all_inputs(spec)
+    check_inputs(spec, addresses=True)
 
-    assert [item.label for item in read_all_inputs(spec)] == [
+    assert [item.label for item in read_inputs(spec, addresses=True)] == [
         str(folder / "pic_10.png"),
         f"file://{folder}/pic_2.JPG",
         f"file://{folder}/pic_10.png",
         str(folder / "pic_2.JPG"),
         str(folder / "pic_10.png"),
     ]
-    assert count_all_inputs(spec) is None
-    assert count_all_inputs(InputSpec(paths=(str(folder),))) == 2
+    assert count_inputs(spec, addresses=True) is None
+    assert count_inputs(InputSpec(paths=(str(folder),)), addresses=True) == 2
 
 
 def test_parts_of_a_job_do_not_go_with_addresses(folder: Path) -> None:
     with pytest.raises(InputsError, match="--shard"):
-        check_all_inputs(InputSpec(paths=(folder.as_uri(),), shard=(0, 2)))
+        check_inputs(InputSpec(paths=(folder.as_uri(),), shard=(0, 2)), addresses=True)
 
 
 def test_keys_in_an_address_are_not_shown() -> None:

@@ -180,11 +180,6 @@ def test_what_an_old_record_failed_at_is_one_picture_with_its_answer_of_now(run:
     assert all(one["error"] is None for one in now)
 
 
-def test_texts_of_old_records_stand_beside_their_pictures(run: Run, old: Path) -> None:
-    assert run("export-records", "old.jsonl", "--to", "sidecars").code == 0
-    assert (old / "pictures" / "Shot 9.41\u202fAM.txt").read_text() == "m h le m\n"
-
-
 def test_a_question_with_an_old_name_filled_in_is_not_asked_again(run: Run, old: Path) -> None:
     Path("stem.jsonl").write_text(old_line(OLD_TEMPLATE) + "\n")
     shot = "pictures/Shot 9.41\u202fAM.jpg"

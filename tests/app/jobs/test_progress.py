@@ -97,12 +97,6 @@ def test_what_is_not_to_be_seen_is_not_counted_either(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == ""
 
 
-def test_questions_are_not_counted_as_pictures() -> None:
-    progress = Progress(visible=True, what="question")
-
-    assert progress.line(answered=6, failed=0, known=0, now=progress._started + 2) == "6 questions, 3.00 questions/s"
-
-
 def test_the_line_fits_a_narrow_terminal_since_only_one_line_can_be_written_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,8 +3,18 @@
 import pytest
 
 from llama_adapter.app.inputs import QuestionFields
-from llama_adapter.app.jobs.questions import Question, TemplateError, picture_variables, questions_about
+from llama_adapter.app.jobs.questions import (
+    TemplateError,
+    complete,
+    fill,
+    is_template,
+    picture_variables,
+    questions_about,
+    variables_of,
+)
+from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.app.tasks.prompts import RawPrompt
+from llama_adapter.app.tasks.question import Question
 
 
 @pytest.mark.parametrize(
@@ -22,41 +32,37 @@ from llama_adapter.app.tasks.prompts import RawPrompt
 def test_variables_are_filled_and_other_braces_stay(text: str, filled: str) -> None:
     variables = picture_variables("a/b/cat.v2.png", {"breed": "collie {stem}"})
 
-    assert Question(instruction=text).filled(variables).instruction == filled
-    assert Question(raw=text).filled(variables).raw == filled
-    assert Question(instruction="x", input=text).filled(variables).input == filled
+    assert fill(Question(instruction=text), variables).instruction == filled
+    assert fill(Question(raw=text), variables).raw == filled
+    assert fill(Question(instruction="x", input=text), variables).input == filled
 
 
 def test_columns_win_over_the_variables_of_the_name() -> None:
     assert picture_variables("a/b.png", {"stem": "mine"})["stem"] == "mine"
 
 
-def test_a_picture_without_a_folder_has_an_empty_parent() -> None:
-    assert picture_variables("b.png", {}) == {"stem": "b", "name": "b.png", "parent": "", "path": "b.png"}
-
-
 def test_an_unknown_variable_is_named_with_what_there_is() -> None:
     with pytest.raises(TemplateError, match=r"wants the variable \{breeds\}.*breed, name") as raised:
-        Question(instruction="Is it a {breeds}?").filled(picture_variables("a.png", {"breed": "collie"}))
+        fill(Question(instruction="Is it a {breeds}?"), picture_variables("a.png", {"breed": "collie"}))
     assert raised.value.hint == "write {{breeds}} for the text {breeds} itself"
 
 
 def test_the_variables_of_a_question_are_known() -> None:
     question = Question(instruction="{stem} {{name}}", input="{breed}")
 
-    assert question.variables == {"stem", "breed"}
-    assert question.is_template
-    assert not Question(instruction="no { braces } at all").is_template
+    assert variables_of(question) == {"stem", "breed"}
+    assert is_template(question)
+    assert not is_template(Question(instruction="no { braces } at all"))
 
 
 def test_a_files_own_question_takes_the_rest_from_the_jobs() -> None:
-    common = Question(instruction="What?", input="context", choices=("a", "b"))
+    common = Question(instruction="What?", input="context", task=OneOf(("a", "b")))
 
-    assert common.completed(QuestionFields()) == common
+    assert complete(common, QuestionFields()) == common
     own = QuestionFields(instruction="Who?", choices=("c", "d"))
-    assert common.completed(own) == Question(instruction="Who?", input="context", choices=("c", "d"))
-    assert Question(raw="raw").completed(QuestionFields(instruction="Who?")) == Question(instruction="Who?")
-    assert Question(raw="raw").completed(QuestionFields()).prompt("default") == RawPrompt("raw")
+    assert complete(common, own) == Question(instruction="Who?", input="context", task=OneOf(("c", "d")))
+    assert complete(Question(raw="raw"), QuestionFields(instruction="Who?")) == Question(instruction="Who?")
+    assert complete(Question(raw="raw"), QuestionFields()).prompt("default") == RawPrompt("raw")
 
 
 def test_a_files_choices_or_input_go_with_every_question_of_the_job() -> None:
@@ -67,8 +73,8 @@ def test_a_files_choices_or_input_go_with_every_question_of_the_job() -> None:
 
     assert asked() == common
     assert asked(QuestionFields(choices=("a", "b"))) == [
-        Question(instruction="What?", choices=("a", "b")),
-        Question(instruction="Where?", choices=("a", "b")),
+        Question(instruction="What?", task=OneOf(("a", "b"))),
+        Question(instruction="Where?", task=OneOf(("a", "b"))),
     ]
     assert [one.shown("") for one in asked(QuestionFields(input="x"), QuestionFields(instruction="Who?"))] == [
         "What?\nx",

@@ -28,10 +28,6 @@ def test_one_time_is_all_percentiles_of_itself() -> None:
     assert {latencies([12.3456]).percentile(fraction) for fraction in (0.0, 0.5, 1.0)} == {12.3456}
 
 
-def test_without_times_there_is_no_percentile() -> None:
-    assert latencies([]).percentile(0.5) is None
-
-
 def test_what_is_kept_does_not_grow_with_the_number_of_times() -> None:
     draw = random.Random(5)
     kept = latencies([draw.uniform(1, 1000) for _ in range(50_000)])

@@ -9,7 +9,7 @@ import pytest
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.work_items import WorkItem
-from llama_adapter.app.inputs.errors import InputsError
+from llama_adapter.app.inputs import InputsError
 from llama_adapter.app.measuring.scoring import (
     MAX_SHOWN,
     KnownAnswer,

@@ -1,105 +1,76 @@
-"""Records in a folder of files."""
+"""Records in a folder of parts, as `--out FOLDER/` reads and goes on with them."""
 
 from pathlib import Path
 
 import pytest
 
-from llama_adapter.app.records.file import RecordFileLockedError, RecordWriter
-from llama_adapter.app.records.folder import RecordFolder, open_records
+from llama_adapter.app.records.file import RecordFileLockedError, RecordWriter, open_records
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.manifest import manifest_path
 from llama_adapter.app.records.record import RecordFileError, read_records
 from tests.app.recorded import FakeAnswer, recorded
 
 
-def write(folder: Path, *texts: str) -> None:
-    with RecordFolder(folder, records_in_a_part=2) as records:
+def write(path: Path, *texts: str) -> None:
+    with RecordWriter(path) as records:
         for text in texts:
             records.write(recorded(FakeAnswer(text=text, picture=text)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two parts, as earlier versions left them."""
+    write(tmp_path / "out" / "part-00000.jsonl", "a", "b")
+    write(tmp_path / "out" / "part-00001.jsonl", "c")
+    (tmp_path / "out" / ".lock").touch()
+    return tmp_path / "out"
 
 
 def parts(folder: Path) -> dict[str, list[str]]:
     return {path.name: [record["text"] for record in read_records(path)] for path in sorted(folder.glob("*.jsonl"))}
 
 
-def test_a_part_that_is_full_is_followed_by_the_next_also_in_later_runs(tmp_path: Path) -> None:
-    write(tmp_path / "out", "a", "b", "c")
-    write(tmp_path / "out", "d", "e")
-
-    assert parts(tmp_path / "out") == {
-        "part-00000.jsonl": ["a", "b"],
-        "part-00001.jsonl": ["c", "d"],
-        "part-00002.jsonl": ["e"],
-    }
-
-
-def test_the_last_part_is_mended_and_goes_on(tmp_path: Path) -> None:
-    write(tmp_path, "a", "b", "c")
-    with open(tmp_path / "part-00001.jsonl", "ab") as file:
+def test_all_parts_are_read_and_the_last_one_is_mended_and_goes_on(folder: Path) -> None:
+    with open(folder / "part-00001.jsonl", "ab") as file:
         file.write(b'{"id": "half')
 
-    write(tmp_path, "d")
-
-    assert parts(tmp_path) == {"part-00000.jsonl": ["a", "b"], "part-00001.jsonl": ["c", "d"]}
-
-
-def test_a_second_writer_is_refused_until_the_first_is_done(tmp_path: Path) -> None:
-    with RecordFolder(tmp_path), pytest.raises(RecordFileLockedError, match="Another run is writing"):
-        RecordFolder(tmp_path)
-    RecordFolder(tmp_path).close()
-
-
-def test_what_earlier_runs_wrote_is_found_in_all_parts(tmp_path: Path) -> None:
-    write(tmp_path, "a", "b", "c")
-
-    with RecordFolder(tmp_path) as records:
+    with open_records(str(folder)) as records:
         index = RecordIndex(records.files)
+        records.write(recorded(FakeAnswer(text="d")))
 
-    record_id = recorded()["id"]
-    assert [index.claim(record_id, name) for name in ("a", "c", "b", "b")] == ["answered"] * 3 + [None]
-
-
-def test_a_name_elsewhere_is_looked_up_in_its_own_part(tmp_path: Path) -> None:
-    write(tmp_path, "a", "b", str(tmp_path / "c"))
-
-    assert RecordIndex(sorted(tmp_path.glob("*.jsonl"))).claim(recorded()["id"], "renamed") == "answered"
+    assert records.repair == "dropped"
+    assert [index.claim(recorded()["id"], name) for name in "acbb"] == ["answered"] * 3 + [None]
+    assert parts(folder) == {"part-00000.jsonl": ["a", "b"], "part-00001.jsonl": ["c", "d"]}
 
 
-def test_a_folder_that_is_cleared_begins_anew(tmp_path: Path) -> None:
-    write(tmp_path, "a", "b", "c")
-    with RecordFolder(tmp_path) as records:
+def test_a_second_writer_is_refused_until_the_first_is_done(folder: Path) -> None:
+    with open_records(str(folder)), pytest.raises(RecordFileLockedError):
+        open_records(str(folder))
+    open_records(str(folder)).close()
+
+
+def test_a_folder_that_is_cleared_begins_anew(folder: Path) -> None:
+    with open_records(str(folder)) as records:
         records.clear()
         records.write(recorded(FakeAnswer(text="d")))
 
-    assert parts(tmp_path) == {"part-00000.jsonl": ["d"]}
+    assert parts(folder) == {"part-00001.jsonl": ["d"]}
+    assert RecordIndex(records.files)
 
 
-def test_parts_that_hold_something_else_are_left_alone(tmp_path: Path) -> None:
-    precious = tmp_path / "part-00000.jsonl"
+def test_parts_that_hold_something_else_are_left_alone(folder: Path) -> None:
+    precious = folder / "part-00000.jsonl"
     precious.write_text("not ours\n")
 
-    with pytest.raises(RecordFileError, match="line 1 is not a record"):
-        RecordFolder(tmp_path)
+    with open_records(str(folder)) as records, pytest.raises(RecordFileError):
+        records.clear()
     assert precious.read_text() == "not ours\n"
-    precious.unlink()
-    RecordFolder(tmp_path).close()  # the failed one left no lock
 
 
-def test_a_folder_that_got_no_record_does_not_stay_unless_it_was_there_before(tmp_path: Path) -> None:
-    RecordFolder(tmp_path / "new").close()
-    (tmp_path / "old").mkdir()
-    RecordFolder(tmp_path / "old").close()
-
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["old"]
-
-
-def test_a_slash_or_a_folder_that_is_there_means_a_folder(tmp_path: Path) -> None:
-    with open_records(f"{tmp_path}/new/") as by_slash, open_records(str(tmp_path)) as by_itself:
-        assert isinstance(by_slash, RecordFolder)
-        assert isinstance(by_itself, RecordFolder)
-    with open_records(str(tmp_path / "file")) as file:
-        assert isinstance(file, RecordWriter)
-
-
-def test_the_manifest_of_a_folder_lies_in_it(tmp_path: Path) -> None:
+def test_a_slash_or_a_folder_that_exists_means_a_folder_with_its_manifest_in_it(tmp_path: Path) -> None:
+    for name in (f"{tmp_path}/new/", str(tmp_path)):
+        with open_records(name) as records:
+            assert records.path == Path(name) / "part-00000.jsonl"
+    with open_records(str(tmp_path / "file")) as records:
+        assert records.path == tmp_path / "file"
     assert manifest_path(tmp_path) == tmp_path / "manifest.json"

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from llama_adapter.app.records.file import RecordWriter
-from llama_adapter.app.records.folder import RecordFolder
+from llama_adapter.app.records.file import RecordWriter, open_records
 from llama_adapter.app.records.loss import RecordFileLostError
 from llama_adapter.app.records.record import read_records
 from tests.app.recorded import FakeAnswer, recorded
 
 
-def write(writer: RecordWriter | RecordFolder, *texts: str) -> None:
+def write(writer: RecordWriter, *texts: str) -> None:
     for text in texts:
         writer.write(recorded(FakeAnswer(text=text)))
 
@@ -29,7 +28,7 @@ def files_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def lost_after(change: Callable[[], object], writer: RecordWriter | RecordFolder, *texts: str) -> str:
+def lost_after(change: Callable[[], object], writer: RecordWriter, *texts: str) -> str:
     """What closing says of a change that another program made after some records."""
     write(writer, *texts)
     change()
@@ -186,42 +185,20 @@ def test_a_new_file_without_records_may_be_gone_and_another_one_stays(tmp_path: 
     assert path.read_text() == "another's"
 
 
-def test_a_growing_part_that_is_gone_is_noticed_and_its_folder_not_made_again(tmp_path: Path) -> None:
-    records = RecordFolder(tmp_path / "records", records_in_a_part=2)
-    write(records, "one", "two", "three", "four")
-    shutil.rmtree(tmp_path / "records")
-    with pytest.raises(RecordFileLostError, match="its 2 records") as lost:
-        records.write(recorded())  # into the next part
-    records.close()
-
-    assert "The full parts before it are gone too and are not rescued: 1 of up to 2 records each" in lost.value.message
-
-    assert files_in(tmp_path) == ["part-00001.rescued-1.jsonl"]
-    assert texts_in(tmp_path / "part-00001.rescued-1.jsonl") == ["three", "four"]
-
-
-def test_full_parts_that_are_still_there_are_not_told_as_lost(tmp_path: Path) -> None:
-    with RecordFolder(tmp_path / "records", records_in_a_part=2) as earlier:
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_older_parts_are_told_as_lost_unless_they_were_moved(tmp_path: Path, is_moved: bool) -> None:
+    folder = tmp_path / "records"
+    with RecordWriter(folder / "part-00000.jsonl") as earlier:
         write(earlier, "one", "two")
-    records = RecordFolder(tmp_path / "records", records_in_a_part=2)
-    last = tmp_path / "records" / "part-00001.jsonl"
-    assert "full parts" not in lost_after(last.unlink, records, "three")
+    (folder / "part-00001.jsonl").touch()
+    records = open_records(str(folder))
 
-    elsewhere = tmp_path / "elsewhere"
-    records = RecordFolder(tmp_path / "records", records_in_a_part=2)
-    assert "full parts" not in lost_after(lambda: (tmp_path / "records").rename(elsewhere), records, "four", "five")
-    assert files_in(elsewhere) == [".lock", "part-00000.jsonl", "part-00001.jsonl", "part-00002.jsonl"]
+    lose = (lambda: folder.rename(tmp_path / "elsewhere")) if is_moved else (lambda: shutil.rmtree(folder))
+    said = lost_after(lose, records, "three")
 
-
-def test_full_parts_of_an_earlier_run_are_told_as_lost(tmp_path: Path) -> None:
-    with RecordFolder(tmp_path / "records", records_in_a_part=2) as earlier:
-        write(earlier, "one", "two", "three")
-    records = RecordFolder(tmp_path / "records", records_in_a_part=2)
-
-    said = lost_after(lambda: shutil.rmtree(tmp_path / "records"), records, "four")
-
-    assert "its 2 records were written to" in said
-    assert "are not rescued: 1 of up to 2 records each" in said
+    assert ("1 older parts are gone" in said) is not is_moved
+    kept = tmp_path / ("elsewhere/part-00001.jsonl" if is_moved else "part-00001.rescued-1.jsonl")
+    assert texts_in(kept) == ["three"]
 
 
 def test_stdout_that_is_a_file_may_get_other_lines_and_lose_its_name(tmp_path: Path) -> None:

@@ -4,17 +4,19 @@ from pathlib import Path
 
 from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
-from llama_adapter.app.inputs import PictureInput
-from llama_adapter.app.jobs.job_planner import JobPlanner
-from llama_adapter.app.jobs.questions import Question
+from llama_adapter.app.inputs import InputSpec, PictureInput
+from llama_adapter.app.jobs.job import Job
+from llama_adapter.app.jobs.job_planner import Asked, JobPlanner
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.index import RecordIndex
-from llama_adapter.app.records.settings import record_settings
+from llama_adapter.app.records.key import RecordKey
+from llama_adapter.app.records.record import Record, answer_to_record
 from llama_adapter.app.scale.chunks import Known
 from llama_adapter.app.scale.worker import LoadedModel
 from llama_adapter.app.tasks.answers import Answer
-from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.app.tasks.choose import OneOf
+from llama_adapter.app.tasks.question import Question
 
 INFO = ModelInfo(
     name="tiny",
@@ -30,38 +32,50 @@ INFO = ModelInfo(
     default_prompt="Describe it",
 )
 SPEC = CaptionerSpec(batch_size=8)
-SAMPLING = SamplingParams()
 FIRST = LoadedModel(host="here", process=1, spec=SPEC, info=INFO, image_size=32)
 
 
 def item(index: int, *, size: int | None = None) -> WorkItem:
     source: str | bytes = f"{index}.png" if size is None else bytes(size)
-    return WorkItem(picture=source, label=f"{index}.png", questions=(WorkQuestion(index=index, prompt="What?"),))
+    key = RecordKey(picture=f"{index}.png", prompt="What?", model_digest=INFO.digest, settings={})
+    asked = Asked(key=key, escaped_key=None, root=None, path=None, supersedes=())
+    question = WorkQuestion(index=index, prompt="What?", tag=asked)
+    return WorkItem(picture=source, label=f"{index}.png", questions=(question,))
 
 
 QUESTIONS = (
     Question(),
-    Question(instruction="Is it {stem}?", choices=("yes", "no")),
+    Question(instruction="Is it {stem}?", task=OneOf(("yes", "no"))),
     Question(instruction="Look", input="closely"),
     Question(raw="A picture of"),
 )
 
 
 def desk_of(earlier: RecordIndex | None = None, *, retry_errors: bool = False) -> JobPlanner:
-    return JobPlanner(
-        QUESTIONS, spec=SPEC, info=INFO, sampling=SAMPLING, run="run", earlier=earlier, retry_errors=retry_errors
-    )
+    out = None if earlier is None else "answers.jsonl"
+    job = Job(spec=SPEC, inputs=InputSpec(), questions=QUESTIONS, out=out, retry_errors=retry_errors)
+    return JobPlanner(job, spec=SPEC, info=INFO, earlier=earlier)
+
+
+def record_of(answer: Answer) -> Record:
+    return answer_to_record(answer, key=answer.tag.key, run="run")
 
 
 def answer_to(question: WorkQuestion, label: str, digest: str) -> Answer:
     return Answer(
-        index=question.index, picture=label, digest=digest, prompt="", text="a", token_ids=(1,), finish="stop"
+        index=question.index,
+        picture=label,
+        digest=digest,
+        prompt="",
+        text="a",
+        token_ids=(1,),
+        finish="stop",
+        tag=question.tag,
     )
 
 
 def known_of(index: RecordIndex) -> Known:
-    settings = record_settings(SPEC, info=INFO, sampling=SAMPLING, choices=None)
-    return Known(index=index, model_digest=INFO.digest, settings=settings, retry_errors=False)
+    return Known(index=index, retry_errors=False)
 
 
 def known_after(folder: Path, *, digest: str, num_questions: int) -> Known:
@@ -70,6 +84,5 @@ def known_after(folder: Path, *, digest: str, num_questions: int) -> Known:
     work, _ = planner.item(PictureInput(source="a.png", label="a.png"))
     with RecordWriter(folder / "answers.jsonl") as file:
         for question in work.questions[:num_questions]:
-            answer = answer_to(question, "a.png", digest)
-            file.write(planner.record(answer, planner.asked(answer)))
+            file.write(record_of(answer_to(question, "a.png", digest)))
     return known_of(RecordIndex([folder / "answers.jsonl"]))

@@ -6,9 +6,8 @@ from pathlib import Path
 from llama_adapter.app.inputs import PictureInput, QuestionFields
 from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.index import RecordIndex
-from llama_adapter.app.scale.chunks import MAX_PICTURES, in_chunks, sizes
-from llama_adapter.app.scale.ledger import MAX_LOSSES, Ledger
-from tests.app.scale.made import QUESTIONS, answer_to, desk_of, item, known_after, known_of
+from llama_adapter.app.scale.chunks import MAX_LOSSES, MAX_PICTURES, Ledger, in_chunks, sizes
+from tests.app.scale.made import QUESTIONS, answer_to, desk_of, item, known_after, known_of, record_of
 
 
 def test_chunks_grow_so_that_no_worker_waits_for_its_first() -> None:
@@ -76,7 +75,7 @@ def test_a_manifests_own_question_is_known_by_its_id(tmp_path: Path) -> None:
     work, _ = planner.item(own)
     answer = answer_to(work.questions[0], "a.png", "cd" * 32)
     with RecordWriter(tmp_path / "answers.jsonl") as file:
-        file.write(planner.record(answer, planner.asked(answer)))
+        file.write(record_of(answer))
 
     known = known_of(RecordIndex([tmp_path / "answers.jsonl"]))
 

@@ -14,13 +14,13 @@ from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.scale.chunks import AnsweredChunk, Chunk, Known, in_chunks, sizes
+from llama_adapter.app.scale.cluster import WorkersFailedError
 from llama_adapter.app.scale.drive import Drive, check_alike, loaded
-from llama_adapter.app.scale.options import WorkersFailedError
 from llama_adapter.app.scale.worker import NotLoaded
 from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.problems import Problem
-from tests.app.scale.made import FIRST, INFO, QUESTIONS, answer_to, desk_of, known_of
+from tests.app.scale.made import FIRST, INFO, QUESTIONS, answer_to, desk_of, known_of, record_of
 
 
 class FakeReaders:
@@ -99,19 +99,6 @@ class FakeCrew:
         )
 
 
-class FakeScribe:
-    def __init__(self, planner: JobPlanner, file: RecordWriter) -> None:
-        self._planner, self._file = planner, file
-        self.answers: list[Answer] = []
-
-    def write(self, answer: Answer) -> None:
-        self.answers.append(answer)
-        self._file.write(self._planner.record(answer, self._planner.asked(answer)))
-
-    def say(self, text: str) -> None:
-        pass
-
-
 def run_job(
     folder: Path, names: Sequence[str], *, seed: int, loss: float = 0.0, poison: frozenset[int] = frozenset()
 ) -> tuple[list[Answer], JobPlanner, FakeCrew]:
@@ -121,13 +108,15 @@ def run_job(
         index = RecordIndex([file.path]) or None
         known = None if index is None else known_of(RecordIndex([file.path]))
         planner = desk_of(index)
-        writer, crew = FakeScribe(planner, file), FakeCrew(chance, loss=loss, poison=poison, known=known)
-        readers: Any = FakeReaders(chance, loss=loss)
-        fakes: Any = crew, readers, planner, writer
-        drive = Drive(*fakes, first=FIRST, has_earlier=known is not None)
+        crew = FakeCrew(chance, loss=loss, poison=poison, known=known)
+        fakes: Any = crew, FakeReaders(chance, loss=loss)
+        drive = Drive(*fakes, planner, first=FIRST, say=print)
         items = (planner.item(PictureInput(source=name, label=name))[0] for name in names)
-        drive.run(in_chunks(items, sizes(4, num_alike=2)), stop=lambda: False)
-    return writer.answers, planner, crew
+        answers = []
+        for answer in drive.run(in_chunks(items, sizes(4, num_alike=2)), stop=lambda: False):
+            answers.append(answer)
+            file.write(record_of(answer))
+    return answers, planner, crew
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -197,17 +186,16 @@ def test_a_worker_that_leaves_something_out_ends_the_job_and_what_it_answered_is
 
 def test_once_stopped_nothing_more_is_begun(tmp_path: Path) -> None:
     chance = random.Random(0)
-    with RecordWriter(tmp_path / "answers.jsonl") as file:
-        planner = desk_of()
-        writer = FakeScribe(planner, file)
-        fakes: Any = FakeCrew(chance, loss=0.0), FakeReaders(chance, loss=0.0), planner, writer
-        items = (planner.item(PictureInput(source=f"{number}", label=f"{number}"))[0] for number in range(1000))
-        Drive(*fakes, first=FIRST, has_earlier=False).run(
-            in_chunks(items, sizes(8, num_alike=1000)), stop=lambda: len(writer.answers) > 100
-        )
+    planner, answers = desk_of(), list[Answer]()
+    fakes: Any = FakeCrew(chance, loss=0.0), FakeReaders(chance, loss=0.0)
+    items = (planner.item(PictureInput(source=f"{number}", label=f"{number}"))[0] for number in range(1000))
+    drive = Drive(*fakes, planner, first=FIRST, say=print)
 
-    assert 100 < len(writer.answers) <= (100 // (8 * len(QUESTIONS)) + 1 + 4) * 8 * len(QUESTIONS)
-    assert len(writer.answers) == len({answer.index for answer in writer.answers})
+    for answer in drive.run(in_chunks(items, sizes(8, num_alike=1000)), stop=lambda: len(answers) > 100):
+        answers.append(answer)
+
+    assert 100 < len(answers) <= (100 // (8 * len(QUESTIONS)) + 1 + 4) * 8 * len(QUESTIONS)
+    assert len(answers) == len({answer.index for answer in answers})
 
 
 @pytest.mark.parametrize(

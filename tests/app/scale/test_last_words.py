@@ -10,7 +10,7 @@ CODE = """
 import os, signal, sys
 from llama_adapter.app.inputs import InputSpec
 from llama_adapter.app.jobs.job import Job
-from llama_adapter.app.jobs.questions import Question
+from llama_adapter.app.tasks.question import Question
 from llama_adapter.app.scale.last_words import last_words
 from llama_adapter.app.models.spec import CaptionerSpec
 

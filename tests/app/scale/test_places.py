@@ -5,8 +5,7 @@ from collections import Counter
 
 import pytest
 
-from llama_adapter.app.scale.cluster import joined_cluster
-from llama_adapter.app.scale.options import RayOptions
+from llama_adapter.app.scale.cluster import RayOptions, joined_cluster
 from llama_adapter.app.scale.places import Machine, num_reading_tasks, plan_places
 from llama_adapter.runtime.errors import UsageError
 

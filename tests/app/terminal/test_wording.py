@@ -53,8 +53,3 @@ def test_questions_are_told_as_such() -> None:
     unfamiliar.add(told("own.png", unfamiliar=False))
 
     assert "1 of 2 questions is about pictures that do not look like" in unfamiliar.note(what="question")
-
-
-@pytest.mark.parametrize("unfamiliar", [False, None])
-def test_nothing_is_said_where_all_are_familiar_or_nobody_can_tell(unfamiliar: bool | None) -> None:
-    assert unfamiliar_note([told("a.png", unfamiliar=unfamiliar)]) == ""

@@ -1,0 +1,130 @@
+"""Runners turn the items of a job into answers. The local one does it in this process; `app/scale` has one for Ray."""
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
+from typing import Any, Protocol
+
+from llama_adapter.app.captioning.captioner import Answer, Captioner, ModelInfo
+from llama_adapter.app.captioning.stage_clock import StageClock
+from llama_adapter.app.captioning.work_items import WorkItem
+from llama_adapter.app.inputs import may_wait
+from llama_adapter.app.jobs.job import Job
+from llama_adapter.app.jobs.job_planner import JobPlanner
+from llama_adapter.app.jobs.questions import is_template
+from llama_adapter.app.measuring.report import Report, Tally
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.reading.isolated import open_reader
+from llama_adapter.runtime.devices import EAGER
+
+
+class Runner(Protocol):
+    """Answers the items of one job. Its methods are called in this order, each once."""
+
+    reads_addresses: bool  # whether inputs may be addresses such as s3://bucket/folder
+    spec: CaptionerSpec  # of the loaded model, once it is open
+    info: ModelInfo
+    about: Mapping[str, Any]  # what the manifest says of the runner
+
+    def check(self, job: Job) -> None:
+        """Raise UsageError for a job that this runner cannot do."""
+
+    def open(self, job: Job) -> AbstractContextManager[object]:
+        """Load the model. Raises for questions that could be asked of no picture."""
+        ...
+
+    def prepare(self, say: Callable[[str], None]) -> None:
+        """Get ready for the first picture; `say` takes notes for the user from now on."""
+
+    def answer(self, items: Iterator[WorkItem], planner: JobPlanner, *, stop: Callable[[], bool]) -> Generator[Answer]:
+        """One answer to every question that `planner.wants`, in the order in which they are ready.
+
+        Once `stop` returns True, no more pictures are begun.
+        """
+        ...
+
+    def waited_s(self, wall_s: float) -> float:
+        """Seconds of `wall_s` that the model waited for pictures."""
+        ...
+
+    def report(self, tally: Tally, wall_s: float) -> str:
+        """Stage times, for jobs with `profile`."""
+        ...
+
+
+class LocalRunner:
+    """Answers in this process; pictures are read in processes or threads beside it."""
+
+    reads_addresses = False
+    about: Mapping[str, Any] = {}
+
+    def check(self, job: Job) -> None:
+        """Everything can be done here."""
+
+    @contextmanager
+    def open(self, job: Job) -> Iterator[None]:
+        """Load the captioner and start the reader."""
+        with Captioner.from_spec(job.spec) as captioner:
+            check_questions(job, captioner)
+            self._job, self._captioner = job, captioner
+            self.spec, self.info = captioner.spec, captioner.info
+            self._clock = StageClock() if job.profile is None else captioner.profile_clock(waits=job.profile == "wait")
+            self._reader = open_reader(
+                job.reader, self.spec, size=captioner.image_size, timeout_s=job.picture_timeout_s
+            )
+            with closing(self._reader):
+                yield
+
+    def prepare(self, say: Callable[[str], None]) -> None:
+        """Compile what graph modes need; also says when memory runs short later on."""
+        self._captioner.oom_retry.tell = lambda text: say(f"note: {text}")
+        if (programs := warm_up(self._job, self._captioner)) is not None:
+            say(programs)
+
+    def answer(self, items: Iterator[WorkItem], planner: JobPlanner, *, stop: Callable[[], bool]) -> Generator[Answer]:
+        """See `Runner`."""
+        events = self._captioner.run(
+            items,
+            sampling=self._job.sampling,
+            clock=self._clock,
+            reader=self._reader,
+            wants=planner.wants,
+            may_wait=may_wait(self._job.inputs),
+            stop=stop,
+        )
+        with closing(events):
+            for event in events:
+                if isinstance(event, Answer):
+                    yield event
+
+    def waited_s(self, wall_s: float) -> float:
+        """See `Runner`."""
+        return self._clock.seconds["read"]
+
+    def report(self, tally: Tally, wall_s: float) -> str:
+        """See `Runner`."""
+        return Report(
+            tally=tally,
+            stages_s=self._clock.seconds,
+            device_stages_s=self._clock.read_device_seconds(),
+            wall_s=wall_s,
+            model=self.info,
+            batch_size=self._captioner.batch_size,
+            synchronised=self._job.profile == "wait",
+        ).format_table()
+
+
+def check_questions(job: Job, captioner: Captioner) -> None:
+    """Raise PromptTooLongError, PromptError or ValueError if a question could be asked of no picture."""
+    for question in job.questions:
+        if not is_template(question):
+            captioner.encode_prompt(question.prompt(captioner.info.default_prompt), question.task)
+
+
+def warm_up(job: Job, captioner: Captioner) -> str | None:
+    """Compile the programs of a graph mode, so that the first picture does not wait; says how many there are."""
+    question = job.questions[0]
+    if captioner.info.mode == EAGER or question.task.continuations:
+        return None
+    prompt = question.prompt(captioner.info.default_prompt)
+    done = captioner.warm_up(prompt, max_new_tokens=job.sampling.max_new_tokens)
+    return f"warm-up: {done.programs} programs ready in {done.seconds:.1f} s"

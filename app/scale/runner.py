@@ -1,0 +1,98 @@
+"""Runs a job on a Ray cluster: this process lists the pictures, hands them out, and alone writes the answers."""
+
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+from llama_adapter.app.captioning.work_items import WorkItem
+from llama_adapter.app.jobs.job import Job
+from llama_adapter.app.jobs.job_planner import JobPlanner
+from llama_adapter.app.measuring.report import Tally
+from llama_adapter.app.scale.actors import IN_HAND, Crew
+from llama_adapter.app.scale.chunks import AnsweredChunk, Known, in_chunks, sizes
+from llama_adapter.app.scale.cluster import RayOptions, joined_cluster, machines
+from llama_adapter.app.scale.drive import Drive, loaded
+from llama_adapter.app.scale.last_words import last_words
+from llama_adapter.app.scale.pipeline import ReadingPipeline, prepare_context
+from llama_adapter.app.scale.places import num_reading_tasks, plan_places
+from llama_adapter.app.scale.reading import Reading
+from llama_adapter.app.scale.worker import LoadedModel
+from llama_adapter.app.tasks.answers import Answer
+from llama_adapter.app.terminal.stderr_lines import say
+from llama_adapter.runtime.errors import UsageError
+
+
+class RayRunner:
+    """Answers on the machines of a cluster; see `jobs.runner.Runner`."""
+
+    reads_addresses = True
+
+    def __init__(self, options: RayOptions) -> None:
+        self._options = options
+
+    def check(self, job: Job) -> None:
+        """Raise UsageError for a job with a profile."""
+        if job.profile is not None:
+            raise UsageError("--profile measures one process", hint="leave --engine ray or --profile out")
+
+    @contextmanager
+    def open(self, job: Job) -> Iterator[None]:
+        """Start captioners on the cluster and wait for the first one, which says what the model is."""
+        with ExitStack() as stack:
+            stack.enter_context(last_words(job))
+            where = stack.enter_context(joined_cluster(self._options))
+            prepare_context()
+            places = plan_places(machines(), device=job.spec.device, actors=self._options.actors)
+            if not job.quiet:
+                say(f"{where}, {'1 captioner' if len(places) == 1 else f'{len(places)} captioners'}")
+            self._job, self._crew = job, Crew(job, places, os.getcwd())
+            stack.callback(self._crew.stop)
+            self._crew.start()
+            self._first = _first_ready(self._crew)
+            self.spec, self.info = self._first.spec, self._first.info
+            self.about: Mapping[str, Any] = {"engine": {"name": "ray", "captioners": len(places)}}
+            yield
+
+    def prepare(self, say: Callable[[str], None]) -> None:
+        """Captioners warm up as they are loaded."""
+        self._say = say
+
+    def answer(self, items: Iterator[WorkItem], planner: JobPlanner, *, stop: Callable[[], bool]) -> Generator[Answer]:
+        """See `Runner`."""
+        num_captioners = len(self._crew.places)
+        index = planner.earlier
+        pipeline = ReadingPipeline(
+            Reading(
+                spec=self.spec,
+                size=self._first.image_size,
+                kind=self._job.reader,
+                timeout_s=self._job.picture_timeout_s,
+                folder=os.getcwd(),
+            ),
+            known=None if index is None else Known(index=index, retry_errors=self._job.retry_errors),
+            num_tasks=num_reading_tasks(machines(), num_captioners=num_captioners),
+            ahead=IN_HAND * num_captioners,
+        )
+        with closing(pipeline):
+            self._drive = Drive(self._crew, pipeline, planner, first=self._first, say=self._say)
+            assert isinstance(self.spec.batch_size, int), "the spec of a loaded model has no open values"
+            chunk_sizes = sizes(self.spec.batch_size, num_alike=IN_HAND * num_captioners)
+            yield from self._drive.run(in_chunks(items, chunk_sizes), stop=stop)
+
+    def waited_s(self, wall_s: float) -> float:
+        """See `Runner`."""
+        drive = self._drive
+        return wall_s * max(0.0, 1 - drive.busy_s / drive.ready_s) if drive.ready_s else 0.0
+
+    def report(self, tally: Tally, wall_s: float) -> str:
+        """Jobs with a profile are refused."""
+        raise NotImplementedError
+
+
+def _first_ready(crew: Crew) -> LoadedModel:
+    """Wait for the first captioner. Raises what its loading raised."""
+    while True:
+        for came in crew.wait(1.0):
+            assert not isinstance(came, AnsweredChunk), "nothing was handed out yet"
+            return loaded(came)

@@ -1,0 +1,45 @@
+"""A question about a picture, as a plain value."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from llama_adapter.app.tasks.prompts import Prompt, RawPrompt
+from llama_adapter.app.tasks.task import FREE_TEXT, Task
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """What is asked of a picture; without instruction and raw text, the model's own caption prompt."""
+
+    instruction: str | None = None
+    input: str | None = None
+    raw: str | None = None
+    task: Task = FREE_TEXT
+
+    def prompt(self, default: str) -> Prompt:
+        """The prompt for a captioner; `default` is the model's caption prompt."""
+        if self.raw is not None:
+            return RawPrompt(self.raw)
+        instruction = default if self.instruction is None else self.instruction
+        return instruction if self.input is None else (instruction, self.input)
+
+    def shown(self, default: str) -> str:
+        """The prompt as a record shows it."""
+        if self.raw is not None:
+            return self.raw
+        instruction = default if self.instruction is None else self.instruction
+        return instruction if self.input is None else f"{instruction}\n{self.input}"
+
+    @property
+    def form(self) -> str:
+        """`instruction` or `raw`; with `input`, it tells apart prompts that are shown alike."""
+        return "instruction" if self.raw is None else "raw"
+
+    @property
+    def is_caption(self) -> bool:
+        """Whether it is the model's own caption prompt."""
+        return self.instruction is None and self.raw is None
+
+    def texts(self) -> Iterator[str]:
+        """The parts of the prompt that are given."""
+        return (text for text in (self.instruction, self.input, self.raw) if text is not None)
