@@ -165,7 +165,7 @@ def here(*, load_before: list[float] | None) -> dict[str, Any]:
 
 
 def write(part: str, content: Mapping[str, Any], folder: Path) -> None:
-    """Put one part into service.json, keep the other one, and write service.md anew."""
+    """Replace one part of service.json, and write service.md from all parts."""
     file = folder / "service.json"
     whole = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     whole[part] = content

@@ -83,7 +83,7 @@ def zip_bomb(*, mebibytes: int = 512) -> bytes:
 
 
 def largest_picture(*, num_pixels: int) -> bytes:
-    """A good RGB picture of just so many pixels, of one colour."""
+    """A valid RGB picture of one colour with this number of pixels."""
     side = int(num_pixels**0.5)
     content = io.BytesIO()
     Image.new("RGB", (side, side), (200, 30, 30)).save(content, "PNG", compress_level=1)

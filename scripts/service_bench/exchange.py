@@ -37,7 +37,7 @@ def exchange(host: str, port: int, pieces: Iterable[bytes], *, timeout_s: float 
     started = time.perf_counter()
     received = b""
     with socket.create_connection((host, port), timeout=timeout_s) as connection:
-        # Whoever is refused may be cut off while sending: the answer is there all the same.
+        # A refused client may be cut off while it sends; the answer is still readable.
         with suppress(BrokenPipeError, ConnectionResetError):
             for piece in pieces:
                 for start in range(0, len(piece), PIECE):

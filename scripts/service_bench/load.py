@@ -1,4 +1,4 @@
-"""So many clients, each with a request at a time, for a bounded time: what they were answered, and how fast."""
+"""A load of clients, each with one request at a time, for a fixed time: answers and times."""
 
 import asyncio
 import time
@@ -76,7 +76,7 @@ async def _ask_until(
 
 
 async def warm_up(server: ServerProcess, workload: Workload, *, number: int) -> None:
-    """Ask so many questions, one after the other; raises RuntimeError for one that is not answered."""
+    """Ask `number` questions, one after the other; raises RuntimeError for one that is not answered."""
     for _ in range(number):
         _, body = next(workload)
         reply = await ask_once(server.host, server.port, body, timeout_s=TIMEOUT_S)

@@ -102,7 +102,7 @@ class ServerProcess:
         return total
 
     def forget_peak(self) -> None:
-        """Let the peak begin anew at what is in use now."""
+        """Reset the peak to the memory in use now."""
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
     def cpu_s(self) -> float:

@@ -60,7 +60,7 @@ async def check_equality(
 async def overload(
     server: ServerProcess, workload: Workload, *, requests: int, expected: Sequence[str]
 ) -> dict[str, Any]:
-    """Open so many connections, then send a request on each at the same moment."""
+    """Open `requests` connections, then send a request on each at the same moment."""
     connections = [await Connection.open(server.host, server.port) for _ in range(requests)]
     bodies = [next(workload) for _ in connections]
     started = time.perf_counter()

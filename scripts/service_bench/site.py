@@ -1,4 +1,4 @@
-"""`llama-adapter serve` with names of its own and loopback taken as public, so that redirects can be tried offline.
+"""`llama-adapter serve` with a resolver of its own that calls loopback public, so that redirects can be tested offline.
 
 Started as a process: python -m scripts.service_bench.site --port 0 ...
 """
@@ -73,7 +73,7 @@ class RedirectingSite:
             for _ in range(1 if request.path == "/page" else 4096):
                 request.wfile.write(bytes(2**20))
         except OSError:
-            request.close_connection = True  # whoever asked has had enough
+            request.close_connection = True  # the client has read enough
 
     def __enter__(self) -> Self:
         return self
