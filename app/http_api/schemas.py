@@ -66,7 +66,8 @@ AnyParts = Annotated[
 ]
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS)]
-_Text, _List = TypeVar("_Text"), TypeVar("_List")
+_Text = TypeVar("_Text")
+_List = TypeVar("_List")
 TextOrList = Annotated[
     Annotated[_Text, Tag(f"{LABEL_MARK}text")] | Annotated[_List, Tag(f"{LABEL_MARK}list")],
     Discriminator(_text_or_list),

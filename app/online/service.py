@@ -263,7 +263,7 @@ class Service:
     def _unavailable(self) -> UnavailableError:
         if self._is_draining or self._state in ("closed", "failed"):
             return UnavailableError("The service is shutting down" if self._state != "failed" else "No model is loaded")
-        reason = "The model is loading" if self._state == "loading" else "The engine failed and is restarting"
+        reason = "The model is being loaded" if self._state == "loading" else "The engine failed and is restarting"
         return UnavailableError(reason, hint="try again later", retry_after_s=2.0)
 
     def _check_sizes(self, ask: Ask) -> None:

@@ -19,9 +19,8 @@ from llama_adapter.app.http_api.api import ApiSettings, create_api
 from llama_adapter.app.http_api.guards import GuardSettings
 from llama_adapter.app.http_api.metrics import Metrics
 from llama_adapter.app.online.request_handle import RequestHandle
-from llama_adapter.app.online.types import BusyError, UnavailableError
+from llama_adapter.app.online.types import BusyError
 from llama_adapter.app.tasks.answers import AnswerError, TextDelta
-from llama_adapter.llm.errors import PromptTooLongError
 from tests.app.http_api.live import StubService, answer, client_of, served, status
 from tests.app.http_api.requests import chat, data_uri, image, user
 
@@ -101,12 +100,8 @@ def test_the_service_is_asked_what_the_request_says(client: httpx.Client, servic
     ("on_submit", "expected"),
     [
         (raising(BusyError("Full", retry_after_s=0.2)), (429, "busy", "1")),
-        (raising(UnavailableError("Draining", retry_after_s=2.5)), (503, "unavailable", "3")),
-        (raising(PromptTooLongError(600, 512)), (400, "context_length_exceeded", None)),
         (failing("too_large"), (400, "too_large", None)),
-        (failing("deadline"), (504, "deadline", None)),
         (failing("engine_failed"), (500, "engine_failed", None)),
-        (failing("not_finite"), (500, "not_finite", None)),
     ],
 )
 def test_what_fails_before_the_first_text_has_a_status_streamed_or_not(

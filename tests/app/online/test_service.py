@@ -25,7 +25,6 @@ from llama_adapter.app.online.service import (
 )
 from llama_adapter.app.reading.isolated import IsolatedReader
 from llama_adapter.app.reading.reader import PictureReading
-from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from scripts.service_bench import slow_files
 from tests.app.online.waiting import WAIT_S, wait_for
@@ -125,23 +124,6 @@ def test_answers_are_those_of_the_captioner(shared: Service, captioner: Captione
     assert [answer.text for answer in answers] == [answer.text for answer in expected]
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
     assert [answer.digest for answer in answers] == [answer.digest for answer in expected]
-
-
-def test_sampled_answers_are_those_of_the_captioner_for_the_same_seed(shared: Service, captioner: Captioner) -> None:
-    expected = captioner.generate(PICTURES[:3], temperature=1.5, top_p=0.9, seed=7)
-    sampling = SamplingParams(temperature=1.5, top_p=0.9, seed=7)
-    handles = [shared.submit(ask(number, sampling=sampling)) for number in range(3)]
-
-    assert [handle.result().text for handle in handles] == [answer.text for answer in expected]
-
-
-def test_choices_are_weighed_as_by_the_captioner(shared: Service, captioner: Captioner) -> None:
-    question = "Is there a red star?"
-    (expected,) = captioner.generate(PICTURES[1:2], question, choices=["yes", "no"])
-    answer = shared.submit(ask(1, question, choices=("yes", "no"))).result()
-
-    assert answer.finish == "choice"
-    assert answer.choice == pytest.approx(expected.choice)
 
 
 def test_a_picture_is_encoded_once_for_all_questions_about_it(start: Starter) -> None:
