@@ -207,9 +207,7 @@ class Visit:
         for end in ("requestfinished", "requestfailed"):
             self.page.on(end, lambda request: self._streams.discard(request))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on(
-            "console", lambda message: self.complaints.append(message.text) if message.type == "error" else None
-        )
+        self.page.on("console", self._note_message)
         self.page.goto(served.url)
         self.page.get_by_role("tab", name="Chat").wait_for()
 
@@ -217,6 +215,10 @@ class Visit:
         self.requests.append(request.url)
         if "/gradio_api/queue/data" in request.url:
             self._streams.add(request)
+
+    def _note_message(self, message: Any) -> None:
+        if message.type == "error":
+            self.complaints.append(f"{message.text} ({message.location.get('url')})")
 
     def open_tab(self, name: str) -> None:
         """Go to one of the page's tabs."""

@@ -1,11 +1,12 @@
-"""Batch runs: every file ends as a record, the window stays narrow, and whatever ends a run keeps what is done."""
+"""Batch runs: every file becomes a record, the window is kept, and a run that ends early keeps what is done."""
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,46 +14,34 @@ import pytest
 from llama_adapter.app import cli
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.measuring.throughput import RunHistory
-from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.online.service import Ask, RequestHandle, Service, ServiceLimits, UnavailableError
+from llama_adapter.app.web.batch import BatchEvents, BatchSession
 from llama_adapter.app.web.batch_run import BatchRun, ByteBudget, PictureFile, Question, Result, default_window
-from llama_adapter.app.web.runs import Run
+from llama_adapter.app.web.runs import Run, Runs
 from llama_adapter.app.web.throughput import IN_FLIGHT, measure
+from llama_adapter.app.web.uploads import place_in_uploads, private_uploads
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError
 from llama_adapter.vision.errors import PictureError
-from tests.app.web.held_engine import HeldEngine
+from tests.e2e.browser import SAMPLES, Gate, until
 
 pytestmark = pytest.mark.slow
 
 CAPTION = Question(prompt="Generate caption of this image", choices=None, sampling=SamplingParams())
-SAMPLES = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
 
 
-class CountingService(Service):
-    """Notes how many requests were under way at once, by its clients' view."""
-
-    most_at_once = 0
-
-    def submit(self, ask: Ask) -> RequestHandle:
-        handle = super().submit(ask)
-        status = self.status()
-        self.most_at_once = max(self.most_at_once, status.num_running + status.num_waiting)
-        return handle
-
-
-def started(*, limits: ServiceLimits | None = None, gate: HeldEngine | None = None) -> CountingService:
-    service = CountingService(Captioner.load if gate is None else gate.load, limits=limits)
+@contextmanager
+def started(*, limits: ServiceLimits | None = None, gate: Gate | None = None) -> Iterator[Service]:
+    """A service of the test's own."""
+    service = Service(Captioner.load, limits=limits, observer=gate)
     service.start()
-    service.wait_until_ready(60)
-    return service
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[CountingService]:
-    service = started()
-    yield service
-    service.close()
+    try:
+        service.wait_until_ready(60)
+        yield service
+    finally:
+        if gate is not None:
+            gate.open()
+        service.close()
 
 
 def files_of(paths: Sequence[Path]) -> list[PictureFile]:
@@ -76,10 +65,7 @@ async def collect(run: BatchRun) -> list[Result]:
 
 
 def answered(service: Service, files: Sequence[PictureFile], question: Question = CAPTION) -> list[Result]:
-    async def main() -> list[Result]:
-        return await collect(batch(service, files, question))
-
-    return sorted(asyncio.run(main()), key=lambda result: result.index)
+    return sorted(asyncio.run(collect(batch(service, files, question))), key=lambda result: result.index)
 
 
 def test_every_file_becomes_a_record_and_a_bad_one_says_why(service: Service) -> None:
@@ -119,13 +105,20 @@ def test_records_are_those_of_the_command_line(
         ]
 
 
-def test_no_more_requests_are_under_way_than_the_window_takes(service: CountingService) -> None:
-    async def main() -> list[Result]:
-        return await collect(batch(service, files_of(SAMPLES), window=3))
+def test_no_more_requests_are_in_flight_than_the_window_takes(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, counts = service.submit, []
 
-    service.most_at_once = 0
-    assert len(asyncio.run(main())) == len(SAMPLES)
-    assert 1 <= service.most_at_once <= 3
+    def counting(ask: Ask) -> RequestHandle:
+        handle = submit(ask)
+        status = service.status()
+        counts.append(status.num_running + status.num_waiting)
+        return handle
+
+    monkeypatch.setattr(service, "submit", counting)
+    assert len(asyncio.run(collect(batch(service, files_of(SAMPLES), window=3)))) == len(SAMPLES)
+    assert 1 <= max(counts) <= 3
 
 
 def test_the_default_window_leaves_room_for_others(service: Service) -> None:
@@ -133,80 +126,85 @@ def test_the_default_window_leaves_room_for_others(service: Service) -> None:
 
 
 def test_a_busy_service_is_asked_again_until_every_picture_is_answered() -> None:
-    service = started(limits=ServiceLimits(max_waiting=2, max_waiting_per_client=1))
-    try:
-
-        async def main() -> list[Result]:
-            return await collect(batch(service, files_of(SAMPLES[:5]), window=5))
-
-        results = asyncio.run(main())
-    finally:
-        service.close()
+    with started(limits=ServiceLimits(max_waiting=2, max_waiting_per_client=1)) as service:
+        results = asyncio.run(collect(batch(service, files_of(SAMPLES[:5]), window=5)))
 
     assert sorted(result.index for result in results) == list(range(5))
     assert all(result.record["error"] is None for result in results)
 
 
 def test_stopping_keeps_what_is_done_and_frees_the_engine() -> None:
-    gate = HeldEngine(hold_after=3)
-    service = started(gate=gate)
-    try:
+    gate, run = Gate(), Run()
 
-        async def main() -> tuple[BatchRun, list[Result]]:
-            run = Run()
-            held = batch(service, files_of(SAMPLES), run=run)
-            results: list[Result] = []
-            async for new in held.results():
-                results += new
-                if len(results) >= 3:
-                    assert await asyncio.to_thread(gate.is_held.wait, 60)
-                    run.stop()
-                    gate.open()
-            return held, results
+    async def main(service: Service) -> tuple[BatchRun, list[Result]]:
+        held = batch(service, files_of(SAMPLES), run=run)
+        results: list[Result] = []
+        gate.close()
+        gate.let(20)  # enough steps for the first answers, and too few for all
+        async for new in held.results():
+            results += new
+            if results:
+                run.stop()
+                gate.open()
+        return held, results
 
-        held, results = asyncio.run(main())
+    with started(gate=gate) as service:
+        held, results = asyncio.run(main(service))
         assert service.wait_until_idle(60)
-    finally:
-        gate.open()
-        service.close()
 
-    assert 3 <= len(results) < len(SAMPLES)
+    assert 0 < len(results) < len(SAMPLES)
     assert all(result.record["error"] is None for result in results)
     assert held.progress.num_done == len(results)
 
 
-def test_whoever_goes_away_leaves_nothing_under_way() -> None:
-    gate = HeldEngine(hold_after=0)
-    service = started(gate=gate)
-    try:
+def test_closing_the_results_early_cancels_what_is_in_flight() -> None:
+    gate = Gate()
 
-        async def main() -> None:
-            results = batch(service, files_of(SAMPLES)).results()
-            async for _ in results:
-                assert await asyncio.to_thread(gate.is_held.wait, 60)
-                break
-            await results.aclose()
+    async def main(service: Service) -> None:
+        gate.close()
+        results = batch(service, files_of(SAMPLES)).results()
+        await anext(results)
+        await asyncio.to_thread(until, lambda: service.status().num_running > 0)
+        await results.aclose()
 
-        asyncio.run(main())
+    with started(gate=gate) as service:
+        asyncio.run(main(service))
         gate.open()
         assert service.wait_until_idle(60)
-    finally:
-        gate.open()
-        service.close()
+
+
+def test_another_batch_waits_for_one_of_those_that_run(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llama_adapter.app.web.batch.MAX_RUNS_AT_ONCE", 1)
+    events, settings = BatchEvents(service, samples=[], runs=Runs()), (16, 0, 0.9, 0, "")
+
+    def start(page: str) -> AsyncGenerator[list[Any]]:
+        file = {"path": place_in_uploads(SAMPLES[0]), "orig_name": "a.png"}
+        request: Any = SimpleNamespace(session_hash=page)
+        return events.start(request, BatchSession(), [file], None, "", "", 0.5, 0.1, *settings)
+
+    async def main() -> list[str]:
+        first = start("first")
+        await anext(first)
+        refused = [update[0] async for update in start("second")]
+        await first.aclose()
+        return [*refused, *[update[0] async for update in start("second")]]
+
+    with private_uploads():
+        shown = asyncio.run(main())
+    assert 'role="alert"' in shown[0]
+    assert "1 of 1 pictures" in shown[-1]
 
 
 def test_a_question_that_is_not_taken_raises_before_anything_is_answered(service: Service) -> None:
     long = Question(prompt="x" * 30_000, choices=None, sampling=SamplingParams())
 
-    with pytest.raises(PromptError, match="30,000 long"):
+    with pytest.raises(PromptError):
         answered(service, files_of(SAMPLES[:3]), long)
     assert service.wait_until_idle(60)
 
 
 def test_a_service_that_closes_ends_the_run_and_keeps_what_is_done() -> None:
-    service = started()
-
-    async def main() -> list[Result]:
+    async def main(service: Service) -> list[Result]:
         kept: list[Result] = []
 
         def closing() -> Iterator[PictureFile]:
@@ -218,20 +216,17 @@ def test_a_service_that_closes_ends_the_run_and_keeps_what_is_done() -> None:
         with suppress(UnavailableError):
             async for new in closed.results():
                 kept += new
-            pytest.fail("nobody was told that the service has closed")
+            pytest.fail("the run did not end with UnavailableError")
         assert closed.figures(kind="batch").num_pictures == 4
         return kept
 
-    assert [result.index for result in asyncio.run(main())] == [0, 1, 2, 3]
+    with started() as service:
+        assert [result.index for result in asyncio.run(main(service))] == [0, 1, 2, 3]
 
 
-def test_figures_count_what_was_answered_and_see_no_others(service: Service) -> None:
-    async def main() -> BatchRun:
-        run = batch(service, [*files_of(SAMPLES[10:14]), unreadable()], window=4)
-        await collect(run)
-        return run
-
-    run = asyncio.run(main())
+def test_figures_count_what_was_answered(service: Service) -> None:
+    run = batch(service, [*files_of(SAMPLES[10:14]), unreadable()], window=4)
+    asyncio.run(collect(run))
     figures = run.figures(kind="batch")
     assert (figures.num_pictures, figures.num_failed, figures.in_flight) == (4, 1, 4)
     assert figures.num_tokens > 4
@@ -242,19 +237,16 @@ def test_figures_count_what_was_answered_and_see_no_others(service: Service) -> 
     assert run.progress.remaining_s == 0
 
 
-def test_figures_say_that_others_were_served_meanwhile(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_note_requests_of_other_clients(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = service.status
     monkeypatch.setattr(service, "status", lambda: replace(alone(), num_running=alone().num_running + 1))
 
-    async def main() -> BatchRun:
-        run = batch(service, files_of(SAMPLES[14:15]))
-        await collect(run)
-        return run
-
-    assert asyncio.run(main()).figures(kind="batch").was_shared
+    run = batch(service, files_of(SAMPLES[14:15]))
+    asyncio.run(collect(run))
+    assert run.figures(kind="batch").was_shared
 
 
-def test_measuring_gives_a_run_for_each_number_in_flight_with_pictures_that_are_new(service: Service) -> None:
+def test_measuring_gives_a_run_of_new_pictures_for_each_number_in_flight(service: Service) -> None:
     history = RunHistory()
 
     async def main() -> list[str]:

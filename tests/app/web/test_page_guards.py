@@ -24,6 +24,7 @@ SECRETS = ("/etc/passwd", "/proc/self/environ", str(Path("README.md").resolve())
 def served() -> Iterator[ServedPage]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("llama_adapter.app.web.page.MAX_UPLOAD_BYTES", MAX_BYTES)
+        patch.setattr("llama_adapter.app.web.throughput.SECONDS_EACH", 0.0)  # an event without inputs measures
         with serve_page(limits=ServiceLimits(max_picture_bytes=MAX_BYTES)) as page:
             yield page
 
