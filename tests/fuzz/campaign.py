@@ -1,4 +1,4 @@
-"""Fuzzing that goes on: targets in turn, each in a process of its own, until the time is up. It can be resumed."""
+"""Fuzzing campaigns: targets in turn, each in its own process, until the time is up. They can be resumed."""
 
 import json
 import os
@@ -27,7 +27,7 @@ _LOG_TAIL = 3_000
 
 @dataclass(kw_only=True)
 class Tally:
-    """What came of one target in this campaign."""
+    """Results of one target in this campaign."""
 
     seconds: float = 0.0
     num_inputs: int = 0
@@ -38,10 +38,10 @@ class Tally:
 
 
 def run_campaign(targets: list[Target], *, minutes: float, folder: Path = FOLDER, by_outcome: bool = False) -> int:
-    """Fuzz for so many minutes; prints a line a turn and a table at the end. Returns 1 where something was found."""
+    """Fuzz for `minutes`; prints a line per turn and a table at the end. Returns 1 if there are findings."""
     ends_at = time.monotonic() + minutes * 60
     turn_s = min(_MOST_S, max(_LEAST_S, minutes * 60 / len(targets)))
-    # First those that were never tried, then those whose last turn is the longest ago.
+    # New targets first, then those that have waited longest.
     targets = sorted(targets, key=lambda target: _last_turn(folder / target.name))
     tallies = {target.name: Tally() for target in targets}
     try:
@@ -63,7 +63,7 @@ def run_campaign(targets: list[Target], *, minutes: float, folder: Path = FOLDER
 
 
 def _turn(target: Target, tally: Tally, folder: Path, *, seconds: float, by_outcome: bool) -> None:
-    """One turn of a target; a worker that was ended by an input is started again for the rest."""
+    """One turn of a target; a worker killed by an input is restarted for the remaining time."""
     ends_at = time.monotonic() + seconds
     while (left := ends_at - time.monotonic()) >= 1:
         status = _work(target, tally, folder, seconds=left, by_outcome=by_outcome)
@@ -74,7 +74,7 @@ def _turn(target: Target, tally: Tally, folder: Path, *, seconds: float, by_outc
 
 
 def _work(target: Target, tally: Tally, folder: Path, *, seconds: float, by_outcome: bool) -> Status | None:
-    """One worker until it ends; None where it should not be started again."""
+    """Run one worker; None if it should not be restarted."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in (STATUS, CURRENT):
         (folder / name).unlink(missing_ok=True)
@@ -87,7 +87,7 @@ def _work(target: Target, tally: Tally, folder: Path, *, seconds: float, by_outc
     started = time.monotonic()
     try:
         with open(folder / "log", "w+b") as log:
-            # Its output goes to the log: decoders and libFuzzer talk much.
+            # The output of decoders and libFuzzer goes to the log.
             process = subprocess.Popen(
                 command, cwd=_ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
             )
@@ -127,7 +127,7 @@ def _work(target: Target, tally: Tally, folder: Path, *, seconds: float, by_outc
 
 
 def _ended_by(target: Target, folder: Path, *, code: int | None, said: str) -> Finding:
-    """The input that ended a worker, by a signal or by taking too long."""
+    """The input that killed a worker, by a signal or a timeout."""
     if "Timeout (" in said or code is None:
         stack = said.rpartition("Timeout (")[2]
         own = [line.strip() for line in stack.splitlines() if "/.venv/" not in line and f"{_ROOT}/" in line]
@@ -152,7 +152,7 @@ def _status(folder: Path) -> Status | None:
 
 
 def _table(tallies: dict[str, Tally]) -> str:
-    """A line for each target, as Markdown."""
+    """A Markdown table with a row for each target."""
     lines = [
         "| target | engine | minutes | inputs | inputs/s | coverage | new in corpus | findings |",
         "|---|---|--:|--:|--:|--:|--:|--:|",

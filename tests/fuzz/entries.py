@@ -1,4 +1,4 @@
-"""The corpus in the repository: files of inputs that once showed a fault, beside the seeds that targets make."""
+"""The corpus: seeds of targets, and inputs in the repository that once showed a bug."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What was found: one finding for each place that an exception comes from, with the smallest input that shows it."""
+"""Findings: one for each place that raises an exception, with a minimised input."""
 
 import hashlib
 import time
@@ -11,13 +11,13 @@ from tests.fuzz.target import Target
 
 _ROOT = Path(__file__).resolve().parents[2]
 
-# Found and not mended yet: "target: signature" -> why. Tests and campaigns pass over them. It should be empty.
+# Bugs not fixed yet: "target: signature" -> reason. Tests and campaigns ignore them. It should be empty.
 KNOWN: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """An input that does what no input may; equal signatures are taken for the same fault."""
+    """An input that violates a property; equal signatures count as the same bug."""
 
     target: str
     signature: str
@@ -30,7 +30,7 @@ class Finding:
         return f"{self.target}: {self.signature}" in KNOWN
 
     def save(self, folder: Path) -> Path:
-        """Write the input and, beside it, what it did and how to see that again; returns the input's path."""
+        """Write the input, and beside it the traceback and the replay command; returns the path of the input."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.target}-{hashlib.sha256(self.signature.encode()).hexdigest()[:10]}"
         path.write_bytes(self.data)
@@ -42,7 +42,7 @@ class Finding:
 
 
 def finding_of(target: Target, data: bytes) -> tuple[Finding | None, str]:
-    """Run one input: what it shows, if anything, and its outcome."""
+    """Run one input; returns a finding or None, and the outcome."""
     try:
         return None, target.run(data)
     except Exception as error:
@@ -50,7 +50,7 @@ def finding_of(target: Target, data: bytes) -> tuple[Finding | None, str]:
 
 
 def signature_of(error: BaseException) -> str:
-    """The kind of an exception and the innermost place of this repository that it came through."""
+    """The type of an exception and its innermost frame in this repository."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(_ROOT) and ".venv" not in frame.filename]
     place = own[-1] if own else frames[-1]
@@ -64,7 +64,7 @@ def _told(error: BaseException) -> str:
 
 
 def minimised(finding: Finding, target: Target, *, limit_s: float) -> Finding:
-    """The same finding with less input: pieces are left out, the largest first, as long as its signature stays."""
+    """The same finding with a smaller input: pieces are removed, largest first, while the signature stays the same."""
     ends_at = time.monotonic() + limit_s
 
     def still_shows(data: bytes) -> bool:

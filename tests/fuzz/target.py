@@ -1,4 +1,4 @@
-"""What a fuzz target is, and what all of them use: a scratch folder, and checks of the errors that may come out."""
+"""Fuzz targets, and what they share: a scratch folder, an event loop, and checks of error messages."""
 
 import asyncio
 import atexit
@@ -43,7 +43,7 @@ class Target:
 
 @cache
 def scratch() -> Path:
-    """A folder of this process for the files of inputs; in memory where the machine has a place for that."""
+    """A folder of this process for input files, in memory if possible."""
     shared = Path("/dev/shm")
     place = None if "FUZZ_SCRATCH" in os.environ or not os.access(shared, os.W_OK) else shared
     folder = Path(tempfile.mkdtemp(prefix="llama-adapter-fuzz-", dir=os.environ.get("FUZZ_SCRATCH", place)))
@@ -67,9 +67,9 @@ def written(name: str, data: bytes) -> Path:
 
 
 def refused(error: BaseException, *, is_shown: bool = True) -> str:
-    """The outcome of a documented error; checks that its message is one for people.
+    """The outcome of a documented error, after checks of its message.
 
-    `is_shown` says that the message goes to a terminal as it is, so it must hold nothing that a terminal acts on.
+    `is_shown`: the message goes to a terminal unchanged, so it must not contain control sequences.
     """
     message = str(getattr(error, "message", None) or error)
     assert message, f"{type(error).__name__} without a message"
@@ -81,5 +81,5 @@ def refused(error: BaseException, *, is_shown: bool = True) -> str:
 
 
 def shape_of(message: str) -> str:
-    """A message without what it quotes and counts, so that equal refusals look alike."""
+    """A message without quoted text and numbers, to compare refusals."""
     return _NUMBER.sub("0", _QUOTED.sub("_", message))[:120]

@@ -1,4 +1,4 @@
-"""A campaign ends by itself, says what it did, and keeps what it learnt."""
+"""A campaign ends in time, reports its results, and keeps its corpus."""
 
 import subprocess
 import sys

@@ -1,6 +1,6 @@
-"""Every target takes its seeds, what once showed a fault, and a fixed number of mutations; `make fuzz` goes on.
+"""Every target handles its seeds, earlier findings, and a fixed number of mutations.
 
-The mutations are the same each time. A failure says how to see it again.
+The mutations are the same each time. A failure prints the replay command.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ ANY_TARGET = pytest.mark.parametrize("name", TARGETS)
 
 
 def told(found: Finding, folder: Path) -> str:
-    """What a failed test says: the fault, and a file that shows it again."""
+    """The message of a failed test, with the replay command."""
     path = found.save(folder)
     return f"{found.signature}\n{found.told}\nsee it again: python -m tests.fuzz replay {found.target} {path}"
 
@@ -60,7 +60,7 @@ def test_files_of_the_corpus_belong_to_targets_and_are_small() -> None:
 
 
 def toy(name: str = "toy") -> Target:
-    """A target with a fault: it does not take an X."""
+    """A target with a bug: it raises KeyError for an X."""
 
     def run(data: bytes) -> str:
         if b"X" in data:

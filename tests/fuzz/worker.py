@@ -1,7 +1,7 @@
-"""One process of a campaign: tries inputs of one target until its time is up, guided by coverage where atheris is.
+"""One process of a campaign: tries inputs of one target until its time is up, guided by coverage with atheris.
 
-It runs under limits of memory and of time for each input, and may be ended by what it tries. The input under way is in
-`current`, so that the campaign knows which one it was. Started by campaign.py as `python -m tests.fuzz.worker`.
+It runs with a memory limit and a time limit per input, and an input may kill it. The current input is in the file
+`current`, for the campaign. Started by campaign.py as `python -m tests.fuzz.worker`.
 """
 
 import argparse
@@ -38,7 +38,7 @@ class Status:
 
 
 class Worker:
-    """Runs inputs of one target, and keeps what is new."""
+    """Runs inputs of one target, and keeps new ones."""
 
     def __init__(self, name: str, *, folder: Path, seed: int, engine: str) -> None:
         from tests.fuzz.findings import Finding, finding_of, minimised
@@ -57,7 +57,7 @@ class Worker:
         self._current = os.open(folder / CURRENT, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def limit(self) -> None:
-        """Bound the memory from here on."""
+        """Limit the memory from now on."""
         with open("/proc/self/statm") as file:
             taken = int(file.read().split()[0]) * resource.getpagesize()
         most = taken + self.target.memory_bytes
@@ -65,7 +65,7 @@ class Worker:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
     def try_one(self, data: bytes) -> bool:
-        """Run one input; whether its outcome is one that was not seen before."""
+        """Run one input; returns whether its outcome is new."""
         os.pwrite(self._current, data, 0)
         os.ftruncate(self._current, len(data))
         faulthandler.dump_traceback_later(self.target.limit_s, exit=True)
@@ -95,7 +95,7 @@ class Worker:
             self._status.num_new += 1
 
     def tell(self, *, is_over: bool = False) -> None:
-        """Write the status, whole or not at all."""
+        """Write the status atomically."""
         self._told_at = time.monotonic()
         self._status.elapsed_s = self._told_at - self._started
         self._status.num_outcomes, self._status.is_over = len(self._outcomes), is_over
@@ -116,13 +116,13 @@ class Worker:
 
 
 def by_outcome(worker: Worker, *, ends_at: float) -> None:
-    """Mutate what is in the corpus; an input whose outcome is new is kept there."""
+    """Mutate inputs of the corpus, and keep those with a new outcome."""
     corpus = worker.corpus()
     worker.limit()
     for data in corpus:
         worker.try_one(data)
     while time.monotonic() < ends_at:
-        # Half of the time something of the newest, which nobody has looked at much.
+        # Prefer recent inputs half of the time.
         recent = corpus[-20:] if worker.random.random() < 0.5 else corpus
         data = worker.mutated(worker.random.choice(recent))
         if worker.try_one(data):
@@ -131,7 +131,7 @@ def by_outcome(worker: Worker, *, ends_at: float) -> None:
 
 
 def by_coverage(worker: Worker, atheris: object, *, ends_at: float, seed: int) -> None:
-    """As libFuzzer does, by the target's own mutations; does not return."""
+    """Run libFuzzer with the target's own mutations; does not return."""
     from tests.fuzz.mutators import mutated_bytes
 
     setup: Callable[..., object] = atheris.Setup  # type: ignore[attr-defined]
@@ -163,7 +163,7 @@ def by_coverage(worker: Worker, atheris: object, *, ends_at: float, seed: int) -
 
 
 def main() -> None:
-    """Arguments are for campaign.py alone."""
+    """Entry point for campaign.py."""
     parser = argparse.ArgumentParser()
     parser.add_argument("target")
     parser.add_argument("folder", type=Path)
