@@ -336,7 +336,7 @@ def test_a_request_that_waits_beyond_its_time_is_told_although_the_engine_stands
 def test_a_running_request_beyond_its_time_ends_with_what_it_has(start: Starter) -> None:
     gate = Gate()
     service = start(observer=gate)
-    handle = service.submit(ask(0, timeout_s=0.2))
+    handle = service.submit(ask(0, timeout_s=1.0))
     assert gate.reached.wait(WAIT_S)
     wait_for(lambda: time.perf_counter() > service._running[handle.id].entry.deadline)
     gate.open()
