@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llama_adapter.app.cli.parser import Parser
-from llama_adapter.app.cli.values import parse_choices, parse_text, settings
+from llama_adapter.app.cli.values import parse_text, settings, value_of
 from llama_adapter.app.inputs import InputsError
 from llama_adapter.app.measuring.report import Tally, make_report
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.tasks.choose import parse_choices
 from llama_adapter.app.terminal.run_guarded import run_guarded
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import ExitCode, UsageError
@@ -59,7 +60,7 @@ def parser() -> Parser:
     question = parser.add_mutually_exclusive_group()
     question.add_argument("--prompt", type=parse_text, help="instruction (default: the model's own for captions)")
     question.add_argument("--question", type=parse_text, help="instruction, for use with --choices")
-    parser.add_argument("--choices", type=parse_choices, help="answer with one of these, for example Yes,No")
+    parser.add_argument("--choices", type=value_of(parse_choices), help="answer with one of these, for example Yes,No")
     parser.add_argument("--max-new-tokens", type=int, default=SamplingParams.max_new_tokens, help="(%(default)s)")
     parser.add_argument("--device", help="cpu, auto, ... (default: the accelerator DEVICE_ID, or the CPU)")
     parser.add_argument("--dtype", default=CaptionerSpec().dtype, help="(default: %(default)s)")
@@ -160,7 +161,7 @@ def main() -> int:
     )
     if spec.vision_kind == "om":
         spec = dataclasses.replace(spec, encoder_device=options.device_id)
-    with Captioner.load(**dataclasses.asdict(spec)) as captioner:
+    with Captioner.from_spec(spec) as captioner:
         for note in captioner.info.notes:
             print(f"note: {note}", file=sys.stderr)
         with closing(open_reader("process", captioner.spec, size=captioner.image_size)) as captioner.reader:

@@ -1,4 +1,4 @@
-"""The composition root: from a spec to a captioner. Whatever is `auto` or left open is settled here, once."""
+"""From a spec to a loaded model on its device. What the spec leaves open is decided here, once."""
 
 import dataclasses
 from collections.abc import Callable
@@ -6,7 +6,6 @@ from contextlib import ExitStack, closing
 
 import torch
 
-from llama_adapter.app.captioning.captioner import Captioner, ModelInfo
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, assemble_sources, stream_sources
 from llama_adapter.app.models.encoders import (
@@ -18,57 +17,36 @@ from llama_adapter.app.models.encoders import (
     om_card,
 )
 from llama_adapter.app.models.memory_fit import place_model
-from llama_adapter.app.models.oom_retry import OomRetry
 from llama_adapter.app.models.quantised_model import quantise_model
 from llama_adapter.app.models.resources import embedded_model
-from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
 from llama_adapter.llm.runners.eager import Executor
 from llama_adapter.runtime.devices.backend import Backend, open_backend, open_best, resolve_dtype, resolve_mode
 from llama_adapter.runtime.graphs.card import EncoderCard
 from llama_adapter.vision.backends.base import VisionBackend
 from llama_adapter.vision.backends.open import open_encoder
 
-ModelLoader = Callable[[torch.dtype], LoadedModel]  # the type of the weights -> the model
+ModelLoader = Callable[[torch.dtype], LoadedModel]  # takes the dtype of the weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """What a captioner is put together of, on its device; `spec` has nothing left open."""
+    """The parts of a captioner, on their device. The spec is complete."""
 
     spec: CaptionerSpec
     info: ModelInfo
-    model: LoadedModel  # without its weights, which may take memory twice
+    model: LoadedModel  # without its weights, which may be in memory in another layout
     backend: Backend
     vision: VisionBackend
     executor: Executor
-    remember_rows: Callable[[int], str] | None = None  # for later runs, where batch sizes are left to us
-
-    def captioner(self) -> Captioner:
-        """The captioner of these parts; with some of them replaced, another one around the same weights."""
-        return Captioner(
-            spec=self.spec,
-            info=self.info,
-            vision=self.vision,
-            engine=Engine(self.executor, eos_id=self.model.tokenizer.eos_id),
-            tokenizer=self.model.tokenizer,
-            ood_detector=self.model.ood_detector,
-            synchronise=self.backend.synchronise,
-            mark=self.backend.mark,
-            oom_retry=OomRetry(empty_caches=self.backend.empty_caches, remember=self.remember_rows),
-        )
-
-
-def assemble(spec: CaptionerSpec) -> Captioner:
-    """Load the model of `spec` onto its device.
-
-    Raises DeviceError, CheckpointError and GraphError; the errors say what to do.
-    """
-    return assemble_parts(spec).captioner()
+    remember_rows: Callable[[int], str] | None = None  # stores a reduced batch size; None: the user chose the size
 
 
 def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> Parts:
-    """As `assemble`, in parts; `load` makes the model, in place of the files that `spec` names."""
+    """Load the model of a spec onto its device; `load` makes the model in place of the files that the spec names.
+
+    Raises DeviceError, CheckpointError and GraphError.
+    """
     check_encoder_exists(spec)
     backend, note = open_best() if spec.device == "auto" else (open_backend(spec.device), "")
     mode = resolve_mode(spec.mode, backend=backend)
@@ -88,18 +66,18 @@ def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> P
         if card is not None:
             check_card(card, model, spec=spec)
         elif spec.vision_kind != "torch":
-            foreign_note = f"`{spec.encoder}` does not say of which model it is, so that cannot be checked"
+            foreign_note = f"`{spec.encoder}` does not name its model, so it is not checked against this one"
         placed = place_model(model, spec=spec, backend=backend, mode=mode)
         executor = placed.halves.executor
         if placed.halves.vision is not None:
             vision = placed.halves.vision
         elif vision is None:
-            # Last of all: the decoder's device has to be there before the OM's own context.
+            # Last: the decoder's device must exist before the OM's own context.
             vision = stack.enter_context(closing(open_encoder(encoder_spec(spec, backend=backend, mode=mode))))
         check_sizes(vision, model, spec=spec)
         widened_note = ""
         if model.precision == "int8" and not backend.computes_int8(model.dtype, wanted=spec.operators):
-            widened_note = f"8-bit weights are computed in {spec.dtype} here: they take its memory and its time"
+            widened_note = f"8-bit weights are widened to {spec.dtype} here, with its memory and speed"
         stack.pop_all()
     spec = dataclasses.replace(
         spec,
@@ -138,7 +116,7 @@ def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> P
 def load_model(spec: CaptionerSpec, *, backend: Backend, encoder: EncoderCard | None = None) -> LoadedModel:
     """The weights of `spec` on the CPU, in its dtype and precision.
 
-    With an exported `encoder`, the picture half may be absent.
+    With an exported `encoder`, those of the picture encoder may be absent.
     """
     dtype = resolve_dtype(spec.dtype, backend=backend)
     if spec.llama_dir is None:
@@ -162,6 +140,6 @@ def load_model(spec: CaptionerSpec, *, backend: Backend, encoder: EncoderCard | 
     )
     if spec.precision != "int8":
         return assemble_sources(sources, dtype=dtype, encoder=encoder)
-    # Rounded once: from all bits that the files have.
+    # From float32, so that weights are rounded only once.
     model, tensors = quantise_model(*stream_sources(sources, dtype=torch.float32, encoder=encoder), dtype=dtype)
     return dataclasses.replace(model, decoder_state=dict(tensors))

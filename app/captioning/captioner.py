@@ -1,42 +1,34 @@
-"""The main loop, top to bottom: pictures and prompts -> visual queries -> requests -> answers."""
+"""The captioner: pictures and prompts -> answers."""
 
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypedDict, Unpack
 
 import numpy as np
 
 from llama_adapter.app.captioning.active_request import ActiveRequest
+from llama_adapter.app.captioning.assemble import Parts, assemble_parts
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
-from llama_adapter.app.captioning.stage_clock import Mark, StageClock
-from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
+from llama_adapter.app.captioning.stage_clock import StageClock
+from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, work_items
 from llama_adapter.app.models.oom_retry import OomRetry, attempt
-from llama_adapter.app.models.out_of_distribution import OodDetector
-from llama_adapter.app.models.spec import CaptionerSpec, Precision
+from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
 from llama_adapter.app.reading.prefetch import Prefetcher
 from llama_adapter.app.reading.reader import PictureReader, PictureReading, Reader
 from llama_adapter.app.tasks.answers import Answer, AnswerError, Event, TextDelta
-from llama_adapter.app.tasks.prompts import (
-    EncodedPrompt,
-    Prompt,
-    PromptEncoder,
-    RawPrompt,
-    as_choices,
-    shown_prompt,
-)
+from llama_adapter.app.tasks.choose import choosing
+from llama_adapter.app.tasks.prompts import EncodedPrompt, Prompt, PromptEncoder, RawPrompt, shown_prompt
+from llama_adapter.app.tasks.task import FREE_TEXT, Task
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.llm.runners.eager import WarmUp
-from llama_adapter.llm.tokenizer import Tokenizer
-from llama_adapter.vision.backends.base import VisionBackend
 from llama_adapter.vision.image import PictureSource
 
-# What callers of a captioner need, from one place.
+# Everything that users of a captioner need, from one module.
 __all__ = [
     "Answer",
     "AnswerError",
@@ -51,30 +43,22 @@ __all__ = [
     "work_items",
 ]
 
-# Says which questions of an item are still to be answered, once its picture's digest is known ("" if it cannot be).
+# Takes an item and its picture's digest ("" if the picture cannot be read); returns the questions to answer.
 Wants = Callable[[WorkItem, str], tuple[WorkQuestion, ...]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelInfo:
-    """What a report or a record says of the model."""
+class SamplingOptions(TypedDict, total=False):
+    """The fields of `SamplingParams`, all optional."""
 
-    name: str
-    digest: str
-    device: str
-    dtype: str
-    precision: Precision  # of the linear layers' weights; all else is of the dtype
-    vision: str  # what runs the encoder
-    mode: str  # how the decoder's steps are run
-    operators: str  # what they compute by
-    encoder: str | None  # tells exported encoders apart; None for the model's own weights
-    context: int
-    default_prompt: str
-    notes: tuple[str, ...] = ()  # for people: what is otherwise than they may think
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
 
 
 class _Reading(NamedTuple):
-    """An item whose picture was looked at, and what is left to be asked of it."""
+    """An item with its picture read, and its questions to answer."""
 
     item: WorkItem
     questions: tuple[WorkQuestion, ...]
@@ -82,71 +66,82 @@ class _Reading(NamedTuple):
 
 
 class Captioner:
-    """Answers prompts about pictures. Not thread-safe: one call at a time."""
+    """Answers prompts about pictures. Not thread-safe: one call at a time.
 
-    def __init__(
-        self,
-        *,
-        spec: CaptionerSpec,
-        info: ModelInfo,
-        vision: VisionBackend,
-        engine: Engine,
-        tokenizer: Tokenizer,
-        synchronise: Callable[[], None],
-        mark: Callable[[], Mark | None],
-        oom_retry: OomRetry | None = None,
-        ood_detector: OodDetector | None = None,
-    ) -> None:
-        """`spec` has nothing left open. Without `ood_detector`, no answer says whether its picture is unfamiliar."""
-        self.spec, self.info, self.tokenizer = spec, info, tokenizer
-        self.oom_retry = oom_retry or OomRetry()
-        self._synchronise, self._mark = synchronise, mark
-        self._vision, self._engine, self._ood_detector = vision, engine, ood_detector
+    >>> from llama_adapter import Captioner
+    >>> with Captioner.load() as captioner:
+    ...     answers = captioner.generate(["photo.jpg"], "Is there a red circle?", choices=["Yes", "No"])
+    """
+
+    def __init__(self, parts: Parts, *, engine: Engine | None = None) -> None:
+        """`engine` replaces the engine that runs the executor of `parts`. Users call `load` or `from_spec`."""
+        self.spec, self.info, self.tokenizer = parts.spec, parts.info, parts.model.tokenizer
+        self.oom_retry = OomRetry(empty_caches=parts.backend.empty_caches, remember=parts.remember_rows)
+        self._backend, self._vision, self._ood_detector = parts.backend, parts.vision, parts.model.ood_detector
+        self._engine = engine or Engine(parts.executor, eos_id=self.tokenizer.eos_id)
         self._is_running = False
-        self.reader: Reader = PictureReader(spec, size=vision.image_size)  # of calls that bring none; may be replaced
-        self._prompts = PromptEncoder(tokenizer, check=engine.check)
+        self.reader: Reader = PictureReader(self.spec, size=self.image_size)  # the default of `run`; may be replaced
+        self._prompts = PromptEncoder(self.tokenizer, check=self._engine.check)
 
     @classmethod
     def load(cls, model: str | os.PathLike[str] | None = None, **options: Any) -> "Captioner":
-        """Load a bundle (default: the embedded model) or, with `llama_dir`, checkpoints as users have them.
+        """Load a model onto a device.
 
-        `options` are the fields of `CaptionerSpec`: llama_dir, llama_type, adapter, clip, visual_heads,
-        channel_order, context, vision, encoder, encoder_process, encoder_device, device, dtype, precision, mode,
-        operators, exif, reading, batch_size; None leaves a default. Raises ValueError for options that exclude each
-        other, and the errors listed in runtime/problems.py for files and devices.
+        Parameters:
+            model: folder of a bundle. None: the embedded model, or the checkpoints at `llama_dir`.
+            llama_dir: folder of LLaMA as Meta ships it, or of a Hugging Face model. Needs `adapter`.
+            llama_type: sub-folder of `llama_dir`, such as `"7B"`.
+            adapter: adapter file, such as `BIAS-7B.pth`.
+            clip: CLIP file, such as `ViT-L-14.pt`. None: the adapter file contains CLIP, or an `encoder` replaces it.
+            visual_heads: attention heads of the visual blocks, at least 1. Default: 16 for width 768.
+            channel_order: colour order in training: `"auto"` (default), `"rgb"` or `"bgr"`.
+            context: tokens of prompt and answer together, at least 1. Default: the bundle's own, else 512.
+            vision: what runs the picture encoder: `"torch"` (default), `"onnx"` or `"om"`.
+            encoder: file of an exported encoder, for `vision` onnx and om.
+            encoder_process: run the exported encoder in its own process. Default: False.
+            encoder_device: device of an OM, 0 to 255. Default: the decoder's device if it can run an OM, else 0.
+            device: `"cpu"` (default), `"cuda"`, `"cuda:1"`, `"npu:0"`, ..., `"auto"`, or a `torch.device`.
+            dtype: `"float32"` (default), `"bfloat16"` or `"float16"`, or a `torch.dtype`.
+            precision: of the weights of linear layers, `"float"` or `"int8"`. Default: as stored.
+            mode: `"eager"` (default), `"graph"`, or the name of one of the device's graph modes.
+            operators: `"auto"` (default), or `"aten"` to avoid fused operators.
+            exif: `"upright"` (default) applies the orientation that cameras store, `"ignore"` does not.
+            reading: `"exact"` (default), or `"fast"`: pixels may differ by about one level, large JPEGs take less time.
+            batch_size: questions answered together, at least 1, or `"auto"`. Default: 8.
+
+        None means the default. Raises ValueError for values out of range and options that exclude each other,
+        CheckpointError and GraphError for files, and DeviceError for devices.
         """
         given = {name: value for name, value in {"model": model, **options}.items() if value is not None}
         plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
-        for name in {"device", "dtype"} & plain.keys():  # torch.device("cpu") and torch.float16 are meant as well
+        for name in {"device", "dtype"} & plain.keys():
             plain[name] = str(plain[name]).removeprefix("torch.")
         return cls.from_spec(CaptionerSpec(**plain))
 
     @classmethod
     def from_spec(cls, spec: CaptionerSpec) -> "Captioner":
-        """As `load`, from a spec."""
-        from llama_adapter.app.captioning.assemble import assemble
-
-        return assemble(spec)
+        """Load the model of a spec; raises as `load`."""
+        return cls(assemble_parts(spec))
 
     @property
     def batch_size(self) -> int:
-        """How many are answered at once, where memory is enough."""
+        """Questions answered together, while memory is enough."""
         return self._engine.num_slots
 
     @property
     def image_size(self) -> int:
-        """Side of the square that the model sees of a picture, in pixels."""
+        """Side of the square that the encoder takes, in pixels."""
         return self._vision.image_size
 
     def profile_clock(self, *, waits: bool = True) -> StageClock:
-        """A clock to pass as `clock`: it waits for the device at every boundary, or else leaves marks in its queue.
+        """A clock to pass as `clock`. It waits for the device at each stage, or else sets marks in its queue.
 
-        With marks, a stage's time on the device goes from the end of what came before to the end of its own work.
+        With marks, a stage's device time runs from the end of earlier work to the end of its own.
         """
-        return StageClock(synchronise=self._synchronise) if waits else StageClock(mark=self._mark)
+        return StageClock(synchronise=self._backend.synchronise) if waits else StageClock(mark=self._backend.mark)
 
     def close(self) -> None:
-        """Give back what an exported encoder holds: its device, thread or process. Harmless when repeated."""
+        """Release an exported encoder's device, thread and process. Can be called again."""
         self._vision.close()
 
     def __enter__(self) -> Self:
@@ -160,34 +155,34 @@ class Captioner:
         pictures: Sequence[PictureSource],
         prompts: Sequence[Prompt] | str | RawPrompt | None = None,
         *,
-        max_new_tokens: int = SamplingParams.max_new_tokens,
-        temperature: float = SamplingParams.temperature,
-        top_p: float = SamplingParams.top_p,
-        top_k: int = SamplingParams.top_k,
-        seed: int | None = None,
         choices: Sequence[str] | None = None,
+        task: Task | None = None,
         clock: StageClock | None = None,
+        **sampling: Unpack[SamplingOptions],
     ) -> list[Answer]:
-        """Answer each picture's prompt; answers come in the order of the pictures.
+        """Answer a prompt about each picture; returns the answers in the order of the pictures.
 
-        `prompts` has one entry per picture, or a single one for all, or is None for the model's caption prompt. An
-        entry is an instruction, a pair (instruction, input), a `RawPrompt`, or a list of token ids. A picture that
-        cannot be read becomes an answer with `error`. With `choices` the answer is the likeliest of them.
+        A picture that cannot be read gives an answer with `error`; the others are not affected.
 
-        Raises ValueError for counts that do not match or settings out of range, PromptTooLongError or PromptError
-        before anything is computed.
+        Parameters:
+            pictures: paths, bytes of picture files, or PIL images.
+            prompts: one for each picture, or a single one for all. None: the model's own caption prompt. A prompt is
+                an instruction, a pair (instruction, input), a `RawPrompt`, or a list of token ids.
+            choices: at least two different texts; the answer is the likeliest. `Answer.choice` has the probability of
+                each. The sampling options have no effect then.
+            task: the form of the answers, in place of `choices`. Default: free text.
+            clock: measures stage times, see `profile_clock`.
+            max_new_tokens: most tokens of an answer, at least 0. Default: 64.
+            temperature: at least 0. 0 (default) takes the likeliest token.
+            top_p: 0 to 1, with a temperature above 0: tokens are drawn from the smallest set with this probability.
+                Default: 0.75.
+            top_k: at least 0: tokens are drawn from this many likeliest ones. 0 (default) keeps all.
+            seed: makes drawn answers repeatable. Default: None, different ones each time.
+
+        Raises, before anything is computed, ValueError for arguments out of range or counts that do not match,
+        PromptTooLongError for a prompt longer than the context, and PromptError for one that cannot be encoded.
         """
-        events = self.stream(
-            pictures,
-            prompts,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            seed=seed,
-            choices=choices,
-            clock=clock,
-        )
+        events = self.stream(pictures, prompts, choices=choices, task=task, clock=clock, **sampling)
         answers = [event for event in events if isinstance(event, Answer)]
         return sorted(answers, key=lambda answer: answer.index)
 
@@ -196,26 +191,25 @@ class Captioner:
         pictures: Sequence[PictureSource],
         prompts: Sequence[Prompt] | str | RawPrompt | None = None,
         *,
-        max_new_tokens: int = SamplingParams.max_new_tokens,
-        temperature: float = SamplingParams.temperature,
-        top_p: float = SamplingParams.top_p,
-        top_k: int = SamplingParams.top_k,
-        seed: int | None = None,
         choices: Sequence[str] | None = None,
+        task: Task | None = None,
         clock: StageClock | None = None,
+        **sampling: Unpack[SamplingOptions],
     ) -> Generator[Event]:
-        """As `generate`, token by token: text deltas of all pictures as they come, and each picture's answer.
+        """As `generate`, token by token: yields a `TextDelta` for each new piece of text, and each complete `Answer`.
 
-        One stream at a time: close it or read it to its end before the next call.
+        The parameters are those of `generate`. `index` says which picture an event belongs to. Read the stream to its
+        end, or close it, before the next call.
         """
-        items = work_items(pictures, prompts, default_prompt=self.info.default_prompt, choices=as_choices(choices))
-        sampling = SamplingParams(
-            max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
-        )
+        if task is not None and choices is not None:
+            raise ValueError("choices and task exclude each other")
+        task = choosing(choices) if task is None else task
+        items = work_items(pictures, prompts, default_prompt=self.info.default_prompt, task=task)
+        params = SamplingParams(**sampling)
         for item in items:
-            for question in item.questions:  # an error here must come before any work
-                self.check_prompt(question.prompt, question.choices)
-        return self.run(items, sampling=sampling, clock=clock)
+            for question in item.questions:  # errors must come before any work
+                self.encode_prompt(question.prompt, question.task)
+        return self.run(items, sampling=params, clock=clock)
 
     def run(
         self,
@@ -228,15 +222,22 @@ class Captioner:
         may_wait: bool = False,
         stop: Callable[[], bool] = lambda: False,
     ) -> Generator[Event]:
-        """Answer a stream of work items as they come, in completion order; memory does not grow with their number.
+        """Answer a stream of work items; yields events in completion order. Memory does not grow with their number.
 
-        Every question gives one answer, be it an error. `wants`, asked in reading threads, leaves questions out of it,
-        and pictures without any unread. `reader` is another way to read than in threads of this process; it stays open.
-        Items are drawn in the caller's thread or, where one `may_wait` for them, in one of their own: what came is
-        answered meanwhile. Once `stop` says so, no more pictures are begun, and no items waited for in that thread.
-        Closing the iterator early forgets what is in flight.
+        Closing the iterator drops the questions in flight.
 
-        Raises RuntimeError while another run is open, and what `items` raises, once all before that is answered.
+        Parameters:
+            items: pictures with their questions. Each question gives one answer, at the least one with `error`.
+            sampling: for all questions.
+            clock: measures stage times, see `profile_clock`.
+            reader: reads pictures, and stays open. Default: `self.reader`.
+            wants: called with an item and its picture's digest, in reading threads; returns the questions to answer.
+                A picture without any is not decoded.
+            may_wait: whether `items` may block. It is then iterated in its own thread, and questions that came are
+                answered meanwhile; else it is iterated in the caller's thread.
+            stop: once it returns True, no more pictures are begun.
+
+        Raises RuntimeError while another run is open. What `items` raises comes after all earlier answers.
         """
         clock = clock or StageClock()
         look = partial(_look, reader=reader or self.reader, wants=wants)
@@ -253,10 +254,10 @@ class Captioner:
             ) as prefetcher,
         ):
             while True:
-                # The encoder is given many at once, and whoever ends this has no more than a batch to begin again.
+                # Large batches for the encoder, and little work lost when the run is interrupted.
                 while not prefetcher.is_exhausted and (num_wanted := loop.num_wanted) and not stop():
                     clock.enter("read")
-                    # Nobody waits for a picture while there are others to answer.
+                    # Do not wait for a picture while there are questions to answer.
                     batch = prefetcher.take(num_wanted, at_least=0 if loop.num_unfinished else None)
                     if not batch:
                         break
@@ -271,7 +272,7 @@ class Captioner:
 
     @contextmanager
     def open_loop(self, clock: StageClock) -> Iterator[CaptionLoop]:
-        """The way through this captioner's encoder and engine, for one user at a time; closed at the end.
+        """The loop through this captioner's encoder and engine, closed at the end of the context.
 
         Raises RuntimeError while another one is open.
         """
@@ -293,57 +294,61 @@ class Captioner:
             self._is_running = False
 
     def _admit(self, readings: Sequence[_Reading], loop: CaptionLoop, *, sampling: SamplingParams) -> list[Answer]:
-        """Encode pictures and hand their questions to the engine; returns the answers of what cannot be asked."""
+        """Encode pictures and submit their questions; returns the answers of questions that failed before."""
         errors: list[Answer] = []
         asked: list[tuple[np.ndarray, list[ActiveRequest]]] = []
         for reading in readings:
-            conversations = []
+            requests = []
             for question in reading.questions:
-                conversation, error = self._begin(question, reading, sampling=sampling)
+                request, error = self._begin(question, reading, sampling=sampling)
                 if error is None:
-                    conversations.append(conversation)
+                    requests.append(request)
                 else:
-                    errors.append(conversation.failed(error))
-            if conversations:
+                    errors.append(request.failed(error))
+            if requests:
                 assert reading.picture.pixels is not None, "a picture without pixels has an error"
-                asked.append((reading.picture.pixels, conversations))
+                asked.append((reading.picture.pixels, requests))
         if asked:
             encoded, clip_ms = loop.encode([pixels for pixels, _ in asked])
-            for (_, conversations), picture in zip(asked, encoded, strict=True):
-                for conversation in conversations:
-                    conversation.ms["clip"] = clip_ms
-                    loop.submit(conversation, picture)
+            for (_, requests), picture in zip(asked, encoded, strict=True):
+                for request in requests:
+                    request.ms["clip"] = clip_ms
+                    loop.submit(request, picture)
         return errors
 
     def _begin(
         self, question: WorkQuestion, reading: _Reading, *, sampling: SamplingParams
     ) -> tuple[ActiveRequest, AnswerError | None]:
-        """The conversation of a question, and why it cannot be had. Its time is that of reading, and what follows."""
+        """The request of a question, and the error that prevents its answer. Its times start with the reading."""
         picture, error = reading.picture, reading.picture.error
         try:
-            prompt = self.encode_prompt(question.prompt, question.choices)
+            prompt = self.encode_prompt(question.prompt, question.task)
         except (PromptError, PromptTooLongError, ValueError) as refusal:
-            # One prompt of many, such as a line of a manifest: the others are answered all the same.
-            prompt = EncodedPrompt(shown_prompt(question.prompt), (), ())
+            # Only this question fails: it may be one line of a long manifest.
+            prompt = EncodedPrompt(text=shown_prompt(question.prompt))
             error = error or AnswerError(code="prompt", message=str(refusal))
-        conversation = ActiveRequest(
+        request = ActiveRequest(
             index=question.index,
             picture=reading.item.label,
             digest=picture.digest,
             prompt=prompt,
             sampling=sampling,
-            choices=question.choices,
+            task=question.task,
             started=time.perf_counter() - picture.elapsed_ms / 1e3,
             ms={"read": picture.elapsed_ms},
             tag=question.tag,
         )
-        return conversation, error
+        return request, error
 
     def warm_up(self, prompt: Prompt | None = None, *, max_new_tokens: int = SamplingParams.max_new_tokens) -> WarmUp:
-        """Run what answers to such a prompt need, so that the first picture does not wait for programs to compile.
+        """Compile the programs of a graph mode before the first picture.
 
-        It pays for graph modes. Where memory is not enough for it, answers do without, and come with half the rows.
-        Raises as `check_prompt`, and RuntimeError while answers are under way.
+        Parameters:
+            prompt: a prompt as long as those to come. None: the model's own caption prompt.
+            max_new_tokens: most tokens of an answer, at least 0.
+
+        After an out-of-memory error nothing is compiled and the rows are halved. Raises as `encode_prompt`, and
+        RuntimeError while questions are being answered.
         """
         encoded = self.encode_prompt(self.info.default_prompt if prompt is None else prompt)
         engine = self._engine
@@ -354,51 +359,16 @@ class Captioner:
             return WarmUp(seconds=0.0, programs=0)
         return done
 
-    def encode_prompt(self, prompt: Prompt, choices: Sequence[str] | None = None) -> EncodedPrompt:
-        """A prompt and its choices as the engine takes them; from any thread.
+    def encode_prompt(self, prompt: Prompt, task: Task = FREE_TEXT) -> EncodedPrompt:
+        """A prompt, with the continuations of its task, as token ids. Thread-safe.
 
-        Raises PromptTooLongError, PromptError or ValueError when this prompt could not be answered.
+        Raises PromptTooLongError, PromptError or ValueError for a prompt that cannot be answered.
         """
-        return self._prompts.encode(prompt, as_choices(choices))
-
-    def check_prompt(self, prompt: Prompt, choices: Sequence[str] | None = None) -> None:
-        """Raise as `encode_prompt` does."""
-        self.encode_prompt(prompt, choices)
-
-
-def work_items(
-    pictures: Sequence[PictureSource],
-    prompts: Sequence[Prompt] | str | RawPrompt | None,
-    *,
-    default_prompt: str,
-    choices: tuple[str, ...] | None = None,
-) -> list[WorkItem]:
-    """Pair pictures with prompts; a single prompt serves all pictures. Raises ValueError when the counts differ."""
-    if isinstance(pictures, (str, bytes, os.PathLike)) or hasattr(pictures, "getpixel"):
-        raise ValueError("pictures must be a list of pictures, got a single one: put it in brackets")
-    if prompts is None or isinstance(prompts, (str, RawPrompt)):
-        prompts = [default_prompt if prompts is None else prompts]
-    pictures, prompts = list(pictures), list(prompts)
-    if len(prompts) == 1:
-        prompts = prompts * len(pictures)
-    if len(prompts) != len(pictures):
-        raise ValueError(f"{len(pictures)} pictures came with {len(prompts)} prompts: give one each, or one for all")
-    return [
-        WorkItem(
-            picture=picture,
-            label=_label(picture, index),
-            questions=(WorkQuestion(index=index, prompt=prompt, choices=choices),),
-        )
-        for index, (picture, prompt) in enumerate(zip(pictures, prompts, strict=True))
-    ]
-
-
-def _label(picture: PictureSource, index: int) -> str:
-    return f"picture {index}" if isinstance(picture, bytes) or hasattr(picture, "getpixel") else str(picture)
+        return self._prompts.encode(prompt, task.continuations)
 
 
 def _look(item: WorkItem, *, reader: Reader, wants: Wants | None) -> _Reading:
-    """Read an item's picture, as far as somebody wants to know of it."""
+    """Read an item's picture, as far as its questions need it."""
     if isinstance(item.picture, PictureReading):
         reading = item.picture
         return _Reading(item, item.questions if wants is None else wants(item, reading.digest), reading)
@@ -412,15 +382,15 @@ def _look(item: WorkItem, *, reader: Reader, wants: Wants | None) -> _Reading:
         return bool(questions)
 
     reading = reader.read(item.picture, name=item.label, wants_pixels=wants_pixels)
-    # Nobody was asked where the bytes could not be had, or where there is no telling before they are decoded.
+    # `wants_pixels` was not called if the bytes could not be read, or if the digest is known only after decoding.
     return _Reading(item, wants(item, reading.digest) if questions is None else questions, reading)
 
 
 def _carried_bytes(item: WorkItem) -> int:
-    """Of the pictures that wait to be read, those of compressed archives are in memory already."""
+    """Bytes of a picture that is in memory before it is read, such as a member of a compressed archive."""
     return len(item.picture) if isinstance(item.picture, bytes) else 0
 
 
 def _is_shareable(item: WorkItem) -> bool:
-    """Whether a picture may be read in another thread: an image object may stand in several items, or be in use."""
+    """Whether another thread may read the picture: an image object may be in use, or in several items."""
     return not hasattr(item.picture, "getpixel")

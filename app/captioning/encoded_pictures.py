@@ -1,4 +1,4 @@
-"""Pictures that were encoded lately, by digest, so that the next question about one need not look at it again."""
+"""Encoded pictures, and a cache of them by digest."""
 
 import threading
 from collections import OrderedDict
@@ -8,17 +8,14 @@ from llama_adapter.llm.model.adapter import Prefix
 
 
 class EncodedPicture(NamedTuple):
-    """What the decoder reads of a picture, and whether it is unlike those that the model was trained on."""
+    """A picture as the decoder takes it."""
 
     prefix: Prefix  # (A, 1, N, Q, H)
-    unfamiliar: bool | None = None  # None: the model cannot tell
+    unfamiliar: bool | None = None  # whether it is out of distribution; None: the model cannot tell
 
 
 class EncodedPictures:
-    """What is known of pictures, kept for up to `max_bytes` of prefixes; who was asked about longest ago goes first.
-
-    Threads may share it.
-    """
+    """A cache that holds up to `max_bytes` of prefixes and drops the least recently used. Thread-safe."""
 
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -30,7 +27,7 @@ class EncodedPictures:
         return len(self._pictures)
 
     def find(self, digest: str) -> EncodedPicture | None:
-        """The picture with this digest, where it is kept."""
+        """The picture with this digest, None if it is not in the cache."""
         with self._lock:
             picture = self._pictures.get(digest)
             if picture is not None:
@@ -38,25 +35,25 @@ class EncodedPictures:
             return picture
 
     def keep(self, digest: str, picture: EncodedPicture) -> EncodedPicture:
-        """Keep a picture; returns it, its prefix no longer a view of its whole batch."""
-        # One row of many would keep all of them in memory.
+        """Add a picture; returns a copy whose prefix is not a view into the tensors of its batch."""
+        # A view would keep the whole batch in memory.
         prefix = Prefix(picture.prefix.k.clone(), picture.prefix.v.clone())
         picture = picture._replace(prefix=prefix)
         with self._lock:
-            self._forget(digest)
+            self._drop(digest)
             self._pictures[digest] = picture
             self._num_bytes += _bytes_of(prefix)
             while self._num_bytes > self._max_bytes:
-                self._forget(next(iter(self._pictures)))
+                self._drop(next(iter(self._pictures)))
         return picture
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all."""
         with self._lock:
             self._pictures.clear()
             self._num_bytes = 0
 
-    def _forget(self, digest: str) -> None:
+    def _drop(self, digest: str) -> None:
         picture = self._pictures.pop(digest, None)
         if picture is not None:
             self._num_bytes -= _bytes_of(picture.prefix)

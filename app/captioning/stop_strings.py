@@ -1,10 +1,10 @@
-"""Texts that end an answer where they begin. Plain text work on a stream; no tokens here."""
+"""Stop strings: a stream of text ends before the first of them."""
 
 from collections.abc import Sequence
 
 
-class StopTexts:
-    """Lets a stream of text through until one of `stops` is in it, holding back what might be the start of one."""
+class StopStrings:
+    """Passes a stream of text on, up to the first stop string; holds back text that may be the beginning of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(filter(None, stops))
@@ -12,7 +12,7 @@ class StopTexts:
         self.is_hit = False
 
     def push(self, text: str) -> str:
-        """The next piece of the stream -> what of it is certain to come before any stop."""
+        """Takes the next piece of the stream; returns the text that certainly comes before any stop string."""
         if not self._stops or self.is_hit:
             return "" if self.is_hit else text
         text = self._held + text
@@ -25,7 +25,7 @@ class StopTexts:
         return text[: len(text) - num_held]
 
     def flush(self) -> str:
-        """What was held back, when nothing more comes."""
+        """The text held back, at the end of the stream."""
         held, self._held = self._held, ""
         return held
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from llama_adapter.app.cli.answering import add_ask, add_caption
+from llama_adapter.app.cli.answering import add_tasks
 from llama_adapter.app.cli.bench import add_bench
 from llama_adapter.app.cli.doctor import add_doctor
 from llama_adapter.app.cli.export import add_export
@@ -67,8 +67,7 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and stop")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    add_caption(commands)
-    add_ask(commands)
+    add_tasks(commands)
     add_export_records(commands)
     add_convert(commands)
     add_quantize(commands)

@@ -1,19 +1,23 @@
-"""`caption` and `ask`: flags -> a job."""
+"""The commands of tasks (`caption`, `ask`): flags -> a job."""
 
 import argparse
 import os
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from llama_adapter.app.cli.calibrating import add_calibrating, run_calibrate
-from llama_adapter.app.cli.model_flags import SPEC, add_computation, add_model, with_batch_size
+from llama_adapter.app.cli.model_flags import SPEC, add_batch_size, add_computation, add_model
 from llama_adapter.app.cli.parser import Parser, command, default
 from llama_adapter.app.cli.records import add_deciding
-from llama_adapter.app.cli.values import parse_choices, parse_shard, parse_text, settings, spec_from
+from llama_adapter.app.cli.values import in_flags, parse_shard, settings, spec_from, value_of
 from llama_adapter.app.inputs import InputSpec, read_question_sheet
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.questions import complete
 from llama_adapter.app.scale.cluster import RayOptions
+from llama_adapter.app.tasks.entry import TaskEntry
 from llama_adapter.app.tasks.question import Question
+from llama_adapter.app.tasks.registry import entries_by_command, question_of
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import UsageError
 
@@ -23,55 +27,34 @@ _DERIVED = {".csv": "--to csv", ".tsv": "--to csv", ".parquet": "--to parquet", 
 
 JOB = Job(spec=SPEC, inputs=InputSpec(), questions=(Question(),))
 
-_CAPTION = """\
-Describe each picture. Answers are written as they are ready: as lines of text on a terminal, as JSON lines into a
-pipe or a file. A picture that cannot be read gets an error record and does not touch the others.
 
-  llama-adapter caption photo.jpg folder/
-  llama-adapter caption photos --recursive --out captions.jsonl      again, and it goes on where it ended
-"""
-
-_ASK = """\
-Ask the same question about each picture. With --choices the answer is the likeliest of them, with its probability;
-otherwise it is written freely. Output as of `caption`.
-
-  llama-adapter ask photos --recursive --question "Is there a person?" --choices yes,no --out answers.jsonl
-  llama-adapter export-records answers.jsonl --to csv --out answers.csv
-"""
-
-
-def add_caption(commands: Any) -> None:
-    """`caption`."""
-    caption = command(commands, "caption", _run_caption, help="describe pictures", description=_CAPTION)
-    _add_pictures(caption)
-    prompt = caption.add_argument_group("prompt")
-    prompt.add_argument(
-        "--prompt",
-        metavar="TEXT",
-        type=parse_text,
-        help="instruction, perhaps with {stem}, {name}, {parent} or {path} of the picture (default: the model's own "
-        "for captions)",
-    )
-    prompt.add_argument("--input", metavar="TEXT", type=parse_text, help="further context for --prompt")
-    prompt.add_argument(
-        "--raw-prompt", metavar="TEXT", type=parse_text, help="text that goes to the model without the template"
-    )
-    _add_sheet(prompt)
-    _add_answering(caption)
-
-
-def add_ask(commands: Any) -> None:
-    """`ask`."""
-    ask = command(commands, "ask", _run_ask, help="ask a question about pictures", description=_ASK)
-    _add_pictures(ask)
-    prompt = ask.add_argument_group("question")
-    prompt.add_argument("--question", metavar="TEXT", type=parse_text, help="what to ask")
-    prompt.add_argument("--input", metavar="TEXT", type=parse_text, help="further context for the question")
-    prompt.add_argument("--choices", metavar="A,B,...", type=parse_choices, help="answer with one of these")
-    _add_sheet(prompt)
-    add_deciding(ask.add_argument_group("deciding, with --choices; records keep the probabilities as they are"))
-    add_calibrating(ask.add_argument_group("calibrating, in the place of answering"))
-    _add_answering(ask)
+def add_tasks(commands: Any) -> None:
+    """A command for each one that the task registry names."""
+    for name, entries in entries_by_command().items():
+        first = entries[0]
+        parser = command(commands, name, partial(_run, entries), help=first.help, description=first.description)
+        _add_pictures(parser)
+        prompt = parser.add_argument_group("prompt")
+        for option in (option for entry in entries for option in entry.options):
+            prompt.add_argument(
+                option.flag, dest=option.name, metavar=option.metavar, type=value_of(option.parse), help=option.help
+            )
+        prompt.add_argument(
+            "--questions",
+            metavar="FILE",
+            help="questions to ask about every picture: .txt with one per line, or .jsonl, .csv or .tsv with columns "
+            "question, input, choices",
+        )
+        if any(entry.has_probabilities for entry in entries):
+            add_deciding(parser.add_argument_group("decisions, with --choices; records keep the probabilities"))
+            add_calibrating(parser.add_argument_group("calibration, in place of answering"))
+        _add_output(parser)
+        add_model(parser)
+        _add_sampling(parser.add_argument_group("answer"))
+        compute = parser.add_argument_group("computation")
+        add_batch_size(compute)
+        add_computation(compute)
+        _add_engine(parser.add_argument_group("many machines (extra `ray`)"))
 
 
 def _add_pictures(parser: Parser) -> None:
@@ -79,17 +62,18 @@ def _add_pictures(parser: Parser) -> None:
         "paths",
         metavar="PICTURES",
         nargs="*",
-        help="picture files, folders of them, patterns such as 'a/**/*.jpg', tar archives (of webdataset)",
+        help="picture files, folders, patterns such as 'a/**/*.jpg', tar archives (webdataset)",
     )
     group = parser.add_argument_group("pictures")
-    group.add_argument("--recursive", action="store_true", help="also look into the folders in a folder")
+    group.add_argument("--recursive", action="store_true", help="include sub-folders")
     group.add_argument(
         "--list",
         metavar="FILE",
         dest="lists",
         action="append",
         default=[],
-        help="a file that names pictures, folders and archives, one a line, from the current folder; - is stdin",
+        help="a file with the names of pictures, folders and archives, one per line, relative to the current folder; "
+        "- is stdin",
     )
     group.add_argument(
         "--manifest",
@@ -97,21 +81,21 @@ def _add_pictures(parser: Parser) -> None:
         dest="manifests",
         action="append",
         default=[],
-        help="a .jsonl, .csv or .tsv table with a column picture, from the table's folder; its columns prompt, input "
-        "and choices go before the flags, and all others can be {variables} of prompts",
+        help="a .jsonl, .csv or .tsv table with a column picture, relative to the table's folder; its columns prompt, "
+        "input and choices take precedence over the flags, and the others are {variables} for prompts",
     )
-    group.add_argument("--limit", metavar="N", type=int, help="only the first N pictures, to try something out")
+    group.add_argument("--limit", metavar="N", type=int, help="only the first N pictures")
     group.add_argument(
         "--shard",
         metavar="I/N",
         type=parse_shard,
-        help="only part I of N, counted from 0, as in 0/4 to 3/4: each picture belongs to one by its name as given",
+        help="only part I of N, from 0/4 to 3/4 for example; a picture's name determines its part",
     )
     group.add_argument(
         "--reader",
         choices=("process", "thread"),
         default=JOB.reader,
-        help=default("what reads pictures; only processes can be stopped by --picture-timeout-s"),
+        help=default("what reads pictures; --picture-timeout-s needs processes"),
     )
     group.add_argument(
         "--picture-timeout-s",
@@ -122,55 +106,13 @@ def _add_pictures(parser: Parser) -> None:
     )
 
 
-def _add_engine(group: Any) -> None:
-    group.add_argument(
-        "--engine", choices=("local", "ray"), default="local", help=default("ray answers on all machines of a cluster")
-    )
-    group.add_argument(
-        "--actors", metavar="N", type=int, help="captioners at once (default: one for each device of the cluster)"
-    )
-    group.add_argument(
-        "--ray-address",
-        metavar="HOST:PORT",
-        help="of a running cluster (default: that of RAY_ADDRESS, else one on this machine alone)",
-    )
-
-
-def _add_sheet(group: Any) -> None:
-    group.add_argument(
-        "--questions",
-        metavar="FILE",
-        help="a sheet of questions to ask about every picture: .txt with one a line, or .jsonl, .csv or .tsv with "
-        "columns question, input, choices",
-    )
-
-
-def _add_answering(parser: Parser) -> None:
-    _add_output(parser)
-    add_model(parser)
-    answer = parser.add_argument_group("answer")
-    answer.add_argument(
-        "--max-new-tokens", metavar="N", type=int, default=SAMPLING.max_new_tokens, help=default("an answer ends there")
-    )
-    answer.add_argument(
-        "--temperature", metavar="T", type=float, default=SAMPLING.temperature, help=default("0 takes the best token")
-    )
-    answer.add_argument(
-        "--top-p", metavar="P", type=float, default=SAMPLING.top_p, help=default("with a temperature above 0")
-    )
-    answer.add_argument("--top-k", metavar="K", type=int, default=SAMPLING.top_k, help=default("0 keeps every token"))
-    answer.add_argument("--seed", metavar="S", type=int, help="makes sampled answers repeatable")
-    add_computation(with_batch_size(parser))
-    _add_engine(parser.add_argument_group("many machines (extra `ray`)"))
-
-
 def _add_output(parser: Parser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument(
         "--out",
         metavar="FILE.jsonl",
-        help="append records, a JSON line each, to a file, or to the last part-*.jsonl of a folder (FOLDER/); what is "
-        "answered there already is left out",
+        help="append records, one JSON line each, to a file, or to the last part-*.jsonl of a folder (FOLDER/); "
+        "questions with an answer there are skipped",
     )
     earlier = output.add_mutually_exclusive_group()
     earlier.add_argument(
@@ -179,13 +121,11 @@ def _add_output(parser: Parser) -> None:
         const=False,
         default=False,
         dest="overwrite",
-        help="go on with what --out holds (the default)",
+        help="continue the records in --out (default)",
     )
-    earlier.add_argument("--overwrite", action="store_true", help="throw away what --out holds, and begin anew")
-    output.add_argument(
-        "--max-errors", metavar="N", type=int, help="stop after so many failures (default: finish all the same)"
-    )
-    output.add_argument("--retry-errors", action="store_true", help="try pictures again that failed according to --out")
+    earlier.add_argument("--overwrite", action="store_true", help="delete the records in --out and start over")
+    output.add_argument("--max-errors", metavar="N", type=int, help="stop after N failures (default: never)")
+    output.add_argument("--retry-errors", action="store_true", help="retry pictures whose record in --out is an error")
     output.add_argument(
         "--format", choices=("text", "jsonl"), help="on stdout (default: text on a terminal, jsonl in a pipe)"
     )
@@ -201,55 +141,66 @@ def _add_output(parser: Parser) -> None:
         action="store_const",
         const="marks",
         dest="profile",
-        help="the same without waiting, by marks in the device's queue",
+        help="print stage times without waiting, by marks in the device's queue",
     )
     output.add_argument(
-        "--quiet", action="store_true", help="no progress and no notes on stderr; errors that no record holds are told"
+        "--quiet", action="store_true", help="no progress and no notes on stderr, only errors without a record"
     )
 
 
-def _run_caption(options: argparse.Namespace) -> int:
-    if options.input is not None and options.prompt is None:
-        raise UsageError("--input goes with --prompt, which is missing", hint="give the instruction as --prompt")
-    if options.raw_prompt is not None and options.prompt is not None:
-        raise UsageError("--prompt and --raw-prompt exclude each other", hint="give one of them")
-    if options.questions is not None and (options.prompt is not None or options.raw_prompt is not None):
-        raise UsageError("--questions and --prompt exclude each other", hint="put all questions into the sheet")
-    return _answer(options, instruction=options.prompt, raw=options.raw_prompt)
+def _add_sampling(group: Any) -> None:
+    for flag, metavar, kind, text in (
+        ("--max-new-tokens", "N", int, "most tokens of an answer"),
+        ("--temperature", "T", float, "0 takes the likeliest token"),
+        ("--top-p", "P", float, "with a temperature above 0"),
+        ("--top-k", "K", int, "0 keeps every token"),
+    ):
+        usual = getattr(SAMPLING, flag.removeprefix("--").replace("-", "_"))
+        group.add_argument(flag, metavar=metavar, type=kind, default=usual, help=default(text))
+    group.add_argument("--seed", metavar="S", type=int, help="makes sampled answers repeatable")
 
 
-def _run_ask(options: argparse.Namespace) -> int:
-    if options.questions is not None and options.question is not None:
-        raise UsageError("--questions and --question exclude each other", hint="put all questions into the sheet")
-    if options.calibrate is not None:
+def _add_engine(group: Any) -> None:
+    group.add_argument(
+        "--engine", choices=("local", "ray"), default="local", help=default("ray uses all machines of a cluster")
+    )
+    group.add_argument("--actors", metavar="N", type=int, help="number of captioners (default: one per device)")
+    group.add_argument(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="of a running cluster (default: RAY_ADDRESS, or else a new one on this machine)",
+    )
+
+
+def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
+    flags = {option.name: option.flag for entry in entries for option in entry.options}
+    needs_question = any(entry.needs_instruction for entry in entries)
+    with in_flags(flags):
+        common = question_of(entries[0].command, vars(options))
+    if options.questions is not None and not common.is_caption:
+        given = flags["instruction"]
+        raise UsageError(f"--questions and {given} exclude each other", hint="put all questions into the sheet")
+    if getattr(options, "calibrate", None) is not None:
         return run_calibrate(options)
-    if options.calibration_out is not None or options.plot is not None:
+    if any(getattr(options, name, None) is not None for name in ("calibration_out", "plot")):
         raise UsageError("--calibration-out and --plot go with --calibrate, which is missing")
-    is_asked = options.questions is not None or options.question is not None
-    if not is_asked and (options.paths or options.lists or not options.manifests):
-        raise UsageError("ask needs a --question", hint="or several in a file: --questions, or --manifest alone")
-    if options.question is not None and not options.question.strip():
-        raise UsageError("Wanted a --question, got an empty text", hint="see that the variable it comes from is set")
-    return _answer(options, instruction=options.question, choices=options.choices, needs_question=True)
-
-
-def _answer(
-    options: argparse.Namespace,
-    *,
-    instruction: str | None,
-    raw: str | None = None,
-    choices: tuple[str, ...] | None = None,
-    needs_question: bool = False,
-) -> int:
+    is_asked = options.questions is not None or not common.is_caption
+    if needs_question and not is_asked and (options.paths or options.lists or not options.manifests):
+        raise UsageError(
+            f"{entries[0].command} needs a {flags['instruction']}",
+            hint="or several in a file: --questions, or --manifest alone",
+        )
     _check_out(options.out)
-    spec = spec_from(options)
-    sampling = settings(SamplingParams, vars(options))
-    common = Question(instruction=instruction, input=options.input, raw=raw, choices=choices)
     inputs = _inputs_from(options)
     sheet = () if options.questions is None else read_question_sheet(options.questions)
-    questions = tuple(complete(common, question) for question in sheet) or (common,)
-    values = {"spec": spec, "inputs": inputs, "questions": questions, "sampling": sampling}
-    job = settings(Job, {**vars(options), **values, "needs_question": needs_question})
+    values = {
+        "spec": spec_from(options),
+        "inputs": inputs,
+        "questions": tuple(complete(common, question) for question in sheet) or (common,),
+        "sampling": settings(SamplingParams, vars(options)),
+        "needs_question": needs_question,
+    }
+    job = settings(Job, {**vars(options), **values})
     if options.engine == "ray":
         ray = settings(RayOptions, {**vars(options), "address": options.ray_address})
         from llama_adapter.app.jobs.run import run_job
@@ -264,12 +215,12 @@ def _answer(
 
 
 def _check_out(out: str | None) -> None:
-    """Raise UsageError for a name under which nobody would look for records."""
+    """Raise UsageError for a file name that promises another format than records."""
     kind = _DERIVED.get(os.path.splitext(out or "")[1].lower())
     if kind is not None:
         raise UsageError(
-            f"--out takes records, which are JSON lines, and `{out}` is named as something else",
-            hint=f"name it .jsonl, and make the other of it: `llama-adapter export-records FILE.jsonl {kind}`",
+            f"--out writes records, which are JSON lines; `{out}` has the suffix of another format",
+            hint=f"name it .jsonl, and convert it afterwards: `llama-adapter export-records FILE.jsonl {kind}`",
         )
 
 
@@ -278,11 +229,11 @@ def _inputs_from(options: argparse.Namespace) -> InputSpec:
     if not any(values[name] for name in ("paths", "lists", "manifests")):
         raise UsageError(
             "No pictures are named",
-            hint="name files or folders, or pass --list or --manifest; `--list -` takes names from stdin",
+            hint="name files or folders, or pass --list or --manifest; `--list -` reads names from stdin",
         )
     if "-" in values["paths"]:
         raise UsageError(
-            "`-` is not the name of a picture, and pictures are not read from stdin",
-            hint="`--list -` takes names from stdin, one a line; a file of this name is `./-`",
+            "`-` is not a picture: pictures are not read from stdin",
+            hint="`--list -` reads names from stdin, one per line; a file named - is `./-`",
         )
     return settings(InputSpec, values)

@@ -1,4 +1,4 @@
-"""`ask --calibrate`: flags -> a job."""
+"""`--calibrate`: flags -> a calibration job."""
 
 import argparse
 from typing import Any
@@ -9,27 +9,23 @@ from llama_adapter.runtime.errors import UsageError
 
 
 def add_calibrating(group: Any) -> None:
-    """Flags of `ask` that go with --calibrate."""
+    """Add --calibrate and the flags that go with it."""
     group.add_argument(
         "--calibrate",
         metavar="FILE",
-        help="a .csv, .tsv or .jsonl table with columns picture (from the table's folder), label (one of --choices), "
-        "and perhaps prompt: fit a temperature and a threshold to the labels; without PICTURES, to all of them",
+        help="a .csv, .tsv or .jsonl table with columns picture (relative to the table's folder), label (one of "
+        "--choices) and optionally prompt: fit a temperature and a threshold to the labels; PICTURES restrict it",
     )
-    group.add_argument("--calibration-out", metavar="FILE.json", help="where the calibration goes, for --calibration")
+    group.add_argument("--calibration-out", metavar="FILE.json", help="where to write the calibration")
     group.add_argument(
-        "--target-precision",
-        metavar="P",
-        type=float,
-        default=0.95,
-        help=default("that answers have from the threshold on"),
+        "--target-precision", metavar="P", type=float, default=0.95, help=default("of answers above the threshold")
     )
     group.add_argument("--plot", metavar="FILE.png", help="draw a reliability diagram (extra `bench`)")
-    group.add_argument("--force", action="store_true", help="replace files that are there already")
+    group.add_argument("--force", action="store_true", help="replace existing files")
 
 
 def run_calibrate(options: argparse.Namespace) -> int:
-    """What `ask` does with --calibrate. Raises UsageError for flags that have no meaning then."""
+    """Calibrate. Raises UsageError for flags that do not apply."""
     for name in ("questions", "lists", "manifests", "shard", "out", "threshold", "abstain", "calibration"):
         if getattr(options, name):
             flag = "--" + name.rstrip("s" if name in ("lists", "manifests") else "").replace("_", "-")
@@ -40,4 +36,5 @@ def run_calibrate(options: argparse.Namespace) -> int:
     spec = spec_from(options)
     from llama_adapter.app.jobs.calibrate import CalibrationJob, run_calibration
 
-    return run_calibration(settings(CalibrationJob, {**vars(options), "spec": spec, "pictures": tuple(options.paths)}))
+    values = {"spec": spec, "question": options.instruction, "pictures": tuple(options.paths)}
+    return run_calibration(settings(CalibrationJob, {**vars(options), **values}))

@@ -4,8 +4,8 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from llama_adapter.app.cli.parser import DEVICES, Parser, default
-from llama_adapter.app.cli.values import settings
-from llama_adapter.app.models.spec import CaptionerSpec, parse_batch_size
+from llama_adapter.app.cli.values import parse_batch_size, settings
+from llama_adapter.app.models.spec import CaptionerSpec
 
 if TYPE_CHECKING:
     from llama_adapter.app.models.checkpoints import ModelSources
@@ -46,9 +46,8 @@ def add_model(parser: Parser, *, bundle: bool = True, llama: bool = True) -> Non
     )
 
 
-def with_batch_size(parser: Parser) -> Any:
-    compute = parser.add_argument_group("computation")
-    compute.add_argument(
+def add_batch_size(group: Any) -> None:
+    group.add_argument(
         "--batch-size",
         metavar="N|auto",
         type=parse_batch_size,
@@ -58,7 +57,6 @@ def with_batch_size(parser: Parser) -> Any:
             "elsewhere"
         ),
     )
-    return compute
 
 
 def add_computation(compute: Any) -> None:

@@ -118,7 +118,7 @@ def check_packages(*, has_page: bool) -> None:
 
 def load_warm(spec: CaptionerSpec, *, tell: Callable[[str], None]) -> Captioner:
     """The captioner of a spec, with the programs of a graph mode compiled."""
-    captioner = Captioner.load(**dataclasses.asdict(spec))
+    captioner = Captioner.from_spec(spec)
     if captioner.info.mode != EAGER:
         warm_up = captioner.warm_up()
         tell(f"warm-up: {warm_up.programs} programs ready in {warm_up.seconds:.1f} s")

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from llama_adapter.app.cli.model_flags import add_computation, add_model, with_batch_size
+from llama_adapter.app.cli.model_flags import add_batch_size, add_computation, add_model
 from llama_adapter.app.cli.parser import Parser, command, default
 from llama_adapter.app.cli.values import settings, spec_from
 from llama_adapter.app.online.types import ServiceLimits
@@ -87,7 +87,9 @@ def _add_server(parser: Parser, *, port: int) -> None:
         flag = "--" + name.replace("_", "-")
         limits.add_argument(flag, metavar=metavar, type=kind, default=usual, help=default(text))
     add_model(parser)
-    add_computation(with_batch_size(parser))
+    compute = parser.add_argument_group("computation")
+    add_batch_size(compute)
+    add_computation(compute)
 
 
 def _run_serve(options: argparse.Namespace) -> int:

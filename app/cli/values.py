@@ -1,41 +1,46 @@
-"""Texts of a command line -> values, or the reason why not. Knows no flags."""
+"""Texts of a command line -> values, or a usage error."""
 
 import argparse
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.spec import AUTO, BatchSize, CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
 
 T = TypeVar("T")
 
 
 def parse_text(text: str) -> str:
-    """Text for the model; raises UsageError when the locale could not read it."""
+    """Text for the model; raises UsageError for bytes that the locale cannot decode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"Wanted text in the encoding of this locale, {sys.getfilesystemencoding()}, but character "
-            f"{error.start + 1} of {text!a} is none of it",
+            f"Wanted text in the encoding of this locale, {sys.getfilesystemencoding()}; character "
+            f"{error.start + 1} of {text!a} is not",
             hint="write UTF-8, in a UTF-8 locale: LC_ALL=C.UTF-8",
         ) from error
     return text
 
 
-def parse_choices(text: str) -> tuple[str, ...]:
-    """`Yes, No` -> ("Yes", "No"); raises ArgumentTypeError for fewer than two, empty or equal ones."""
-    choices = tuple(choice.strip() for choice in parse_text(text).split(","))
-    if len(choices) < 2 or not all(choices) or len(set(choices)) < len(choices):
-        raise argparse.ArgumentTypeError(f"wanted at least two different answers with commas between, got {text!r}")
-    return choices
+def value_of(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """A `type` for argparse: the text's encoding is checked, and a ValueError becomes a usage error."""
+
+    def parsed(text: str) -> T:
+        try:
+            return parse(parse_text(text))
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed
 
 
 def parse_band(text: str) -> tuple[float, float]:
-    """`0.3,0.7` -> (0.3, 0.7); raises ArgumentTypeError for anything else than two numbers."""
+    """`0.3,0.7` -> (0.3, 0.7)."""
     try:
         low, high = map(float, text.split(","))
     except ValueError:
@@ -44,7 +49,7 @@ def parse_band(text: str) -> tuple[float, float]:
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """`0/4` -> (0, 4); raises ArgumentTypeError unless the first is below the second, counted from 0."""
+    """`0/4` -> (0, 4): a part, from 0, and the number of parts."""
     part, _, parts = text.partition("/")
     try:
         shard = int(part), int(parts)
@@ -55,31 +60,46 @@ def parse_shard(text: str) -> tuple[int, int]:
     return shard
 
 
+def parse_batch_size(text: str) -> BatchSize:
+    """`8` -> 8, `auto` -> "auto"."""
+    if text.strip().lower() == AUTO:
+        return AUTO
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"wanted a whole number of at least 1, or {AUTO}, got {text!r}")
+    return int(text)
+
+
 def parse_batch_sizes(text: str) -> tuple[int, ...]:
-    """`1,2,4` -> (1, 2, 4); raises ArgumentTypeError for anything else than whole numbers above 0."""
+    """`1,2,4` -> (1, 2, 4)."""
     try:
         sizes = tuple(int(size) for size in text.split(","))
     except ValueError:
         sizes = (0,)
     if min(sizes) < 1:
-        raise argparse.ArgumentTypeError(f"wanted whole numbers of at least 1 with commas between, got {text!r}")
+        raise argparse.ArgumentTypeError(f"wanted whole numbers of at least 1 separated by commas, got {text!r}")
     return sizes
 
 
 def spec_from(options: argparse.Namespace) -> CaptionerSpec:
-    """The spec that the flags describe; raises UsageError when they exclude each other."""
+    """The spec of the flags; raises UsageError for flags that exclude each other."""
     return settings(CaptionerSpec, vars(options))
 
 
 def settings(kind: Callable[..., T], values: Mapping[str, Any], *, shown: Mapping[str, str] | None = None) -> T:
-    """The dataclass `kind` of those values that it has fields for.
+    """The dataclass `kind` with those of the values that it has fields for.
 
-    Raises UsageError for values it refuses, in the user's words: a field is the flag of its name, or as in `shown`.
+    A ValueError becomes a UsageError that names flags: a field's flag is its name, or the entry in `shown`.
     """
     fields = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    words = {name: "--" + name.replace("_", "-") for name in fields} | dict(shown or {})
-    try:
+    with in_flags({name: "--" + name.replace("_", "-") for name in fields} | dict(shown or {})):
         return kind(**{name: values[name] for name in fields if name in values})
+
+
+@contextmanager
+def in_flags(flags: Mapping[str, str]) -> Iterator[None]:
+    """Turns a ValueError into a UsageError, with the names of values replaced by their flags."""
+    try:
+        yield
     except ValueError as error:
-        told = re.sub(rf"(?<![\w-])({'|'.join(fields)})\b", lambda match: words[match[0]], str(error))
-        raise UsageError(told) from error
+        names = "|".join(map(re.escape, flags))
+        raise UsageError(re.sub(rf"(?<![\w-])({names})\b", lambda match: flags[match[0]], str(error))) from error

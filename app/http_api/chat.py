@@ -119,7 +119,7 @@ async def _read(request: Request, *, info: ModelInfo, pictures: PictureSettings)
 
 
 async def _submit(ask: Ask, *, service: Service) -> RequestHandle:
-    texts = (ask.prompt if isinstance(ask.prompt, tuple) else (ask.prompt,)) + (ask.choices or ())
+    texts = (ask.prompt if isinstance(ask.prompt, tuple) else (ask.prompt,)) + ask.task.continuations
     num_chars = sum(len(text) for text in texts if isinstance(text, str))
     try:
         if num_chars <= _INLINE_CHARS:

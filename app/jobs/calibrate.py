@@ -23,7 +23,9 @@ from llama_adapter.app.models.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSp
 from llama_adapter.app.reading.isolated import open_reader
 from llama_adapter.app.reading.reader import Reader
 from llama_adapter.app.records.record import recorded_choice
+from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.app.tasks.question import Question
+from llama_adapter.app.tasks.task import Task
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.atomic_write import refuse_to_replace
@@ -66,7 +68,7 @@ def run_calibration(job: CalibrationJob) -> int:
     with Captioner.from_spec(job.spec) as captioner:
         info = captioner.info
         for question in dict.fromkeys(questions):
-            captioner.check_prompt(question.prompt(info.default_prompt), question.choices)
+            captioner.encode_prompt(question.prompt(info.default_prompt), question.task)
         size, timeout_s = captioner.image_size, job.picture_timeout_s
         with closing(open_reader(job.reader, captioner.spec, size=size, timeout_s=timeout_s)) as reader:
             found = _ask(job, captioner, labelled, questions, reader=reader)
@@ -121,7 +123,7 @@ def _chosen(job: CalibrationJob, labelled: list[Labelled]) -> list[Labelled]:
 
 def _question(job: CalibrationJob, one: Labelled) -> Question:
     instruction = job.question if one.prompt is None else one.prompt
-    question = Question(instruction=instruction, input=job.input, choices=job.choices)
+    question = Question(instruction=instruction, input=job.input, task=OneOf(job.choices))
     return fill(question, picture_variables(one.picture, {}))
 
 
@@ -136,7 +138,9 @@ def _ask(
     """Probabilities of each, in order; None where there is no answer."""
     found: list[dict[str, float] | None] = [None] * len(labelled)
     num_done = 0
-    items = _items(labelled, [question.prompt(captioner.info.default_prompt) for question in questions], job.choices)
+    items = _items(
+        labelled, [question.prompt(captioner.info.default_prompt) for question in questions], OneOf(job.choices)
+    )
     for event in captioner.run(items, sampling=SamplingParams(), reader=reader):
         if not isinstance(event, Answer):
             continue
@@ -151,10 +155,10 @@ def _ask(
     return found
 
 
-def _items(labelled: Sequence[Labelled], prompts: Sequence[Prompt], choices: tuple[str, ...]) -> Iterator[WorkItem]:
+def _items(labelled: Sequence[Labelled], prompts: Sequence[Prompt], task: Task) -> Iterator[WorkItem]:
     """One for each picture, which is read once for all its questions."""
     for picture, group in itertools.groupby(range(len(labelled)), key=lambda index: labelled[index].picture):
-        questions = tuple(WorkQuestion(index=index, prompt=prompts[index], choices=choices) for index in group)
+        questions = tuple(WorkQuestion(index=index, prompt=prompts[index], task=task) for index in group)
         yield WorkItem(picture=picture, label=picture, questions=questions)
 
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
 from llama_adapter.app.inputs import PictureInput
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.questions import TemplateError, fill, is_template, picture_variables, questions_about
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
 from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.app.reading.sources import Source
 from llama_adapter.app.records.index import RecordIndex
@@ -82,7 +81,7 @@ class JobPlanner:
             index = next(self._indices)
             if error is None:
                 prompt = self._plan(filled).prompt
-                questions.append(WorkQuestion(index=index, prompt=prompt, choices=filled.choices, tag=asked))
+                questions.append(WorkQuestion(index=index, prompt=prompt, task=filled.task, tag=asked))
             elif (left := self._left_to_ask(asked, "")) is not None:
                 failures.append(failed_answer(index, left, error))
         return WorkItem(picture=_readable(picture), label=picture.label, questions=tuple(questions)), failures
@@ -147,7 +146,7 @@ class JobPlanner:
             self._spec,
             info=self._info,
             sampling=self.job.sampling,
-            choices=question.choices,
+            task=question.task,
             form=question.form,
             input=question.input,
         )

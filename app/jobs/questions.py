@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 
 from llama_adapter.app.inputs import QuestionFields
 from llama_adapter.app.records.picture_names import name_as_text
+from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
 
@@ -44,7 +45,7 @@ def complete(question: Question, own: QuestionFields) -> Question:
         instruction=question.instruction if own.instruction is None else own.instruction,
         input=question.input if own.input is None else own.input,
         raw=question.raw if own.instruction is None else None,
-        choices=question.choices if own.choices is None else own.choices,
+        task=question.task if own.choices is None else OneOf(own.choices),
     )
 
 

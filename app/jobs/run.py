@@ -20,6 +20,7 @@ from llama_adapter.app.measuring.report import versions
 from llama_adapter.app.records.file import RecordWriter, open_records
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.manifest import RunManifest, new_run_id
+from llama_adapter.app.tasks.task import task_settings
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.app.terminal.wording import EMBEDDED_NOTE, is_sample
 from llama_adapter.runtime.errors import UsageError
@@ -77,7 +78,7 @@ def _open_decider(job: Job) -> Decider:
     """The decisions that texts show. Raises UsageError if the calibration is for other choices than the job's."""
     calibration = None if job.calibration is None else read_calibration(job.calibration)
     decider = Decider.of(calibration, threshold=job.threshold, abstain=job.abstain)
-    asked = {question.choices for question in job.questions if question.choices is not None}
+    asked = {question.task.continuations for question in job.questions} - {()}
     if not decider.is_plain and not asked and not job.inputs.manifests:
         raise UsageError("--threshold, --abstain and --calibration decide between --choices, and there are none")
     for choices in asked:
@@ -104,7 +105,11 @@ def _manifest(job: Job, runner: Runner, *, run: str) -> RunManifest:
     resolved = dataclasses.asdict(runner.spec) | {name: getattr(runner.info, name) for name in names}
     asked = {
         "inputs": dataclasses.asdict(job.inputs),
-        "questions": [dataclasses.asdict(question) for question in job.questions],
+        "questions": [
+            {"instruction": question.instruction, "input": question.input, "raw": question.raw}
+            | task_settings(question.task)
+            for question in job.questions
+        ],
         "sampling": dataclasses.asdict(job.sampling),
         **runner.about,
     }
@@ -121,7 +126,7 @@ def _say_notes(job: Job, runner: Runner, writer: ResultWriter, decider: Decider,
         writer.say(f"note: {note}")
     if job.spec.batch_size == "auto":
         writer.say(f"note: batch size {runner.spec.batch_size}")
-    asked = [question for question in job.questions if question.choices is not None and not is_template(question)]
+    asked = [question for question in job.questions if question.task.continuations and not is_template(question)]
     prompts = [question.shown(runner.info.default_prompt) for question in asked]
     for note in decider.doubts(prompts=prompts, model_digests=[runner.info.digest]):
         writer.say(note)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any, Protocol
 
-from llama_adapter.app.captioning.captioner import Answer, Captioner, ModelInfo
+from llama_adapter.app.captioning.captioner import Answer, Captioner
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.inputs import may_wait
@@ -12,7 +12,7 @@ from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.jobs.questions import is_template
 from llama_adapter.app.measuring.report import Tally, make_report
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
 from llama_adapter.app.reading.isolated import open_reader
 from llama_adapter.runtime.devices.backend import EAGER
 
@@ -117,13 +117,13 @@ def check_questions(job: Job, captioner: Captioner) -> None:
     """Raise PromptTooLongError, PromptError or ValueError if a question could be asked of no picture."""
     for question in job.questions:
         if not is_template(question):
-            captioner.check_prompt(question.prompt(captioner.info.default_prompt), question.choices)
+            captioner.encode_prompt(question.prompt(captioner.info.default_prompt), question.task)
 
 
 def warm_up(job: Job, captioner: Captioner) -> str | None:
     """Compile the programs of a graph mode, so that the first picture does not wait; says how many there are."""
     question = job.questions[0]
-    if captioner.info.mode == EAGER or question.choices is not None:
+    if captioner.info.mode == EAGER or question.task.continuations:
         return None
     prompt = question.prompt(captioner.info.default_prompt)
     done = captioner.warm_up(prompt, max_new_tokens=job.sampling.max_new_tokens)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from llama_adapter.app.captioning.assemble import ModelLoader, Parts, assemble_parts
-from llama_adapter.app.captioning.captioner import Answer
+from llama_adapter.app.captioning.captioner import Answer, Captioner
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.measuring.bench_result import BenchResult, Ceilings, Round, Workload, summarise
 from llama_adapter.app.measuring.ceilings import measure_bandwidth, measure_matmul
@@ -150,7 +150,7 @@ class _Bench:
             vision=MeteredVision(parts.vision, meter=self._meter, config=parts.model.vision_config, sizes=sizes),
             executor=MeteredExecutor(parts.executor, meter=self._meter, num_slots=batch_size, sizes=sizes),
         )
-        self._captioner = metered.captioner()
+        self._captioner = Captioner(metered)
 
     def warm_up(self) -> None:
         """One full batch, whose answers are cut short: kernels are chosen and memory is taken here.

@@ -1,6 +1,6 @@
-"""When a device's memory is not enough: what failed is forgotten, and less is tried at once.
+"""After an out-of-memory error: free what failed, and retry with less at once.
 
-The loop (app/loop.py) says what is tried again; how much is tried at first is decided in app/models/memory_fit.py.
+`CaptionLoop` retries; app/models/memory_fit.py chooses the first batch size.
 """
 
 import gc
@@ -18,46 +18,46 @@ _Result = TypeVar("_Result")
 
 
 def attempt(action: Callable[[], _Result], *, is_least: bool) -> _Result | None:
-    """What `action` returns; None when memory was not enough for it, and then nothing holds on to its tensors.
+    """The result of `action`, or None after an out-of-memory error, with its tensors released.
 
-    Raises what `action` raises; the lack of memory, too, where it `is_least`: where less cannot be tried.
+    Raises what `action` raises; an out-of-memory error only if `is_least`: if `action` cannot be tried with less.
     """
     try:
         return action()
     except Exception as error:
         if is_least or not is_out_of_memory(error):
             raise
-        _let_go(error)
+        _clear_frames(error)
     return None
 
 
 def free_memory(empty_caches: Callable[[], None]) -> None:
-    """Bring back what failed steps leave behind; `empty_caches` is the device's own way."""
+    """Release the memory of failed steps; `empty_caches` is the device's own function."""
     gc.collect()
     empty_caches()
 
 
 class OomRetry:
-    """How far one captioner's batches were made smaller. It lives as long as the captioner, through all its runs."""
+    """The reduced batch sizes of one captioner. It lives as long as the captioner."""
 
     def __init__(
         self, *, empty_caches: Callable[[], None] = lambda: None, remember: Callable[[int], str] | None = None
     ) -> None:
-        """`remember` is told how many rows are left, for later runs, and returns what people should know of that."""
-        self.tell: Callable[[str], None] = _log.warning  # takes a sentence for people, each time that less is tried
-        self.most_pictures: int | None = None  # that the encoder is given at once; None: all there are
+        """`remember` stores the number of rows for later runs and returns a note for people, or an empty text."""
+        self.tell: Callable[[str], None] = _log.warning  # gets a sentence for people at each reduction
+        self.most_pictures: int | None = None  # per call of the encoder; None: no limit
         self._empty_caches, self._remember = empty_caches, remember
 
     def fewer_pictures(self, num_pictures: int) -> None:
-        """The encoder could not take so many at once: from now on half of them."""
+        """Halve the encoder's batch, after it failed with `num_pictures`."""
         self.most_pictures = max(1, num_pictures // 2)
         free_memory(self._empty_caches)
         self.tell(f"out of memory with {num_pictures} pictures in the encoder: going on with {self.most_pictures}")
 
     def fewer_rows(self, engine: Engine, *, num_rows: int) -> None:
-        """A step of `num_rows` failed: forget all that is in the engine, which runs half of them from now on.
+        """Empty the engine and halve its rows, after a step of `num_rows` failed.
 
-        Only a full batch is remembered: what a few rows at the end of a run lacked, others had taken.
+        Only a full batch is remembered: memory was enough for the full batches before a smaller one failed.
         """
         was_full = num_rows == engine.num_rows
         engine.reset()
@@ -68,8 +68,8 @@ class OomRetry:
             self.tell(note)
 
 
-def _let_go(error: BaseException) -> None:
-    """Drop the local variables, tensors among them, of all calls that an error and its causes came through."""
+def _clear_frames(error: BaseException) -> None:
+    """Drop the local variables, tensors among them, of all frames of an error and its causes."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:

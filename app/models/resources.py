@@ -1,4 +1,4 @@
-"""Where the files that come with the package are: the embedded model and the sample pictures."""
+"""Paths of the packaged files: the embedded model and the sample pictures."""
 
 from pathlib import Path
 
@@ -9,10 +9,10 @@ _ASSETS = (Path(llama_adapter.__file__).parent / "assets").resolve()
 
 
 def embedded_model() -> Path:
-    """Bundle of the embedded model."""
+    """The bundle of the embedded model."""
     return _ASSETS / "embedded"
 
 
 def sample_pictures() -> Path:
-    """Folder of the sample pictures."""
+    """The folder of sample pictures."""
     return _ASSETS / "pictures"

@@ -1,49 +1,51 @@
-"""What a captioner is made of, as plain values: frozen, picklable, the one place of the defaults."""
+"""What a captioner is made of, as plain values: the one place of the defaults."""
 
-from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 Orientation = Literal["upright", "ignore"]
 VisionKind = Literal["torch", "onnx", "om"]
-Reading = Literal["exact", "fast"]  # of pictures: the reference's pixels to the bit, or sooner and nearly those
+Reading = Literal["exact", "fast"]  # the reference's pixels to the bit, or nearly those in less time
 ReaderKind = Literal["process", "thread"]  # what reads a command's pictures
 Precision = Literal["float", "int8"]
 BatchSize = int | Literal["auto"]
 
-AUTO: Final = "auto"  # of a batch size: as large as memory allows and speed asks for
+AUTO: Final = "auto"  # a batch size as large as memory allows and speed needs
 DEFAULT_BATCH_SIZE = 8
-DEFAULT_PICTURE_TIMEOUT_S = 60.0  # to read one picture, from disks and networks that may be slow
+DEFAULT_PICTURE_TIMEOUT_S = 60.0  # to read one picture, from slow disks and networks too
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaptionerSpec:
-    """Model, device and limits. Without `model` and `llama_dir` the embedded model is meant."""
+    """Model, device and limits. Without `model` and `llama_dir` it is the embedded model.
+
+    Raises ValueError for values out of range and for fields that exclude each other.
+    """
 
     model: str | None = None  # a bundle
-    llama_dir: str | None = None  # or checkpoints as users have them
+    llama_dir: str | None = None  # original checkpoints, in place of a bundle
     llama_type: str | None = None
     adapter: str | None = None
     clip: str | None = None
     visual_heads: int | None = None
     channel_order: Literal["auto", "rgb", "bgr"] = "auto"
-    context: int | None = None  # None: the bundle's own, else 512
-    vision: VisionKind | None = None  # what runs the encoder; None: torch, or what `encoder` is a file of
-    encoder: str | None = None  # exported, for onnx and om
-    encoder_process: bool = False  # an exported encoder in its own process
-    encoder_device: int | None = None  # of an OM; None: the decoder's, if that can run one, else the first
+    context: int | None = None  # tokens; None: the bundle's own, else 512
+    vision: VisionKind | None = None  # what runs the encoder; None: torch, or the kind of `encoder`
+    encoder: str | None = None  # exported encoder, for onnx and om
+    encoder_process: bool = False  # run an exported encoder in its own process
+    encoder_device: int | None = None  # of an OM; None: the decoder's if it can run one, else 0
     device: str = "cpu"
     dtype: str = "float32"
-    precision: Precision | None = None  # of the linear layers' weights; None: as the model is stored
+    precision: Precision | None = None  # of the linear layers' weights; None: as stored
     mode: str = "eager"  # or a graph mode of the device
     operators: Literal["auto", "aten"] = "auto"
     exif: Orientation = "upright"
     reading: Reading = "exact"
-    batch_size: BatchSize = DEFAULT_BATCH_SIZE  # of a loaded captioner never `auto`
+    batch_size: BatchSize = DEFAULT_BATCH_SIZE  # never `auto` in the spec of a loaded captioner
 
     @property
     def is_embedded(self) -> bool:
-        """Whether the embedded model is meant."""
+        """Whether this is the embedded model."""
         return self.model is None and self.llama_dir is None
 
     @property
@@ -68,16 +70,15 @@ class CaptionerSpec:
                 continue
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-        if self.exif not in ("upright", "ignore"):
-            raise ValueError(f"exif must be upright or ignore, got {self.exif!r}")
-        if self.reading not in get_args(Reading):
-            raise ValueError(f"reading must be exact or fast, got {self.reading!r}")
-        if self.vision not in (None, *get_args(VisionKind)):
-            raise ValueError(f"vision must be torch, onnx or om, got {self.vision!r}")
-        if self.precision not in (None, *get_args(Precision)):
-            raise ValueError(f"precision must be float or int8, got {self.precision!r}")
-        if self.operators not in ("auto", "aten"):
-            raise ValueError(f"operators must be auto or aten, got {self.operators!r}")
+        for name, known in (
+            ("exif", get_args(Orientation)),
+            ("reading", get_args(Reading)),
+            ("vision", (None, *get_args(VisionKind))),
+            ("precision", (None, *get_args(Precision))),
+            ("operators", ("auto", "aten")),
+        ):
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"{name} must be {' or '.join(filter(None, known))}, got {value!r}")
         if self.vision_kind != "torch" and self.encoder is None:
             kind = self.vision_kind
             raise ValueError(f"vision {kind} needs encoder, the file that `llama-adapter export {kind}` writes")
@@ -93,14 +94,19 @@ class CaptionerSpec:
             raise ValueError("llama_dir needs adapter beside it: a file such as BIAS-7B.pth")
 
 
-def parse_batch_size(text: str) -> BatchSize:
-    """A batch size as a flag gives it: a whole number of at least 1, or `auto`; raises ArgumentTypeError else."""
-    if text.strip().lower() == AUTO:
-        return AUTO
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise ArgumentTypeError(f"wanted a whole number of at least 1, or {AUTO}, got {text!r}")
-    return number
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelInfo:
+    """A loaded model, as reports and records describe it."""
+
+    name: str
+    digest: str
+    device: str
+    dtype: str
+    precision: Precision  # of the linear layers' weights; everything else has `dtype`
+    vision: str  # what runs the encoder
+    mode: str  # how the decoder's steps are run
+    operators: str
+    encoder: str | None  # identity of an exported encoder; None: the model's own weights
+    context: int  # tokens of prompt and answer together
+    default_prompt: str  # for captions
+    notes: tuple[str, ...] = ()  # for people: where the model differs from what they may expect

@@ -45,7 +45,7 @@ class Entry:
             digest="" if self.reading is None else self.reading.digest,
             prompt=self.prompt,
             sampling=self.ask.sampling,
-            choices=self.ask.choices,
+            task=self.ask.task,
             stop=self.ask.stop,
             started=self.handle.submitted,
             ms={"queue": max(0.0, waited_ms), "read": read_ms},

@@ -3,12 +3,14 @@
 import asyncio
 import queue
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from llama_adapter.app.tasks.answers import Answer, Event
+from llama_adapter.app.tasks.choose import choosing
 from llama_adapter.app.tasks.prompts import Prompt
+from llama_adapter.app.tasks.task import FREE_TEXT, Task
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 
@@ -20,10 +22,15 @@ class Ask:
     prompt: Prompt
     label: str = "picture"  # becomes `Answer.picture`
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    choices: tuple[str, ...] | None = None  # then the answer is the likeliest of them
+    task: Task = FREE_TEXT
     stop: tuple[str, ...] = ()  # the text ends before the first of these
     client: str = ""  # requests of different clients take turns
-    timeout_s: float | None = None  # None, or more than the service allows: the service's own limit
+    timeout_s: float | None = None  # at most the service's own limit; None: that limit
+    choices: InitVar[Sequence[str] | None] = None  # short for `task=choosing(choices)`
+
+    def __post_init__(self, choices: Sequence[str] | None) -> None:
+        if choices is not None:
+            object.__setattr__(self, "task", choosing(choices))
 
 
 class RequestHandle:

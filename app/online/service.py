@@ -41,7 +41,7 @@ from llama_adapter.app.reading.isolated import IsolatedReader
 from llama_adapter.app.reading.prefetch import num_reading_threads
 from llama_adapter.app.reading.reader import PictureLimits, PictureReading
 from llama_adapter.app.tasks.answers import Answer, AnswerError, Event
-from llama_adapter.app.tasks.prompts import Prompt, RawPrompt, as_choices
+from llama_adapter.app.tasks.prompts import Prompt, RawPrompt
 from llama_adapter.llm.errors import PromptError
 from llama_adapter.runtime.problems import describe
 
@@ -144,7 +144,7 @@ class Service:
         """
         captioner = self._loaded()
         self._check_sizes(ask)
-        prompt = captioner.encode_prompt(ask.prompt, ask.choices)
+        prompt = captioner.encode_prompt(ask.prompt, ask.task)
         with self._changed:
             self._check_open()
             num_slow = 0 if self._pool is None else self._pool.num_slow_waiting
@@ -271,8 +271,7 @@ class Service:
         limit = self.limits.max_prompt_chars
         if (length := _length(ask.prompt)) > limit:
             raise PromptError(f"The prompt is {length:,} long, {limit:,} is the limit", hint="shorten the prompt")
-        choices = as_choices(ask.choices)
-        if choices is not None and sum(map(len, choices)) > limit:
+        if sum(map(len, ask.task.continuations)) > limit:
             raise PromptError(f"The choices have more than {limit:,} characters", hint="give fewer or shorter ones")
 
     def _cancel(self, handle: RequestHandle) -> None:

@@ -2,13 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from llama_adapter.app.tasks.task import FREE_TEXT, Task, task_settings
+
 if TYPE_CHECKING:  # readers of records need no torch
-    from llama_adapter.app.captioning.captioner import ModelInfo
-    from llama_adapter.app.models.spec import CaptionerSpec
+    from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
     from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 
@@ -36,7 +37,7 @@ def record_settings(
     *,
     info: "ModelInfo",
     sampling: "SamplingParams",
-    choices: Sequence[str] | None,
+    task: Task = FREE_TEXT,
     form: str = "instruction",
     input: str | None = None,
 ) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def record_settings(
     """
     return {
         **asdict(sampling),
-        "choices": None if choices is None else list(choices),
+        **task_settings(task),
         "form": form,
         "input": input,
         "exif": spec.exif,

@@ -43,6 +43,8 @@ class AnswerLike(Protocol):
     @property
     def choice(self) -> Mapping[str, float] | None: ...
     @property
+    def details(self) -> Mapping[str, Any]: ...
+    @property
     def unfamiliar(self) -> bool | None: ...
     @property
     def error(self) -> ErrorLike | None: ...
@@ -98,7 +100,7 @@ def answer_to_record(answer: AnswerLike, *, key: RecordKey, run: str, supersedes
         record["exact_name"] = True
     if supersedes:
         record["supersedes"] = list(supersedes)
-    return record
+    return cast(Record, {**record, **{name: value for name, value in answer.details.items() if name not in record}})
 
 
 def recorded_choice(answer: AnswerLike) -> dict[str, float | None] | None:

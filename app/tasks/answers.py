@@ -1,12 +1,13 @@
-"""What comes out: pieces of text as they are ready, and answers. Plain values, no model."""
+"""Answers and the pieces of text before them, as plain values."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerError:
-    """Why a picture has no answer, or not a whole one."""
+    """Why a question has no complete answer."""
 
     code: str
     message: str
@@ -14,28 +15,29 @@ class AnswerError:
 
 NOT_FINITE = AnswerError(
     code="not_finite",
-    message="The model's numbers are not finite: they overflowed (try float32), or weights are damaged (try doctor).",
+    message="The model's output is not finite: it overflowed (try float32), or weights are damaged (try doctor).",
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """The answer to one work item; with `error`, there is none and the text is empty, or what there was until then."""
+    """The answer to one question about one picture. With `error`, the text is empty or incomplete."""
 
-    index: int
-    picture: str
-    digest: str  # of the picture's bytes; empty when they could not be read
+    index: int  # of the question
+    picture: str  # label
+    digest: str  # SHA-256 of the picture's bytes, hexadecimal; empty: they could not be read
     prompt: str
     text: str
     token_ids: tuple[int, ...]
     finish: Literal["stop", "length", "choice", "error"]
-    choice: dict[str, float] | None = None  # probability of each choice, they sum to 1
+    choice: dict[str, float] | None = None  # probability of each choice; they sum to 1
+    details: Mapping[str, Any] = field(default_factory=dict)  # further fields of the record, JSON values by name
     error: AnswerError | None = None
-    # queue (of a service), read, clip (its batch's, as the host saw it), first_token, total
-    ms: dict[str, float] = field(default_factory=dict)
+    # Milliseconds. queue: until a service admitted it; clip: of the encoder, for the whole batch.
+    ms: dict[str, float] = field(default_factory=dict)  # queue, read, clip, first_token, total
     prompt_tokens: int = 0
-    unfamiliar: bool | None = None  # the picture is unlike those the model was trained on; None: nobody can tell
-    is_reused: bool = False  # the picture was encoded already: nothing of it was read or encoded again
+    unfamiliar: bool | None = None  # whether the picture is out of distribution; None: the model cannot tell
+    is_reused: bool = False  # the encoded picture came from the cache
     tag: Any = None  # the `tag` of the question
 
 

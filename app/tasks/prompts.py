@@ -1,4 +1,4 @@
-"""Prompts as users give them -> token ids, each tokenised once. Knows the template, not the engine."""
+"""Prompts -> token ids, each tokenised once."""
 
 import operator
 import threading
@@ -8,53 +8,58 @@ from typing import TYPE_CHECKING, Any
 
 from llama_adapter.llm.prompt import format_prompt
 
-if TYPE_CHECKING:  # the command line knows prompts and loads no tokenizer
+if TYPE_CHECKING:  # the command line imports prompts without a tokenizer
     from llama_adapter.llm.tokenizer import Tokenizer
 
-# Of each at most: a hundred choices of a stranger's may have more tokens than a thousand questions.
+TokenIds = tuple[int, ...]
+
+# Bounds of the cache: a hundred continuations may have more tokens than a thousand questions.
 MAX_REMEMBERED_PROMPTS = 1024
 MAX_REMEMBERED_TOKENS = 500_000  # about 20 MB
 
 
 @dataclass(frozen=True, slots=True)
 class RawPrompt:
-    """Text that goes to the model as it is, without the instruction template."""
+    """Text for the model without the instruction template."""
 
     text: str
 
 
-# An instruction, an instruction with its input, text without a template, or token ids used as they are.
+# An instruction, an instruction with its input, text without the template, or token ids.
 Prompt = str | tuple[str, str | None] | RawPrompt | Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedPrompt:
-    """A prompt as the engine takes it."""
+    """A prompt, and the continuations to score, as token ids."""
 
-    text: str  # as a record shows it
-    token_ids: tuple[int, ...]
-    choices: tuple[tuple[int, ...], ...]
+    text: str  # as records show it
+    token_ids: TokenIds = ()
+    continuations: tuple[TokenIds, ...] = ()
+    has_end: bool = False  # whether the end-of-sequence token closes each continuation
+
+    def text_ids(self, index: int) -> TokenIds:
+        """The token ids of a continuation's text."""
+        return self.continuations[index][: -1 if self.has_end else None]
 
 
 class PromptEncoder:
-    """Encodes prompts and remembers them: most runs ask few different questions. Threads may share it."""
+    """Encodes prompts and caches them: most runs ask few different questions. Thread-safe."""
 
-    def __init__(
-        self, tokenizer: "Tokenizer", *, check: Callable[[tuple[int, ...], tuple[tuple[int, ...], ...]], None]
-    ) -> None:
-        """`check` raises for token ids and choices that could not be answered."""
+    def __init__(self, tokenizer: "Tokenizer", *, check: Callable[[TokenIds, tuple[TokenIds, ...]], None]) -> None:
+        """`check` raises for a prompt or continuations that the engine cannot take."""
         self._tokenizer, self._check = tokenizer, check
-        self._encoded: dict[tuple[Prompt, tuple[str, ...] | None], EncodedPrompt] = {}
+        self._encoded: dict[tuple[Prompt, tuple[str, ...]], EncodedPrompt] = {}
         self._num_tokens = 0  # of all of them
         self._lock = threading.Lock()
 
-    def encode(self, prompt: Prompt, choices: tuple[str, ...] | None) -> EncodedPrompt:
-        """Raises ValueError for what is no prompt, and what `check` raises."""
-        key = _hashable(prompt), choices
+    def encode(self, prompt: Prompt, continuations: tuple[str, ...] = ()) -> EncodedPrompt:
+        """Raises ValueError for a prompt of a wrong type, and what `check` raises."""
+        key = _hashable(prompt), continuations
         encoded = self._encoded.get(key)
         if encoded is None:
-            encoded = self._tokenise(key[0], choices)
-            num_tokens = len(encoded.token_ids) + sum(map(len, encoded.choices))
+            encoded = self._tokenise(*key)
+            num_tokens = len(encoded.token_ids) + sum(map(len, encoded.continuations))
             with self._lock:
                 if (
                     len(self._encoded) >= MAX_REMEMBERED_PROMPTS
@@ -66,35 +71,34 @@ class PromptEncoder:
                 self._num_tokens += num_tokens
         return encoded
 
-    def _tokenise(self, prompt: Prompt, choices: tuple[str, ...] | None) -> EncodedPrompt:
+    def _tokenise(self, prompt: Prompt, continuations: tuple[str, ...]) -> EncodedPrompt:
+        shown = shown_prompt(prompt)
         model_text: str | None
         match prompt:
-            case str(instruction):
-                shown, model_text = instruction, format_prompt(instruction)
+            case str(instruction) | (str(instruction), None):
+                model_text = format_prompt(instruction)
             case RawPrompt(str(text)):
-                shown, model_text = text, text
-            case (str(instruction), None):
-                shown, model_text = instruction, format_prompt(instruction)
+                model_text = text
             case (str(instruction), str(given)):
-                shown, model_text = f"{instruction}\n{given}", format_prompt(instruction, given)
+                model_text = format_prompt(instruction, given)
             case _:
-                shown, model_text = "", None
-        token_ids = _as_token_ids(prompt) if model_text is None else self._tokenizer.encode(model_text)
-        self._check(tuple(token_ids), ())  # of each choice it is tokenised once more: what is too long shall not be
-        choice_ids: tuple[tuple[int, ...], ...] = ()
-        if choices is not None:
-            choice_ids = tuple(tuple(self._tokenizer.encode_continuation(model_text, text)) for text in choices)
-            if _some_begins_with_another(choice_ids):
-                # "1" would always beat "10": with the end token it has to be the whole answer.
-                choice_ids = tuple((*ids, self._tokenizer.eos_id) for ids in choice_ids)
-            self._check(tuple(token_ids), choice_ids)
+                model_text = None
+        token_ids = tuple(_as_token_ids(prompt) if model_text is None else self._tokenizer.encode(model_text))
+        self._check(token_ids, ())  # first: each continuation is tokenised together with the prompt
+        ids = tuple(tuple(self._tokenizer.encode_continuation(model_text, text)) for text in continuations)
+        # "1" would always beat "10". With the end token, it has to be the whole answer.
+        has_end = any(one != other and one == other[: len(one)] for one in ids for other in ids)
+        if has_end:
+            ids = tuple((*one, self._tokenizer.eos_id) for one in ids)
+        if ids:
+            self._check(token_ids, ids)
         if model_text is None:
             shown = self._tokenizer.decode(token_ids)
-        return EncodedPrompt(shown, tuple(token_ids), choice_ids)
+        return EncodedPrompt(text=shown, token_ids=token_ids, continuations=ids, has_end=has_end)
 
 
 def shown_prompt(prompt: Prompt) -> str:
-    """A prompt as a record shows it, where no tokenizer is at hand: of token ids, nothing."""
+    """A prompt as records show it; empty for token ids, which only a tokenizer can show."""
     match prompt:
         case str(text) | RawPrompt(str(text)) | (str(text), None):
             return text
@@ -104,26 +108,10 @@ def shown_prompt(prompt: Prompt) -> str:
             return ""
 
 
-def as_choices(choices: Any) -> tuple[str, ...] | None:
-    """Answers to choose from; raises ValueError unless they are at least two different texts."""
-    if choices is None:
-        return None
-    texts = () if isinstance(choices, str) else tuple(choices)
-    if isinstance(choices, str) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f'choices must be a list of texts such as ["Yes", "No"], got {choices!r}')
-    if len(texts) < 2 or len(set(texts)) < len(texts):
-        raise ValueError(f"choices must be at least two different answers, got {list(texts)}")
-    return texts
-
-
 def _hashable(prompt: Prompt) -> Prompt:
-    """The prompt as a key of a cache: token ids become a tuple."""
+    """The prompt as a dictionary key: token ids become a tuple."""
     is_pair = isinstance(prompt, tuple) and len(prompt) > 0 and isinstance(prompt[0], str)
     return prompt if is_pair or isinstance(prompt, (str, RawPrompt)) else tuple(_as_token_ids(prompt))
-
-
-def _some_begins_with_another(choices: Sequence[tuple[int, ...]]) -> bool:
-    return any(one != other and one == other[: len(one)] for one in choices for other in choices)
 
 
 def _as_token_ids(prompt: Any) -> list[int]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from llama_adapter.app.tasks.prompts import Prompt, RawPrompt
+from llama_adapter.app.tasks.task import FREE_TEXT, Task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,7 +14,7 @@ class Question:
     instruction: str | None = None
     input: str | None = None
     raw: str | None = None
-    choices: tuple[str, ...] | None = None
+    task: Task = FREE_TEXT
 
     def prompt(self, default: str) -> Prompt:
         """The prompt for a captioner; `default` is the model's caption prompt."""

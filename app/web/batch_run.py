@@ -19,6 +19,7 @@ from llama_adapter.app.records.key import RecordKey, record_settings
 from llama_adapter.app.records.manifest import new_run_id
 from llama_adapter.app.records.record import answer_to_record
 from llama_adapter.app.tasks.answers import Answer, AnswerError
+from llama_adapter.app.tasks.choose import choosing
 from llama_adapter.app.web.batch_types import PictureFile, Progress, Question, Result
 from llama_adapter.app.web.byte_budget import ByteBudget
 from llama_adapter.app.web.runs import Run
@@ -60,7 +61,7 @@ class BatchRun:
         self.window = default_window(service) if window is None else window
         self.run_id = new_run_id()
         self._settings = record_settings(
-            service.spec, info=service.info, sampling=question.sampling, choices=question.choices
+            service.spec, info=service.info, sampling=question.sampling, task=choosing(question.choices)
         )
         # Asked for now: while the service restarts, or when it has closed, it tells neither.
         self._circumstances = circumstances_of(service)

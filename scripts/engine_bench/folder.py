@@ -32,7 +32,7 @@ class FolderResult:
 
 def measure_folders(parts: Parts, *, sizes: Sequence[int], rounds: int) -> list[FolderResult]:
     """Caption jobs of these sizes in turn, after a small one that is not counted. Samples are read over and over."""
-    captioner = parts.captioner()
+    captioner = Captioner(parts)
     files = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
     _answer(captioner, files, pictures=parts.executor.num_slots)
     rates: dict[int, list[float]] = {size: [] for size in sizes}

@@ -10,13 +10,13 @@ from llama_adapter.app.cli import main
 
 
 def note_submissions(log: str) -> None:
-    """From now on every conversation that is handed to an engine is a line of a file, at once."""
+    """From now on every request that is handed to an engine is a line of a file, at once."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     submit = CaptionLoop.submit
 
-    def noted(self: CaptionLoop, conversation: ActiveRequest, picture: EncodedPicture) -> int:
-        os.write(descriptor, conversation.picture.encode() + b"\n")
-        return submit(self, conversation, picture)
+    def noted(self: CaptionLoop, request: ActiveRequest, picture: EncodedPicture) -> int:
+        os.write(descriptor, request.picture.encode() + b"\n")
+        return submit(self, request, picture)
 
     CaptionLoop.submit = noted  # type: ignore[method-assign]
 

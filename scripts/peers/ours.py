@@ -104,15 +104,7 @@ class OurJob:
 
     def __init__(self, parts: Parts) -> None:
         self._engine = PlannedEngine(parts.executor, eos_id=parts.model.tokenizer.eos_id)
-        self._captioner = Captioner(
-            spec=parts.spec,
-            info=parts.info,
-            vision=parts.vision,
-            engine=self._engine,
-            tokenizer=parts.model.tokenizer,
-            synchronise=parts.backend.synchronise,
-            mark=parts.backend.mark,
-        )
+        self._captioner = Captioner(parts, engine=self._engine)
 
     def run(self, ends: Sequence[int] = JOB_ENDS) -> JobResult:
         """As many pictures as `ends`, each answered with that many tokens."""

@@ -92,4 +92,4 @@ def narrow(parts: Parts, device: Device, *, is_late: bool = False) -> Captioner:
     """A captioner around the weights of `parts`, on such a device."""
     executor: Any = NarrowExecutor(parts.executor, device, is_late=is_late)
     vision: Any = NarrowVision(parts.vision, device)
-    return dataclasses.replace(parts, executor=executor, vision=vision).captioner()
+    return Captioner(dataclasses.replace(parts, executor=executor, vision=vision))

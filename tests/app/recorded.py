@@ -24,6 +24,7 @@ class FakeAnswer:
     token_ids: Sequence[int] = (5, 6, 7)
     finish: str = "stop"
     choice: Mapping[str, float] | None = None
+    details: Mapping[str, object] = field(default_factory=dict)
     unfamiliar: bool | None = None
     error: ErrorLike | None = None
     ms: Mapping[str, float] = field(default_factory=lambda: {"clip": 1.23456, "total": 9.0})

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from llama_adapter.app.captioning.assemble import assemble_parts
+from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.kernels import scratch
@@ -29,7 +30,7 @@ def test_pictures_are_answered_with_what_scratch_there_is(monkeypatch: pytest.Mo
         return plain(2**60 if is_too_much else num_bytes)  # more than any machine has, for torch's own error
 
     def answered() -> tuple[list[tuple[int, ...]], list[str]]:
-        captioner, notes = parts.captioner(), list[str]()
+        captioner, notes = Captioner(parts), list[str]()
         captioner.oom_retry.tell = notes.append
         with ThreadPoolExecutor(1) as pool:  # a new thread, which holds no scratch yet
             answers = pool.submit(captioner.generate, pictures, max_new_tokens=6).result()

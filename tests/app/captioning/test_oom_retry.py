@@ -106,7 +106,7 @@ def said(answers: dict[int, Answer]) -> dict[int, tuple[str, tuple[int, ...], st
 def test_a_step_that_lacks_memory_is_done_with_fewer_rows_and_answers_are_the_same(
     parts: Parts, shortage: str, program: str
 ) -> None:
-    expected = said(read(parts.captioner().stream(PICTURES, max_new_tokens=9)))
+    expected = said(read(Captioner(parts).stream(PICTURES, max_new_tokens=9)))
     assert len({text for text, _, _ in expected.values()}) > 1
     device = Device(rows=3, programs=[program], shortage=SHORTAGES[shortage])
     captioner = narrow(parts, device)
@@ -126,7 +126,7 @@ def test_a_device_whose_ids_are_read_late_loses_none_of_them(
     queued_parts: Parts, parts: Parts, temperature: float, is_late: bool
 ) -> None:
     asked: dict[str, Any] = {"max_new_tokens": 12, "temperature": temperature, "seed": 3}
-    expected = said(read(parts.captioner().stream(PICTURES, **asked)))
+    expected = said(read(Captioner(parts).stream(PICTURES, **asked)))
     captioner = narrow(queued_parts, Device(rows=2), is_late=is_late)
     notes = quiet(captioner)
 
@@ -162,7 +162,7 @@ def test_memory_may_be_short_at_any_step_of_any_program(
         monkeypatch.setattr("llama_adapter.app.captioning.active_request.secrets.randbits", lambda bits: next(seeds))
         return said(read(captioner.stream(PICTURES[:11], "Describe the image.", **asked)))
 
-    expected = answers(parts.captioner())
+    expected = answers(Captioner(parts))
     captioner = narrow(draw.choice([queued_parts, parts]), Moody(seed), is_late=draw.random() < 0.5)
     quiet(captioner)
 
@@ -170,7 +170,7 @@ def test_memory_may_be_short_at_any_step_of_any_program(
 
 
 def test_a_warm_up_that_lacks_memory_is_left_out(parts: Parts) -> None:
-    expected = said(read(parts.captioner().stream(PICTURES[:5], max_new_tokens=5)))
+    expected = said(read(Captioner(parts).stream(PICTURES[:5], max_new_tokens=5)))
     captioner = narrow(parts, Device(rows=4))
     notes = quiet(captioner)
 
@@ -181,7 +181,7 @@ def test_a_warm_up_that_lacks_memory_is_left_out(parts: Parts) -> None:
 
 def test_choices_are_weighed_in_smaller_batches(parts: Parts) -> None:
     choices = ["yes", "no", "not sure"]
-    expected = parts.captioner().generate(PICTURES, "Is it red?", choices=choices)
+    expected = Captioner(parts).generate(PICTURES, "Is it red?", choices=choices)
     captioner = narrow(parts, Device(rows=1, programs=["score"]))
     notes = quiet(captioner)
     answers = captioner.generate(PICTURES, "Is it red?", choices=choices)
@@ -256,7 +256,7 @@ def test_errors_of_other_kinds_are_not_tried_again(parts: Parts) -> None:
 
 @pytest.mark.parametrize("shortage", list(SHORTAGES))
 def test_an_encoder_that_lacks_memory_gets_fewer_pictures_at_once(parts: Parts, shortage: str) -> None:
-    expected = said(read(parts.captioner().stream(PICTURES, max_new_tokens=6)))
+    expected = said(read(Captioner(parts).stream(PICTURES, max_new_tokens=6)))
     device = Device(pictures=3, shortage=SHORTAGES[shortage])
     captioner = narrow(parts, device)
     notes = quiet(captioner)
@@ -317,7 +317,7 @@ def test_no_more_pictures_are_taken_than_are_answered_at_once(parts: Parts) -> N
 @pytest.mark.slow
 def test_a_service_answers_with_fewer_rows_and_is_not_started_anew(parts: Parts) -> None:
     sampled = SamplingParams(max_new_tokens=10, temperature=1.2, seed=5)
-    plain = parts.captioner()
+    plain = Captioner(parts)
     asks = [
         Ask(
             picture=picture,

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_adapter.app.captioning.stop_strings import StopTexts
+from llama_adapter.app.captioning.stop_strings import StopStrings
 
 
 def through(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
-    stopping = StopTexts(stops)
+    stopping = StopStrings(stops)
     out = "".join(stopping.push(piece) for piece in pieces)
     return out + stopping.flush(), stopping.is_hit
 
@@ -32,7 +32,7 @@ def test_the_text_is_that_before_the_first_stop_however_it_is_cut(pieces: list[s
 
 
 def test_what_may_be_the_start_of_a_stop_is_held_back() -> None:
-    stopping = StopTexts(["###"])
+    stopping = StopStrings(["###"])
 
     assert stopping.push("a red star#") == "a red star"
     assert stopping.push("#") == ""
@@ -42,11 +42,11 @@ def test_what_may_be_the_start_of_a_stop_is_held_back() -> None:
 
 @pytest.mark.parametrize("stops", [[], [""]])
 def test_without_stops_everything_passes_at_once(stops: list[str]) -> None:
-    assert StopTexts(stops).push("a #") == "a #"
+    assert StopStrings(stops).push("a #") == "a #"
 
 
 def test_nothing_passes_after_a_stop() -> None:
-    stopping = StopTexts(["."])
+    stopping = StopStrings(["."])
 
     assert stopping.push("one. two") == "one"
     assert stopping.push("three") == ""

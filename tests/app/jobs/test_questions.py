@@ -12,6 +12,7 @@ from llama_adapter.app.jobs.questions import (
     questions_about,
     variables_of,
 )
+from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.app.tasks.prompts import RawPrompt
 from llama_adapter.app.tasks.question import Question
 
@@ -55,11 +56,11 @@ def test_the_variables_of_a_question_are_known() -> None:
 
 
 def test_a_files_own_question_takes_the_rest_from_the_jobs() -> None:
-    common = Question(instruction="What?", input="context", choices=("a", "b"))
+    common = Question(instruction="What?", input="context", task=OneOf(("a", "b")))
 
     assert complete(common, QuestionFields()) == common
     own = QuestionFields(instruction="Who?", choices=("c", "d"))
-    assert complete(common, own) == Question(instruction="Who?", input="context", choices=("c", "d"))
+    assert complete(common, own) == Question(instruction="Who?", input="context", task=OneOf(("c", "d")))
     assert complete(Question(raw="raw"), QuestionFields(instruction="Who?")) == Question(instruction="Who?")
     assert complete(Question(raw="raw"), QuestionFields()).prompt("default") == RawPrompt("raw")
 
@@ -72,8 +73,8 @@ def test_a_files_choices_or_input_go_with_every_question_of_the_job() -> None:
 
     assert asked() == common
     assert asked(QuestionFields(choices=("a", "b"))) == [
-        Question(instruction="What?", choices=("a", "b")),
-        Question(instruction="Where?", choices=("a", "b")),
+        Question(instruction="What?", task=OneOf(("a", "b"))),
+        Question(instruction="Where?", task=OneOf(("a", "b"))),
     ]
     assert [one.shown("") for one in asked(QuestionFields(input="x"), QuestionFields(instruction="Who?"))] == [
         "What?\nx",

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.inputs import InputSpec, PictureInput
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
 from llama_adapter.app.records.key import RecordKey
+from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
@@ -46,7 +46,7 @@ def planned_id(
         ("9a789bee2ef8b676b246ddef11e521d8", {"question": Question(instruction="Is é it {stem}?")}),
         ("ed9e163e8177bb502680a5e5d47e8689", {"question": Question(instruction="Look", input="closely")}),
         ("e1481443e929312fd0bf7ca6e5127e7a", {"question": Question(raw="A picture of")}),
-        ("e5ab80661ac220f5da864d1381afd07d", {"question": Question(instruction="Is it?", choices=("yes", "no"))}),
+        ("e5ab80661ac220f5da864d1381afd07d", {"question": Question(instruction="Is it?", task=OneOf(("yes", "no")))}),
         ("78c63e6587f84d1435685e6129c5676b", {"sampling": SamplingParams(temperature=0.5, top_p=0.9, top_k=4, seed=7)}),
         ("ac63f72ee9fc539abb8edde21186dfd0", {"info": replace(INFO, precision="int8")}),
         ("442bce640844b7d4e852330f0a7c95e9", {"info": replace(INFO, encoder="ef" * 8, vision="onnx")}),

@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
 from llama_adapter.app.inputs import InputSpec, PictureInput
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import Asked, JobPlanner
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
 from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.key import RecordKey
@@ -15,6 +14,7 @@ from llama_adapter.app.records.record import Record, answer_to_record
 from llama_adapter.app.scale.chunks import Known
 from llama_adapter.app.scale.worker import LoadedModel
 from llama_adapter.app.tasks.answers import Answer
+from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.app.tasks.question import Question
 
 INFO = ModelInfo(
@@ -44,7 +44,7 @@ def item(index: int, *, size: int | None = None) -> WorkItem:
 
 QUESTIONS = (
     Question(),
-    Question(instruction="Is it {stem}?", choices=("yes", "no")),
+    Question(instruction="Is it {stem}?", task=OneOf(("yes", "no"))),
     Question(instruction="Look", input="closely"),
     Question(raw="A picture of"),
 )

@@ -6,6 +6,7 @@ import pytest
 
 import llama_adapter.app.tasks.prompts
 from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.app.tasks.prompts import PromptEncoder
 from llama_adapter.llm.errors import PromptTooLongError
 from llama_adapter.llm.tokenizer import Tokenizer
@@ -34,12 +35,12 @@ def test_what_is_remembered_has_a_bound_in_prompts_and_in_tokens(
     monkeypatch.setattr(llama_adapter.app.tasks.prompts, "MAX_REMEMBERED_TOKENS", 2000)
     encoder = encoder_of(captioner.tokenizer)
     for number in range(30):
-        encoder.encode(f"How many are there, {number}?", None)
+        encoder.encode(f"How many are there, {number}?")
         assert len(encoder._encoded) <= 10
     for number in range(30):
         encoder.encode("Which?", tuple(f"{number} or {other}" for other in range(100)))
         remembered = encoder._encoded.values()
-        assert sum(len(prompt.token_ids) + sum(map(len, prompt.choices)) for prompt in remembered) <= 2000
+        assert sum(len(prompt.token_ids) + sum(map(len, prompt.continuations)) for prompt in remembered) <= 2000
 
 
 def test_a_prompt_that_is_too_long_is_refused_before_its_choices_are_tokenised(
@@ -48,4 +49,4 @@ def test_a_prompt_that_is_too_long_is_refused_before_its_choices_are_tokenised(
     monkeypatch.setattr(Tokenizer, "encode_continuation", lambda *_: pytest.fail("a choice was tokenised"))
 
     with pytest.raises(PromptTooLongError):
-        captioner.encode_prompt("word " * 3000, ["yes", "no"])
+        captioner.encode_prompt("word " * 3000, OneOf(("yes", "no")))

@@ -1,0 +1,87 @@
+"""The task `choose`: answer with the likeliest of given texts."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llama_adapter.app.tasks.answers import Answer
+from llama_adapter.app.tasks.ask import ASK
+from llama_adapter.app.tasks.entry import Option, TaskEntry
+from llama_adapter.app.tasks.prompts import EncodedPrompt
+from llama_adapter.app.tasks.question import Question
+from llama_adapter.app.tasks.task import FREE_TEXT, Task
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Answer with the likeliest of at least two different texts. Raises ValueError for anything else."""
+
+    choices: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.choices) < 2 or len(set(self.choices)) < len(self.choices):
+            raise ValueError(f"choices must be at least two different answers, got {list(self.choices)}")
+
+    @property
+    def continuations(self) -> tuple[str, ...]:
+        return self.choices
+
+    def settings(self) -> dict[str, Any]:
+        return {"choices": list(self.choices)}
+
+    def complete(self, answer: Answer, *, prompt: EncodedPrompt, logprobs: tuple[float, ...]) -> Answer:
+        probabilities = _normalised(logprobs)
+        best = probabilities.index(max(probabilities))
+        return dataclasses.replace(
+            answer,
+            text=self.choices[best],
+            token_ids=prompt.text_ids(best),
+            finish="choice",
+            choice=dict(zip(self.choices, probabilities, strict=True)),
+        )
+
+
+def choosing(choices: Iterable[str] | None) -> Task:
+    """The task of front ends that may name choices; None: free text. Raises ValueError as `OneOf`."""
+    if choices is None:
+        return FREE_TEXT
+    texts = () if isinstance(choices, str) else tuple(choices)
+    if isinstance(choices, str) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f'choices must be a list of texts such as ["Yes", "No"], got {choices!r}')
+    return OneOf(texts)
+
+
+def parse_choices(text: str) -> tuple[str, ...]:
+    """`Yes, No` -> ("Yes", "No"); raises ValueError for fewer than two, empty or equal ones."""
+    choices = tuple(choice.strip() for choice in text.split(","))
+    if len(choices) < 2 or not all(choices) or len(set(choices)) < len(choices):
+        raise ValueError(f"wanted at least two different answers separated by commas, got {text!r}")
+    return choices
+
+
+def _question(values: Mapping[str, Any]) -> Question | None:
+    question = ASK.question(values)
+    if question is None or values.get("choices") is None:
+        return None
+    return dataclasses.replace(question, task=OneOf(values["choices"]))
+
+
+def _normalised(logprobs: tuple[float, ...]) -> list[float]:
+    best = max(logprobs)
+    weights = [math.exp(logprob - best) for logprob in logprobs]
+    return [weight / sum(weights) for weight in weights]
+
+
+CHOOSE = TaskEntry(
+    name="choose",
+    command="ask",
+    options=(
+        Option(
+            name="choices", flag="--choices", metavar="A,B,...", parse=parse_choices, help="answer with one of these"
+        ),
+    ),
+    question=_question,
+    has_probabilities=True,
+)

@@ -1,0 +1,47 @@
+"""A task: how an answer is requested from the engine, completed, and told apart in records."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from llama_adapter.app.tasks.answers import Answer
+from llama_adapter.app.tasks.prompts import EncodedPrompt
+
+
+class Task(Protocol):
+    """What to answer a prompt with, and its parameters. Frozen, hashable and picklable."""
+
+    @property
+    def continuations(self) -> tuple[str, ...]:
+        """Texts whose probabilities behind the prompt are scored; empty: text is generated."""
+
+    def settings(self) -> dict[str, Any]:
+        """JSON values that tell apart records of the same prompt."""
+
+    def complete(self, answer: Answer, *, prompt: EncodedPrompt, logprobs: tuple[float, ...]) -> Answer:
+        """The answer to a request that succeeded: `answer` with the fields that the task fills in.
+
+        `answer` has the generated text and token ids; `logprobs` has the log-probability of each continuation.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class FreeText:
+    """Answer with generated text."""
+
+    @property
+    def continuations(self) -> tuple[str, ...]:
+        return ()
+
+    def settings(self) -> dict[str, Any]:
+        return {}
+
+    def complete(self, answer: Answer, *, prompt: EncodedPrompt, logprobs: tuple[float, ...]) -> Answer:
+        return answer
+
+
+FREE_TEXT = FreeText()
+
+
+def task_settings(task: Task) -> dict[str, Any]:
+    """`task.settings()` as the id of a record counts them: every id counts `choices`."""
+    return {"choices": None, **task.settings()}

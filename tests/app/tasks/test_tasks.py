@@ -1,0 +1,121 @@
+"""The task registry: its entries, and what a new one takes."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llama_adapter import Captioner
+from llama_adapter.app.records.record import read_records
+from llama_adapter.app.tasks.answers import Answer
+from llama_adapter.app.tasks.choose import OneOf, choosing, parse_choices
+from llama_adapter.app.tasks.entry import Option, TaskEntry
+from llama_adapter.app.tasks.prompts import EncodedPrompt, PromptEncoder
+from llama_adapter.app.tasks.question import Question
+from llama_adapter.app.tasks.registry import TASKS, question_of
+from llama_adapter.app.tasks.task import FREE_TEXT, task_settings
+from tests.app.command import Run
+from tests.app.golden import model_flags, model_options, picture
+
+
+@pytest.mark.parametrize(
+    ("command", "values", "question"),
+    [
+        ("caption", {}, Question()),
+        ("caption", {"instruction": "Look.", "input": "x"}, Question(instruction="Look.", input="x")),
+        ("caption", {"raw": "text"}, Question(raw="text")),
+        ("ask", {"instruction": "Red?"}, Question(instruction="Red?")),
+        ("ask", {"instruction": "Red?", "choices": ("a", "b")}, Question(instruction="Red?", task=OneOf(("a", "b")))),
+    ],
+)
+def test_the_values_of_options_make_a_question(command: str, values: dict[str, Any], question: Question) -> None:
+    assert question_of(command, values) == question
+
+
+@pytest.mark.parametrize(
+    ("command", "values"),
+    [("caption", {"input": "x"}), ("caption", {"instruction": "a", "raw": "b"}), ("ask", {"instruction": " "})],
+)
+def test_values_that_do_not_go_together_are_refused(command: str, values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="instruction"):
+        question_of(command, values)
+
+
+@pytest.mark.parametrize("choices", ["Yes,No", ["Yes"], ["Yes", "Yes"], ["Yes", 5], [b"Yes", b"No"]])
+def test_choices_are_two_different_texts(choices: Any) -> None:
+    with pytest.raises(ValueError, match="choices must be"):
+        choosing(choices)
+
+
+@pytest.mark.parametrize("text", ["Yes", "Yes,Yes", "Yes,,No", ""])
+def test_choices_as_typed_are_refused_likewise(text: str) -> None:
+    with pytest.raises(ValueError, match="two different answers"):
+        parse_choices(text)
+
+
+def test_the_settings_of_records_are_those_of_earlier_versions() -> None:
+    assert task_settings(FREE_TEXT) == {"choices": None}
+    assert task_settings(OneOf(("Yes", "No"))) == {"choices": ["Yes", "No"]}
+
+
+def test_the_likeliest_choice_is_the_answer() -> None:
+    empty = Answer(index=3, picture="a", digest="", prompt="", text="", token_ids=(), finish="stop")
+    prompt = EncodedPrompt(text="", continuations=((5, 6, 2), (7, 2)), has_end=True)
+
+    answer = OneOf(("red", "green")).complete(empty, prompt=prompt, logprobs=(-1000.0, -1001.0))
+
+    assert (answer.index, answer.text, answer.token_ids, answer.finish) == (3, "red", (5, 6), "choice")
+    assert answer.choice == pytest.approx({"red": 0.7310586, "green": 0.2689414})
+
+
+def test_the_end_token_closes_choices_that_begin_with_each_other() -> None:
+    with Captioner.load(**model_options(), batch_size=1) as captioner:
+        encoder, eos_id = PromptEncoder(captioner.tokenizer, check=lambda *_: None), captioner.tokenizer.eos_id
+
+    ends = {ids[-1] == eos_id for ids in encoder.encode("Which?", ("1", "10")).continuations}
+    assert ends == {True}
+    assert not encoder.encode("Which?", ("yes", "no")).has_end
+
+
+@dataclass(frozen=True, slots=True)
+class Locate:
+    """A task of a later version: free text that is read as a box."""
+
+    phrase: str
+    continuations = ()
+
+    def settings(self) -> dict[str, Any]:
+        return {"task": "locate", "phrase": self.phrase}
+
+    def complete(self, answer: Answer, *, prompt: EncodedPrompt, logprobs: tuple[float, ...]) -> Answer:
+        return dataclasses.replace(answer, details={"box": [len(answer.token_ids), len(prompt.token_ids)]})
+
+
+def locate_question(values: Mapping[str, Any]) -> Question:
+    return Question(instruction="Where is it?", input=values["phrase"], task=Locate(values["phrase"]))
+
+
+LOCATE = TaskEntry(
+    name="locate",
+    command="locate",
+    help="find a thing",
+    options=(Option(name="phrase", flag="--phrase", help="what to find"),),
+    question=locate_question,
+)
+
+
+def test_a_new_task_is_an_entry_of_the_registry(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, LOCATE.name, LOCATE)
+    out = tmp_path / "answers.jsonl"
+    common = ["locate", picture(), *model_flags(), "--max-new-tokens", "4", "--out", str(out)]
+
+    assert "what to find" in run("locate", "--help").out
+    assert run(common, "--phrase", "a circle").code == 0
+    assert run(common, "--phrase", "a star").code == 0
+    assert "1 answered by an earlier run" in run(common, "--phrase", "a circle").err
+    circle, star = read_records(out)
+    assert circle["id"] != star["id"]
+    assert circle["box"][0] == circle["tokens"]  # type: ignore[typeddict-item]
