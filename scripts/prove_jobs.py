@@ -1,10 +1,10 @@
-"""Puts the promises about folder jobs to the proof, and writes docs/jobs.json and docs/jobs.md.
+"""Tests the promises about folder jobs, and writes docs/jobs.json and docs/jobs.md.
 
 Usage: python -m scripts.prove_jobs [--part kills|disks|memory|resuming|waiting ...] [--work FOLDER] [--out FOLDER]
                                     [--kills N]
 
-Parts that are not asked for keep their figures. `disks` mounts small file systems in memory, for which it has to be
-root; the others need nothing. All of it takes about a quarter of an hour on two cores.
+Other parts keep their figures. `disks` mounts small file systems in memory and needs root. All parts take about a
+quarter of an hour on two cores.
 """
 
 import argparse
@@ -34,19 +34,19 @@ Tell = Callable[[str], None]
 
 
 def prove_kills(work: Path, *, kills: int, tell: Tell) -> dict[str, Any]:
-    """Kills of a job, at random moments."""
+    """Kill a job at random moments."""
     pictures = write_drawings(work / "pictures", NUM_PICTURES)
     report = kill_again_and_again(pictures, work / "kills", kills=kills, seed=1, tell=tell)
     return {**dataclasses.asdict(report), "most_begun_again": report.most_begun_again}
 
 
 def prove_full_disk(work: Path, *, kills: int, tell: Tell) -> dict[str, Any]:
-    """A disk that is full, and one that is read-only."""
+    """A full disk and a read-only one."""
     return dataclasses.asdict(prove_disks(write_drawings(work / "pictures", NUM_PICTURES), work / "disk"))
 
 
 def prove_memory(work: Path, *, kills: int, tell: Tell) -> dict[str, Any]:
-    """Memory over many pictures, then the same job again, which has nothing left to do."""
+    """Memory over many pictures, then the time of a second run with nothing left to do."""
     write_variations(work / "many", NUM_MANY)
     out = work / "many.jsonl"
     samples = watch_memory(work / "many", out, every=1000)
@@ -55,12 +55,12 @@ def prove_memory(work: Path, *, kills: int, tell: Tell) -> dict[str, Any]:
 
 
 def prove_resuming(work: Path, *, kills: int, tell: Tell) -> dict[str, Any]:
-    """Looking through a large file of records."""
+    """The time to read a large file of records on resume."""
     return dataclasses.asdict(time_scan(work / "records.jsonl", NUM_RECORDS, rounds=7))
 
 
 def prove_waiting(work: Path, *, kills: int, tell: Tell) -> dict[str, Any]:
-    """What share of a job the device waits for pictures."""
+    """The share of a job that the device waits for pictures."""
     kinds: dict[str, Sequence[Path]] = {
         "drawings, 224 x 224": write_drawings(work / "pictures", NUM_PICTURES),
         "JPEG, 1 megapixel": write_photographs(work / "small", 60, megapixels=1),
@@ -81,7 +81,7 @@ PARTS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def write_part(name: str, content: dict[str, Any], folder: Path) -> None:
-    """Put one part into jobs.json, keep the others, and write jobs.md anew."""
+    """Put one part into jobs.json, keep the others, and write jobs.md."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "jobs.json"
     whole = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}

@@ -135,7 +135,7 @@ def _writable(job: ExportRecordsJob, paths: list[str]) -> list[str]:
 
 def _writer(
     job: ExportRecordsJob, found: Survey, decider: Decider, place: str | None, refusals: Refusals
-) -> Callable[[Iterable[Decided], BinaryIO], None]:
+) -> Callable[[Iterable[Decided], BinaryIO], object]:
     """What writes rows to one file; `refusals` collects the pictures that it leaves out."""
     match job.to:
         case "csv":

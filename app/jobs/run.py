@@ -119,7 +119,7 @@ def _manifest(job: Job, runner: Runner, *, run: str) -> RunManifest:
 def _say_notes(job: Job, runner: Runner, writer: ResultWriter, decider: Decider, *, file: RecordWriter | None) -> None:
     """Tell what users may not expect of the place of the records, the model and the calibration."""
     if file is not None and file.is_durable and not file.is_locked:
-        writer.say(f"note: the file system of `{file.path}` has no locks: no other run may write there meanwhile")
+        writer.say(f"note: the file system of `{file.path}` has no locks: do not start another run that writes there")
     if file is not None and file.repair == "dropped":
         writer.say(f"note: the last record in `{file.path}` was torn, as a crash leaves it, and was removed")
     for note in runner.info.notes:

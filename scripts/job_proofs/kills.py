@@ -1,4 +1,4 @@
-"""Kills a job again and again, at random moments, and looks at what is in its file each time."""
+"""Kills a job repeatedly at random moments, and checks its file of records each time."""
 
 import random
 import subprocess
@@ -12,12 +12,12 @@ from pathlib import Path
 from llama_adapter.app.records.record import parse_record, read_records
 
 ROOT = Path(__file__).resolve().parents[2]
-_START_S = 3.0  # about what a run takes to start and to answer some
+_START_S = 3.0  # about the time to start and to answer some pictures
 
 
 @dataclass(kw_only=True, slots=True)
 class KillReport:
-    """What came of it; all but the first five numbers should be zero."""
+    """The results; `lost`, `doubled`, `different` and `unreadable_lines` should be zero."""
 
     num_pictures: int
     batch_size: int
@@ -35,7 +35,7 @@ class KillReport:
 
     @property
     def most_begun_again(self) -> int:
-        """The most that one kill cost."""
+        """The most pictures that one kill cost."""
         return max(self.begun_again, default=0)
 
 
@@ -49,10 +49,9 @@ def kill_again_and_again(
     flags: Sequence[str] = (),
     tell: Callable[[str], None] = lambda line: None,
 ) -> KillReport:
-    """Kill -9 jobs over a folder's `pictures` that many times; every job that was killed is taken up again.
+    """Kill (SIGKILL) jobs over a folder's `pictures` `kills` times; killed jobs are resumed.
 
-    Half of the moments are drawn from the first seconds of a run, loading included, half right after a record that is
-    drawn from those that are missing.
+    Half of the kills come at a random time in the first seconds of a run, half right after a random record.
     """
     draw = random.Random(seed)
     work.mkdir(parents=True, exist_ok=True)
@@ -101,7 +100,7 @@ def _run(work: Path, out: Path, command: Sequence[str]) -> "subprocess.Popen[byt
 
 
 def _look(report: KillReport, work: Path, out: Path) -> None:
-    """Right after a kill: whole lines are records, and what was begun is there but for a batch at most."""
+    """Right after a kill: count whole lines that are no records, and begun pictures without a record."""
     lines = _lines(out) if out.exists() else []
     records = [parse_record(line) for line in lines]
     report.unreadable_lines += sum(record is None for record in records)
@@ -113,7 +112,7 @@ def _look(report: KillReport, work: Path, out: Path) -> None:
 
 
 def _settle(report: KillReport, work: Path, out: Path, command: Sequence[str], *, expected: dict[str, str]) -> None:
-    """Let a job come to its end, compare, and throw it away."""
+    """Finish a job, compare its records with the expected ones, and delete them."""
     process = _run(work, out, command)
     if process.wait() != 0:
         report.failed_runs.append(f"exit code {process.returncode}: {(work / 'stderr').read_text()[-300:]}")
@@ -128,5 +127,5 @@ def _settle(report: KillReport, work: Path, out: Path, command: Sequence[str], *
 
 
 def _lines(path: Path) -> list[bytes]:
-    """The whole ones."""
+    """The whole lines."""
     return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]

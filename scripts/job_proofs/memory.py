@@ -13,7 +13,7 @@ MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemorySample:
-    """Resident memory when so many pictures had their record."""
+    """Resident memory after a number of records."""
 
     num_records: int
     own_mib: float

@@ -1,4 +1,4 @@
-"""The command line, noting every picture that is begun: `python -m scripts.job_proofs.noting LOG caption ...`."""
+"""The command line with a log of begun pictures: `python -m scripts.job_proofs.noting LOG caption ...`."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from llama_adapter.app.cli import main
 
 
 def note_submissions(log: str) -> None:
-    """From now on every request that is handed to an engine is a line of a file, at once."""
+    """Append a line to `log` for every request that is submitted to an engine."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     submit = CaptionLoop.submit
 

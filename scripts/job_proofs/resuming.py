@@ -1,4 +1,4 @@
-"""What going on with a large file of records costs: looking through it, and passing by what is answered."""
+"""The cost of resuming with a large file of records."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScanFigures:
-    """Of reading a file of records at the start of a run."""
+    """Figures of reading a file of records at the start of a run."""
 
     num_records: int
     file_mb: float
@@ -25,7 +25,7 @@ class ScanFigures:
 
 
 def write_records(path: Path, count: int) -> None:
-    """Records as a job writes them, of pictures that are nowhere."""
+    """Write records as a job does, of pictures that do not exist."""
     with open(path, "w", encoding="utf-8") as file:
         for number in range(count):
             record = Record(
@@ -44,7 +44,7 @@ def write_records(path: Path, count: int) -> None:
 
 
 def time_scan(path: Path, count: int, *, rounds: int) -> ScanFigures:
-    """Look through a file of `count` records, written to `path`."""
+    """Time reading a file of `count` records, written to `path`."""
     write_records(path, count)
     taken = []
     for _ in range(rounds):
@@ -62,7 +62,7 @@ def time_scan(path: Path, count: int, *, rounds: int) -> ScanFigures:
 
 
 def time_known(folder: Path, out: Path) -> float:
-    """Seconds of a whole run of a job that is done already, start and loading included."""
+    """Seconds of a whole run with nothing left to do, including start and loading."""
     started = time.perf_counter()
     command = [sys.executable, "-m", "llama_adapter", "caption", str(folder), "--out", str(out), "--quiet"]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)

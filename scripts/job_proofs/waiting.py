@@ -27,7 +27,7 @@ class WaitingFigures:
     pictures: str
     reader: str
     pictures_per_s: float
-    waited: float  # share of the wall time that the device had nothing to do, for want of pictures
+    waited: float  # share of the wall time in which the device waited for pictures
     rounds: list[float]  # pictures a second
 
 
