@@ -24,6 +24,7 @@ from llama_adapter.app.records.manifest import read_manifest
 from llama_adapter.app.records.record import Record, read_records
 from llama_adapter.app.scale.cluster import RayOptions
 from llama_adapter.app.scale.runner import RayRunner
+from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.runtime.errors import ExitCode
 
@@ -73,7 +74,7 @@ def job_of(*paths: Path | str, out: Path) -> Job:
     return Job(
         spec=CaptionerSpec(),
         inputs=InputSpec(paths=tuple(map(str, paths))),
-        questions=(Question(), Question(instruction="Is there a red star?", choices=("yes", "no"))),
+        questions=(Question(), Question(instruction="Is there a red star?", task=OneOf(("yes", "no")))),
         out=str(out),
         reader="thread",
         quiet=True,
