@@ -71,7 +71,7 @@ class Survey:
                 num_read += 1
             if num_read < num_lines:
                 raise RecordFileError(
-                    f"`{path}` had {num_lines:,} records at first and {num_read:,} later: another run began it anew; "
+                    f"`{path}` had {num_lines:,} records at first and {num_read:,} later: another run overwrote it; "
                     "export it again when that has ended."
                 )
             start += num_lines

@@ -27,7 +27,7 @@ _DAMAGES = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError)
 
 
 def is_archive_name(name: str) -> bool:
-    """Whether a file is taken for an archive by its name."""
+    """Whether a file is an archive by its name."""
     return name.lower().endswith(ARCHIVE_SUFFIXES)
 
 
@@ -49,7 +49,7 @@ def archive_inputs(path: str, *, max_bytes: int | None = None) -> Iterator[Pictu
         if last is not None:
             yield last
         last = item
-    if last is not None:  # only here it is known that the archive did not fail
+    if last is not None:  # the archive did not fail
         yield last if last.label == path else replace(last, found_in=(path,))
 
 
@@ -85,7 +85,7 @@ def _pictures_in(path: str, *, max_bytes: int | None) -> Iterator[PictureInput]:
 
 @dataclass(slots=True)
 class _Sample:
-    """What is known of the sample that is being read."""
+    """The sample that is being read."""
 
     archive: str
     max_bytes: int
@@ -144,7 +144,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Key of the sample and the extension that tells its members apart, in lower case."""
+    """The key of the sample, and the extension of the member in lower case."""
     folder, slash, base = name.rpartition("/")
     stem, _, extension = base.partition(".")
     return f"{folder}{slash}{stem}", extension.lower()

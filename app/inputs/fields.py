@@ -61,7 +61,7 @@ def _choices(value: object) -> tuple[str, ...] | None:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            raise ValueError("`choices` begins like a JSON list, but is none") from None
+            raise ValueError("`choices` begins like a JSON list, but is not valid JSON") from None
     elif isinstance(value, str):
         value = value.split(",") if value.strip() else None
     if value is None:

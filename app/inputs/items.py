@@ -26,7 +26,7 @@ class InputSpec:
     lists: tuple[str, ...] = ()  # files with a file, folder or archive in each line; `-` is stdin
     manifests: tuple[str, ...] = ()  # JSONL, CSV or TSV with a picture in each line
     recursive: bool = False  # descend into the folders of folders
-    limit: int | None = None  # only the first so many pictures, of a shard its own
+    limit: int | None = None  # only the first N pictures; of a shard, its first N
     shard: tuple[int, int] | None = None  # (i, n): part i of n, counted from 0, by the digest of the label
 
     def __post_init__(self) -> None:

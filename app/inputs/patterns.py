@@ -29,11 +29,10 @@ def fixed_folder(pattern: str) -> str:
 def expand_pattern(pattern: str) -> Iterator[str]:
     """Paths that a pattern matches, each once, in natural order.
 
-    As shells have it: upper and lower case differ, `*` and `?` match no slash, a hidden name only answers to a part
-    that begins with a dot, and `**` stands for any number of folders, none included, that are neither hidden nor
-    links. Other than in shells, files count when they have the suffix of a picture or an archive, unless the pattern
-    ends in a suffix of its own; and a pattern with `**` matches folders only when it ends in a slash, as they would
-    give their pictures twice. A folder on the way that cannot be listed is given itself.
+    As in shells: case matters, `*` and `?` match no slash, a hidden name matches only a part that begins with a dot,
+    and `**` matches any number of folders, also none, except hidden ones and links. Unlike in shells, files need the
+    suffix of a picture or an archive, unless the pattern ends in a suffix; and a pattern with `**` matches folders only
+    if it ends in a slash, as their pictures would come twice. A folder that cannot be listed is yielded itself.
     """
     compiled = _Compiled.of(pattern)
     open_folders = [_matches("/" if pattern.startswith("/") else "", compiled, compiled.closed({0}))]

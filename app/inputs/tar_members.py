@@ -1,7 +1,7 @@
-"""The members of a tar archive, one after the other, in bounded memory; nothing is ever extracted.
+"""The members of a tar archive, in order and in bounded memory. Nothing is extracted.
 
-The standard library's own reader takes a damaged header for the end of the archive and reads headers of any size, so
-here only its parsing of a single header is used. Formats: POSIX.1-2001 (pax) and GNU tar.
+Formats: POSIX.1-2001 (pax) and GNU tar. The reader of the standard library takes a damaged header for the end of the
+archive and reads headers of any size, so only its parser of a single header is used.
 """
 
 import bz2
@@ -22,7 +22,7 @@ _CHUNK_BYTES: Final = 2**16
 _LONG_NAME, _LONG_LINK = tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK
 _PAX_TYPES: Final = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 _EXTENSION_TYPES: Final = (*_PAX_TYPES, _LONG_NAME, _LONG_LINK, tarfile.XGLTYPE)
-_PAX_SIZE: Final = re.compile("[0-9]{1,20}")  # more digits than any file needs are refused by int() at some point
+_PAX_SIZE: Final = re.compile("[0-9]{1,20}")  # int() refuses very long numbers
 _WITHOUT_DATA: Final = (
     *(tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE),
     *(tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE),
@@ -31,13 +31,13 @@ _WITHOUT_DATA: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TarMember:
-    """One member; its bytes lie at `offset` of the archive as it is when it is not compressed."""
+    """One member; its bytes are at `offset` of the uncompressed archive."""
 
     name: str  # undecodable bytes as surrogates
     kind: Literal["file", "folder", "sparse", "other"]  # other: links, devices and pipes
     num_bytes: int
     offset: int
-    header: int  # CRC-32 of the block before that, which tells a member from another one
+    header: int  # CRC-32 of the block before that, to recognise the member
 
 
 class _Bytes(Protocol):
@@ -46,23 +46,23 @@ class _Bytes(Protocol):
 
 
 class TarReader:
-    """Goes through an archive once. `file` is its bytes without compression; with `num_bytes`, it can be searched."""
+    """Reads an archive once. `file` has its uncompressed bytes; with `num_bytes`, it is seekable."""
 
     def __init__(self, file: _Bytes, *, num_bytes: int | None = None) -> None:
         self._file, self._num_bytes = file, num_bytes
         self._position = 0
-        self._header = b""  # the block that was read last as one
+        self._header = b""  # the last header block
 
     @property
     def is_plain(self) -> bool:
-        """Whether the members lie in the file as they are, without compression."""
+        """Whether the archive is not compressed."""
         return self._num_bytes is not None
 
     def members(self) -> Iterator[TarMember]:
-        """All members in order; `read` takes the bytes of the latest one.
+        """All members in order; `read` returns the bytes of the latest one.
 
-        Archives that were joined to one file are read as one. Raises tarfile.ReadError with the reason when the
-        archive is damaged or ends early, and what the file raises.
+        Concatenated archives are read as one. Raises tarfile.ReadError with the reason if the archive is damaged or cut
+        off, and what the file raises.
         """
         long_name, pax = "", dict[str, str]()
         while (header := self._next_header()) is not None:
@@ -101,7 +101,7 @@ class TarReader:
             try:
                 header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
             except tarfile.HeaderError:
-                if has_ended:  # whatever follows the end is no part of the archive
+                if has_ended:  # bytes after the end are not part of the archive
                     return None
                 raise tarfile.ReadError(f"there is no header at byte {self._position - _BLOCK:,}") from None
             if header.type == tarfile.GNUTYPE_SPARSE:
@@ -114,7 +114,7 @@ class TarReader:
         if "size" in pax:
             size = int(pax["size"]) if _PAX_SIZE.fullmatch(pax["size"]) else -1
         if size < 0:
-            raise tarfile.ReadError(f"a size in the header before byte {self._position:,} is none")
+            raise tarfile.ReadError(f"a size in the header before byte {self._position:,} is invalid")
         kind: Literal["file", "folder", "sparse", "other"] = "other"
         if header.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse.") for key in pax):
             kind = "sparse"
@@ -133,7 +133,7 @@ class TarReader:
         return self._take(_whole_blocks(header.size))[: header.size]
 
     def _skip_sparse_map(self, block: bytes) -> None:
-        """Pass over the blocks that go on with the map of an old GNU sparse member."""
+        """Skip the further blocks of the map of an old GNU sparse member."""
         continues_at = 482
         while block[continues_at]:
             block, continues_at = self._take(_BLOCK), 504
@@ -156,9 +156,9 @@ class TarReader:
 
 @contextmanager
 def opened_tar(path: str) -> Iterator[TarReader]:
-    """An archive, decompressed as it is read where it begins as gzip, bzip2 or xz do, whatever it is called.
+    """An archive; gzip, bzip2 and xz are recognised by their first bytes and decompressed.
 
-    Raises OSError, and tarfile.CompressionError for Zstandard, which cannot be read here.
+    Raises OSError, and tarfile.CompressionError for Zstandard.
     """
     with open(path, "rb") as file:
         magic = file.peek(6)
@@ -186,7 +186,7 @@ def _text(data: bytes) -> str:
 
 
 def _pax_values(data: bytes) -> dict[str, str]:
-    """The records of a pax header, each `LENGTH KEY=VALUE` and a line feed. Raises tarfile.ReadError."""
+    """The records of a pax header, lines of `LENGTH KEY=VALUE`. Raises tarfile.ReadError."""
     values: dict[str, str] = {}
     rest = data.rstrip(b"\0")
     while rest:
@@ -194,6 +194,6 @@ def _pax_values(data: bytes) -> dict[str, str]:
         record, rest = (rest[: int(length)], rest[int(length) :]) if length.isdigit() else (b"", b"")
         key, equals, value = record[len(length) + 1 :].partition(b"=")
         if not equals or not value.endswith(b"\n") or len(record) != int(length):
-            raise tarfile.ReadError("a pax header in it is none")
+            raise tarfile.ReadError("a pax header in it is invalid")
         values[_text(key)] = _text(value[:-1])
     return values

@@ -1,4 +1,4 @@
-"""What `ask --calibrate` does: labelled pictures in, a calibration with its figures out. No flags: see app/cli."""
+"""`ask --calibrate`: labelled pictures in, a calibration with its figures out."""
 
 import dataclasses
 import itertools
@@ -41,9 +41,9 @@ class CalibrationJob:
     calibrate: str  # the table of pictures and labels
     calibration_out: str
     choices: tuple[str, ...]
-    question: str | None = None  # None: the table has a prompt for each picture
+    question: str | None = None  # None: each row of the table has a prompt
     input: str | None = None
-    pictures: tuple[str, ...] = ()  # of the table's, only these; empty: all
+    pictures: tuple[str, ...] = ()  # only these of the table's pictures; empty: all
     recursive: bool = False
     target_precision: float = 0.95
     reader: ReaderKind = "process"
@@ -58,9 +58,9 @@ class CalibrationJob:
 
 
 def run_calibration(job: CalibrationJob) -> int:
-    """Ask about every labelled picture and fit; the figures go to stdout. Returns the exit code.
+    """Ask about every labelled picture, fit, and print the figures on stdout. Returns the exit code.
 
-    Raises UsageError for tables and files that cannot be meant, and what runtime/problems.py lists.
+    Raises UsageError for unusable tables and files, and the errors that runtime/problems.py lists.
     """
     labelled = _chosen(job, read_labelled(job.calibrate, choices=job.choices))
     _check_places(job)
@@ -94,7 +94,7 @@ def run_calibration(job: CalibrationJob) -> int:
 
 
 def _check_places(job: CalibrationJob) -> None:
-    """Raise UsageError for files that cannot be written, before minutes go into asking."""
+    """Raise UsageError for output files that cannot be written."""
     places = [Path(place) for place in (job.calibration_out, job.plot) if place is not None]
     refuse_to_replace(places, force=job.force, other=", or name another file as --calibration-out or --plot")
     if not Path(job.calibration_out).absolute().parent.is_dir():
@@ -104,7 +104,7 @@ def _check_places(job: CalibrationJob) -> None:
 
 
 def _chosen(job: CalibrationJob, labelled: list[Labelled]) -> list[Labelled]:
-    """The labelled pictures that are meant, those of one picture together."""
+    """The selected rows of the table, grouped by picture."""
     if job.question is None and any(one.prompt is None for one in labelled):
         raise UsageError(f"`{job.calibrate}` has no prompt for every picture", hint="give one for all as --question")
     if job.pictures:
@@ -135,7 +135,7 @@ def _ask(
     *,
     reader: Reader,
 ) -> list[dict[str, float] | None]:
-    """Probabilities of each, in order; None where there is no answer."""
+    """The probabilities of each row, in order; None without an answer."""
     found: list[dict[str, float] | None] = [None] * len(labelled)
     num_done = 0
     items = _items(
@@ -156,7 +156,7 @@ def _ask(
 
 
 def _items(labelled: Sequence[Labelled], prompts: Sequence[Prompt], task: Task) -> Iterator[WorkItem]:
-    """One for each picture, which is read once for all its questions."""
+    """One item for each picture, with all its questions."""
     for picture, group in itertools.groupby(range(len(labelled)), key=lambda index: labelled[index].picture):
         questions = tuple(WorkQuestion(index=index, prompt=prompts[index], task=task) for index in group)
         yield WorkItem(picture=picture, label=picture, questions=questions)
@@ -165,7 +165,7 @@ def _items(labelled: Sequence[Labelled], prompts: Sequence[Prompt], task: Task) 
 def _examples(
     labelled: Sequence[Labelled], found: Sequence[Mapping[str, float] | None], choices: Sequence[str]
 ) -> Examples:
-    """Those that were answered."""
+    """The rows that were answered."""
     pictures = {one.picture: index for index, one in enumerate(labelled)}
     kept = [(one, choice) for one, choice in zip(labelled, found, strict=True) if choice is not None]
     return Examples(
@@ -178,7 +178,7 @@ def _examples(
 def _mistakes(
     labelled: Sequence[Labelled], found: Sequence[Mapping[str, float] | None], calibration: Calibration
 ) -> list[Mistake]:
-    """The answers that are wrong by their label, surest first."""
+    """The wrong answers, most certain first."""
     mistakes = []
     for one, choice in zip(labelled, found, strict=True):
         if choice is None:
@@ -192,7 +192,7 @@ def _mistakes(
 
 
 def _as_recorded(answer: Answer) -> dict[str, float] | None:
-    """Probabilities as a record holds them: what is fitted on shall be what is applied to. None for no numbers."""
+    """Probabilities as a record rounds them, since calibrations are applied to records. None if one is not finite."""
     choice = recorded_choice(answer)
     numbers = {name: value for name, value in (choice or {}).items() if value is not None}
     return numbers if choice is not None and len(numbers) == len(choice) else None

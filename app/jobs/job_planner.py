@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
 from llama_adapter.app.inputs import PictureInput
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.questions import TemplateError, fill, is_template, picture_variables, questions_about
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
 from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.app.reading.sources import Source
 from llama_adapter.app.records.index import RecordIndex

@@ -29,11 +29,6 @@ class TemplateError(LlamaAdapterError):
         )
 
 
-def variables_of(question: Question) -> frozenset[str]:
-    """Names of the variables in a question."""
-    return frozenset(match[1] for text in question.texts() for match in _PIECES.finditer(text) if match[1])
-
-
 def is_template(question: Question) -> bool:
     """Whether anything in a question is to be filled in."""
     return any(_PIECES.search(text) for text in question.texts())

@@ -225,7 +225,7 @@ def how_to_go_on(job: Job) -> str:
     if job.out is None:
         return "run the same command again; with --out, it would go on where this one ended"
     if job.overwrite:
-        return "the same command without --overwrite goes on where this one ended; with it, it begins anew"
+        return "the same command without --overwrite goes on where this one ended; with it, it starts over"
     return "the same command goes on where this one ended"
 
 

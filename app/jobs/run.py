@@ -20,6 +20,7 @@ from llama_adapter.app.measuring.report import versions
 from llama_adapter.app.records.file import RecordWriter, open_records
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.manifest import RunManifest, new_run_id
+from llama_adapter.app.tasks.task import task_settings
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.app.terminal.wording import EMBEDDED_NOTE, is_sample
 from llama_adapter.runtime.errors import UsageError
@@ -104,7 +105,11 @@ def _manifest(job: Job, runner: Runner, *, run: str) -> RunManifest:
     resolved = dataclasses.asdict(runner.spec) | {name: getattr(runner.info, name) for name in names}
     asked = {
         "inputs": dataclasses.asdict(job.inputs),
-        "questions": [dataclasses.asdict(question) for question in job.questions],
+        "questions": [
+            {"instruction": question.instruction, "input": question.input, "raw": question.raw}
+            | task_settings(question.task)
+            for question in job.questions
+        ],
         "sampling": dataclasses.asdict(job.sampling),
         **runner.about,
     }
@@ -114,7 +119,7 @@ def _manifest(job: Job, runner: Runner, *, run: str) -> RunManifest:
 def _say_notes(job: Job, runner: Runner, writer: ResultWriter, decider: Decider, *, file: RecordWriter | None) -> None:
     """Tell what users may not expect of the place of the records, the model and the calibration."""
     if file is not None and file.is_durable and not file.is_locked:
-        writer.say(f"note: the file system of `{file.path}` has no locks: no other run may write there meanwhile")
+        writer.say(f"note: the file system of `{file.path}` has no locks: do not start another run that writes there")
     if file is not None and file.repair == "dropped":
         writer.say(f"note: the last record in `{file.path}` was torn, as a crash leaves it, and was removed")
     for note in runner.info.notes:

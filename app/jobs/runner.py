@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any, Protocol
 
-from llama_adapter.app.captioning.captioner import Answer, Captioner, ModelInfo
+from llama_adapter.app.captioning.captioner import Answer, Captioner
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.inputs import may_wait

@@ -176,7 +176,7 @@ class RecordWriter:
             self._file.close()
 
     def _open(self) -> BinaryIO:
-        """The file, locked. If its last writer removed it meanwhile, the name is opened again."""
+        """The file, locked. If its last writer has removed it, the name is opened again."""
         while True:
             # "a+b": repair reads the file. Devices and pipes cannot be opened for both.
             file = open(self.path, "a+b" if self.is_durable else "ab", buffering=0)  # noqa: SIM115 - closed by close()

@@ -8,10 +8,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llama_adapter.app.captioning.captioner import Answer, Captioner, ModelInfo
+from llama_adapter.app.captioning.captioner import Answer, Captioner
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.runner import check_questions, warm_up
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
 from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.app.scale.chunks import AnsweredChunk, ReadChunk
 from llama_adapter.app.scale.reading import enter_folder

@@ -112,19 +112,6 @@ def test_who_interrupts_a_job_is_told_how_to_go_on(
     assert all(record["error"] is None for record in records_in(out))
 
 
-def test_two_runs_at_once_do_the_work_once(drawings: list[Path], tmp_path: Path) -> None:
-    out = tmp_path / "answers.jsonl"
-    command = [*COMMAND, "caption", str(drawings[0].parent), "--out", str(out), "--quiet"]
-    runs = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) for _ in range(3)]
-    said = [process.communicate()[1].decode() for process in runs]
-
-    # One that comes when another is done has nothing left to do.
-    refused = ["Another run is writing" in words for words in said]
-    assert [process.returncode for process in runs] == [int(was_refused) for was_refused in refused]
-    assert not all(refused)
-    assert len(records_in(out)) == len(drawings)
-
-
 def test_a_reader_in_threads_and_one_in_processes_give_the_same_records(tmp_path: Path) -> None:
     folder = tmp_path / "pictures"
     shutil.copytree(Path(picture()).parent, folder)

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.inputs import InputSpec, PictureInput
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
 from llama_adapter.app.records.key import RecordKey
 from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.app.tasks.question import Question
