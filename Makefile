@@ -14,11 +14,12 @@ demo: .venv/.installed
 test: check .venv/.browser
 	$(PYTEST) --no-loadscope-reorder -m slow
 
-# Format, lint, types and the quick tests.
+# Format, lint, types, import contracts and the quick tests.
 check: .venv/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache > .venv/contracts.txt || { cat .venv/contracts.txt; exit 1; }
 	$(PYTEST) -m "not slow"
 
 # Fuzzing for so many minutes, TARGET=name for one target alone (see docs/fuzzing.md). Exit code 1 where something is
