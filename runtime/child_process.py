@@ -27,7 +27,7 @@ module, _, function = sys.argv[3].partition(":")
 getattr(import_module(module), function)(*sys.argv[4:])
 """
 _PIPE_BYTES: Final = 65536
-_MAX_SAID_BYTES: Final = 4096
+MAX_SAID_BYTES: Final = 4096
 
 
 def python_command(
@@ -114,7 +114,7 @@ class ChildProcess:
     def listen(self) -> None:
         """Keep the end of what it wrote so far, which leaves room for more."""
         if self._output is not None and not self._output.closed and (said := self._output.read(_PIPE_BYTES)):
-            self._said = (self._said + said)[-_MAX_SAID_BYTES:]
+            self._said = (self._said + said)[-MAX_SAID_BYTES:]
 
     @property
     def said(self) -> str:

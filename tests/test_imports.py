@@ -13,8 +13,8 @@ DEVICE_WORD = re.compile(rf"\b({'|'.join(DEVICE_NAMES)})\b", re.IGNORECASE)
 # Rooms of devices and exported graphs; doctor's look at what is installed; other programs that are measured.
 DEVICE_HOMES = (
     "runtime/devices/",
+    "runtime/device_failures.py",
     "runtime/graphs/",
-    "vision/backends/",
     "app/doctor/environment.py",
     "app/doctor/probes.py",
     "scripts/peers/",

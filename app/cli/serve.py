@@ -19,7 +19,7 @@ share the engine's batches. After SIGTERM, accepted requests are finished.
 """
 
 _WEB = """\
-Serve a page with chat, yes or no, batches and throughput, and the API of `serve`. It listens on this machine only,
+Serve a page with chat, batches and throughput, and the API of `serve`. It listens on this machine only,
 unless --host is given, and has no password: use a proxy that asks for one.
 """
 
@@ -44,11 +44,7 @@ def _add_server(parser: Parser, *, port: int) -> None:
         help="additional host name, for use behind a proxy; may be repeated",
     )
     group.add_argument(
-        "--drain-s",
-        metavar="S",
-        type=float,
-        default=60.0,
-        help=default("seconds to finish accepted requests at the end"),
+        "--max-body-mib", metavar="N", type=int, default=48, help=default("size limit of a request, in MiB")
     )
     group.add_argument(
         "--drain-s",

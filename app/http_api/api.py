@@ -25,7 +25,7 @@ from llama_adapter.app.http_api.metrics import CONTENT_TYPE, Metrics
 from llama_adapter.app.http_api.pictures import PictureSettings
 from llama_adapter.app.http_api.schemas import (
     EXAMPLE,
-    MAX_SEED,
+    LARGEST_SEED,
     ChatCompletion,
     ChatRequest,
     ErrorReply,
@@ -268,6 +268,6 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         for name in ("HTTPValidationError", "ValidationError"):
             schema["components"]["schemas"].pop(name, None)
         seed = schema["components"]["schemas"]["ChatRequest"]["properties"]["seed"]
-        seed["anyOf"][0] |= {"minimum": -MAX_SEED - 1, "maximum": MAX_SEED}  # FastAPI makes floats of them
+        seed["anyOf"][0] |= {"minimum": -LARGEST_SEED - 1, "maximum": LARGEST_SEED}  # FastAPI makes floats of them
         app.openapi_schema = schema
     return app.openapi_schema

@@ -13,7 +13,7 @@ MAX_PARTS = 100
 MAX_CHOICES = 100
 MAX_STOPS = 4
 MAX_STOP_CHARS = 200
-MAX_SEED = 2**63 - 1
+LARGEST_SEED = 2**63 - 1
 
 
 class Part(BaseModel):
@@ -80,7 +80,7 @@ One = Annotated[int, Field(ge=1, le=1), _whole]
 NoNumber = Annotated[int, Field(ge=0, le=0), _whole]
 Limit = Annotated[int, Field(ge=1, le=_INT32), _whole]
 Count = Annotated[int, Field(ge=0, le=_INT32), _whole]
-Seed = Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED), _whole]
+Seed = Annotated[int, Field(ge=-LARGEST_SEED - 1, le=LARGEST_SEED), _whole]
 NoPenalty = Annotated[float, Field(ge=0, le=0)]
 WithoutEffect = Annotated[str | None, Field(description="Accepted, without effect.")]
 

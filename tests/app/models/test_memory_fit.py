@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import llama_adapter.app.models.memory_fit
-from llama_adapter.app.captioning.assemble import assemble
 from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.cli.values import parse_batch_size
 from llama_adapter.app.models.batch_size_cache import FILE_NAME
-from llama_adapter.app.models.spec import CaptionerSpec, parse_batch_size
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.load import PlacedDecoder
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.runtime.devices import CpuBackend
@@ -30,7 +30,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def load(batch_size: Any = "auto") -> Captioner:
-    return assemble(CaptionerSpec(**model_options(), batch_size=batch_size))
+    return Captioner.from_spec(CaptionerSpec(**model_options(), batch_size=batch_size))
 
 
 def lack_memory(monkeypatch: pytest.MonkeyPatch, *, most: int) -> list[int]:

@@ -161,7 +161,7 @@ def test_without_memory_for_encoded_pictures_answers_are_the_same(start: Starter
 def test_a_picture_forgotten_between_reading_and_admission_is_read_again(start: Starter) -> None:
     service, gate, _ = held(start)
     repeated = service.submit(ask(0))  # known, so its pixels are not read
-    wait_for(lambda: service._room.has_ready)
+    wait_for(lambda: service._queue.has_ready)
     service._encoded.clear()
     gate.open()
 
@@ -274,7 +274,7 @@ def test_a_client_with_one_request_is_not_behind_all_of_anothers(start: Starter)
     order: list[str] = []
     handles = {f"many {number}": service.submit(ask(number, client="many")) for number in range(1, 6)}
     handles["single"] = service.submit(ask(6, client="single"))
-    wait_for(lambda: len(service._room._ready) == 6)
+    wait_for(lambda: len(service._queue._ready) == 6)
     finished = service._observer.finished
 
     def noting(answer: Answer, seconds: float) -> None:
