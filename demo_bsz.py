@@ -219,7 +219,7 @@ def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: Sa
 def print_score(captioner: "Captioner", folder: Path) -> None:
     """Ask what the folder holds known answers to, and print how many were right; without them, nothing.
 
-    A file of known answers that cannot be used is told on stderr: the times stand all the same.
+    An unusable file of known answers is reported on stderr; the times are still printed.
     """
     from llama_adapter.app.measuring.scoring import KNOWN_ANSWERS, ask_all, read_known_answers
 

@@ -138,7 +138,7 @@ class NativeRunner(EagerRunner):
     @torch_stands_aside()
     def prefill(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> Prediction:
         self._place(prefixes, first_slot=first_slot)
-        # A prompt is laid out as if any one token followed it: what predicts that token is asked for.
+        # A prompt is packed with one continuation of one token: the logits that predict that token are computed.
         layouts = [lay_out(prompt, [(NO_TOKEN,)]) for prompt in prompts]
         rows = enumerate(layouts, start=first_slot)
         parts = [self._run(tokens, self._cache.k, self._cache.v, self._prefix) for tokens in _portions(rows)]

@@ -1,4 +1,4 @@
-"""How the continuations of a prompt are laid out in one row, and how their scores are summed."""
+"""The row of a prompt with its continuations, and the sums of their scores."""
 
 # T scored tokens, V vocabulary
 

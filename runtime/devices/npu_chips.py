@@ -16,7 +16,7 @@ class ChipFamily:
     graph_modes: tuple[str, ...] = ()
     # Linear weights of float16 in FRACTAL_NZ: pays where the matrix unit would rearrange them at every call.
     tiled_weights: bool = False
-    # Whether operators can be compiled anew for every shape, and the choice for CANN's ready-made ones must be made. A
+    # Whether operators can be compiled for every shape, and the choice for CANN's ready-made ones must be made. A
     # chip that only has those takes the choice for an error.
     may_compile_operators: bool = False
 

@@ -35,7 +35,7 @@ def open_parts(
     Raises MissingPackage where 8-bit weights would be widened: figures of int8 would be those of floats.
     """
     if not open_backend("cpu").computes_in(precision, DTYPES[dtype]):
-        raise MissingPackage("8-bit weights would be widened here: the kernels for them cannot be had")
+        raise MissingPackage("8-bit weights would be widened here: the kernels for them are not available")
     spec = CaptionerSpec(device="cpu", dtype=dtype, precision=precision, batch_size=batch_size)
     return assemble_parts(
         spec, load=lambda torch_dtype: random_weights(decoder, vision, dtype=torch_dtype, precision=precision)

@@ -100,7 +100,7 @@ def train(
         if state["num_steps"] != num_steps:
             raise ValueError(
                 f"{path} was begun for {state['num_steps']} steps, now {num_steps} are wanted: the rate would not fall "
-                "as it should. Take the same number, or move the file away to begin anew"
+                "as it should. Take the same number, or move the file away to start over"
             )
         for key, module in modules.items():
             module.load_state_dict(state["modules"][key])

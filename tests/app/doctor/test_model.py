@@ -219,7 +219,7 @@ def test_pipes_in_the_place_of_a_bundles_files_are_told_and_not_waited_for(bundl
     for name in ("vision.safetensors", "llm.safetensors", "tokenizer.model"):
         (bundle / name).unlink()
         os.mkfifo(bundle / name)
-    assert len([finding for finding in errors(bundle) if "no regular file" in finding.sentence]) == 3
+    assert len([finding for finding in errors(bundle) if "regular file" in finding.sentence]) == 3
 
 
 def test_all_damaged_files_of_a_bundle_are_told(bundle: Path) -> None:
