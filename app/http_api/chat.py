@@ -39,7 +39,7 @@ async def submit_chat(
         picture=await read_picture(question.picture_url, settings=pictures),
         prompt=info.default_prompt if question.prompt is None else question.prompt,
         sampling=question.sampling,
-        choices=question.choices,
+        task=question.task,
         stop=question.stop,
         client=str(scope.get("state", {}).get("client", "")),
     )

@@ -13,7 +13,9 @@ from llama_adapter.app.http_api.schemas import (
     TextPart,
     UserMessage,
 )
+from llama_adapter.app.tasks.choose import choosing
 from llama_adapter.app.tasks.prompts import Prompt
+from llama_adapter.app.tasks.task import Task
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 
@@ -24,7 +26,7 @@ class ChatQuestion:
     picture_url: str
     prompt: Prompt | None  # None: the model's caption prompt
     sampling: SamplingParams
-    choices: tuple[str, ...] | None
+    task: Task
     stop: tuple[str, ...]
     num_ignored_turns: int  # earlier messages that the model does not see in full
 
@@ -36,14 +38,14 @@ def understand(request: ChatRequest) -> ChatQuestion:
     if not isinstance(last, UserMessage):
         raise _invalid("The last message must have the role user: its text is the question.", "messages")
     place, picture_url = _newest_picture(request.messages)
-    choices = None if request.answer_choices is None else tuple(request.answer_choices)
+    task = choosing(request.answer_choices)
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     return ChatQuestion(
         picture_url=picture_url,
         prompt=_prompt(request.messages),
         sampling=_sampling(request),
-        choices=choices,
-        stop=() if choices is not None else stop,
+        task=task,
+        stop=() if task.continuations else stop,
         num_ignored_turns=sum(_is_ignored(message, has_picture=i == place) for i, message in enumerate(earlier)),
     )
 

@@ -3,12 +3,11 @@
 import asyncio
 import queue
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 
 from llama_adapter.app.tasks.answers import Answer, Event
-from llama_adapter.app.tasks.choose import choosing
 from llama_adapter.app.tasks.prompts import Prompt
 from llama_adapter.app.tasks.task import FREE_TEXT, Task
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -26,11 +25,6 @@ class Ask:
     stop: tuple[str, ...] = ()  # the text ends before the first of these
     client: str = ""  # clients take turns
     timeout_s: float | None = None  # at most the service's own limit; None: that limit
-    choices: InitVar[Sequence[str] | None] = None  # short for `task=choosing(choices)`
-
-    def __post_init__(self, choices: Sequence[str] | None) -> None:
-        if choices is not None:
-            object.__setattr__(self, "task", choosing(choices))
 
 
 class RequestHandle:

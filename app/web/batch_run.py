@@ -223,7 +223,7 @@ class BatchRun:
             prompt=question.prompt,
             label=name,
             sampling=question.sampling,
-            choices=question.choices,
+            task=choosing(question.choices),
             client=self._client,
         )
         while not self._is_stopped:

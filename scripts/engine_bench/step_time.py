@@ -108,7 +108,7 @@ def _eager(parts: Parts) -> EagerRunner:
 
 
 def _decoder(parts: Parts) -> Any:
-    return parts.executor._decoder  # type: ignore[attr-defined]  # only needed by this benchmark
+    return _eager(parts)._decoder  # only needed by this benchmark
 
 
 def _linear_layers(decoder: Any) -> list[Any]:

@@ -142,7 +142,7 @@ def test_an_adapter_file_becomes_an_om_that_answers_as_its_weights(tmp_path: Pat
     llama = ("--llama-dir", options["llama_dir"], "--llama-type", "TINY", "--adapter", options["adapter"])
     common = (
         "-m",
-        "app",
+        "llama_adapter",
         "caption",
         GOLDEN / "images",
         "--format",

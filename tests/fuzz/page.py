@@ -220,7 +220,7 @@ TARGETS = (
                 1e400,
             ),
         ),
-        instrumented=("app",),
+        instrumented=("llama_adapter.app",),
         quick_rounds=60,
     ),
 )

@@ -115,6 +115,6 @@ TARGETS = (
         limit_s=20.0,
         memory_bytes=2 * 2**30,
         quick_rounds=100,
-        instrumented=("app", "vision", "PIL"),
+        instrumented=("llama_adapter", "PIL"),
     ),
 )

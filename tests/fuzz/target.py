@@ -38,7 +38,7 @@ class Target:
     limit_s: float = 10.0  # for one input in a campaign; the tests have no limit of time
     memory_bytes: int = 2**30  # of address space beyond what the imports take, in a campaign
     quick_rounds: int = 150  # mutations that `make test` tries
-    instrumented: tuple[str, ...] = ("app", "vision", "llm")  # packages whose branches guide a campaign
+    instrumented: tuple[str, ...] = ("llama_adapter",)  # packages whose branches guide a campaign
 
 
 @cache

@@ -69,7 +69,7 @@ def test_wrong_labels_are_told_by_their_lines_and_make_it_less_sure(
     found = read_calibration(str(labels.folder / "c.json"))
     assert found.temperature > 1.5
     assert found.after.nll < found.before.nll
-    assert "1 wrong by their labels, the surest first:\n  line 6, " in capsys.readouterr().out
+    assert "most confident first:\n  line 6, " in capsys.readouterr().out
 
 
 @pytest.mark.slow

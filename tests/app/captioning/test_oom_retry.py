@@ -22,6 +22,8 @@ from llama_adapter.app.models.oom_retry import attempt
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.online.service import Ask, Service
 from llama_adapter.app.tasks.answers import Answer, Event, TextDelta
+from llama_adapter.app.tasks.choose import OneOf
+from llama_adapter.app.tasks.task import FREE_TEXT
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import DeviceError
 from tests.app.golden import model_options
@@ -323,7 +325,7 @@ def test_a_service_answers_with_fewer_rows_and_is_not_started_anew(parts: Parts)
             picture=picture,
             prompt="Describe the image.",
             sampling=sampled if number % 2 else SamplingParams(max_new_tokens=10),
-            choices=("yes", "no") if number % 5 == 4 else None,
+            task=OneOf(("yes", "no")) if number % 5 == 4 else FREE_TEXT,
         )
         for number, picture in enumerate(PICTURES)
     ]
@@ -349,7 +351,7 @@ def test_a_service_answers_with_fewer_rows_and_is_not_started_anew(parts: Parts)
         (expected,) = plain.generate(
             [ask.picture],
             ["Describe the image."],
-            choices=ask.choices,
+            choices=ask.task.continuations or None,
             max_new_tokens=10,
             temperature=ask.sampling.temperature,
             seed=ask.sampling.seed,

@@ -7,6 +7,8 @@ import pytest
 from llama_adapter.app.http_api.errors import ApiError
 from llama_adapter.app.http_api.question import ChatQuestion, understand
 from llama_adapter.app.http_api.schemas import ChatRequest
+from llama_adapter.app.tasks.choose import OneOf
+from llama_adapter.app.tasks.task import FREE_TEXT
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from tests.app.http_api.requests import chat, image, user
 
@@ -99,7 +101,7 @@ def test_nothing_given_and_null_mean_the_defaults_of_the_product() -> None:
     null = question(**dict.fromkeys(("temperature", "top_p", "top_k", "seed", "stop", "max_tokens", "answer_choices")))
 
     assert given.sampling == null.sampling == SamplingParams()
-    assert (given.stop, given.choices) == (null.stop, null.choices) == ((), None)
+    assert (given.stop, given.task) == (null.stop, null.task) == ((), FREE_TEXT)
 
 
 def test_parameters_arrive_as_they_are_given() -> None:
@@ -113,4 +115,4 @@ def test_parameters_arrive_as_they_are_given() -> None:
 def test_choices_need_no_stop() -> None:
     asked = question(answer_choices=["yes", "no"], stop="y")
 
-    assert (asked.choices, asked.stop) == (("yes", "no"), ())
+    assert (asked.task, asked.stop) == (OneOf(("yes", "no")), ())

@@ -25,6 +25,7 @@ from llama_adapter.app.online.service import (
 )
 from llama_adapter.app.reading.isolated import IsolatedReader
 from llama_adapter.app.reading.reader import PictureReading
+from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from scripts.service_bench import slow_files
 from tests.app.online.waiting import WAIT_S, wait_for
@@ -230,7 +231,7 @@ def test_pictures_above_the_limits_are_refused(start: Starter, limits: ServiceLi
     [
         (ask(0, "x" * 30_000), PromptError),
         (ask(0, "word " * 3000), PromptTooLongError),
-        (ask(0, choices=("yes", "n" * 30_000)), PromptError),
+        (ask(0, task=OneOf(("yes", "n" * 30_000))), PromptError),
         (ask(0, [10**9]), PromptError),
         (ask(0, ("x", "y" * 30_000)), PromptError),
     ],
