@@ -88,7 +88,7 @@ def body(data: bytes) -> str:
     for ask in _service().asks:
         assert isinstance(ask.picture, bytes)
         assert ask.picture
-        texts = (ask.prompt if isinstance(ask.prompt, tuple) else (ask.prompt,)) + (ask.choices or ()) + ask.stop
+        texts = (ask.prompt if isinstance(ask.prompt, tuple) else (ask.prompt,)) + ask.task.continuations + ask.stop
         assert all(isinstance(text, str) for text in texts)
         assert ask.sampling.max_new_tokens >= 1
         assert 0 <= ask.sampling.temperature <= 2
