@@ -171,7 +171,7 @@ def run(
         lifespan="on",
         ws="none",
         server_header=False,
-        proxy_headers=False,  # clients are told apart by their connection: a header can be forged
+        proxy_headers=False,  # a client is its connection: a header can be forged
         timeout_keep_alive=30,
         timeout_graceful_shutdown=_FLUSH_S,
         limit_concurrency=_max_connections(),

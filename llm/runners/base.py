@@ -111,7 +111,7 @@ class Runner(Protocol):
         """Hand a plan to the device."""
 
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
-        """Copy slot `source`, of which `num_tokens` positions are in use, over slot `target`."""
+        """Copy the prefix and the first `num_tokens` positions of slot `source` over slot `target`."""
 
     def clear(self, slot: int, *, position: int | None = None) -> None:
         """Zero a slot, or one position of it: a NaN left there would reach the next row even through the mask."""

@@ -1,8 +1,8 @@
 """Reads torch's pickles as data: no class is looked up and no function is called.
 
 Python's own unpickler calls whatever a pickle names, and even a restricted one lets a few bytes reserve gigabytes. Here
-names are only compared with what a checkpoint needs: plain values, dictionaries, tensors in storages, and the modules
-of a TorchScript archive, of which only the attributes are read.
+names are only compared with what a checkpoint needs: plain values, dictionaries, tensors in storages, and attributes of
+the modules of a TorchScript archive.
 """
 
 import math

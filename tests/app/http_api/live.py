@@ -1,5 +1,6 @@
 """An application behind a real socket, and a service that answers what a test says."""
 
+import dataclasses
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -10,24 +11,14 @@ import httpx
 import uvicorn
 from starlette.types import ASGIApp
 
-from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.http_api.api import ApiSettings, create_api
 from llama_adapter.app.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.online.types import ServiceStatus
 from llama_adapter.app.tasks.answers import Answer, AnswerError
+from tests.app import toys
 
-INFO = ModelInfo(
-    name="stub",
-    digest="0123456789abcdef",
-    device="cpu",
-    dtype="float32",
-    precision="float",
-    vision="torch",
-    mode="eager",
-    operators="auto",
-    encoder=None,
-    context=512,
-    default_prompt="Describe it.",
+INFO = dataclasses.replace(
+    toys.INFO, name="stub", digest="0123456789abcdef", operators="auto", context=512, default_prompt="Describe it."
 )
 
 

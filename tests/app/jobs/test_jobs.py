@@ -237,7 +237,7 @@ def test_failures_of_an_earlier_run_stand_until_they_are_to_be_tried_again(
     assert [record["error"] for record in records_in(out)].count(None) == 3
 
 
-def test_a_run_that_begins_anew_forgets_what_was_there(run: Run, folder: Path, tmp_path: Path) -> None:
+def test_a_run_that_starts_over_forgets_what_was_there(run: Run, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "answers.jsonl"
     command = ["caption", str(folder), *COMMON, "--out", str(out)]
     run(*command)

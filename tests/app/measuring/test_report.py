@@ -13,9 +13,9 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.stage_clock import STAGES, StageClock
 from llama_adapter.app.measuring import report as report_module
 from llama_adapter.app.measuring.report import Report, Tally, commit, versions
-from llama_adapter.app.models.spec import ModelInfo
 from llama_adapter.app.tasks.answers import Answer, AnswerError
 from tests.app.golden import PICTURES, model_options
+from tests.app.toys import INFO
 
 
 def answer(*, num_tokens: int = 3, total_ms: float = 1.0, is_bad: bool = False) -> Answer:
@@ -32,19 +32,7 @@ def answer(*, num_tokens: int = 3, total_ms: float = 1.0, is_bad: bool = False) 
     )
 
 
-MODEL = ModelInfo(
-    name="toy",
-    digest="d" * 64,
-    device="cpu",
-    dtype="float32",
-    precision="float",
-    vision="torch",
-    mode="eager",
-    operators="aten",
-    encoder=None,
-    context=64,
-    default_prompt="",
-)
+MODEL = dataclasses.replace(INFO, name="toy", digest="d" * 64, default_prompt="")
 
 
 def tally_of(*answers: Answer) -> Tally:

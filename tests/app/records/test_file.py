@@ -333,7 +333,7 @@ def test_a_full_device_is_told(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_a_cleared_file_begins_anew(tmp_path: Path) -> None:
+def test_a_cleared_file_starts_over(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     write(path, "one", "two")
     with RecordWriter(path) as writer:

@@ -49,7 +49,7 @@ def test_a_second_writer_is_refused_until_the_first_is_done(folder: Path) -> Non
     open_records(str(folder)).close()
 
 
-def test_a_folder_that_is_cleared_begins_anew(folder: Path) -> None:
+def test_a_cleared_folder_starts_over(folder: Path) -> None:
     with open_records(str(folder)) as records:
         records.clear()
         records.write(recorded(FakeAnswer(text="d")))

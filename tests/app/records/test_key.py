@@ -13,20 +13,8 @@ from llama_adapter.app.records.key import RecordKey
 from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from tests.app.toys import INFO
 
-INFO = ModelInfo(
-    name="tiny",
-    digest="ab" * 32,
-    device="cpu",
-    dtype="float32",
-    precision="float",
-    vision="torch",
-    mode="eager",
-    operators="aten",
-    encoder=None,
-    context=64,
-    default_prompt="Describe it",
-)
 SPEC = CaptionerSpec(batch_size=8)
 
 

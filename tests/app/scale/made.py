@@ -6,7 +6,7 @@ from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
 from llama_adapter.app.inputs import InputSpec, PictureInput
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import Asked, JobPlanner
-from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.key import RecordKey
@@ -16,20 +16,8 @@ from llama_adapter.app.scale.worker import LoadedModel
 from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.app.tasks.question import Question
+from tests.app.toys import INFO
 
-INFO = ModelInfo(
-    name="tiny",
-    digest="ab" * 32,
-    device="cpu",
-    dtype="float32",
-    precision="float",
-    vision="torch",
-    mode="eager",
-    operators="aten",
-    encoder=None,
-    context=64,
-    default_prompt="Describe it",
-)
 SPEC = CaptionerSpec(batch_size=8)
 FIRST = LoadedModel(host="here", process=1, spec=SPEC, info=INFO, image_size=32)
 
