@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any, Protocol
 
-from llama_adapter.app.captioning.captioner import Answer, Captioner
+from llama_adapter.app.captioning.captioner import Captioner, Event
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.inputs import may_wait
@@ -35,7 +35,7 @@ class Runner(Protocol):
     def prepare(self, say: Callable[[str], None]) -> None:
         """Get ready for the first picture; `say` takes notes for the user from now on."""
 
-    def answer(self, items: Iterator[WorkItem], planner: JobPlanner, *, stop: Callable[[], bool]) -> Generator[Answer]:
+    def answer(self, items: Iterator[WorkItem], planner: JobPlanner, *, stop: Callable[[], bool]) -> Generator[Event]:
         """One answer to every question that `planner.wants`, in the order in which they are ready.
 
         Once `stop` returns True, no more pictures are begun.
@@ -80,21 +80,17 @@ class LocalRunner:
         if (programs := warm_up(self._job, self._captioner)) is not None:
             say(programs)
 
-    def answer(self, items: Iterator[WorkItem], planner: JobPlanner, *, stop: Callable[[], bool]) -> Generator[Answer]:
+    def answer(self, items: Iterator[WorkItem], planner: JobPlanner, *, stop: Callable[[], bool]) -> Generator[Event]:
         """See `Runner`."""
-        events = self._captioner.run(
+        return self._captioner.run(
             items,
             sampling=self._job.sampling,
             clock=self._clock,
             reader=self._reader,
-            wants=planner.wants,
+            wants=None if planner.earlier is None else planner.wants,
             may_wait=may_wait(self._job.inputs),
             stop=stop,
         )
-        with closing(events):
-            for event in events:
-                if isinstance(event, Answer):
-                    yield event
 
     def waited_s(self, wall_s: float) -> float:
         """See `Runner`."""

@@ -18,7 +18,7 @@ from llama_adapter.app.scale.pipeline import ReadingPipeline, prepare_context
 from llama_adapter.app.scale.places import num_reading_tasks, plan_places
 from llama_adapter.app.scale.reading import Reading
 from llama_adapter.app.scale.worker import LoadedModel
-from llama_adapter.app.tasks.answers import Answer
+from llama_adapter.app.tasks.answers import Event
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.errors import UsageError
 
@@ -58,7 +58,7 @@ class RayRunner:
         """Captioners warm up as they are loaded."""
         self._say = say
 
-    def answer(self, items: Iterator[WorkItem], planner: JobPlanner, *, stop: Callable[[], bool]) -> Generator[Answer]:
+    def answer(self, items: Iterator[WorkItem], planner: JobPlanner, *, stop: Callable[[], bool]) -> Generator[Event]:
         """See `Runner`."""
         num_captioners = len(self._crew.places)
         index = planner.earlier
