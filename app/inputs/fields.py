@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from llama_adapter.app.inputs.items import QuestionFields
 
+PICTURE_COLUMNS = ("picture", "image", "file_name", "filename", "path")
 PROMPT_COLUMNS = ("prompt", "question", "instruction")
 INPUT_COLUMN, CHOICES_COLUMN = "input", "choices"
 

@@ -14,13 +14,13 @@ import pytest
 
 from llama_adapter.app.records.file import RecordFileLockedError, RecordWriter
 from llama_adapter.app.records.record import RecordFileError, read_records, record_to_line
-from tests.app.recorded import FakeAnswer, recorded
+from tests.app.recorded import recorded
 
 
 def write(path: Path, *texts: str) -> RecordWriter:
     with RecordWriter(path) as writer:
         for text in texts:
-            writer.write(recorded(FakeAnswer(text=text)))
+            writer.write(recorded(text=text))
     return writer
 
 
@@ -33,7 +33,7 @@ def test_records_are_appended_and_read_back_in_order(tmp_path: Path) -> None:
     assert write(path, "one", "two").num_written == 2
     assert write(path, "three\u2028").repair is None
     assert texts_in(path) == ["one", "two", "three\u2028"]
-    assert next(read_records(path)) == recorded(FakeAnswer(text="one"))
+    assert next(read_records(path)) == recorded(text="one")
     assert path.read_bytes().endswith(b"\n")
 
 
@@ -87,7 +87,7 @@ def test_a_file_of_something_else_is_refused_and_left_alone(content: bytes, tmp_
 
 def lines_of(*texts: str) -> bytes:
     """Records, a line each."""
-    return b"".join(record_to_line(recorded(FakeAnswer(text=text))).encode() + b"\n" for text in texts)
+    return b"".join(record_to_line(recorded(text=text)).encode() + b"\n" for text in texts)
 
 
 WHOLE = lines_of("one", "two", "three")
@@ -221,7 +221,7 @@ def test_records_survive_a_process_that_dies_without_closing(tmp_path: Path) -> 
 def test_a_pipe_takes_records_without_repair(tmp_path: Path) -> None:
     reader, writer_end = os.pipe()
     with RecordWriter(f"/dev/fd/{writer_end}") as writer:
-        writer.write(recorded(FakeAnswer(text="through a pipe")))
+        writer.write(recorded(text="through a pipe"))
     os.close(writer_end)
     with os.fdopen(reader, "rb") as pipe:
         assert json.loads(pipe.read())["text"] == "through a pipe"
@@ -240,7 +240,7 @@ def test_a_second_writer_is_refused_until_the_first_is_done(tmp_path: Path) -> N
     with RecordWriter(path) as first:
         with pytest.raises(RecordFileLockedError, match="Another run is writing"):
             RecordWriter(path)
-        first.write(recorded(FakeAnswer(text="one")))
+        first.write(recorded(text="one"))
     write(path, "two")
     assert texts_in(path) == ["one", "two"]
 
@@ -317,12 +317,12 @@ def test_what_does_not_fit_is_taken_back_and_the_rest_stays(room: int, tmp_path:
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + room, limits[1]))
         try:
             with pytest.raises(OSError, match="File too large") as refused:
-                writer.write(recorded(FakeAnswer(text="three")))
+                writer.write(recorded(text="three"))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert refused.value.errno == errno.EFBIG
         assert path.read_bytes() == before
-        writer.write(recorded(FakeAnswer(text="four")))  # there is room again
+        writer.write(recorded(text="four"))  # there is room again
     assert texts_in(path) == ["one", "two", "four"]
 
 
@@ -338,7 +338,7 @@ def test_a_cleared_file_starts_over(tmp_path: Path) -> None:
     write(path, "one", "two")
     with RecordWriter(path) as writer:
         writer.clear()
-        writer.write(recorded(FakeAnswer(text="three")))
+        writer.write(recorded(text="three"))
     assert texts_in(path) == ["three"]
 
 

@@ -8,13 +8,13 @@ from llama_adapter.app.records.file import RecordFileLockedError, RecordWriter, 
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.manifest import manifest_path
 from llama_adapter.app.records.record import RecordFileError, read_records
-from tests.app.recorded import FakeAnswer, recorded
+from tests.app.recorded import recorded
 
 
 def write(path: Path, *texts: str) -> None:
     with RecordWriter(path) as records:
         for text in texts:
-            records.write(recorded(FakeAnswer(text=text, picture=text)))
+            records.write(recorded(text=text, picture=text))
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_all_parts_are_read_and_the_last_one_is_mended_and_goes_on(folder: Path)
 
     with open_records(str(folder)) as records:
         index = RecordIndex(records.files)
-        records.write(recorded(FakeAnswer(text="d")))
+        records.write(recorded(text="d"))
 
     assert records.repair == "dropped"
     assert [index.claim(recorded()["id"], name) for name in "acbb"] == ["answered"] * 3 + [None]
@@ -52,7 +52,7 @@ def test_a_second_writer_is_refused_until_the_first_is_done(folder: Path) -> Non
 def test_a_cleared_folder_starts_over(folder: Path) -> None:
     with open_records(str(folder)) as records:
         records.clear()
-        records.write(recorded(FakeAnswer(text="d")))
+        records.write(recorded(text="d"))
 
     assert parts(folder) == {"part-00001.jsonl": ["d"]}
     assert RecordIndex(records.files)
