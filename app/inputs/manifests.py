@@ -17,7 +17,6 @@ from llama_adapter.app.inputs.fields import (
 from llama_adapter.app.inputs.items import InputsError, PictureInput
 from llama_adapter.app.inputs.lines import can_read_again, check_lines
 from llama_adapter.app.inputs.tables import check_suffix, read_rows
-from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
 
 _MAX_QUESTIONS = 1024  # of one item; a picture with more is read again
@@ -107,9 +106,4 @@ def _faulty(path: str, *, line: int, reason: str) -> PictureInput:
     message = (
         f"Wanted a picture and what is asked of it in the line `{shown_name(label)}`, but {reason}; mend that line."
     )
-    return PictureInput(
-        source=path,
-        label=label,
-        root=os.path.dirname(path) or ".",
-        error=AnswerError(code="manifest", message=message),
-    )
+    return PictureInput.failed(label, "manifest", message, source=path, root=os.path.dirname(path) or ".")

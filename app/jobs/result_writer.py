@@ -4,7 +4,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from llama_adapter.app.calibration.decider import Decider
@@ -81,9 +80,7 @@ class ResultWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is KeyboardInterrupt:  # the second Ctrl-C
             self.end_reason = "interrupted"
         self.close()

@@ -34,7 +34,6 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
     that runtime/problems.py lists.
     """
     runner = runner or LocalRunner()
-    runner.check(job)
     check_inputs(job.inputs, need_questions=job.lacks_question, addresses=runner.reads_addresses)
     _check_variables(job)
     decider = _open_decider(job)
@@ -51,11 +50,11 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
         )
         interruption = stack.enter_context(Interruption())
         _say_notes(job, runner, writer, decider, file=file)
-        runner.prepare(writer.say)
         stop = lambda: interruption.requested or writer.problem is not None  # noqa: E731 - an argument, twice
-        started = time.perf_counter()
         items = _plan(job, runner, planner, writer, stop=stop)
-        for event in stack.enter_context(closing(runner.answer(items, planner, stop=stop))):
+        events = stack.enter_context(closing(runner.answer(items, planner, say=writer.say, stop=stop)))
+        started = time.perf_counter()
+        for event in events:
             if isinstance(event, Answer):
                 writer.write(event)
         wall_s = time.perf_counter() - started

@@ -25,20 +25,21 @@ class Runner(Protocol):
     info: ModelInfo
     about: Mapping[str, Any]  # what the manifest says of the runner
 
-    def check(self, job: Job) -> None:
-        """Raise UsageError for a job that this runner cannot do."""
-
     def open(self, job: Job) -> AbstractContextManager[object]:
-        """Load the model. Raises for questions that could be asked of no picture."""
+        """Load the model. Raises for unsuitable jobs, and for questions that could be asked of no picture."""
         ...
 
-    def prepare(self, say: Callable[[str], None]) -> None:
-        """Get ready for the first picture; `say` takes notes for the user from now on."""
-
-    def answer(self, items: Iterator[WorkItem], planner: JobPlanner, *, stop: Callable[[], bool]) -> Generator[Event]:
+    def answer(
+        self,
+        items: Iterator[WorkItem],
+        planner: JobPlanner,
+        *,
+        say: Callable[[str], None],
+        stop: Callable[[], bool],
+    ) -> Generator[Event]:
         """One answer to every question that `planner.wants`, in the order in which they are ready.
 
-        Once `stop` returns True, no more pictures are begun.
+        `say` takes notes for the user. Once `stop` returns True, no more pictures are begun.
         """
         ...
 
@@ -57,9 +58,6 @@ class LocalRunner:
     reads_addresses = False
     about: Mapping[str, Any] = {}
 
-    def check(self, job: Job) -> None:
-        """Everything can be done here."""
-
     @contextmanager
     def open(self, job: Job) -> Iterator[None]:
         """Load the captioner and start the reader."""
@@ -74,14 +72,18 @@ class LocalRunner:
             with closing(self._reader):
                 yield
 
-    def prepare(self, say: Callable[[str], None]) -> None:
-        """Compile what graph modes need; also says when memory runs short later on."""
+    def answer(
+        self,
+        items: Iterator[WorkItem],
+        planner: JobPlanner,
+        *,
+        say: Callable[[str], None],
+        stop: Callable[[], bool],
+    ) -> Generator[Event]:
+        """See `Runner`. Compiles what graph modes need before it returns."""
         self._captioner.oom_retry.tell = lambda text: say(f"note: {text}")
         if (programs := warm_up(self._job, self._captioner)) is not None:
             say(programs)
-
-    def answer(self, items: Iterator[WorkItem], planner: JobPlanner, *, stop: Callable[[], bool]) -> Generator[Event]:
-        """See `Runner`."""
         return self._captioner.run(
             items,
             sampling=self._job.sampling,

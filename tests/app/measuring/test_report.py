@@ -135,10 +135,10 @@ def test_stages_add_up_to_the_wall_time_of_a_run() -> None:
         started = time.perf_counter()
         captioner.generate(pictures, max_new_tokens=32, clock=clock)
         wall_s = time.perf_counter() - started
-        assert clock.total <= wall_s
-        assert clock.total == pytest.approx(sum(clock.seconds.values()))
+        total_s = sum(clock.seconds.values())
+        assert total_s <= wall_s
         assert all(clock.seconds[stage] > 0 for stage in STAGES)
-        return (wall_s - clock.total) / wall_s
+        return (wall_s - total_s) / wall_s
 
     # The machine may be busy with something else just between the two clocks: the best of a few counts.
     assert min(missed_share() for _ in range(3)) < 0.02
