@@ -103,7 +103,5 @@ def _check_column(values: Mapping[str, object], names: tuple[str, ...], *, path:
 
 def _faulty(path: str, *, line: int, reason: str) -> PictureInput:
     label = f"{path}:{line}"
-    message = (
-        f"Wanted a picture and what is asked of it in the line `{shown_name(label)}`, but {reason}; mend that line."
-    )
+    message = f"Wanted a picture and its question in the line `{shown_name(label)}`, but {reason}; correct that line."
     return PictureInput.failed(label, "manifest", message, source=path, root=os.path.dirname(path) or ".")

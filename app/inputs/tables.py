@@ -75,10 +75,12 @@ def _json_row(line: bytes, *, number: int) -> Row:
         values = json.loads(line.decode())
     except UnicodeDecodeError:
         return Row(line=number, problem="it is not UTF-8")
-    except (ValueError, RecursionError) as error:
-        return Row(line=number, problem=f"it is no JSON ({error})")
+    except json.JSONDecodeError as error:
+        return Row(line=number, problem=f"it is not valid JSON from column {error.colno} on")
+    except (ValueError, RecursionError):  # a number of thousands of digits, thousands of brackets
+        return Row(line=number, problem="it is not valid JSON")
     if not isinstance(values, dict):
-        return Row(line=number, problem="it is no JSON object")
+        return Row(line=number, problem="it is not a JSON object")
     return Row(line=number, values=values)
 
 
@@ -101,7 +103,7 @@ def _cell_rows(
         )
     for line, cells, reason in records:
         if not reason and len(cells) != len(names):
-            reason = f"it has {len(cells)} cells, and the head has {len(names)}"
+            reason = f"it has {len(cells)} cells, and the first line has {len(names)}"
         if reason:
             yield Row(line=line, problem=reason)
         else:
@@ -126,10 +128,9 @@ def _records(reader: _Reader, *, keep_bytes: bool) -> Iterator[tuple[int, list[s
         except StopIteration:
             return
         except csv.Error as error:
-            problem = f"it is no CSV ({shown_name(str(error))})"  # the message quotes the delimiter, which may be a tab
+            problem = f"it is not valid CSV ({shown_name(str(error))})"  # the message quotes the delimiter, which may be a tab
             if reader.line_num > line:
-                lines = f"the lines up to {reader.line_num:,}"
-                problem += f" and takes {lines} with it, as a quote in it is not closed or not doubled"
+                problem += f" and swallows the lines up to {reader.line_num:,}: a quote is not closed or not doubled"
         text = "".join(cells)
         if _TOO_LONG in text:
             problem = _TOO_LONG_REASON
