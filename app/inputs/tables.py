@@ -128,7 +128,8 @@ def _records(reader: _Reader, *, keep_bytes: bool) -> Iterator[tuple[int, list[s
         except StopIteration:
             return
         except csv.Error as error:
-            problem = f"it is not valid CSV ({shown_name(str(error))})"  # the message quotes the delimiter, which may be a tab
+            # Shown as a name is, since the message quotes the delimiter, which may be a tab.
+            problem = f"it is not valid CSV ({shown_name(str(error))})"
             if reader.line_num > line:
                 problem += f" and swallows the lines up to {reader.line_num:,}: a quote is not closed or not doubled"
         text = "".join(cells)
