@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
@@ -58,6 +59,11 @@ class ModelSources:
     visual_heads: int | None = None
     channel_order: Literal["auto", "rgb", "bgr"] = "auto"
     context: int | None = None
+
+
+def sources_of(spec: CaptionerSpec) -> ModelSources:
+    """The sources of a spec with `llama_dir`."""
+    return ModelSources(**{field.name: getattr(spec, field.name) for field in dataclasses.fields(ModelSources)})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
