@@ -70,9 +70,9 @@ def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> P
         elif spec.vision_kind != "torch":
             foreign_note = f"`{spec.encoder}` does not name its model, so it is not checked against this one"
         placed = place_model(model, spec=spec, backend=backend, mode=mode)
-        runner = placed.halves.runner
-        if placed.halves.vision is not None:
-            vision = placed.halves.vision
+        runner = placed.runner
+        if placed.vision is not None:
+            vision = placed.vision
         elif vision is None:
             # Last: the decoder's device must exist before the OM's own context.
             vision = stack.enter_context(closing(open_encoder(encoder_spec(spec, backend=backend, mode=mode))))

@@ -108,11 +108,6 @@ class LoadedModel:
     ood_detector: OodDetector | None = None  # detects pictures unlike the training data
     notes: tuple[str, ...] = ()  # sentences for people about the files it came from
 
-    @property
-    def channel_order(self) -> ChannelOrder:
-        """The order of colours the weights were trained on."""
-        return self.vision_config.channel_order
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlamaFolder:
