@@ -16,7 +16,7 @@ from llama_adapter.app.records.record import Record, RecordFileError, parse_reco
 from llama_adapter.runtime.errors import UsageError
 from tests.app.calibration.test_file import calibration as fitted
 from tests.app.recorded import failed, recorded
-from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines
+from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines, words
 from tests.fuzz.target import Target, refused, scratch, written
 
 NEW = recorded(picture="new.png", digest="ef" * 32)
@@ -159,15 +159,9 @@ def _calibrations() -> dict[str, bytes]:
 
 _WORDS = (
     *Record.__annotations__,
-    *("code", "message", "total", "stop", "length", "choice", "error", "a.png", "../../a.png", "/a.png"),
-    *(
-        "a.png\0",
-        "a/../b.png",
-        "data.tar/1.jpg",
-        "http://x/a.png",
-        {"yes": 0.5, "no": None},
-        {"code": "x", "message": "y"},
-    ),
+    *words("code message total stop length choice error a.png ../../a.png /a.png"),
+    *("a.png\0", "a/../b.png", "data.tar/1.jpg", "http://x/a.png", {"yes": 0.5, "no": None}),
+    {"code": "x", "message": "y"},
 )
 _as_json = mutated_json(*_WORDS)
 _as_lines = either(
