@@ -1,8 +1,10 @@
-"""The embedded model's encoder in every form that tests want it in: torch, ONNX, OM; made once a test run."""
+"""The embedded model's encoder as tests need it: torch, ONNX, OM. An ONNX file is exported once for all processes."""
 
+import fcntl
 import functools
-import tempfile
+import hashlib
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from tests.fakes.om_format import write_fake_om
 
 ROOT = Path(__file__).resolve().parents[2]
 SOC = "Ascend310P3"
-_FOLDER = tempfile.TemporaryDirectory(prefix="exported-")
+_CACHE = ROOT / ".pytest_cache" / "exported"
 
 
 @functools.cache
@@ -33,16 +35,28 @@ def embedded_encoder() -> PictureEncoder:
     return encoder_from_state(model.vision_config, model.vision_state)
 
 
+@functools.cache
 def embedded_onnx(dtype: GraphDtype = "float32") -> Path:
     """Not to be changed by a test."""
-    return _embedded_onnx(dtype)
+    path = _CACHE / f"embedded-{dtype}-{_export_key()}.onnx"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # an export takes many seconds, so other processes wait for it
+        if not path.exists():
+            encoder = embedded_encoder()
+            export_onnx(encoder.config, encoder.state_dict(), path, name="embedded", dtype=dtype)
+    return path
 
 
 @functools.cache
-def _embedded_onnx(dtype: GraphDtype) -> Path:
-    encoder, path = embedded_encoder(), Path(_FOLDER.name) / f"embedded-{dtype}.onnx"
-    export_onnx(encoder.config, encoder.state_dict(), path, name="embedded", dtype=dtype)
-    return path
+def _export_key() -> str:
+    """Everything that determines an exported file."""
+    digest = hashlib.sha256(" ".join(version(name) for name in ("torch", "onnx", "onnxscript")).encode())
+    folders = (ROOT / "runtime" / "graphs", ROOT / "vision", ROOT / "assets" / "embedded")
+    for file in sorted(file for folder in folders for file in folder.rglob("*") if "__pycache__" not in file.parts):
+        if file.is_file():
+            digest.update(file.name.encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 @functools.cache
