@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.app.golden import GOLDEN, ROOT, model_options
+from tests.fakes.exported import embedded_onnx
 
 pytestmark = pytest.mark.slow
 
@@ -63,10 +65,10 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("encoders")
     onnx = folder / "clip.onnx"
     convert = ("export", "om", onnx, "--soc-version", SOC)
+    shutil.copy(embedded_onnx("float32"), folder / "float32.onnx")
     *_, made = run_several(
         [
             ("export", "onnx", "--out", onnx, "--dtype", "float16"),
-            ("export", "onnx", "--out", folder / "float32.onnx"),
             (*convert, "--batch-sizes", "1,4,8", "--gears"),
             (*convert, "--batch-sizes", "1,5", "--out", folder / "fixed" / "clip"),
         ]
