@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_adapter.app.calibration.decisions import Rule, decide, explain, parse_choices
+from llama_adapter.app.calibration.decisions import Rule, decide, explain
 
 SHARES = st.floats(0.0, 1.0)
 
@@ -92,13 +92,3 @@ def test_the_rule_is_told_in_a_sentence() -> None:
     assert explain(("yes", "no"), Rule()) == "“yes” from 55% on, “no” up to 45%, and undecided between 45% and 55%."
     assert "undecided between" not in explain(("yes", "no"), Rule(band=0.0))
     assert explain(("a", "b", "c"), Rule()).startswith("The likeliest choice counts when it has at least 55%")
-
-
-def test_choices_stand_between_commas_or_on_lines() -> None:
-    assert parse_choices(" yes,no ,\nperhaps") == ("yes", "no", "perhaps")
-
-
-@pytest.mark.parametrize("text", ["", "yes", "yes, yes", ",".join(map(str, range(13)))])
-def test_too_few_equal_or_too_many_choices_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="two to twelve different choices"):
-        parse_choices(text)
