@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from llama_adapter.app.calibration.decisions import Rule, decide, explain, parse_choices
+from llama_adapter.app.calibration.decisions import Rule, decide, explain
 
 SHARES = st.floats(0.0, 1.0)
 
@@ -82,13 +82,3 @@ def test_numbers_out_of_range_are_refused(wrong: float) -> None:
 def test_the_rule_in_a_sentence(snapshot: SnapshotAssertion) -> None:
     rules = (Rule(), Rule(band=0.0), Rule(threshold=0.5, abstain=(0.2, 0.8)))
     assert [explain(choices, rule) for rule in rules for choices in (("yes", "no"), ("a", "b", "c"))] == snapshot
-
-
-def test_choices_stand_between_commas_or_on_lines() -> None:
-    assert parse_choices(" yes,no ,\nperhaps") == ("yes", "no", "perhaps")
-
-
-@pytest.mark.parametrize("text", ["", "yes", "yes, yes", ",".join(map(str, range(13)))])
-def test_too_few_equal_or_too_many_choices_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="two to twelve different choices"):
-        parse_choices(text)
