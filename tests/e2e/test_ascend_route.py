@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +18,7 @@ from tests.app.golden import GOLDEN, ROOT, model_options
 pytestmark = pytest.mark.slow
 
 FAKES = ROOT / "tests" / "fakes"
-PICTURES = ROOT / "assets" / "pictures"
+PICTURES = sorted((ROOT / "assets" / "pictures").glob("*.[pj][np]g"))[:12]
 SOC = "Ascend310P3"
 
 
@@ -82,7 +83,6 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     *_, made = run_several(
         [
             ("export", "onnx", "--out", onnx, "--dtype", "float16"),
-            ("export", "onnx", "--out", folder / "float32.onnx"),
             ("export", "onnx", "--out", of_adapter, *ADAPTER, *CLIP),
             ("export", "om", of_adapter, "--soc-version", SOC, "--batch-sizes", "2"),
             ("export", "om", onnx, "--soc-version", SOC, "--batch-sizes", "1,4,8", "--gears"),
@@ -93,13 +93,13 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-CAPTION = ("caption", PICTURES, "--format", "text", "--quiet", "--reader", "thread")
+OPTIONS = ("--format", "text", "--quiet", "--reader", "thread")
+CAPTION = ("caption", *PICTURES, *OPTIONS)
 # Flags by an encoder and the generation of ais_bench.
 ROUTES: dict[tuple[str, str], tuple[str, ...]] = {
     ("clip.onnx", "2024"): ("--batch-size", "5"),
-    ("float32.onnx", "2024"): ("--batch-size", "5"),
     ("fixed/clip_bs1.om", "2024"): (),
-    ("fixed/clip_bs5.om", "2024"): ("--batch-size", "5"),  # 32 pictures: the last batch has two
+    ("fixed/clip_bs5.om", "2024"): ("--batch-size", "5"),  # the last batch has two
     ("fixed/clip_bs5.om", "2023"): ("--batch-size", "7"),
     ("clip.om", "2023"): ("--batch-size", "5"),
     ("clip.om", "2024"): ("--batch-size", "11", "--encoder-process"),
@@ -112,7 +112,7 @@ Captions = Callable[[str], dict[str, list[str]]]
 
 @pytest.fixture(scope="module")
 def captions(encoders: Path) -> Captions:
-    """The captions of all sample pictures: by torch, and by each encoder of a generation of ais_bench."""
+    """The captions of the pictures: by torch, and by each encoder of a generation of ais_bench."""
 
     @functools.cache
     def captions(generation: str) -> dict[str, list[str]]:
@@ -127,15 +127,20 @@ def captions(encoders: Path) -> Captions:
 @pytest.mark.parametrize(("encoder", "generation"), ROUTES)
 def test_every_encoder_gives_the_captions_of_torch(encoder: str, generation: str, captions: Captions) -> None:
     assert captions(generation)[encoder] == captions(generation)["torch"]
-    assert len(captions(generation)["torch"]) == 32
+    assert len(captions(generation)["torch"]) == 12
 
 
-def test_the_demo_runs_the_om_that_the_guides_variable_names(encoders: Path, captions: Captions) -> None:
+def test_the_demo_runs_the_om_that_the_guides_variable_names(
+    encoders: Path, captions: Captions, tmp_path: Path
+) -> None:
+    for picture in PICTURES:
+        shutil.copy(picture, tmp_path)
+
     ran = run(
         "demo_bsz.py",
         *("--infer-loop", "1", "--no-score"),
         CLIP_DIR=str(encoders / "fixed" / "clip_bs5.om"),
-        PIC_FILE_PATH=str(PICTURES),
+        PIC_FILE_PATH=str(tmp_path),
     )
     assert ran.returncode == 0, ran.stderr
     results = sorted(line.split(": ", 2)[2] for line in ran.stdout.splitlines() if line.startswith("[result]"))
@@ -145,7 +150,7 @@ def test_the_demo_runs_the_om_that_the_guides_variable_names(encoders: Path, cap
 
 def test_an_adapter_file_becomes_an_om_that_answers_as_its_weights(encoders: Path) -> None:
     llama = ("--llama-dir", model_options()["llama_dir"], "--llama-type", "TINY", *ADAPTER)
-    caption = ("caption", GOLDEN / "images", *CAPTION[2:], "--max-new-tokens", "12", *llama)
+    caption = ("caption", GOLDEN / "images", *OPTIONS, "--max-new-tokens", "12", *llama)
 
     # CLIP's weights are inside the OM: the decoder is all that is read beside it.
     ours, reference = run_several([(*caption, "--encoder", encoders / "adapter_bs2.om"), (*caption, *CLIP)])
@@ -174,7 +179,7 @@ def of_damaged(encoders: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
             om.write_bytes(om.read_bytes()[:-100])
         elif damage == "link":
             om.symlink_to(om.rename(om.with_name("real.om")))
-        return (f"FAKE_SOC={'Ascend910B3' if damage == 'soc' else SOC}", "caption", PICTURES, "--encoder", om)
+        return (f"FAKE_SOC={'Ascend910B3' if damage == 'soc' else SOC}", "caption", PICTURES[0], "--encoder", om)
 
     return dict(zip(DAMAGES, run_several(map(caption, DAMAGES)), strict=True))
 
