@@ -1,5 +1,6 @@
 """The console script `llama-adapter`, which is `python -m llama_adapter`."""
 
+import gc
 import signal
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     exit_code = cli.main(arguments)
     if exit_code == ExitCode.INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses Ctrl-C once more has what they want
+    gc.freeze()  # the interpreter's last collection would look at all of torch, for half a second
     return exit_code
 
 
