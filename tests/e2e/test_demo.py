@@ -258,7 +258,7 @@ def test_faulty_known_answers_cost_nothing_but_the_score(embedded_demo: Demo, kn
     assert ran.code == 0
     assert "pictures/s" in ran.out
     assert "exactly right" not in ran.out
-    assert re.search(r"^note: not scored\. Wanted .* line 1, but it is no JSON", ran.err, re.MULTILINE)
+    assert re.search(r"^note: not scored\. Wanted .* line 1, but it is not valid JSON", ran.err, re.MULTILINE)
 
 
 def test_other_models_are_not_asked(demo: Demo, known_pictures: Path) -> None:
