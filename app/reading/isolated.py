@@ -27,15 +27,12 @@ class _Attempt(NamedTuple):
 
 
 class IsolatedReader:
-    """Reads as `PictureReader` does, to the bit, but in `num_processes` processes of its own (default: one a thread).
+    """Reads exactly as `PictureReader`, but in `num_processes` processes (default: one per reading thread).
 
-    `num_kept` of them (default: all) are kept ready; the others start on demand.
-
-    A picture that is not read within `timeout_s` seconds gets the error `timeout`; one that ends its process, or makes
-    it take more than `memory_bytes`, gets `crashed` or `too_large`. The process is replaced, and other pictures are not
-    affected. An opened PIL image is read in the calling thread, without these limits. Any number of threads may read.
-
-    The processes end with this one, however it ends. `None` means no limit.
+    `num_kept` of them (default: all) are kept ready; the others start on demand. A picture that is not read within
+    `timeout_s` seconds gets the error `timeout`; one that ends its process, or needs more than `memory_bytes`, gets
+    `crashed` or `too_large`. The process is replaced. None means no limit. An opened PIL image is read in the calling
+    thread, without these limits. Thread-safe. The processes end with this one, however it ends.
     """
 
     def __init__(

@@ -33,12 +33,12 @@ class _Pending(NamedTuple, Generic[Item, Result]):
 
 
 class Prefetcher(Generic[Item, Result]):
-    """Applies `read` to the items of `source` in threads, up to `ahead` of them before they are asked for.
+    """Applies `read` to the items of `source` in threads, up to `ahead` items before they are taken.
 
-    Fewer where their `num_bytes`, for items that carry a picture's bytes, add up to `ahead_bytes`. Items are drawn from
-    `source` in the caller's thread or, where the source `may_wait`, in a thread of its own, which closes a generator at
-    the end. Items that are not `shareable` are read in the caller's thread. What `read` raises is raised in `take`, and
-    so is what `source` raises, after all earlier items. Leaving the context waits for no reading, which may hang.
+    It stops earlier when the `num_bytes` of the items reach `ahead_bytes`. Items are drawn from `source` in the
+    caller's thread or, if the source `may_wait`, in a thread of its own. Items that are not `shareable` are read in the
+    caller's thread. `take` raises what `read` raises, and, after all earlier items, what `source` raises. Leaving the
+    context does not wait for readings, which may hang.
     """
 
     def __init__(
@@ -76,11 +76,10 @@ class Prefetcher(Generic[Item, Result]):
             return self._has_ended and not self._pending and self._failure is None
 
     def take(self, count: int, *, at_least: int | None = None) -> list[Result]:
-        """Up to `count` results that are ready, the oldest first; a slow one holds no other back.
+        """Up to `count` results that are ready, the oldest first; a slow reading does not delay the others.
 
-        Waits until there are `at_least` (default: `count`), or no more to come: see `is_exhausted`. After a second one
-        is enough, so that a picture that hangs at the end of a job holds nothing back; so it is, at once, while nothing
-        is pending. Does not wait once `stop` is true.
+        Waits until `at_least` (default: `count`) are ready or no more will come. After a second, or while nothing is
+        pending, one is enough. Does not wait once `stop` returns True.
         """
         results: list[Result] = []
         wanted, patient_until = count if at_least is None else at_least, time.monotonic() + _PATIENCE_S
