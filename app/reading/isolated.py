@@ -1,4 +1,4 @@
-"""Reads pictures in separate processes that can be killed: no file can hang, end or fill the calling process."""
+"""Reads pictures in separate processes that can be killed, so that no file hangs or ends the calling process."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""One reading process as its parent sees it: started, asked and ended, and never waited for without a limit."""
+"""A reading process as its parent handles it: start, request, end. No wait is without a limit."""
 
 import dataclasses
 import json
@@ -71,7 +71,7 @@ class ReadingProcess:
         return self._child.process.pid
 
     def wait_until_ready(self, *, timeout_s: float) -> None:
-        """Wait until it has started; later, whether it is still there. Raises as `read` does."""
+        """Wait until it has started. Raises as `read`, also if it has ended since."""
         if not self.is_ready:
             self._receive_head(time.monotonic() + timeout_s)
             self.is_ready = True
@@ -134,14 +134,11 @@ class ReadingProcess:
             os.setpriority(os.PRIO_PROCESS, self.process_id, SLOW_NICENESS)
 
     def kill(self) -> None:
-        """Have it end, now or when the operating system lets it; for any thread."""
+        """Send SIGKILL; a process that hangs in the system ends later. Thread-safe."""
         self._child.process.kill()
 
     def end(self) -> bool:
-        """Kill it, release what belongs to it here, and whether it is gone: one that hangs in the system goes later.
-
-        May be repeated.
-        """
+        """Kill it and release its resources here; returns whether it has ended. Can be called again."""
         self._child.process.kill()
         self._connection.close()
         is_gone = self._child.has_ended(within_s=REAP_LIMIT_S)
@@ -150,11 +147,11 @@ class ReadingProcess:
         return is_gone
 
     def has_gone(self) -> bool:
-        """Whether it is gone by now."""
+        """Whether it has ended."""
         return self._child.has_ended()
 
     def let_go(self) -> None:
-        """For a process that was forked off: close what was inherited, and leave the child to its real parent."""
+        """In a forked process: close what was inherited; the child belongs to the other process."""
         self._child.disown()
 
     @property
@@ -163,7 +160,7 @@ class ReadingProcess:
         return self._child.said
 
     def how_it_ended(self) -> str:
-        """In words, after it ended without being asked to: "by SIGSEGV"."""
+        """In words, after it ended by itself: "by SIGSEGV"."""
         self._child.has_ended(within_s=REAP_LIMIT_S)
         return self._child.how_it_ended() or "amid a reply"
 
@@ -174,7 +171,7 @@ class ReadingProcess:
                 self._connection.sendall(part)
 
     def _wait(self, keep_waiting: KeepWaiting, *, deadline: float | None) -> None:
-        """Until something can be received or the deadline has passed."""
+        """Wait until something can be received or the deadline has passed."""
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         cpu_before: float | None = None

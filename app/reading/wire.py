@@ -1,7 +1,7 @@
-"""Messages to and from reading processes, as bytes with fixed heads. Opens nothing, sends nothing.
+"""Messages to and from reading processes, as bytes with heads of fixed size. Plain functions.
 
-Replies are not trusted: a hostile file may have taken the process over. So only one head of fixed size is parsed, every
-field of it is checked, and what follows is a text of bounded length or exactly the pixels.
+Replies are not trusted, as a hostile file may have taken the process over: every field of the head is checked, and
+what follows is a text of bounded length or exactly the pixels.
 """
 
 import pickle
@@ -79,7 +79,7 @@ class ReplyHead:
 
     @classmethod
     def decode(cls, head: bytes | bytearray, *, max_side: int) -> "ReplyHead":
-        """Check every field; raise ValueError for what our reading processes never send.
+        """Check every field. Raises ValueError for values that our reading processes never send.
 
         `max_side` bounds rows and columns of the pixels.
         """

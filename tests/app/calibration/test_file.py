@@ -63,7 +63,7 @@ def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
         {"further": 1},
     ],
 )
-def test_what_is_no_calibration_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+def test_an_invalid_calibration_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
     path = tmp_path / "c.json"
     write_calibration(calibration(), str(path))
     changed = json.dumps(json.loads(path.read_text()) | change).encode()

@@ -1,4 +1,4 @@
-"""Which records count: a failure that was made good does not, nor what was written twice; all else does."""
+"""Which records count: all but superseded failures and records written twice."""
 
 import os
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ def test_which_records_count(tmp_path: Path, records: list[Record], kept: list[i
     assert found.num_superseded == len(records) - len(kept)
 
 
-def test_answers_of_two_models_both_count_and_are_told(tmp_path: Path) -> None:
+def test_answers_of_two_models_both_count(tmp_path: Path) -> None:
     found = surveyed(tmp_path, [record(id="1", text="one"), record("b.png"), record(id="2", text="two")])
 
     assert (found.num_taken, found.num_repeated, found.has_several_prompts) == (3, 1, False)
@@ -102,7 +102,7 @@ def test_shards_are_read_as_one_file(tmp_path: Path) -> None:
     assert record_files([files[0], str(parts)]) == files
 
 
-def test_a_file_that_is_begun_anew_between_the_readings_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_is_overwritten_between_the_readings_is_an_error(tmp_path: Path) -> None:
     paths = [write(tmp_path / name, [record(name), record("more")]) for name in ("a.jsonl", "b.jsonl")]
     found = survey(paths, ALL)
     write(tmp_path / "a.jsonl", [record("new")])

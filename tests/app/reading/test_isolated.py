@@ -1,4 +1,4 @@
-"""Reading in other processes gives what reading here gives, and what happens to one costs no more than its picture."""
+"""Reading in other processes gives the same results, and a process that ends costs at most its picture."""
 
 import io
 import os
@@ -265,7 +265,7 @@ def test_processes_that_cannot_start_are_an_error_that_says_what_they_said(monke
         reader.read(PICTURES[0])
 
 
-def test_where_too_many_processes_cannot_be_ended_nothing_more_is_read(
+def test_reading_stops_when_too_many_processes_cannot_be_ended(
     alone: IsolatedReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llama_adapter.app.reading.process_pool.MAX_UNENDING", 1)

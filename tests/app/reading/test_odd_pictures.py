@@ -1,4 +1,4 @@
-"""Broken, hostile and unusual pictures: each has its one result, and sound ones beside them are read as if alone."""
+"""Broken, hostile and unusual pictures have one result each, and do not affect sound pictures."""
 
 from collections import Counter
 from collections.abc import Iterator

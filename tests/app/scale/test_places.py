@@ -81,12 +81,12 @@ def test_readers_are_as_many_as_captioners_can_use_and_take_half_of_the_processo
 
 
 @pytest.mark.parametrize(("actors", "address"), [(0, None), (None, "ray://head:10001")])
-def test_options_that_cannot_be_meant_are_refused(actors: int | None, address: str | None) -> None:
+def test_options_out_of_range_are_refused(actors: int | None, address: str | None) -> None:
     with pytest.raises(ValueError, match=r"actors|address"):
         RayOptions(actors=actors, address=address)
 
 
-def test_without_ray_the_user_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_hint_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
 
     with pytest.raises(UsageError, match="needs the package ray") as caught, joined_cluster(RayOptions()):
