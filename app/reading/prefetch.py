@@ -63,17 +63,12 @@ class Prefetcher(Generic[Item, Result]):
         self._has_ended = False  # the source
         self._failure: BaseException | None = None  # why, if it ended with an exception
         self._is_closed = False
+        self.is_exhausted = False  # everything was taken and nothing is left to raise; set by `take`
         self._pool = ThreadPoolExecutor(num_threads or num_reading_threads(), thread_name_prefix="read")
         # Not one of the pool's, which the interpreter waits for when it ends.
         self._drawer = threading.Thread(target=self._draw_apart, name="draw", daemon=True) if may_wait else None
         if self._drawer is not None:
             self._drawer.start()
-
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether everything was taken and nothing is left to raise; known after the first `take`."""
-        with self._changed:
-            return self._has_ended and not self._pending and self._failure is None
 
     def take(self, count: int, *, at_least: int | None = None) -> list[Result]:
         """Up to `count` results that are ready, the oldest first; a slow reading does not delay the others.
@@ -98,8 +93,9 @@ class Prefetcher(Generic[Item, Result]):
             results.append(self._read(pending.item) if pending.future is None else pending.future.result())
             self._fill(max(count - len(results), self._ahead))
         if self._failure is not None and self._is_at_end and wanted and not results:
-            failure, self._failure = self._failure, None
+            failure, self._failure, self.is_exhausted = self._failure, None, True
             raise failure
+        self.is_exhausted = self._is_at_end and self._failure is None
         return results
 
     def close(self, *, wait: bool = True) -> None:
