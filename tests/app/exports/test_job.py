@@ -364,7 +364,7 @@ def test_metadata_refuses_pictures_outside_of_its_folder_and_writes_nothing(answ
 def test_parquet_holds_every_record_with_the_runs(answers: Answers) -> None:
     import pyarrow.parquet as pq
 
-    odd = record("inv\udcff.png", text="half \ud800", ms={"total": None}, unfamiliar=True)
+    odd = record("inv\udcff.png", text="half \ud800", ms={"total": float("nan")}, unfamiliar=True)
     answers.write([record(), asked("b.png", 0.8), failed("c.png"), odd])
     manifest = RunManifest(run="run-1", spec={}, model_digest="abc", versions={})
     write_manifest(answers.path, manifest=manifest)
