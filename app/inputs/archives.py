@@ -34,15 +34,13 @@ def is_archive_name(name: str) -> bool:
 def archive_inputs(path: str, *, max_bytes: int | None = None) -> Iterator[PictureInput]:
     """The pictures in an archive, in its order; labels are `archive.tar/name/in/it.jpg`.
 
-    Consecutive members that share their name up to the first dot of its last part are one sample. Members with the
-    suffix of a picture are its pictures; the scalar values of a `.json` member and the texts of `.txt`, `.cls` and
-    `.caption` members (columns of those names) are the columns of each picture. Texts above 1 MiB or malformed ones are
-    ignored, and so are hidden members and `__like_this__`. In an archive without compression a picture is a
-    `FileSlice`; else its bytes, and above `max_bytes` (default: that of `vision.image`) an item with an error, as are
-    links and sparse files.
+    Consecutive members that share their name up to the first dot of its last part are one sample. The scalar values of
+    its `.json` member and the texts of its `.txt`, `.cls` and `.caption` members are the columns of its pictures.
+    Malformed texts and texts above 1 MiB are ignored, and so are hidden members and `__like_this__`. In an archive
+    without compression a picture is a `FileSlice`, else its bytes. Links, sparse files and compressed pictures above
+    `max_bytes` (default: that of `vision.image`) are items with an error.
 
-    An archive that is unreadable, damaged or cut off gives the pictures before that, and then one item with an error of
-    code "archive"; so does one without pictures. Nothing is extracted.
+    An archive that is unreadable, damaged or without pictures ends with one item with an error of code "archive".
     """
     last = None
     for item in _pictures_in(path, max_bytes=max_bytes):

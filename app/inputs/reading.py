@@ -42,16 +42,12 @@ def check_inputs(spec: InputSpec, *, need_questions: bool = False, addresses: bo
 def read_inputs(spec: InputSpec, *, addresses: bool = False) -> Iterator[PictureInput]:
     """The pictures of a spec, one by one, as they are found.
 
-    See `expand_inputs` for files and folders, `expand_pattern` for names with wildcards that no file has,
-    `archive_inputs` for tar archives, `list_inputs` for lists (their lines may name folders and archives, but have no
-    wildcards), `manifest_inputs` for manifests, and `remote_inputs` for `addresses`. A name without any picture is one
-    item with an `error`, or gives one when it is read.
+    A name without any picture is one item with an `error`, or gives one when it is read. Lines of lists may name
+    folders and archives, but have no wildcards. With `spec.shard` (i, n), an item belongs to the shard if the first 8
+    bytes of the SHA-256 of its label (normalised, as `escaped_name` has it), as a big-endian number, are i modulo n.
 
-    With `spec.shard` (i, n), an item belongs to the shard if the first 8 bytes of the SHA-256 of its label (normalised,
-    as `escaped_name` has it), as a big-endian number, are i modulo n. So n runs of the same inputs share them.
-
-    Every call reads everything again, except stdin and pipes. Raises as `check_inputs` does, and OSError if reading a
-    list or manifest fails later.
+    Every call reads everything again, except stdin and pipes. Raises as `check_inputs`, and OSError if reading a list
+    or manifest fails later.
     """
     items = _all_inputs(spec, addresses=addresses)
     if spec.shard is not None:

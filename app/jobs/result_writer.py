@@ -23,24 +23,8 @@ from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
 from llama_adapter.runtime.text import shown_name
 
 
-class InputGoneError(LlamaAdapterError):
-    """A folder or archive that the user named disappeared during the run, such as a network mount."""
-
-    def __init__(self, root: str, *, job: Job) -> None:
-        super().__init__(
-            f"`{shown_name(root)}` was there when this began, and is gone: its other pictures were not answered",
-            hint=f"bring it back; {how_to_go_on(job)}",
-        )
-
-
-class TooManyErrorsError(LlamaAdapterError):
-    """As many pictures failed as `max_errors` allows."""
-
-    def __init__(self, num_failed: int, *, job: Job) -> None:
-        super().__init__(
-            f"{num_failed} failed, as many as --max-errors allows: no more were begun",
-            hint=f"see the errors above or in the records, and mend what is wrong; {how_to_go_on(job)}",
-        )
+class JobStoppedError(LlamaAdapterError):
+    """A job begins no more pictures: an input disappeared, or too many pictures failed."""
 
 
 class ResultWriter:
@@ -63,7 +47,7 @@ class ResultWriter:
         """
         self.tally, self._unfamiliar = Tally(), Unfamiliar()
         # Why no more pictures should be begun; `exit_code` raises it.
-        self.problem: InputGoneError | TooManyErrorsError | None = None
+        self.problem: JobStoppedError | None = None
         self.end_reason: EndReason = "failed"  # until `finish`
         self._job, self._planner, self._file, self._manifest = job, planner, file, manifest
         self._run = run
@@ -104,8 +88,12 @@ class ResultWriter:
             and asked.root is not None
             and not os.path.exists(asked.root)
         ):
-            # Not recorded as a failure: a further run answers it.
-            self.problem = InputGoneError(asked.root, job=self._job)
+            # Not recorded as a failure: a later run answers it.
+            self.problem = JobStoppedError(
+                f"`{shown_name(asked.root)}` was there when this began, and is gone: its other pictures were not "
+                "answered",
+                hint=f"bring it back; {how_to_go_on(self._job)}",
+            )
             return
         self.tally.add(answer)
         self._unfamiliar.add(answer)
@@ -114,7 +102,10 @@ class ResultWriter:
             is_recorded = self._file is not None or self._format == "jsonl"
             self.say(f"error: {answer.error.message}", even_if_quiet=not is_recorded)
             if self._job.max_errors is not None and self.tally.num_failed >= self._job.max_errors:
-                self.problem = self.problem or TooManyErrorsError(self.tally.num_failed, job=self._job)
+                self.problem = self.problem or JobStoppedError(
+                    f"{self.tally.num_failed} failed, as many as --max-errors allows: no more were begun",
+                    hint=f"see the errors above or in the records; {how_to_go_on(self._job)}",
+                )
         if self._manifest is not None:
             self._manifest.counts[record["finish"]] = self._manifest.counts.get(record["finish"], 0) + 1
         # A repeated failure has its record already.
@@ -132,8 +123,8 @@ class ResultWriter:
                 answered=self.tally.num_pictures, failed=self.tally.num_failed, known=self._planner.num_known
             )
 
-    def summarise(self, wall_s: float, *, waited_s: float) -> None:
-        """Say on stderr how many were answered, unless all answers are in sight there."""
+    def _summarise(self, wall_s: float, *, waited_s: float) -> None:
+        """Say on stderr how many were answered, unless all answers can be seen there."""
         tally, known, known_failed = self.tally, self._planner.num_known, self._planner.num_known_failed
         is_in_sight = self._on_stdout and self._format == "text" and sys.stdout.isatty()
         if is_in_sight and not self.num_failed:
@@ -156,7 +147,7 @@ class ResultWriter:
             self._is_finished = True
         if self._file is not None:
             self._file.sync()
-        self.summarise(wall_s, waited_s=waited_s)
+        self._summarise(wall_s, waited_s=waited_s)
         if note := self._unfamiliar.note(what=self._what):
             self.say(note)
         self.end_reason = "interrupted" if is_interrupted else "failed" if self.problem else "finished"
@@ -164,7 +155,7 @@ class ResultWriter:
             self.say(f"interrupted: {how_to_go_on(self._job)}")
 
     def exit_code(self) -> ExitCode:
-        """The exit code after `finish`. Raises InputGoneError or TooManyErrorsError if the run had to stop."""
+        """The exit code after `finish`. Raises JobStoppedError if the run had to stop."""
         if self.problem is not None:
             raise self.problem
         if self.end_reason == "interrupted":
@@ -192,21 +183,22 @@ class ResultWriter:
             self.say(f"note: the end of this run is not in its manifest: {error.strerror}", even_if_quiet=True)
 
     @property
-    def _has_several(self) -> bool:
-        """Whether text output needs the prompt beside the picture's name."""
-        return len(self._job.questions) > 1 or bool(self._job.inputs.manifests)
-
-    @property
     def _what(self) -> str:
         return "picture" if len(self._job.questions) == 1 else "question"
 
     def _print(self, record: Record) -> None:
         """Print one record on stdout and flush it."""
+        if self._format == "jsonl":
+            line = record_to_line(record)
+        elif record["error"] is None:
+            # The prompt is needed where pictures have several.
+            with_prompt = len(self._job.questions) > 1 or bool(self._job.inputs.manifests)
+            line = text_line(record, decider=self._decider, with_prompt=with_prompt)
+        else:  # errors are on stderr
+            return
         try:
-            if self._format == "jsonl":
-                _print_line(record_to_line(record))
-            elif record["error"] is None:  # errors are on stderr
-                _print_line(text_line(record, decider=self._decider, with_prompt=self._has_several))
+            # Bytes: the encoding of stdout must not make an answer unprintable.
+            give(line.encode(errors="backslashreplace") + b"\n")
         except BrokenPipeError:
             if self._file is None:
                 raise
@@ -220,8 +212,3 @@ def how_to_go_on(job: Job) -> str:
     if job.overwrite:
         return "the same command without --overwrite goes on where this one ended; with it, it starts over"
     return "the same command goes on where this one ended"
-
-
-def _print_line(line: str) -> None:
-    # Bytes: the encoding of stdout must not make an answer unprintable.
-    give(line.encode(errors="backslashreplace") + b"\n")

@@ -1,1 +1,1 @@
-"""Reads a picture's bytes into the square of pixels that the encoder takes, in threads or in killable processes."""
+"""Reads pictures into the square of pixels that the encoder takes, in threads or in processes that can be killed."""

@@ -1,6 +1,6 @@
-"""A reading process: reads one picture after the other until its parent has ended. Imports no torch.
+"""The main function of a reading process: reads one picture after the other until its parent has ended.
 
-Started by app/reading/process.py. A picture may hang it, end it or take it over, so it holds nothing of value.
+Started by app/reading/process.py; imports no torch. A picture may hang it, end it or take it over.
 """
 
 import json
@@ -111,7 +111,7 @@ def reply(connection: socket.socket, reading: PictureReading) -> None:
 
 
 def received(connection: socket.socket, number: int) -> bytes:
-    """Exactly `number` bytes. Raises `_ParentHasGone` where they end earlier."""
+    """Exactly `number` bytes. Raises `_ParentHasGone` at the end of the stream."""
     content = connection.recv(number, socket.MSG_WAITALL)
     if len(content) < number:
         raise _ParentHasGone

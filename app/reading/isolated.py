@@ -1,10 +1,10 @@
-"""Reads pictures in separate processes that can be killed: no file can hang, end or fill the calling process."""
+"""Reads pictures in separate processes that can be killed, so that no file hangs or ends the calling process."""
 
 import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Self
+from typing import Self
 
 from llama_adapter.app.models.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind
 from llama_adapter.app.reading.prefetch import num_reading_threads
@@ -19,23 +19,13 @@ from llama_adapter.runtime.text import shown_name
 DEFAULT_MEMORY_BYTES = 4 * 2**30
 
 
-class _Attempt(NamedTuple):
-    reading: PictureReading
-    # The process ended before it replied about this picture, or by SIGKILL, which no decoder sends: where memory is
-    # short, the system kills any process. The second time, the picture is to blame.
-    may_be_innocent: bool
-
-
 class IsolatedReader:
-    """Reads as `PictureReader` does, to the bit, but in `num_processes` processes of its own (default: one a thread).
+    """Reads exactly as `PictureReader`, but in `num_processes` processes (default: one per reading thread).
 
-    `num_kept` of them (default: all) are kept ready; the others start on demand.
-
-    A picture that is not read within `timeout_s` seconds gets the error `timeout`; one that ends its process, or makes
-    it take more than `memory_bytes`, gets `crashed` or `too_large`. The process is replaced, and other pictures are not
-    affected. An opened PIL image is read in the calling thread, without these limits. Any number of threads may read.
-
-    The processes end with this one, however it ends. `None` means no limit.
+    `num_kept` of them (default: all) are kept ready; the others start on demand. A picture that is not read within
+    `timeout_s` seconds gets the error `timeout`; one that ends its process, or needs more than `memory_bytes`, gets
+    `crashed` or `too_large`. The process is replaced. None means no limit. An opened PIL image is read in the calling
+    thread, without these limits. Thread-safe. The processes end with this one, however it ends.
     """
 
     def __init__(
@@ -93,11 +83,11 @@ class IsolatedReader:
         if not isinstance(source, str | bytes | FileSlice):
             return self._here.read(source, name=name, wants_pixels=wants_pixels, side=side)
         attempt = partial(self._attempt, source, name=name, side=side, keep_waiting=keep_waiting)
-        first = attempt(wants_pixels=wants_pixels)
-        if not first.may_be_innocent:
-            return first.reading
-        # If the digest is known, `wants_pixels` has returned True.
-        return attempt(wants_pixels=None if first.reading.digest else wants_pixels).reading
+        reading, may_be_innocent = attempt(wants_pixels=wants_pixels)
+        if may_be_innocent:
+            # If the digest is known, `wants_pixels` has returned True.
+            reading, _ = attempt(wants_pixels=None if reading.digest else wants_pixels)
+        return reading
 
     def _attempt(
         self,
@@ -107,7 +97,12 @@ class IsolatedReader:
         wants_pixels: Callable[[str], bool] | None,
         side: int | None,
         keep_waiting: KeepWaiting | None,
-    ) -> _Attempt:
+    ) -> tuple[PictureReading, bool]:
+        """Read once; also says whether another attempt may succeed.
+
+        It may if the process ended before it replied about this picture, or by SIGKILL, which no decoder sends: when
+        memory is short, the system kills any process.
+        """
         started = time.perf_counter()
         process: ReadingProcess | None = None
         was_killed = False
@@ -121,7 +116,7 @@ class IsolatedReader:
                     timeout_s=self._timeout_s,
                     keep_waiting=keep_waiting,
                 )
-                return _Attempt(reading, may_be_innocent=False)
+                return reading, False
         except TimeoutError:
             is_at_hand = isinstance(source, bytes) or (process is not None and bool(process.digest))
             code, reason = TIMEOUT, f"it was not {_AFTER_TIMEOUT[is_at_hand].format(self._timeout_s)}"
@@ -138,7 +133,7 @@ class IsolatedReader:
             error=AnswerError(code=code, message=f"Wanted to read {_shown(source, name)}, but {reason}."),
             elapsed_ms=(time.perf_counter() - started) * 1e3,
         )
-        return _Attempt(reading, may_be_innocent=code == CRASHED and (was_killed or not reading.digest))
+        return reading, code == CRASHED and (was_killed or not reading.digest)
 
     def close(self) -> None:
         """End the processes. May be repeated. A reading in another thread then raises RuntimeError."""

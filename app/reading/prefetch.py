@@ -33,12 +33,12 @@ class _Pending(NamedTuple, Generic[Item, Result]):
 
 
 class Prefetcher(Generic[Item, Result]):
-    """Applies `read` to the items of `source` in threads, up to `ahead` of them before they are asked for.
+    """Applies `read` to the items of `source` in threads, up to `ahead` items before they are taken.
 
-    Fewer where their `num_bytes`, for items that carry a picture's bytes, add up to `ahead_bytes`. Items are drawn from
-    `source` in the caller's thread or, where the source `may_wait`, in a thread of its own, which closes a generator at
-    the end. Items that are not `shareable` are read in the caller's thread. What `read` raises is raised in `take`, and
-    so is what `source` raises, after all earlier items. Leaving the context waits for no reading, which may hang.
+    It stops earlier when the `num_bytes` of the items reach `ahead_bytes`. Items are drawn from `source` in the
+    caller's thread or, if the source `may_wait`, in a thread of its own. Items that are not `shareable` are read in the
+    caller's thread. `take` raises what `read` raises, and, after all earlier items, what `source` raises. Leaving the
+    context does not wait for readings, which may hang.
     """
 
     def __init__(
@@ -63,24 +63,18 @@ class Prefetcher(Generic[Item, Result]):
         self._has_ended = False  # the source
         self._failure: BaseException | None = None  # why, if it ended with an exception
         self._is_closed = False
+        self.is_exhausted = False  # everything was taken and nothing is left to raise; set by `take`
         self._pool = ThreadPoolExecutor(num_threads or num_reading_threads(), thread_name_prefix="read")
         # Not one of the pool's, which the interpreter waits for when it ends.
         self._drawer = threading.Thread(target=self._draw_apart, name="draw", daemon=True) if may_wait else None
         if self._drawer is not None:
             self._drawer.start()
 
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether everything was taken and nothing is left to raise; known after the first `take`."""
-        with self._changed:
-            return self._has_ended and not self._pending and self._failure is None
-
     def take(self, count: int, *, at_least: int | None = None) -> list[Result]:
-        """Up to `count` results that are ready, the oldest first; a slow one holds no other back.
+        """Up to `count` results that are ready, the oldest first; a slow reading does not delay the others.
 
-        Waits until there are `at_least` (default: `count`), or no more to come: see `is_exhausted`. After a second one
-        is enough, so that a picture that hangs at the end of a job holds nothing back; so it is, at once, while nothing
-        is pending. Does not wait once `stop` is true.
+        Waits until `at_least` (default: `count`) are ready or no more will come. After a second, or while nothing is
+        pending, one is enough. Does not wait once `stop` returns True.
         """
         results: list[Result] = []
         wanted, patient_until = count if at_least is None else at_least, time.monotonic() + _PATIENCE_S
@@ -99,8 +93,9 @@ class Prefetcher(Generic[Item, Result]):
             results.append(self._read(pending.item) if pending.future is None else pending.future.result())
             self._fill(max(count - len(results), self._ahead))
         if self._failure is not None and self._is_at_end and wanted and not results:
-            failure, self._failure = self._failure, None
+            failure, self._failure, self.is_exhausted = self._failure, None, True
             raise failure
+        self.is_exhausted = self._is_at_end and self._failure is None
         return results
 
     def close(self, *, wait: bool = True) -> None:

@@ -1,12 +1,13 @@
-"""One reading process as its parent sees it: started, asked and ended, and never waited for without a limit."""
+"""A reading process as its parent handles it: start, request, end. No wait is without a limit."""
 
 import dataclasses
 import json
 import os
 import select
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 
@@ -70,7 +71,7 @@ class ReadingProcess:
         return self._child.process.pid
 
     def wait_until_ready(self, *, timeout_s: float) -> None:
-        """Wait until it has started; later, whether it is still there. Raises as `read` does."""
+        """Wait until it has started. Raises as `read`, also if it has ended since."""
         if not self.is_ready:
             self._receive_head(time.monotonic() + timeout_s)
             self.is_ready = True
@@ -133,14 +134,11 @@ class ReadingProcess:
             os.setpriority(os.PRIO_PROCESS, self.process_id, SLOW_NICENESS)
 
     def kill(self) -> None:
-        """Have it end, now or when the operating system lets it; for any thread."""
+        """Send SIGKILL; a process that hangs in the system ends later. Thread-safe."""
         self._child.process.kill()
 
     def end(self) -> bool:
-        """Kill it, release what belongs to it here, and whether it is gone: one that hangs in the system goes later.
-
-        May be repeated.
-        """
+        """Kill it and release its resources here; returns whether it has ended. Can be called again."""
         self._child.process.kill()
         self._connection.close()
         is_gone = self._child.has_ended(within_s=REAP_LIMIT_S)
@@ -149,11 +147,11 @@ class ReadingProcess:
         return is_gone
 
     def has_gone(self) -> bool:
-        """Whether it is gone by now."""
+        """Whether it has ended."""
         return self._child.has_ended()
 
     def let_go(self) -> None:
-        """For a process that was forked off: close what was inherited, and leave the child to its real parent."""
+        """In a forked process: close what was inherited; the child belongs to the other process."""
         self._child.disown()
 
     @property
@@ -162,23 +160,18 @@ class ReadingProcess:
         return self._child.said
 
     def how_it_ended(self) -> str:
-        """In words, after it ended without being asked to: "by SIGSEGV"."""
+        """In words, after it ended by itself: "by SIGSEGV"."""
         self._child.has_ended(within_s=REAP_LIMIT_S)
         return self._child.how_it_ended() or "amid a reply"
 
     def _send(self, *parts: bytes, deadline: float | None) -> None:
-        try:
-            for part in parts:
-                if part:
-                    self._connection.settimeout(_remaining(deadline))
-                    self._connection.sendall(part)
-        except (TimeoutError, ConnectionError):
-            raise
-        except OSError as error:  # any other error of a socket
-            raise ConnectionAbortedError(error.strerror) from error
+        with _socket_errors():
+            for part in filter(None, parts):
+                self._connection.settimeout(_remaining(deadline))
+                self._connection.sendall(part)
 
     def _wait(self, keep_waiting: KeepWaiting, *, deadline: float | None) -> None:
-        """Until something can be received or the deadline has passed."""
+        """Wait until something can be received or the deadline has passed."""
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         cpu_before: float | None = None
@@ -190,21 +183,17 @@ class ReadingProcess:
             keep_waiting(self, cpu_s - cpu_before)
 
     def _cpu_seconds(self) -> float:
-        """Processor seconds of its whole life; where the system does not tell, those of the clock."""
-        try:
-            with open(f"/proc/{self.process_id}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
+        """Processor seconds since its start; without /proc, those of the clock."""
+        with suppress(OSError, IndexError, ValueError):
+            fields = Path(f"/proc/{self.process_id}/stat").read_bytes().rpartition(b")")[2].split()
             return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        except (OSError, IndexError, ValueError):
-            return time.monotonic()
+        return time.monotonic()
 
     def _resident_bytes(self) -> int:
-        """Memory in use; 0 where the system does not tell."""
-        try:
-            with open(f"/proc/{self.process_id}/statm", "rb") as file:
-                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        except (OSError, IndexError, ValueError):
-            return 0
+        """Memory in use; 0 without /proc."""
+        with suppress(OSError, IndexError, ValueError):
+            return int(Path(f"/proc/{self.process_id}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return 0
 
     def _receive_head(self, deadline: float | None, *, max_side: int = 0) -> ReplyHead:
         content = bytearray(REPLY_HEAD_BYTES)
@@ -228,18 +217,25 @@ class ReadingProcess:
         return pixels, None
 
     def _receive_into(self, view: memoryview, deadline: float | None) -> None:
-        try:
+        with _socket_errors():
             while view:
                 self._connection.settimeout(_remaining(deadline))
                 count = self._connection.recv_into(view)
                 if not count:
-                    self._child.has_ended(within_s=REAP_LIMIT_S)  # so that it can be told how
+                    self._child.has_ended(within_s=REAP_LIMIT_S)  # so that the error says how
                     raise ConnectionAbortedError("it closed the connection")
                 view = view[count:]
-        except (TimeoutError, ConnectionError):
-            raise
-        except OSError as error:  # any other error of a socket
-            raise ConnectionAbortedError(error.strerror) from error
+
+
+@contextmanager
+def _socket_errors() -> Iterator[None]:
+    """Raise TimeoutError or ConnectionError for any error of a socket."""
+    try:
+        yield
+    except (TimeoutError, ConnectionError):
+        raise
+    except OSError as error:
+        raise ConnectionAbortedError(error.strerror) from error
 
 
 def _remaining(deadline: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""A few reading processes for any number of threads: started, lent one by one, replaced and ended."""
+"""A pool of reading processes, lent to threads one by one and replaced after errors."""
 
 import os
 import threading
@@ -23,7 +23,7 @@ class ReadingProcessError(LlamaAdapterError):
 class ReadingCrew:
     """At most `num_processes` processes made by `start`. `num_kept` of them (default: all) are kept ready.
 
-    For any number of threads. A process that is forked off gets reading processes of its own.
+    Thread-safe. A forked process gets reading processes of its own.
     """
 
     def __init__(self, start: Callable[[], ReadingProcess], *, num_processes: int, num_kept: int | None = None) -> None:
@@ -95,7 +95,7 @@ class ReadingCrew:
             raise RuntimeError("This reader of pictures was closed")
 
     def forget(self) -> None:
-        """In a process that was just forked off, where only this thread runs: the processes are the parent's."""
+        """In a process that was just forked, with this thread only: the processes belong to the parent."""
         self._finalizer.detach()
         for process in (*self._members, *self._unending):
             process.let_go()

@@ -1,4 +1,4 @@
-"""Where a picture's bytes are when they are part of a file, such as an archive. Plain values; decodes nothing."""
+"""A picture's bytes as a part of a file, such as an archive. Plain values; decodes nothing."""
 
 import os
 import zlib
@@ -20,9 +20,9 @@ class FileSlice:
     header: int | None = None  # CRC-32 of the tar header that stood before them; None: not known
 
     def read(self, *, max_bytes: int) -> bytes:
-        """The bytes. Raises `PictureError` where they cannot be read or are more than `max_bytes`.
+        """The bytes. Raises `PictureError` if they are unreadable, more than `max_bytes`, or if the header has changed.
 
-        Also where the header has changed: in an archive that was replaced, another picture may be at this place.
+        In an archive that was replaced, another picture may be at this offset.
         """
         name = f"`{shown_name(self.path)}`"
         if self.num_bytes > max_bytes:
@@ -40,7 +40,7 @@ class FileSlice:
             finally:
                 os.close(descriptor)
         except FileNotFoundError:
-            raise PictureError("missing", f"Wanted a picture in {name}, which is not there any more.") from None
+            raise PictureError("missing", f"Wanted a picture in {name}, which does not exist any more.") from None
         except OSError as error:
             raise PictureError(
                 "unreadable", f"Wanted to read a picture in {name}, but the system says: {error.strerror}."

@@ -1,14 +1,13 @@
-"""Messages to and from reading processes, as bytes with fixed heads. Opens nothing, sends nothing.
+"""Messages to and from reading processes, as bytes with heads of fixed size. Plain functions.
 
-Replies are not trusted: a hostile file may have taken the process over. So only one head of fixed size is parsed, every
-field of it is checked, and what follows is a text of bounded length or exactly the pixels.
+Replies are not trusted, as a hostile file may have taken the process over: every field of the head is checked, and
+what follows is a text of bounded length or exactly the pixels.
 """
 
-import json
+import pickle
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any
 
 from llama_adapter.app.reading.sources import FileSlice
 from llama_adapter.runtime.text import shown_text
@@ -17,7 +16,7 @@ from llama_adapter.vision.errors import PICTURE_ERROR_CODES, PictureErrorCode
 MAX_MESSAGE_BYTES = 65536
 WANTED, NOT_WANTED = b"\x01", b"\x00"  # the answer to a reply of kind DIGEST
 
-_REQUEST = struct.Struct("<IQ")  # bytes of JSON, bytes of the picture
+_REQUEST = struct.Struct("<IQ")  # bytes of the pickled request, bytes of the picture
 # Kind, whether the digest is known, error, digest, bytes that follow, the picture's width and height, rows and columns.
 _REPLY = struct.Struct("<BBBx32sIIIHH")
 REQUEST_HEAD_BYTES, REPLY_HEAD_BYTES = _REQUEST.size, _REPLY.size
@@ -44,34 +43,15 @@ class Request:
 
     def encode(self) -> tuple[bytes, bytes]:
         """The head with what describes the request, and the picture's bytes, which may be many."""
-        fields: dict[str, Any] = {
-            "name": self.name,
-            "asks_first": self.asks_first,
-            "folder": self.folder,
-            "side": self.side,
-        }
-        data = b""
-        match self.source:
-            case bytes():
-                data = self.source
-            case FileSlice(path=path, offset=offset, num_bytes=num_bytes, header=header):
-                fields |= {"path": path, "slice": [offset, num_bytes, header]}
-            case path:
-                fields["path"] = path
-        # JSON keeps names that are not UTF-8: Python writes their surrogates as escapes, and reads them back.
-        packed = json.dumps(fields).encode()
+        data = self.source if isinstance(self.source, bytes) else b""
+        packed = pickle.dumps(replace(self, source=b"") if data else self)
         return _REQUEST.pack(len(packed), len(data)) + packed, data
 
-    @classmethod
-    def decode(cls, packed: bytes, data: bytes) -> "Request":
-        """From the description and the picture's bytes."""
-        fields = json.loads(packed)
-        source: str | FileSlice | bytes = fields.get("path", data)
-        if isinstance(source, str) and "slice" in fields:
-            offset, num_bytes, header = fields["slice"]
-            source = FileSlice(path=source, offset=offset, num_bytes=num_bytes, header=header)
-        plain = {name: fields[name] for name in ("name", "asks_first", "folder", "side")}
-        return cls(source=source, **plain)
+    @staticmethod
+    def decode(packed: bytes, data: bytes) -> "Request":
+        """From the description and the picture's bytes. Both are trusted: they come from the parent."""
+        request: Request = pickle.loads(packed)
+        return replace(request, source=data) if data else request
 
 
 def request_sizes(head: bytes) -> tuple[int, int]:
@@ -99,7 +79,7 @@ class ReplyHead:
 
     @classmethod
     def decode(cls, head: bytes | bytearray, *, max_side: int) -> "ReplyHead":
-        """Check every field; raise ValueError for what our reading processes never send.
+        """Check every field. Raises ValueError for values that our reading processes never send.
 
         `max_side` bounds rows and columns of the pixels.
         """

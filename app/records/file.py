@@ -57,17 +57,14 @@ def open_records(out: str) -> "RecordWriter":
 class RecordWriter:
     """Appends records to a file; what was written before survives a crash.
 
-    Opening takes an exclusive lock (flock, released when the process ends) and repairs a last line that a crash left
-    torn: a whole record gets its line feed (`repair` is "completed"), a torn one is cut off ("dropped"), anything else
-    is refused. Every record reaches the operating system at once, so it survives the death of this process. Records are
-    synced to the disk (fsync) after every `sync_every` records, after two seconds, and at the end; `check_file` then
-    compares the file with its path. A record that cannot be written whole, as on a full disk, is taken back. Pipes and
-    devices such as /dev/stdout are written without lock, repair, fsync or check. The file is created at once, so that a
-    place that is not writable shows; if it is still empty at the end, it is removed.
+    Opening creates the file, locks it (flock) and repairs a last line that a crash left torn: a whole record gets its
+    line feed (`repair` is "completed"), a torn one is cut off ("dropped"). Every record reaches the operating system at
+    once. Records are synced to the disk after every `sync_every` of them, after two seconds, and at the end; the file
+    is then compared with its path. A record that cannot be written whole is taken back. A new file that stays empty is
+    removed. Pipes and devices such as /dev/stdout are only written to.
 
-    Raises `RecordFileLockedError` if another process writes into the file, `RecordFileError` if the file holds
-    something else (and leaves it alone), `RecordFileLostError` if another program removes, replaces or changes it
-    during the run, and OSError if it cannot be written.
+    Raises `RecordFileLockedError`, `RecordFileError` for a file of something else (which is left alone),
+    `RecordFileLostError` if another program removes, replaces or changes the file during the run, and OSError.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, older: tuple[Path, ...] = (), sync_every: int = 64) -> None:

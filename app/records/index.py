@@ -152,12 +152,10 @@ class RecordIndex:
             if by is not None and by[:2] > self._place(row) and self._record_of(row)["run"] != by[2]:
                 self._is_claimed[row] = True
                 continue
-            own = slice(*_bounds(self._name, self._name[row], *self._same_id(row)))
-            if not self._has_failed[own].all():
-                self._is_claimed[row] = True
-
-    def _same_id(self, row: int) -> tuple[int, int]:
-        return _bounds(self._low, self._low[row], *_bounds(self._high, self._high[row], 0, len(self)))
+            same = 0, len(self)
+            for keys in (self._high, self._low, self._name):
+                same = _bounds(keys, keys[row], *same)
+            self._is_claimed[row] = not self._has_failed[slice(*same)].all()
 
 
 def _key(record_id: str, picture: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Thresholds, the band of no decision, and choices as people type them."""
+"""Thresholds, the undecided band, and typed choices."""
 
 import pytest
 from hypothesis import given

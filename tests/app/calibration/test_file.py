@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from llama_adapter.app.calibration.decider import UNDECIDED, Decider, Decision
+from llama_adapter.app.calibration.decider import UNDECIDED, Decider
 from llama_adapter.app.calibration.file import Calibration, read_calibration, write_calibration
 from llama_adapter.app.calibration.fitting import Examples, calibrate
 from llama_adapter.app.calibration.measures import apply_temperature
@@ -63,21 +63,15 @@ def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
         {"further": 1},
     ],
 )
-def test_what_is_no_calibration_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+def test_an_invalid_calibration_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
     path = tmp_path / "c.json"
     write_calibration(calibration(), str(path))
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    changed = json.dumps(json.loads(path.read_text()) | change).encode()
 
-    with pytest.raises(UsageError, match="Wanted a calibration"):
-        read_calibration(str(path))
-
-
-@pytest.mark.parametrize("data", [b"", b"[]", b"null", b"\xff", b"{}", b"[" * 100_000])
-def test_other_files_are_refused(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "c.json").write_bytes(data)
-
-    with pytest.raises(UsageError, match="Wanted a calibration"):
-        read_calibration(str(tmp_path / "c.json"))
+    for data in (changed, b"", b"[]", b"null", b"\xff", b"{}", b"[" * 100_000):
+        path.write_bytes(data)
+        with pytest.raises(UsageError):
+            read_calibration(str(path))
 
 
 def test_probabilities_are_calibrated_in_the_order_of_the_calibration() -> None:
@@ -126,38 +120,31 @@ def test_of_more_choices_the_threshold_is_on_the_likeliest() -> None:
 # Deciding
 
 
-def test_without_anything_asked_for_the_likeliest_counts() -> None:
-    assert Decider().is_plain
-    assert Decider().decide({"a": 0.3, "b": 0.4, "c": 0.3}) == Decision(
-        text="b", probability=0.4, choice={"a": 0.3, "b": 0.4, "c": 0.3}
-    )
+MADE = calibration()
+SOFT = replace(MADE, temperature=2.0, threshold=None)  # only calibrated
+SURE = replace(MADE, temperature=1.0)
 
 
-def test_between_the_ends_of_a_range_it_is_undecided_with_the_likeliest_ones_probability() -> None:
-    decided = Decider.of(abstain=(0.2, 0.8)).decide({"yes": 0.4, "no": 0.6})
+@pytest.mark.parametrize(
+    ("decider", "choice", "text", "probability"),
+    [
+        (Decider(), {"a": 0.3, "b": 0.4, "c": 0.3}, "b", 0.4),
+        (Decider.of(abstain=(0.2, 0.8)), {"yes": 0.4, "no": 0.6}, UNDECIDED, 0.6),
+        (Decider.of(SURE), {"Yes": 0.999, "No": 0.001}, "Yes", 0.999),
+        (Decider.of(SURE, threshold=1.0), {"Yes": 0.999, "No": 0.001}, "No", 0.001),  # before the calibration's own
+        (Decider.of(SOFT), {"Yes": 0.8, "No": 0.2}, "Yes", 0.666667),
+        (Decider(), {"Yes": None, "No": 0.5}, UNDECIDED, None),
+        (Decider.of(MADE), {"Yes": None, "No": 0.5}, UNDECIDED, None),
+    ],
+)
+def test_a_decision_and_its_probability(
+    decider: Decider, choice: dict[str, float | None], text: str, probability: float | None
+) -> None:
+    decided = decider.decide(choice)
 
-    assert (decided.text, decided.probability) == (UNDECIDED, 0.6)
-
-
-def test_a_threshold_goes_before_that_of_the_calibration() -> None:
-    found = replace(calibration(), temperature=1.0)
-    share = {"Yes": 0.999, "No": 0.001}
-
-    assert Decider.of(found).decide(share).text == "Yes"
-    assert Decider.of(found, threshold=1.0).decide(share).text == "No"
-
-
-def test_without_a_threshold_the_likeliest_of_the_calibrated_counts() -> None:
-    found = replace(calibration(), temperature=2.0, threshold=None)
-
-    assert Decider.of(found).decide({"Yes": 0.8, "No": 0.2}) == Decision(
-        text="Yes", probability=0.666667, choice={"Yes": 0.666667, "No": 0.333333}
-    )
-
-
-def test_nothing_is_decided_on_what_is_no_number() -> None:
-    for decider in (Decider(), Decider.of(calibration())):
-        assert decider.decide({"Yes": None, "No": 0.5}).text == UNDECIDED
+    assert (decided.text, decided.probability) == (text, probability)
+    assert decider.is_plain == (decider == Decider())
+    assert decider.calibration is SOFT or decided.choice == choice
 
 
 # Telling
@@ -184,6 +171,6 @@ def test_another_question_or_model_than_the_calibration_is_of_is_doubted() -> No
     assert made.question is not None
 
     assert not decider.doubts(prompts=[made.question], model_digests=[made.model_digest])
-    assert "answers to 'Is it?'" in decider.doubts(prompts=["Is it?"], model_digests=[made.model_digest])[0]
-    assert "another model" in decider.doubts(prompts=[made.question], model_digests=["other"])[0]
+    assert len(decider.doubts(prompts=["Is it?"], model_digests=[made.model_digest])) == 1
+    assert len(decider.doubts(prompts=[made.question], model_digests=["other"])) == 1
     assert not Decider().doubts(prompts=["Is it?"], model_digests=["other"])

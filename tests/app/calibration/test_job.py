@@ -61,7 +61,7 @@ def test_the_embedded_model_is_right_about_its_sample_pictures(
 
 
 @pytest.mark.slow
-def test_wrong_labels_are_told_by_their_lines_and_make_it_less_sure(
+def test_wrong_labels_are_listed_with_their_lines_and_lower_the_confidence(
     labels: Labels, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture, question, answer = labels.rows[4]

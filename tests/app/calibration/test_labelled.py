@@ -1,4 +1,4 @@
-"""Labelled pictures: what people write into a table is understood, or refused with its line."""
+"""Tables of labelled pictures are read, or refused with the line."""
 
 from pathlib import Path
 

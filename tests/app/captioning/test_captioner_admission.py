@@ -1,4 +1,4 @@
-"""How many pictures a captioner has under way: never more than a batch, and the encoder gets many of them at once."""
+"""A captioner has at most one batch of pictures in flight, and encodes many at once."""
 
 import itertools
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Where memory is not enough, less is computed at once, and answers are those of a device that has enough."""
+"""After out-of-memory errors, smaller batches give the same answers."""
 
 import dataclasses
 import gc
@@ -105,7 +105,7 @@ def said(answers: dict[int, Answer]) -> dict[int, tuple[str, tuple[int, ...], st
 @pytest.mark.parametrize(
     ("shortage", "program"), [("torch", "prefill"), *((shortage, "decode") for shortage in SHORTAGES)]
 )
-def test_a_step_that_lacks_memory_is_done_with_fewer_rows_and_answers_are_the_same(
+def test_after_an_out_of_memory_step_fewer_rows_give_the_same_answers(
     parts: Parts, shortage: str, program: str
 ) -> None:
     expected = said(read(Captioner(parts).stream(PICTURES, max_new_tokens=9)))
@@ -124,7 +124,7 @@ def test_a_step_that_lacks_memory_is_done_with_fewer_rows_and_answers_are_the_sa
 @pytest.mark.slow
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 1.3])
-def test_a_device_whose_ids_are_read_late_loses_none_of_them(
+def test_asynchronous_read_back_loses_no_token(
     queued_parts: Parts, parts: Parts, temperature: float, is_late: bool
 ) -> None:
     asked: dict[str, Any] = {"max_new_tokens": 12, "temperature": temperature, "seed": 3}
@@ -171,7 +171,7 @@ def test_memory_may_be_short_at_any_step_of_any_program(
     assert answers(captioner) == expected
 
 
-def test_a_warm_up_that_lacks_memory_is_left_out(parts: Parts) -> None:
+def test_a_warm_up_without_memory_is_skipped(parts: Parts) -> None:
     expected = said(read(Captioner(parts).stream(PICTURES[:5], max_new_tokens=5)))
     captioner = narrow(parts, Device(rows=4))
     notes = quiet(captioner)
@@ -181,7 +181,7 @@ def test_a_warm_up_that_lacks_memory_is_left_out(parts: Parts) -> None:
     assert notes == ["out of memory with 8 rows: going on with 4"]
 
 
-def test_choices_are_weighed_in_smaller_batches(parts: Parts) -> None:
+def test_choices_are_scored_in_smaller_batches(parts: Parts) -> None:
     choices = ["yes", "no", "not sure"]
     expected = Captioner(parts).generate(PICTURES, "Is it red?", choices=choices)
     captioner = narrow(parts, Device(rows=1, programs=["score"]))
@@ -209,7 +209,7 @@ def test_a_stream_that_draws_without_a_seed_goes_on_behind_what_was_read(parts: 
     assert len(answers) == 6
 
 
-def test_what_is_in_flight_goes_on_and_is_not_computed_again(parts: Parts) -> None:
+def test_requests_in_flight_go_on_behind_their_known_tokens(parts: Parts) -> None:
     undisturbed, device = Device(), Device()
     read(narrow(parts, undisturbed).stream(PICTURES[:8], max_new_tokens=12))
     captioner = narrow(parts, device)
@@ -227,7 +227,7 @@ def test_what_is_in_flight_goes_on_and_is_not_computed_again(parts: Parts) -> No
     assert [call for call in device.calls if call[0] == "encode"] == [("encode", 8)]
 
 
-def test_with_one_row_the_lack_of_memory_is_told_as_it_came(parts: Parts) -> None:
+def test_with_one_row_the_out_of_memory_error_is_raised(parts: Parts) -> None:
     captioner = narrow(parts, Device(rows=0, programs=["decode"]))
     notes = quiet(captioner)
     with pytest.raises(torch.OutOfMemoryError, match=r"2\.00 GiB"):
@@ -274,7 +274,7 @@ def test_an_encoder_that_lacks_memory_gets_fewer_pictures_at_once(parts: Parts, 
     assert all(answer.ms["clip"] > 0 for answer in answers.values())
 
 
-def test_one_picture_that_the_encoder_has_no_memory_for_is_told(parts: Parts) -> None:
+def test_with_one_picture_the_encoders_out_of_memory_error_is_raised(parts: Parts) -> None:
     captioner = narrow(parts, Device(pictures=0))
     quiet(captioner)
     with pytest.raises(torch.OutOfMemoryError):
@@ -317,7 +317,7 @@ def test_no_more_pictures_are_taken_than_are_answered_at_once(parts: Parts) -> N
 
 
 @pytest.mark.slow
-def test_a_service_answers_with_fewer_rows_and_is_not_started_anew(parts: Parts) -> None:
+def test_a_service_answers_with_fewer_rows_and_does_not_restart(parts: Parts) -> None:
     sampled = SamplingParams(max_new_tokens=10, temperature=1.2, seed=5)
     plain = Captioner(parts)
     asks = [
@@ -360,7 +360,7 @@ def test_a_service_answers_with_fewer_rows_and_is_not_started_anew(parts: Parts)
     assert any("rows" in note for note in notes)
 
 
-def test_nothing_holds_on_to_the_tensors_of_what_failed() -> None:
+def test_the_tensors_of_a_failed_step_are_released() -> None:
     held: list[weakref.ref[Any]] = []
 
     def fail(shortage: Callable[[], Exception]) -> None:

@@ -1,4 +1,4 @@
-"""A device's own time by stage is read from its marks, without waiting for it at every boundary."""
+"""Device times by stage are read from marks, without waiting for the device at every boundary."""
 
 from dataclasses import dataclass
 

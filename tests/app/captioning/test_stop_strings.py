@@ -17,7 +17,7 @@ def through(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
     st.lists(st.text(alphabet="ab.", max_size=4), max_size=8),
     st.lists(st.text("ab.", min_size=1, max_size=3), max_size=3),
 )
-def test_the_text_is_that_before_the_first_stop_however_it_is_cut(pieces: list[str], stops: list[str]) -> None:
+def test_the_text_ends_before_the_first_stop_string_in_any_split(pieces: list[str], stops: list[str]) -> None:
     whole = "".join(pieces)
     # The stop that is complete first ends the text; of those, the one that begins first.
     end = min((whole.find(stop) + len(stop) for stop in stops if stop in whole), default=None)
@@ -31,7 +31,7 @@ def test_the_text_is_that_before_the_first_stop_however_it_is_cut(pieces: list[s
     assert any(whole.startswith(stop, len(text)) for stop in stops)
 
 
-def test_what_may_be_the_start_of_a_stop_is_held_back() -> None:
+def test_a_possible_beginning_of_a_stop_string_is_held_back() -> None:
     stopping = StopStrings(["###"])
 
     assert stopping.push("a red star#") == "a red star"

@@ -1,4 +1,4 @@
-"""Exports: what people take away of a run is complete, and harmless wherever they open it."""
+"""Exports are complete and safe to open."""
 
 import csv
 import io
@@ -157,6 +157,6 @@ def test_no_name_leads_out_of_the_folder_or_is_too_long(name: str) -> None:
     assert not set(safe_path(name)) & set('\\<>:"|?*\0')
 
 
-def test_a_text_that_has_no_utf8_form_is_written_all_the_same() -> None:
+def test_lone_surrogates_are_written_as_escapes() -> None:
     assert members(to_sidecars([record("a.png", "half \ud800")])) == {"a.txt": "half \\ud800\n"}
     assert "\\ud800" in to_csv([record(text="\ud800")]).decode("utf-8-sig")

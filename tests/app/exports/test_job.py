@@ -220,7 +220,7 @@ def test_a_calibration_changes_probabilities_and_decisions_and_the_record_stays(
     assert line == {**asked("a.png", 0.8), "decision": "No", "probability": 0.333333}  # its threshold is 0.7
 
 
-def test_a_calibration_of_another_question_or_model_is_told(
+def test_a_calibration_of_another_question_or_model_is_noted(
     answers: Answers, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_calibration(calibration(question="Blue?", threshold=None), str(answers.folder / "c.json"))
@@ -247,7 +247,7 @@ def test_sidecars_hold_the_last_answer_or_what_was_decided(answers: Answers) -> 
     assert (answers.folder / "decided" / "a.txt").read_text() == "undecided\n"
 
 
-def test_a_text_that_could_not_be_written_is_told_and_the_exit_code_says_so(
+def test_a_text_that_could_not_be_written_fails_the_export(
     answers: Answers, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers.write([record(str(answers.folder / "gone.png"))])
@@ -364,7 +364,7 @@ def test_metadata_refuses_pictures_outside_of_its_folder_and_writes_nothing(answ
 def test_parquet_holds_every_record_with_the_runs(answers: Answers) -> None:
     import pyarrow.parquet as pq
 
-    odd = record("inv\udcff.png", text="half \ud800", ms={"total": None}, unfamiliar=True)
+    odd = record("inv\udcff.png", text="half \ud800", ms={"total": float("nan")}, unfamiliar=True)
     answers.write([record(), asked("b.png", 0.8), failed("c.png"), odd])
     manifest = RunManifest(run="run-1", spec={}, model_digest="abc", versions={})
     write_manifest(answers.path, manifest=manifest)

@@ -1,4 +1,4 @@
-"""Text files for pictures: whole, where they belong, and never over anything that others wrote."""
+"""Text files for pictures: written whole, in the right place, and never over other files."""
 
 import os
 from collections.abc import Sequence

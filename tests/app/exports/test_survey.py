@@ -1,4 +1,4 @@
-"""Which records count: a failure that was made good does not, nor what was written twice; all else does."""
+"""Which records count: all but superseded failures and records written twice."""
 
 import os
 from collections.abc import Sequence
@@ -34,51 +34,42 @@ def surveyed(folder: Path, records: Sequence[Record], selection: Selection = ALL
     return survey([write(folder / "a.jsonl", records)], selection)
 
 
-def test_a_failure_is_superseded_by_a_later_run_s_record_of_its_picture_and_prompt(tmp_path: Path) -> None:
-    kept = [record("b.png", failed=True), record(id="2"), record("a.png", id="9", prompt="q", failed=True)]
-    found = surveyed(tmp_path, [record(id="name", failed=True, run="earlier"), *kept])
-
-    assert list(found.records()) == kept
-    assert (found.num_taken, found.num_failed, found.num_superseded) == (3, 2, 1)
-
-
-def test_a_failure_is_not_superseded_by_its_own_run_which_asked_something_else_or_read_a_namesake(
-    tmp_path: Path,
-) -> None:
-    records = [record(id="cut off", failed=True), record(id="2"), record(id="too many choices", failed=True)]
+@pytest.mark.parametrize(
+    ("records", "kept"),
+    [
+        # A failure is superseded by a record of a later run about the same picture and prompt.
+        (
+            [
+                record(id="name", failed=True, run="earlier"),
+                record("b.png", failed=True),
+                record(id="2"),
+                record(id="9", prompt="q", failed=True),
+            ],
+            [1, 2, 3],
+        ),
+        # Not by its own run, which asked something else or read a namesake.
+        ([record(id="cut off", failed=True), record(id="2"), record(id="too many choices", failed=True)], [0, 1, 2]),
+        ([record(failed=True), record(failed=True, run="later")], [1]),
+        ([record(id="1"), record(id="name", failed=True)], [0, 1]),  # the picture was missing after its answer
+        ([record(text="first"), record(text="last"), record(failed=True)], [1]),
+        ([record("a.png"), record("b.png")], [0, 1]),  # copies
+    ],
+    ids=["superseded", "own run", "failed again", "missing later", "written twice", "copies"],
+)
+def test_which_records_count(tmp_path: Path, records: list[Record], kept: list[int]) -> None:
     found = surveyed(tmp_path, records)
 
-    assert list(found.records()) == records
-    assert (found.num_failed, found.num_superseded) == (2, 0)
+    assert list(found.records()) == [records[index] for index in kept]
+    num_failed = sum(records[index]["error"] is not None for index in kept)
+    assert (found.num_taken, found.num_failed) == (len(kept), num_failed)
+    assert found.num_superseded == len(records) - len(kept)
 
 
-def test_a_failure_that_came_again_counts_once_and_the_newest_stays(tmp_path: Path) -> None:
-    first, last = record(failed=True), {**record(failed=True), "run": "later"}
-
-    assert list(surveyed(tmp_path, [first, last]).records()) == [last]  # type: ignore[list-item]
-
-
-def test_a_picture_that_vanished_after_its_answer_keeps_the_answer_and_has_the_failure(tmp_path: Path) -> None:
-    records = [record(id="1"), record(id="name", failed=True)]
-
-    assert list(surveyed(tmp_path, records).records()) == records
-
-
-def test_of_what_was_written_twice_the_last_answer_counts(tmp_path: Path) -> None:
-    records = [record(text="first"), record(text="last"), record(failed=True)]
-
-    assert [one["text"] for one in surveyed(tmp_path, records).records()] == ["last"]
-
-
-def test_answers_of_two_models_both_count_and_are_told(tmp_path: Path) -> None:
+def test_answers_of_two_models_both_count(tmp_path: Path) -> None:
     found = surveyed(tmp_path, [record(id="1", text="one"), record("b.png"), record(id="2", text="two")])
 
     assert (found.num_taken, found.num_repeated, found.has_several_prompts) == (3, 1, False)
     assert [one["text"] for one in found.last_of_pictures() if one["picture"] == "a.png"] == ["two"]
-
-
-def test_copies_of_one_picture_under_two_names_both_count(tmp_path: Path) -> None:
-    assert surveyed(tmp_path, [record("a.png"), record("b.png")]).num_taken == 2
 
 
 def test_a_picture_with_two_prompts_is_noticed_unless_one_is_chosen(tmp_path: Path) -> None:
@@ -111,7 +102,7 @@ def test_shards_are_read_as_one_file(tmp_path: Path) -> None:
     assert record_files([files[0], str(parts)]) == files
 
 
-def test_a_file_that_is_begun_anew_between_the_readings_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_is_overwritten_between_the_readings_is_an_error(tmp_path: Path) -> None:
     paths = [write(tmp_path / name, [record(name), record("more")]) for name in ("a.jsonl", "b.jsonl")]
     found = survey(paths, ALL)
     write(tmp_path / "a.jsonl", [record("new")])

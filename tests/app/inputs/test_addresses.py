@@ -1,4 +1,4 @@
-"""Pictures by their address: what is found there, what is said of what is not, and what is kept secret."""
+"""Pictures at addresses: listing, errors, and secrets that are not shown."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_storage_of_other_kinds_is_read_through_fsspec() -> None:
     assert read_remote(str(item.source)) == b"picture"
 
 
-def test_what_is_not_there_is_one_item_that_says_so_when_it_is_read(tmp_path: Path) -> None:
+def test_a_missing_address_is_one_item_whose_reading_fails(tmp_path: Path) -> None:
     address = (tmp_path / "none").as_uri()
 
     (item,) = remote_inputs(address, recursive=False)
@@ -71,7 +71,7 @@ def test_a_folder_in_place_of_a_picture_and_too_many_bytes_are_errors_of_that_pi
     assert of_large.value.code == "too_large"
 
 
-def test_a_kind_of_storage_that_nothing_reads_is_told_before_anything_is_done() -> None:
+def test_an_unknown_kind_of_storage_is_refused_first() -> None:
     with pytest.raises(InputsError, match="nope"):
         check_remote("nope://bucket/pictures")
 

@@ -88,7 +88,7 @@ def test_names_may_be_long_or_no_utf8(tmp_path: Path, format: int) -> None:
     assert list(map(content, items)) == [b"1", b"2"]
 
 
-def test_a_picture_of_an_archive_without_compression_is_left_to_whoever_reads_it(tmp_path: Path) -> None:
+def test_a_picture_of_an_archive_without_compression_is_a_slice_of_the_file(tmp_path: Path) -> None:
     data = tar_bytes({"a.png": b"abc"})
     path = archive(tmp_path, data)
     part = FileSlice(path=str(path), offset=512, num_bytes=3, header=zlib.crc32(data[:512]))

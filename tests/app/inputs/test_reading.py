@@ -64,7 +64,7 @@ def test_shards_have_every_item_once_and_errors_too(everything: InputSpec, tmp_p
 
 
 @pytest.mark.parametrize("shard", [(3, 3), (-1, 3), (0, 0), (1, -1)])
-def test_a_shard_that_is_none_is_refused(shard: tuple[int, int]) -> None:
+def test_a_shard_out_of_range_is_refused(shard: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="shard must be"):
         InputSpec(shard=shard)
 

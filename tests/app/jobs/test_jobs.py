@@ -1,4 +1,4 @@
-"""Jobs over many pictures: where they come from, what is asked of them, and what a further run leaves alone."""
+"""Jobs over many pictures: inputs, questions, and what later runs do."""
 
 import csv
 import dataclasses
@@ -92,7 +92,7 @@ def test_every_way_to_name_pictures_gives_the_same_answers(run: Run, folder: Pat
         ("ask", [".", "--question", "What?", "--questions", "sheet.txt"], "exclude each other"),
     ],
 )
-def test_a_command_that_cannot_be_meant_is_a_usage_error_before_the_model_is_loaded(
+def test_flags_that_do_not_fit_are_a_usage_error_before_the_model_is_loaded(
     command: str, flags: list[str], told: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -168,7 +168,7 @@ def test_a_manifest_brings_prompts_of_its_own_and_columns_for_others(run: Run, f
     }
 
 
-def test_a_prompt_that_cannot_be_put_costs_that_answer_only(run: Run, folder: Path, tmp_path: Path) -> None:
+def test_an_unusable_prompt_costs_that_answer_only(run: Run, folder: Path, tmp_path: Path) -> None:
     manifest, out = folder / "work.jsonl", tmp_path / "answers.jsonl"
     lines = [
         {"picture": NAMES[0], "prompt": "word " * 2000},
@@ -355,7 +355,7 @@ def test_a_manifest_s_own_questions_are_counted(tmp_path: Path) -> None:
     assert count_answers(job) == 2 + 3 + 3
 
 
-def test_nobody_is_told_to_repeat_a_command_that_throws_away_what_is_done() -> None:
+def test_the_hint_after_overwrite_leaves_overwrite_out() -> None:
     def told(*, overwrite: bool) -> str:
         inputs = InputSpec(paths=("a.png",))
         return how_to_go_on(
@@ -383,7 +383,7 @@ def test_a_run_that_is_stopped_at_once_says_so_and_leaves_the_engine_before_the_
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGHUP], [signal.SIGINT] * 2])
-def test_whoever_interrupts_finds_whole_records_and_a_manifest_that_says_so(
+def test_an_interrupted_job_leaves_whole_records_and_says_so_in_its_manifest(
     signals: list[signal.Signals], run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "answers.jsonl"
@@ -420,9 +420,7 @@ def test_too_many_failures_stop_the_job_and_it_can_go_on(run: Run, folder: Path,
     assert len(records_in(out)) == 61
 
 
-def test_questions_that_cannot_be_put_stop_a_job_too_when_they_are_as_many_as_may_fail(
-    run: Run, folder: Path, tmp_path: Path
-) -> None:
+def test_unusable_prompts_count_for_max_errors(run: Run, folder: Path, tmp_path: Path) -> None:
     listed, out = tmp_path / "list.txt", tmp_path / "answers.jsonl"
     listed.write_text(f"{folder / NAMES[1]}\n" * 9)
     command = ["caption", "--list", str(listed), *COMMON, "--prompt", "What is {title}?", "--out", str(out)]
@@ -437,11 +435,11 @@ def test_nothing_is_written_by_a_run_that_an_exception_has_ended(
     run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, written = tmp_path / "answers.jsonl", list[object]()
-    close, scribes = ResultWriter.close, list[ResultWriter]()
+    close, writers = ResultWriter.close, list[ResultWriter]()
 
     def fail(self: ResultWriter, answer: object) -> None:
-        if not scribes:
-            scribes.append(self)
+        if not writers:
+            writers.append(self)
             raise RuntimeError("no more")
         written.append(answer)
 

@@ -89,7 +89,7 @@ def test_without_a_terminal_lines_come_seldom_and_whole(capsys: pytest.CaptureFi
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_what_is_not_to_be_seen_is_not_counted_either(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invisible_progress_counts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     progress = Progress(visible=False, count=lambda: pytest.fail("nobody wants to know"))
     progress._shown_at -= 61.0
     progress.show(answered=1, failed=0, known=0)

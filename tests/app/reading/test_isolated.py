@@ -1,4 +1,4 @@
-"""Reading in other processes gives what reading here gives, and what happens to one costs no more than its picture."""
+"""Reading in other processes gives the same results, and a process that ends costs at most its picture."""
 
 import io
 import os
@@ -87,12 +87,10 @@ def to_all(reader: IsolatedReader, number: signal.Signals) -> Callable[[str], bo
 )
 def test_a_picture_is_read_as_it_is_here(shared: IsolatedReader, source: object) -> None:
     assert is_same(shared.read(source), read_here(source))  # type: ignore[arg-type]
-
-
-def test_messages_call_bytes_by_their_name(shared: IsolatedReader) -> None:
-    reading = shared.read(b"no picture", name="upload 1")
-    assert reading.error is not None
-    assert "`upload 1`" in reading.error.message
+    by_name, here = (
+        reader.read(b"no picture", name="upload 1") for reader in (shared, PictureReader(CaptionerSpec(), size=SIZE))
+    )
+    assert by_name.error == here.error
 
 
 @pytest.mark.parametrize("source", [str(PICTURES[0]), PICTURES[0].read_bytes()], ids=["path", "bytes"])
@@ -173,20 +171,27 @@ def test_the_time_that_the_caller_takes_does_not_count() -> None:
         assert reader.read(PICTURES[0], wants_pixels=lambda digest: threading.Event().wait(1.2) or True).error is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT], ids=lambda number: number.name)
-def test_a_picture_that_ends_its_process_has_an_error_and_the_next_one_is_fine(
-    alone: IsolatedReader, number: signal.Signals
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGSEGV, "crashed"),
+        (signal.SIGABRT, "crashed"),
+        (signal.SIGKILL, None),  # the system may have been short of memory: the picture is read once more
+        *((number, None) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)),  # they end the job only
+    ],
+)
+def test_a_signal_during_a_reading_costs_at_most_that_picture(
+    alone: IsolatedReader, number: signal.Signals, code: str | None
 ) -> None:
-    crashed = alone.read(PICTURES[0], wants_pixels=to_all(alone, number))
+    alone.read(PICTURES[0])
+    reading = alone.read(PICTURES[0], wants_pixels=to_all(alone, number))
 
-    assert crashed.error is not None
-    assert (crashed.error.code, crashed.digest) == ("crashed", read_here(PICTURES[0]).digest)
-    assert number.name in crashed.error.message
+    assert (reading.error and reading.error.code, reading.digest) == (code, read_here(PICTURES[0]).digest)
+    if reading.error is None:
+        assert is_same(reading, read_here(PICTURES[0]))
+    else:
+        assert number.name in reading.error.message
     assert is_same(alone.read(PICTURES[1]), read_here(PICTURES[1]))
-
-
-def test_a_picture_whose_process_was_killed_from_outside_is_read_once_more(alone: IsolatedReader) -> None:
-    assert is_same(alone.read(PICTURES[0], wants_pixels=to_all(alone, signal.SIGKILL)), read_here(PICTURES[0]))
 
 
 def test_a_picture_whose_process_is_killed_each_time_has_an_error(
@@ -206,12 +211,6 @@ def test_a_picture_whose_process_is_killed_each_time_has_an_error(
     assert crashed.error is not None
     assert (crashed.error.code, "SIGKILL" in crashed.error.message, len(killed)) == ("crashed", True, 2)
     assert is_same(alone.read(PICTURES[1]), read_here(PICTURES[1]))
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
-def test_who_ends_the_job_does_not_end_what_is_being_read(alone: IsolatedReader, number: signal.Signals) -> None:
-    alone.read(PICTURES[0])
-    assert is_same(alone.read(PICTURES[0], wants_pixels=to_all(alone, number)), read_here(PICTURES[0]))
 
 
 def test_a_process_that_ends_while_it_has_nothing_to_do_is_no_picture_s_fault(alone: IsolatedReader) -> None:
@@ -266,7 +265,7 @@ def test_processes_that_cannot_start_are_an_error_that_says_what_they_said(monke
         reader.read(PICTURES[0])
 
 
-def test_where_too_many_processes_cannot_be_ended_nothing_more_is_read(
+def test_reading_stops_when_too_many_processes_cannot_be_ended(
     alone: IsolatedReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llama_adapter.app.reading.process_pool.MAX_UNENDING", 1)

@@ -1,10 +1,8 @@
-"""Broken, hostile and unusual pictures: each has its one result, and sound ones beside them are read as if alone."""
+"""Broken, hostile and unusual pictures have one result each, and do not affect sound pictures."""
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ from llama_adapter.app.reading.isolated import IsolatedReader
 from llama_adapter.app.reading.reader import PictureReader, PictureReading
 from llama_adapter.runtime.text import shown_name
 from tests.odd_pictures import OddPicture, write_odd_pictures
+from tests.odd_pictures.damaged import damaged
 
 pytestmark = pytest.mark.slow
 
@@ -38,23 +37,13 @@ def readings(odd_pictures: list[OddPicture]) -> Iterator[list[tuple[str, Picture
         yield list(zip(mixed, threads.map(reader.read, mixed), strict=True))
 
 
-def test_there_are_many_and_they_are_the_same_for_the_same_seed(odd_pictures: list[OddPicture], tmp_path: Path) -> None:
-    again = write_odd_pictures(tmp_path / "again")
-    other = write_odd_pictures(tmp_path / "other", seed=1)
+def test_there_are_many_and_they_are_the_same_for_the_same_seed(odd_pictures: list[OddPicture]) -> None:
+    first, again, other = ({file.name: file.content for file in damaged(seed)} for seed in (0, 0, 1))
 
     assert len(odd_pictures) >= 350
-    assert contents(again) == contents(odd_pictures)
-    assert contents(again).keys() == contents(other).keys()
-    assert contents(again) != contents(other)
-
-
-def contents(pictures: list[OddPicture]) -> dict[str, bytes | None]:
-    """By name; None for what is no file, is no file of its own, is huge or may not be read."""
-    found: dict[str, bytes | None] = {}
-    for path in (Path(picture.path) for picture in pictures):
-        is_plain = path.is_file() and not path.is_symlink() and os.access(path, os.R_OK)
-        found[path.name] = path.read_bytes() if is_plain and path.stat().st_size < 2**20 else None
-    return found
+    assert first == again
+    assert first.keys() == other.keys()
+    assert first != other
 
 
 def test_each_odd_picture_has_its_one_result(
@@ -104,7 +93,7 @@ def test_odd_pictures_are_read_in_a_process_of_their_own_as_they_are_here(
     odd_pictures: list[OddPicture], readings: list[tuple[str, PictureReading]]
 ) -> None:
     here = PictureReader(CaptionerSpec(), size=SIZE)
-    for picture, (_, apart) in zip(odd_pictures, readings[1::2], strict=True):
+    for picture, (_, apart) in list(zip(odd_pictures, readings[1::2], strict=True))[::5]:
         reading = here.read(picture.path)
         assert (reading.digest, reading.error) == (apart.digest, apart.error)
         assert np.array_equal(reading.pixels, apart.pixels), picture.path  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Reading ahead draws no more than it may, lets nothing wait for what takes long, and hides no error."""
+"""Prefetching keeps its bounds, does not wait for slow readings, and raises every error."""
 
 import threading
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ def test_every_item_has_its_result_and_ready_ones_come_oldest_first() -> None:
         assert [reader.take(3), reader.take(3), reader.take(3), reader.take(3)] == [[0, 10, 20], [30, 40, 50], [60], []]
 
 
-def test_one_that_takes_long_holds_no_other_back() -> None:
+def test_a_slow_reading_does_not_delay_the_others() -> None:
     may_end = threading.Event()
 
     def read(number: int) -> int:
@@ -43,7 +43,7 @@ def test_no_more_items_are_drawn_than_are_to_be_read_ahead() -> None:
     assert {thread for _, thread in drawn} == {threading.current_thread()}
 
 
-def test_what_must_not_be_shared_is_read_in_the_callers_thread() -> None:
+def test_items_that_are_not_shareable_are_read_in_the_callers_thread() -> None:
     threads: dict[int, threading.Thread] = {}
 
     def read(number: int) -> None:
@@ -110,7 +110,7 @@ def test_as_many_threads_read_as_were_asked_for() -> None:
         assert sorted(reader.take(3)) == [0, 1, 2]
 
 
-def test_who_is_to_stop_waits_for_nothing_that_hangs() -> None:
+def test_a_stopped_reader_does_not_wait_for_readings_that_hang() -> None:
     may_end, stopped = threading.Event(), threading.Event()
 
     def read(number: int) -> int:
@@ -125,7 +125,7 @@ def test_who_is_to_stop_waits_for_nothing_that_hangs() -> None:
         may_end.set()
 
 
-def test_leaving_waits_for_nothing_that_hangs() -> None:
+def test_leaving_does_not_wait_for_readings_that_hang() -> None:
     may_end = threading.Event()
     has_begun = threading.Event()
 
@@ -142,7 +142,7 @@ def test_leaving_waits_for_nothing_that_hangs() -> None:
     reader.close()
 
 
-def test_closing_lets_go_of_what_was_not_taken() -> None:
+def test_closing_drops_what_was_not_taken() -> None:
     begun: list[int] = []
     gate = threading.Event()
 
@@ -161,7 +161,7 @@ def test_closing_lets_go_of_what_was_not_taken() -> None:
     assert not any(thread.name.startswith("read_") and thread.is_alive() for thread in threading.enumerate())
 
 
-def test_at_the_end_what_hangs_keeps_the_rest_only_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_the_end_a_reading_that_hangs_delays_the_rest_for_a_second_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llama_adapter.app.reading.prefetch._PATIENCE_S", 0.0)
     may_end = threading.Event()
 
@@ -283,7 +283,7 @@ def test_an_error_of_the_source_comes_up_once_all_before_it_is_taken(slow: SlowS
         assert reader.take(1) == []
 
 
-def test_an_error_of_the_source_is_kept_from_whoever_has_others_to_answer(slow: SlowSource) -> None:
+def test_an_error_of_the_source_waits_while_nothing_is_required(slow: SlowSource) -> None:
     slow.give(OSError("gone"))
     with Prefetcher(slow(), lambda number: number, ahead=1) as reader:
         assert reader.take(1, at_least=0) == []
@@ -292,7 +292,7 @@ def test_an_error_of_the_source_is_kept_from_whoever_has_others_to_answer(slow: 
             reader.take(1)
 
 
-def test_whoever_is_to_stop_leaves_a_source_that_hangs(slow: SlowSource) -> None:
+def test_a_stopped_reader_leaves_a_source_that_hangs(slow: SlowSource) -> None:
     stopped = threading.Event()
     threading.Timer(0.05, stopped.set).start()
     with Prefetcher(slow(), lambda number: number, ahead=2, may_wait=True, stop=stopped.is_set) as reader:
@@ -302,7 +302,7 @@ def test_whoever_is_to_stop_leaves_a_source_that_hangs(slow: SlowSource) -> None
     assert slow.is_closed.wait(10)
 
 
-def test_nobody_waits_for_a_thread_that_has_ended() -> None:
+def test_a_drawing_thread_that_ends_is_not_waited_for() -> None:
     def source() -> Iterator[int]:
         yield 1
         raise SystemExit

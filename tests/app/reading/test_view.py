@@ -29,23 +29,13 @@ def test_a_view_is_small_whatever_the_mode(mode: str) -> None:
     assert (pixels.shape, pixels.dtype) == ((53, SIDE, 3), np.uint8)
 
 
-def test_a_small_picture_is_not_enlarged() -> None:
-    assert view_pixels(Image.new("RGB", (20, 10)), side=SIDE).shape == (10, 20, 3)
-
-
-def test_deep_grey_is_spread_over_its_values() -> None:
-    values = np.linspace(30_000, 30_200, 64 * 64, dtype=np.uint16).reshape(64, 64)
-    pixels = view_pixels(Image.fromarray(values), side=SIDE)
-
-    assert (pixels.min(), pixels.max()) == (0, 255)
-
-
-def test_floats_that_are_no_numbers_are_shown() -> None:
-    values = np.array([[np.nan, 0.0], [1.0, 2.0]], dtype=np.float32)
-    assert view_pixels(Image.fromarray(values), side=SIDE).shape == (2, 2, 3)
-
-
-def test_what_is_transparent_stands_on_grey() -> None:
+def test_small_deep_odd_and_transparent_pictures() -> None:
+    assert view_pixels(Image.new("RGB", (20, 10)), side=SIDE).shape == (10, 20, 3)  # not enlarged
+    levels = np.linspace(30_000, 30_200, 64 * 64, dtype=np.uint16).reshape(64, 64)
+    deep = view_pixels(Image.fromarray(levels), side=SIDE)
+    assert (deep.min(), deep.max()) == (0, 255)  # spread over the values that occur
+    odd = np.array([[np.nan, 0.0], [1.0, 2.0]], dtype=np.float32)
+    assert view_pixels(Image.fromarray(odd), side=SIDE).shape == (2, 2, 3)
     assert tuple(view_pixels(Image.new("RGBA", (4, 4)), side=SIDE)[0, 0]) == BACKGROUND
 
 

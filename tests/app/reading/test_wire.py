@@ -1,4 +1,4 @@
-"""Messages to and from a reading process survive the way, and what no such process says is refused."""
+"""Messages to and from a reading process arrive unchanged, and invalid replies are refused."""
 
 import struct
 

@@ -252,9 +252,7 @@ def test_a_writer_in_another_process_is_refused_too_and_a_dead_one_holds_nothing
     assert texts_in(path) == ["one"]
 
 
-def test_a_file_that_was_removed_while_another_run_had_it_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_its_last_writer_removes_is_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "answers.jsonl"
     first = RecordWriter(path)
     really_open, opened = open, 0
@@ -295,7 +293,7 @@ def test_what_does_not_fit_is_taken_back_and_the_rest_stays(room: int, tmp_path:
     assert texts_in(path) == ["one", "two", "four"]
 
 
-def test_a_full_device_is_told(tmp_path: Path) -> None:
+def test_a_full_device_raises(tmp_path: Path) -> None:
     writer = RecordWriter("/dev/full")
     with pytest.raises(OSError, match="No space left"):
         writer.write(recorded())

@@ -1,4 +1,4 @@
-"""A file of answers that is removed, moved, replaced or changed during a run: the run says so and loses nothing."""
+"""If another program removes, moves, replaces or changes a record file, the run says so and loses nothing."""
 
 import shutil
 import stat
@@ -144,7 +144,7 @@ def test_a_file_that_another_program_changed_is_noticed_and_left_as_it_is(conten
     assert path.read_bytes() == content
 
 
-def test_what_cannot_be_written_again_is_told_as_lost(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_that_cannot_be_written_again_are_reported_as_lost(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -186,7 +186,7 @@ def test_a_new_file_without_records_may_be_gone_and_another_one_stays(tmp_path: 
 
 
 @pytest.mark.parametrize("is_moved", [False, True])
-def test_older_parts_are_told_as_lost_unless_they_were_moved(tmp_path: Path, is_moved: bool) -> None:
+def test_older_parts_are_reported_as_lost_unless_they_were_moved(tmp_path: Path, is_moved: bool) -> None:
     folder = tmp_path / "records"
     with RecordWriter(folder / "part-00000.jsonl") as earlier:
         write(earlier, "one", "two")

@@ -67,7 +67,7 @@ def test_a_manifest_of_an_older_version_without_the_newer_fields_is_read(tmp_pat
         '[{"run": [], "spec": {}, "model_digest": "", "versions": {}}]}',
     ],
 )
-def test_a_manifest_that_is_none_is_refused_and_left_alone(content: str, tmp_path: Path) -> None:
+def test_an_invalid_manifest_is_refused_and_left_alone(content: str, tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     manifest_path(path).write_text(content)
     with pytest.raises(RecordFileError, match="Wanted a manifest"):

@@ -50,7 +50,7 @@ def test_a_file_of_that_very_name_is_meant_itself(tmp_path: Path) -> None:
     assert find_escaped(str(literal)) == str(literal)
 
 
-def test_two_names_of_one_escaped_form_are_told_apart_by_nobody(tmp_path: Path) -> None:
+def test_two_names_with_one_escaped_form_stay_escaped(tmp_path: Path) -> None:
     (tmp_path / "a\u00a0b.png").touch()
     Path(os.fsdecode(bytes(tmp_path) + b"/a\xa0b.png")).touch()
 

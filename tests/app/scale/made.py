@@ -38,7 +38,7 @@ QUESTIONS = (
 )
 
 
-def desk_of(earlier: RecordIndex | None = None, *, retry_errors: bool = False) -> JobPlanner:
+def planner_of(earlier: RecordIndex | None = None, *, retry_errors: bool = False) -> JobPlanner:
     out = None if earlier is None else "answers.jsonl"
     job = Job(spec=SPEC, inputs=InputSpec(), questions=QUESTIONS, out=out, retry_errors=retry_errors)
     return JobPlanner(job, spec=SPEC, info=INFO, earlier=earlier)
@@ -67,7 +67,7 @@ def known_of(index: RecordIndex) -> Known:
 
 def known_after(folder: Path, *, digest: str, num_questions: int) -> Known:
     """What workers know after a run that answered some questions about a.png."""
-    planner = desk_of()
+    planner = planner_of()
     work, _ = planner.item(PictureInput(source="a.png", label="a.png"))
     with RecordWriter(folder / "answers.jsonl") as file:
         for question in work.questions[:num_questions]:

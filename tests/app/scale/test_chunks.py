@@ -1,11 +1,11 @@
-"""What goes to workers and comes back: how much at once, what may be left out, and that nothing is forgotten."""
+"""Chunks of work: their sizes, what workers may leave out, and that none is forgotten."""
 
 from dataclasses import replace
 from pathlib import Path
 
 from llama_adapter.app.inputs import PictureInput
 from llama_adapter.app.scale.chunks import MAX_LOSSES, MAX_PICTURES, Ledger, in_chunks, sizes
-from tests.app.scale.made import QUESTIONS, desk_of, item, known_after
+from tests.app.scale.made import QUESTIONS, item, known_after, planner_of
 
 
 def test_chunks_grow_so_that_no_worker_waits_for_its_first() -> None:
@@ -21,7 +21,7 @@ def test_chunks_are_bounded_in_pictures_and_bytes() -> None:
     assert [len(group) for group in groups] == [2, 2, 1]
 
 
-def test_what_is_lost_is_tried_picture_by_picture_and_fails_in_the_end() -> None:
+def test_lost_chunks_are_tried_picture_by_picture_and_then_fail() -> None:
     ledger = Ledger()
     ledger.enter([item(0), item(1)], is_sure=True)
 
@@ -42,7 +42,7 @@ def test_what_is_lost_is_tried_picture_by_picture_and_fails_in_the_end() -> None
 
 
 def test_workers_know_records_by_the_ids_that_the_driver_gives_them(tmp_path: Path) -> None:
-    work, _ = desk_of().item(PictureInput(source="a.png", label="a.png"))
+    work, _ = planner_of().item(PictureInput(source="a.png", label="a.png"))
 
     for number in range(1, len(QUESTIONS) + 1):
         folder = tmp_path / str(number)

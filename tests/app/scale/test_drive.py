@@ -20,7 +20,7 @@ from llama_adapter.app.scale.worker import NotLoaded
 from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.problems import Problem
-from tests.app.scale.made import FIRST, INFO, QUESTIONS, answer_to, desk_of, known_of, record_of
+from tests.app.scale.made import FIRST, INFO, QUESTIONS, answer_to, known_of, planner_of, record_of
 
 
 class FakeReaders:
@@ -107,7 +107,7 @@ def run_job(
     with RecordWriter(folder / "answers.jsonl") as file:
         index = RecordIndex([file.path]) or None
         known = None if index is None else known_of(RecordIndex([file.path]))
-        planner = desk_of(index)
+        planner = planner_of(index)
         crew = FakeCrew(chance, loss=loss, poison=poison, known=known)
         fakes: Any = crew, FakeReaders(chance, loss=loss)
         drive = Drive(*fakes, planner, first=FIRST, say=print)
@@ -160,10 +160,10 @@ def test_a_picture_that_is_named_twice_is_answered_twice_and_known_twice(tmp_pat
 
     # The worker believes that both are answered; the driver knows of one record only.
     answers, planner, _ = run_job(tmp_path, ["a.png", "a.png"], seed=0)
-    again, desk_after, _ = run_job(tmp_path, ["a.png", "a.png"], seed=0)
+    again, planner_after, _ = run_job(tmp_path, ["a.png", "a.png"], seed=0)
 
     assert (len(answers), planner.num_known) == (len(QUESTIONS), len(QUESTIONS))
-    assert (len(again), desk_after.num_known) == (0, 2 * len(QUESTIONS))
+    assert (len(again), planner_after.num_known) == (0, 2 * len(QUESTIONS))
 
 
 def test_a_worker_that_leaves_something_out_ends_the_job_and_what_it_answered_is_written(
@@ -186,7 +186,7 @@ def test_a_worker_that_leaves_something_out_ends_the_job_and_what_it_answered_is
 
 def test_once_stopped_nothing_more_is_begun(tmp_path: Path) -> None:
     chance = random.Random(0)
-    planner, answers = desk_of(), list[Answer]()
+    planner, answers = planner_of(), list[Answer]()
     fakes: Any = FakeCrew(chance, loss=0.0), FakeReaders(chance, loss=0.0)
     items = (planner.item(PictureInput(source=f"{number}", label=f"{number}"))[0] for number in range(1000))
     drive = Drive(*fakes, planner, first=FIRST, say=print)
@@ -203,7 +203,7 @@ def test_once_stopped_nothing_more_is_begun(tmp_path: Path) -> None:
     [(ExitCode.USAGE, UsageError), (ExitCode.FAILED, WorkersFailedError)],
     ids=["usage", "failed"],
 )
-def test_what_goes_wrong_on_a_machine_is_told_with_its_name(exit_code: ExitCode, kind: type[Exception]) -> None:
+def test_errors_of_a_machine_name_it(exit_code: ExitCode, kind: type[Exception]) -> None:
     problem = Problem(exit_code=exit_code, http_status=500, sentence="It broke", hint="mend it")
 
     with pytest.raises(kind, match="On there: It broke") as caught:

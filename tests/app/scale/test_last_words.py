@@ -26,7 +26,7 @@ def said(end: str, *, timeout_s: float | None = None) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_an_end_that_python_does_not_see_is_told_with_what_is_kept_and_how_to_go_on() -> None:
+def test_a_killed_process_says_what_is_kept_and_how_to_go_on() -> None:
     code, words = said("os._exit(1)")
 
     assert code == 1
@@ -35,7 +35,7 @@ def test_an_end_that_python_does_not_see_is_told_with_what_is_kept_and_how_to_go
     assert "the same command goes on where this one ended" in words
 
 
-def test_a_child_process_that_outlives_the_job_does_not_hold_it_up() -> None:
+def test_a_child_process_that_outlives_the_job_does_not_delay_its_end() -> None:
     """It has inherited the end of the pipe that the listener waits for."""
     assert said("os.fork() or (os.closerange(0, 3), __import__('time').sleep(60), os._exit(0))", timeout_s=45) == (
         0,
@@ -43,5 +43,5 @@ def test_a_child_process_that_outlives_the_job_does_not_hold_it_up() -> None:
     )
 
 
-def test_an_end_of_its_own_is_not() -> None:
+def test_an_ordinary_exit_says_nothing() -> None:
     assert said("sys.exit(3)") == (3, "")

@@ -14,30 +14,36 @@ def machine(name: str, **resources: float) -> Machine:
     return Machine(id=name, resources=resources)
 
 
-def test_every_device_has_a_captioner_on_its_machine() -> None:
-    cluster = [machine("head", CPU=4), machine("a", CPU=16, GPU=2), machine("b", CPU=16, GPU=1)]
-
-    places = plan_places(cluster, device="gpu-like:3", actors=None)
-
-    assert [(place.machine, place.devices, place.device) for place in places] == [
-        ("a", {"GPU": 1.0}, "gpu-like"),
-        ("a", {"GPU": 1.0}, "gpu-like"),
-        ("b", {"GPU": 1.0}, "gpu-like"),
-    ]
+HEAD, A, B = machine("head", CPU=4), machine("a", CPU=16, GPU=2), machine("b", CPU=16, GPU=1)
 
 
-def test_a_device_that_ray_knows_by_its_own_name_is_reserved_by_it() -> None:
-    places = plan_places([machine("a", CPU=8, XPU=2, GPU=1)], device="xpu", actors=None)
+@pytest.mark.parametrize(
+    ("cluster", "device", "places"),
+    [
+        ([HEAD, A, B], "gpu-like:3", [("a", {"GPU": 1.0}, "gpu-like")] * 2 + [("b", {"GPU": 1.0}, "gpu-like")]),
+        # A device that Ray knows by its own name is reserved by that name.
+        ([machine("a", CPU=8, XPU=2, GPU=1)], "xpu", [("a", {"XPU": 1.0}, "xpu")] * 2),
+        ([machine("a", CPU=8, GPU=1), machine("b", CPU=8)], "auto", [("a", {"GPU": 1.0}, "auto")]),
+        ([machine("b", CPU=8)], "auto", [("b", {}, "cpu")]),
+        (
+            [machine("head", CPU=0), machine("a", CPU=8), machine("b", CPU=2)],
+            "cpu",
+            [("a", {}, "cpu"), ("b", {}, "cpu")],
+        ),
+    ],
+)
+def test_every_device_has_a_captioner_on_its_machine(
+    cluster: list[Machine], device: str, places: list[tuple[str, dict[str, float], str]]
+) -> None:
+    planned = plan_places(cluster, device=device, actors=None)
 
-    assert [place.devices for place in places] == [{"XPU": 1.0}] * 2
+    assert [(place.machine, place.devices, place.device) for place in planned] == places
 
 
-def test_without_devices_every_machine_with_processors_has_one_captioner() -> None:
-    cluster = [machine("head", CPU=0), machine("a", CPU=8), machine("b", CPU=2)]
+def test_a_captioner_on_processors_leaves_one_to_readers() -> None:
+    planned = plan_places([machine("a", CPU=8), machine("b", CPU=2)], device="cpu", actors=None)
 
-    places = plan_places(cluster, device="cpu", actors=None)
-
-    assert [(place.machine, place.num_cpus, place.threads) for place in places] == [("a", 7.0, 8), ("b", 1.0, 2)]
+    assert [(place.num_cpus, place.threads) for place in planned] == [(7.0, 8), (1.0, 2)]
 
 
 @pytest.mark.parametrize("cpus", [1, 2, 3, 4, 7, 8, 64])
@@ -58,13 +64,6 @@ def test_captioners_leave_room_for_readers_on_every_machine(cpus: int, actors: i
     assert max(Counter(place.machine for place in places).values()) == -(-actors // 2)
 
 
-def test_auto_takes_devices_where_there_are_some() -> None:
-    with_devices = [machine("a", CPU=8, GPU=1), machine("b", CPU=8)]
-
-    assert [place.machine for place in plan_places(with_devices, device="auto", actors=None)] == ["a"]
-    assert [place.device for place in plan_places([machine("b", CPU=8)], device="auto", actors=None)] == ["cpu"]
-
-
 @pytest.mark.parametrize(("device", "actors"), [("gpu-like", None), ("gpu-like", 2)])
 def test_a_device_that_the_cluster_has_not_is_a_usage_error(device: str, actors: int | None) -> None:
     cluster = [machine("a", CPU=8)] if actors is None else [machine("a", CPU=8, GPU=1)]
@@ -82,12 +81,12 @@ def test_readers_are_as_many_as_captioners_can_use_and_take_half_of_the_processo
 
 
 @pytest.mark.parametrize(("actors", "address"), [(0, None), (None, "ray://head:10001")])
-def test_options_that_cannot_be_meant_are_refused(actors: int | None, address: str | None) -> None:
+def test_options_out_of_range_are_refused(actors: int | None, address: str | None) -> None:
     with pytest.raises(ValueError, match=r"actors|address"):
         RayOptions(actors=actors, address=address)
 
 
-def test_without_ray_the_user_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_hint_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
 
     with pytest.raises(UsageError, match="needs the package ray") as caught, joined_cluster(RayOptions()):

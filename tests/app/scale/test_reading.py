@@ -1,4 +1,4 @@
-"""What is read where pictures are, and what is left out there."""
+"""Chunks are read on the machines of a cluster, and answered pictures are left out."""
 
 import pickle
 import shutil
@@ -14,7 +14,7 @@ from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.app.scale.chunks import Chunk, Known, ReadChunk
 from llama_adapter.app.scale.reading import Reading, read_chunk
 from tests.app.golden import picture
-from tests.app.scale.made import QUESTIONS, SPEC, desk_of, item, known_after
+from tests.app.scale.made import QUESTIONS, SPEC, item, known_after, planner_of
 
 READING = Reading(spec=SPEC, size=32, kind="thread", timeout_s=10.0, folder=".")
 
@@ -66,7 +66,7 @@ def test_slow_pictures_come_all_and_in_their_order(monkeypatch: pytest.MonkeyPat
 
 def test_pictures_that_are_answered_are_hashed_and_no_more(tmp_path: Path) -> None:
     shutil.copy(picture("noise_128x96.png"), tmp_path / "a.png")
-    work, _ = desk_of().item(PictureInput(source=str(tmp_path / "a.png"), label="a.png"))
+    work, _ = planner_of().item(PictureInput(source=str(tmp_path / "a.png"), label="a.png"))
     chunk = Chunk(number=0, items=(work,))
     (looked,) = read(chunk).items
     assert isinstance(looked.picture, PictureReading)
