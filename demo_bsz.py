@@ -1,8 +1,8 @@
 """Captions a folder of pictures in batches and times it, with the variables of the Ascend guide's demo.
 
 Every variable can be set in the environment or as a flag; without any, the embedded model captions the sample
-pictures. The guide's demo generates one token, for a yes/no question: `--question "..." --choices Yes,No` asks that.
-Where the pictures come with a questions.jsonl, as the samples do, the embedded model is scored on it at the end.
+pictures. The guide's demo asks a yes/no question: use `--question "..." --choices Yes,No`. If the folder of pictures
+has a questions.jsonl with answers, as the samples have, the embedded model is scored on it at the end.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llama_adapter.app.cli.model_flags import add_computation
 from llama_adapter.app.cli.parser import Parser
 from llama_adapter.app.cli.values import parse_text, settings, value_of
 from llama_adapter.app.inputs import InputsError
@@ -33,12 +34,13 @@ DEMO_NOTE = (
     "note: this is the embedded model, which knows drawings of one to three plain shapes and nothing else; "
     "for photographs set LLAMA_DIR, BIAS_DIR and CLIP_DIR"
 )
+_NUMBERED = "DEVICE_ID"  # the default device: the accelerator with this number, or the CPU
 # Fields of the spec that are variables here.
 VARIABLES = {"batch_size": "BATCH_SIZE", "llama_dir": "LLAMA_DIR", "clip": "CLIP_DIR", "adapter": "BIAS_DIR"}
 
 
 def parser() -> Parser:
-    """The guide's variables first; each flag's default is the environment variable of the same name, if it says any."""
+    """The guide's variables first; the environment variable of the same name is the default of each flag."""
     parser = Parser(prog="demo_bsz.py", description=__doc__)
 
     def variable(name: str, default: str | int | None, help: str) -> None:
@@ -47,7 +49,7 @@ def parser() -> Parser:
         parser.add_argument(flag, metavar=name, type=kind, default=os.environ.get(name) or default, help=help)
 
     variable("DEVICE_ID", 0, "number of the accelerator; without one the CPU computes")
-    variable("IMG_SIZE", 224, "side of the square the model sees of a picture; a check, the model's own size counts")
+    variable("IMG_SIZE", 224, "side of the square that the model takes; another size than the model's is an error")
     variable("BATCH_SIZE", 5, "pictures computed together (default: 5)")
     variable("INFER_LOOP", 5, "timed trials over all pictures (default: 5)")
     variable("LLAMA_DIR", None, "folder with tokenizer.model and a sub-folder of LLaMA weights")
@@ -62,19 +64,12 @@ def parser() -> Parser:
     question.add_argument("--question", type=parse_text, help="instruction, for use with --choices")
     parser.add_argument("--choices", type=value_of(parse_choices), help="answer with one of these, for example Yes,No")
     parser.add_argument("--max-new-tokens", type=int, default=SamplingParams.max_new_tokens, help="(%(default)s)")
-    parser.add_argument("--device", help="cpu, auto, ... (default: the accelerator DEVICE_ID, or the CPU)")
-    parser.add_argument("--dtype", default=CaptionerSpec().dtype, help="(default: %(default)s)")
     parser.add_argument("--visual-heads", type=int, help="heads of the visual blocks (default: 16 for width 768)")
     parser.add_argument(
-        "--channel-order", choices=("auto", "rgb", "bgr"), default="auto", help="trained order of colours"
+        "--channel-order", choices=("auto", "rgb", "bgr"), default="auto", help="colours' order in training"
     )
-    parser.add_argument(
-        "--vision", choices=("torch", "onnx", "om"), help="what runs the encoder (default: by CLIP_DIR)"
-    )
-    parser.add_argument("--encoder", help="exported encoder, if CLIP_DIR names CLIP weights or nothing")
-    parser.add_argument("--encoder-process", action="store_true", help="run an exported encoder in its own process")
-    parser.add_argument("--mode", default=CaptionerSpec().mode, help="eager, or a graph mode (default: %(default)s)")
-    parser.add_argument("--operators", choices=("auto", "aten"), default="auto", help="(default: %(default)s)")
+    add_computation(parser)
+    parser.set_defaults(device=_NUMBERED)
     parser.add_argument("--no-score", action="store_true", help="leave out the questions that come with the pictures")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
@@ -94,14 +89,14 @@ def only_file(place: str | None, suffixes: tuple[str, ...], *, name: str) -> str
 
 
 def clip_or_encoder(place: str | None) -> dict[str, str | None]:
-    """The guide's CLIP_DIR is an OM file; CLIP's weights, which other demos want there, are understood too."""
+    """CLIP_DIR: an exported encoder, as in the guide, or CLIP's weights."""
     file = only_file(place, (".om", ".onnx", ".pt", ".safetensors"), name="CLIP_DIR")
     is_encoder = file is not None and file.lower().endswith((".om", ".onnx"))
     return {"encoder" if is_encoder else "clip": file}
 
 
 def llama_type(llama_dir: str | None) -> str | None:
-    """The guide's default is 7B; where there is just one model, it is meant."""
+    """The only model in the folder, else the guide's default, 7B."""
     if llama_dir is None or not Path(llama_dir).is_dir() or (Path(llama_dir) / "config.json").is_file():
         return None
     models = sorted(params.parent.name for params in Path(llama_dir).glob("*/params.json"))
@@ -109,7 +104,7 @@ def llama_type(llama_dir: str | None) -> str | None:
 
 
 def numbered_device(number: int) -> str:
-    """The accelerator of this number, or the CPU where the installation is made for none."""
+    """The accelerator of this number, or the CPU where no accelerator is installed."""
     from llama_adapter.runtime.devices import accelerator_kind
 
     kind = accelerator_kind()
@@ -140,26 +135,15 @@ def main() -> int:
         if picture_half.get("encoder") is not None:
             raise UsageError(f"CLIP_DIR names an encoder, `{picture_half['encoder']}`, and so does --encoder")
         picture_half["encoder"] = options.encoder
-    spec = settings(
-        CaptionerSpec,
-        {
-            "llama_dir": options.llama_dir,
-            "llama_type": llama_type(options.llama_dir) if options.llama_type is None else options.llama_type,
-            **picture_half,
-            "vision": options.vision,
-            "encoder_process": options.encoder_process,
-            "adapter": only_file(options.bias_dir, (".pth",), name="BIAS_DIR"),
-            "visual_heads": options.visual_heads,
-            "channel_order": options.channel_order,
-            "device": numbered_device(options.device_id) if options.device is None else options.device,
-            "dtype": options.dtype,
-            "mode": options.mode,
-            "operators": options.operators,
-            "batch_size": options.batch_size,
-        },
-        shown=VARIABLES,
-    )
-    if spec.vision_kind == "om":
+    values = {
+        **vars(options),
+        "llama_type": llama_type(options.llama_dir) if options.llama_type is None else options.llama_type,
+        **picture_half,
+        "adapter": only_file(options.bias_dir, (".pth",), name="BIAS_DIR"),
+        "device": numbered_device(options.device_id) if options.device == _NUMBERED else options.device,
+    }
+    spec = settings(CaptionerSpec, values, shown=VARIABLES)
+    if spec.vision_kind == "om" and spec.encoder_device is None:
         spec = dataclasses.replace(spec, encoder_device=options.device_id)
     with Captioner.from_spec(spec) as captioner:
         for note in captioner.info.notes:
@@ -217,9 +201,9 @@ def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: Sa
 
 
 def print_score(captioner: "Captioner", folder: Path) -> None:
-    """Ask what the folder holds known answers to, and print how many were right; without them, nothing.
+    """Ask the questions in the folder's file of known answers, and print how many answers are right.
 
-    An unusable file of known answers is reported on stderr; the times are still printed.
+    Without such a file nothing is printed; one that cannot be read is reported on stderr.
     """
     from llama_adapter.app.measuring.scoring import KNOWN_ANSWERS, ask_all, read_known_answers
 

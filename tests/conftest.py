@@ -14,7 +14,7 @@ settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile("repeatable")
 
-gc.disable()  # collection of tests makes few objects that can be freed, and looking for them takes a third of its time
+gc.disable()  # imports make few objects that can be freed, and looking for them takes a third of a collection's time
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,3 +35,10 @@ def pytest_unconfigure() -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are cores: many tests wait for processes."""
     return (os.cpu_count() or 1) + 1
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _run_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A folder that all processes of a test run share, for files that take long to make."""
+    own = tmp_path_factory.getbasetemp()
+    os.environ["TEST_RUN_FOLDER"] = str(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)

@@ -26,67 +26,86 @@ from llama_adapter.vision.encoder import PictureEncoder
 CLIP_HEAD_DIM = 64  # all CLIP models of OpenAI
 KNOWN_VISUAL_HEADS = {768: 16}  # width of the visual blocks -> heads; no file stores it
 
-# Ours -> theirs, for the parts with weight and bias and for single tensors.
-_OPENAI_TOWER = {
-    "patch_embedding.weight": "conv1.weight",
-    "class_embedding": "class_embedding",
-    "position_embedding": "positional_embedding",
-    "pre_norm.weight": "ln_pre.weight",
-    "pre_norm.bias": "ln_pre.bias",
-    "post_norm.weight": "ln_post.weight",
-    "post_norm.bias": "ln_post.bias",
-    "projection.weight": "proj",  # transposed
-}
-_OPENAI_BLOCK = {
-    "norm1.weight": "ln_1.weight",
-    "norm1.bias": "ln_1.bias",
-    "attention.qkv.weight": "attn.in_proj_weight",
-    "attention.qkv.bias": "attn.in_proj_bias",
-    "attention.out.weight": "attn.out_proj.weight",
-    "attention.out.bias": "attn.out_proj.bias",
-    "norm2.weight": "ln_2.weight",
-    "norm2.bias": "ln_2.bias",
-    "mlp.up.weight": "mlp.c_fc.weight",
-    "mlp.up.bias": "mlp.c_fc.bias",
-    "mlp.down.weight": "mlp.c_proj.weight",
-    "mlp.down.bias": "mlp.c_proj.bias",
-}
-_HUGGINGFACE_TOWER = {
-    "patch_embedding.weight": "vision_model.embeddings.patch_embedding.weight",
-    "class_embedding": "vision_model.embeddings.class_embedding",
-    "position_embedding": "vision_model.embeddings.position_embedding.weight",
-    "pre_norm.weight": "vision_model.pre_layrnorm.weight",  # their spelling
-    "pre_norm.bias": "vision_model.pre_layrnorm.bias",
-    "post_norm.weight": "vision_model.post_layernorm.weight",
-    "post_norm.bias": "vision_model.post_layernorm.bias",
-    "projection.weight": "visual_projection.weight",
-}
-_HUGGINGFACE_BLOCK = {
-    "norm1": "layer_norm1",
-    "attention.out": "self_attn.out_proj",
-    "norm2": "layer_norm2",
-    "mlp.up": "mlp.fc1",
-    "mlp.down": "mlp.fc2",
-}
-_QUERY = {
-    "input_projection.weight": "clip_proj.weight",
-    "input_projection.bias": "clip_proj.bias",
-    "input_norm.weight": "clip_proj_norm.weight",
-    "input_norm.bias": "clip_proj_norm.bias",
-    "queries": "visual_query.weight",
-    "output_projection.weight": "visual_proj.weight",
-    "output_projection.bias": "visual_proj.bias",
-    "output_norm.weight": "visual_proj_norm.weight",
-    "output_norm.bias": "visual_proj_norm.bias",
-}
-_QUERY_BLOCK = {
-    "norm1": "norm1",
-    "attention.qkv": "attn.qkv",
-    "attention.out": "attn.proj",
-    "norm2": "norm2",
-    "mlp.up": "mlp.fc1",
-    "mlp.down": "mlp.fc2",
-}
+Names = dict[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Layout:
+    """How a file names the tensors of a module: our name -> theirs."""
+
+    tensors: Mapping[str, str]
+    parts: Mapping[str, str]  # each with a weight and a bias
+    blocks: str  # their prefix of numbered blocks
+    block_parts: Mapping[str, str]
+    qkv: tuple[str, ...]  # their parts of the packed projection; `{}` stands for weight or bias
+
+    def names(self, num_blocks: int) -> Names:
+        """The names of all tensors; several of theirs are joined along their rows."""
+        names: Names = {ours: (theirs,) for ours, theirs in self.tensors.items()}
+        for kind in ("weight", "bias"):
+            names |= {f"{ours}.{kind}": (f"{theirs}.{kind}",) for ours, theirs in self.parts.items()}
+            for block in range(num_blocks):
+                ours_prefix, prefix = f"blocks.{block}.", f"{self.blocks}{block}."
+                names[f"{ours_prefix}attention.qkv.{kind}"] = tuple(prefix + part.format(kind) for part in self.qkv)
+                for ours, theirs in self.block_parts.items():
+                    names[f"{ours_prefix}{ours}.{kind}"] = (f"{prefix}{theirs}.{kind}",)
+        return names
+
+
+_OPENAI = _Layout(
+    tensors={
+        "patch_embedding.weight": "visual.conv1.weight",
+        "class_embedding": "visual.class_embedding",
+        "position_embedding": "visual.positional_embedding",
+        "projection.weight": "visual.proj",  # transposed
+    },
+    parts={"pre_norm": "visual.ln_pre", "post_norm": "visual.ln_post"},
+    blocks="visual.transformer.resblocks.",
+    block_parts={
+        "norm1": "ln_1",
+        "attention.out": "attn.out_proj",
+        "norm2": "ln_2",
+        "mlp.up": "mlp.c_fc",
+        "mlp.down": "mlp.c_proj",
+    },
+    qkv=("attn.in_proj_{}",),
+)
+_HUGGINGFACE = _Layout(
+    tensors={
+        "patch_embedding.weight": "vision_model.embeddings.patch_embedding.weight",
+        "class_embedding": "vision_model.embeddings.class_embedding",
+        "position_embedding": "vision_model.embeddings.position_embedding.weight",
+        "projection.weight": "visual_projection.weight",
+    },
+    parts={"pre_norm": "vision_model.pre_layrnorm", "post_norm": "vision_model.post_layernorm"},  # their spelling
+    blocks="vision_model.encoder.layers.",
+    block_parts={
+        "norm1": "layer_norm1",
+        "attention.out": "self_attn.out_proj",
+        "norm2": "layer_norm2",
+        "mlp.up": "mlp.fc1",
+        "mlp.down": "mlp.fc2",
+    },
+    qkv=("self_attn.q_proj.{}", "self_attn.k_proj.{}", "self_attn.v_proj.{}"),
+)
+_QUERY = _Layout(
+    tensors={"queries": "visual_query.weight"},
+    parts={
+        "input_projection": "clip_proj",
+        "input_norm": "clip_proj_norm",
+        "output_projection": "visual_proj",
+        "output_norm": "visual_proj_norm",
+    },
+    blocks="visual_blocks.",
+    block_parts={
+        "norm1": "norm1",
+        "attention.out": "attn.proj",
+        "norm2": "norm2",
+        "mlp.up": "mlp.fc1",
+        "mlp.down": "mlp.fc2",
+    },
+    qkv=("attn.qkv.{}",),
+)
 # CLIP's text tower and sizes: known, and not used by this model.
 _UNUSED_OPENAI = re.compile(
     r"transformer\.resblocks\.\d+\.(attn\.(in_proj_weight|in_proj_bias|out_proj\.(weight|bias))|"
@@ -100,8 +119,6 @@ _UNUSED_HUGGINGFACE = re.compile(
     r"\.(weight|bias))|text_projection\.weight|logit_scale|vision_model\.embeddings\.position_ids"
 )
 _MEANING = "the file is damaged, or another model; the adapters want OpenAI's ViT-L/14"
-
-Names = dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,23 +160,20 @@ def read_clip(tensors: Mapping[str, Tensor], *, name: str) -> ClipSource:
     """
     keys = list(tensors)
     if any(key.startswith("vision_model.") for key in keys):
-        num_layers = count_blocks(keys, "vision_model.encoder.layers.", what=f"`{name}`")
-        names = _huggingface_names(num_layers)
-        unused = _UNUSED_HUGGINGFACE
+        layout, unused = _HUGGINGFACE, _UNUSED_HUGGINGFACE
     elif any(key.startswith("visual.") for key in keys):
         if "visual.layer1.0.conv1.weight" in tensors:
             raise CheckpointError(f"`{name}` is a ResNet CLIP, where a ViT is wanted", hint=_MEANING)
-        num_layers = count_blocks(keys, "visual.transformer.resblocks.", what=f"`{name}`")
-        names = _openai_names(num_layers)
-        unused = _UNUSED_OPENAI
+        layout, unused = _OPENAI, _UNUSED_OPENAI
     else:
         kind = what_is(keys)
         raise CheckpointError(
             f"`{name}` is no CLIP" + (f": it is {kind}" if kind else ""),
             hint="it should hold `visual.*` (OpenAI) or `vision_model.*` (Hugging Face); were two files swapped?",
         )
+    num_layers = count_blocks(keys, layout.blocks, what=f"`{name}`")
     used = {key: tensor for key, tensor in tensors.items() if not unused.fullmatch(key)}
-    state = _translate(used, names, what=f"CLIP in `{name}`")
+    state = _translate(used, layout.names(num_layers), what=f"CLIP in `{name}`")
     if "visual.proj" in used and state["projection.weight"].ndim == 2:
         state["projection.weight"] = state["projection.weight"].t()
     config = _clip_config(state, num_layers=num_layers, name=name)
@@ -203,38 +217,9 @@ def read_query(
     visual: Mapping[str, Tensor], *, name: str, visual_heads: int | None = None
 ) -> tuple[QueryConfig, dict[str, Tensor]]:
     """The visual-query blocks alone, as `VisualQueryBlocks` names them; raises as `build_vision`."""
-    depth = count_blocks(visual, "visual_blocks.", what=f"`{name}`")
-    state = _translate(visual, _query_names(depth), what=f"The visual part of `{name}`")
+    depth = count_blocks(visual, _QUERY.blocks, what=f"`{name}`")
+    state = _translate(visual, _QUERY.names(depth), what=f"The visual part of `{name}`")
     return _query_config(state, depth=depth, name=name, visual_heads=visual_heads), state
-
-
-def _openai_names(num_layers: int) -> Names:
-    names: Names = {ours: (f"visual.{theirs}",) for ours, theirs in _OPENAI_TOWER.items()}
-    for layer in range(num_layers):
-        prefix = f"visual.transformer.resblocks.{layer}."
-        names |= {f"blocks.{layer}.{ours}": (prefix + theirs,) for ours, theirs in _OPENAI_BLOCK.items()}
-    return names
-
-
-def _huggingface_names(num_layers: int) -> Names:
-    names: Names = {ours: (theirs,) for ours, theirs in _HUGGINGFACE_TOWER.items()}
-    for layer in range(num_layers):
-        theirs_prefix = f"vision_model.encoder.layers.{layer}."
-        for kind in ("weight", "bias"):
-            packed = tuple(f"{theirs_prefix}self_attn.{part}_proj.{kind}" for part in "qkv")
-            names[f"blocks.{layer}.attention.qkv.{kind}"] = packed
-            for ours, theirs in _HUGGINGFACE_BLOCK.items():
-                names[f"blocks.{layer}.{ours}.{kind}"] = (f"{theirs_prefix}{theirs}.{kind}",)
-    return names
-
-
-def _query_names(depth: int) -> Names:
-    names: Names = {ours: (theirs,) for ours, theirs in _QUERY.items()}
-    for block in range(depth):
-        for kind in ("weight", "bias"):
-            for ours, theirs in _QUERY_BLOCK.items():
-                names[f"blocks.{block}.{ours}.{kind}"] = (f"visual_blocks.{block}.{theirs}.{kind}",)
-    return names
 
 
 def _translate(found: Mapping[str, Tensor], names: Names, *, what: str) -> dict[str, Tensor]:

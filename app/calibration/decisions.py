@@ -81,13 +81,3 @@ def explain(choices: tuple[str, ...], rule: Rule) -> str:
 def _at_least(value: float, bound: float) -> bool:
     """With a tolerance: 0.5 + 0.1 / 2 is not exactly 0.55."""
     return value > bound or math.isclose(value, bound, abs_tol=1e-9)
-
-
-def parse_choices(text: str) -> tuple[str, ...]:
-    """Choices separated by commas or line breaks. Raises ValueError unless they are two to twelve different ones."""
-    choices = tuple(part.strip() for part in text.replace("\n", ",").split(",") if part.strip())
-    if not 2 <= len(choices) <= 12 or len(set(choices)) < len(choices):
-        raise ValueError(
-            f"Wanted two to twelve different choices separated by commas, got {len(choices)} in: {text[:80]!r}"
-        )
-    return choices

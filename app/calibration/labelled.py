@@ -1,18 +1,14 @@
 """Tables of labelled pictures: CSV, TSV or JSON lines."""
 
-import csv
-import io
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import NoReturn
 
-from llama_adapter.runtime.errors import UsageError
-
-PICTURE_COLUMNS: Final = ("picture", "image", "file_name", "filename", "path")
-PROMPT_COLUMNS: Final = ("prompt", "question", "instruction")
-_DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
+from llama_adapter.app.inputs import InputsError
+from llama_adapter.app.inputs.fields import PICTURE_COLUMNS, PROMPT_COLUMNS
+from llama_adapter.app.inputs.tables import read_rows
+from llama_adapter.runtime.text import shown_name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,84 +24,42 @@ class Labelled:
 def read_labelled(path: str, *, choices: Sequence[str]) -> list[Labelled]:
     """The rows of a table, without duplicates. Pictures are relative to the table's folder.
 
-    Raises UsageError, which names the line, for invalid rows, and OSError.
+    Raises InputsError, which names the line of an invalid row, and OSError.
     """
-    suffix = os.path.splitext(path)[1].lower()
-    if suffix not in (*_DELIMITERS, ".jsonl"):
-        raise UsageError(
-            f"Wanted labelled pictures in a .csv, .tsv or .jsonl file, got `{path}`",
-            hint="a table with the columns picture and label",
-        )
-    with open(path, "rb") as file:
-        # File names are bytes: those that are not UTF-8 are kept as surrogates.
-        text = file.read().decode("utf-8-sig", errors="surrogateescape")
-    rows = _json_rows(path, text) if suffix == ".jsonl" else _table_rows(path, text, delimiter=_DELIMITERS[suffix])
     found: dict[tuple[str, str | None], Labelled] = {}
-    for line, row in rows:
-        one = _labelled(path, line, row, choices)
+    for row in read_rows(path, what="table of labelled pictures", keep_bytes=True):
+        if row.problem:
+            _refuse(path, row.line, row.problem)
+        one = _labelled(path, row.line, row.values, choices)
         earlier = found.setdefault((one.picture, one.prompt), one)
         if earlier.label != one.label:
-            _refuse(path, line, f"another label than on line {earlier.line} for the same picture and question")
+            _refuse(path, row.line, f"line {earlier.line} has another label for the same picture and question")
     if not found:
-        raise UsageError(f"Wanted labelled pictures in `{path}`, got none")
+        raise InputsError(f"Wanted labelled pictures in `{shown_name(path)}`, which has none.")
     return list(found.values())
 
 
-def _labelled(path: str, line: int, row: Mapping[str, Any], choices: Sequence[str]) -> Labelled:
-    picture = _first(row, PICTURE_COLUMNS)
+def _labelled(path: str, line: int, row: Mapping[str, object], choices: Sequence[str]) -> Labelled:
+    row = {name.lower(): value for name, value in row.items() if value not in (None, "")}
+    picture, prompt = (
+        next((row[name] for name in of if name in row), None) for of in (PICTURE_COLUMNS, PROMPT_COLUMNS)
+    )
     label = row.get("label")
-    if not isinstance(picture, str) or not picture:
-        _refuse(path, line, f"no picture: wanted a column {', '.join(PICTURE_COLUMNS[:-1])} or {PICTURE_COLUMNS[-1]}")
+    if not isinstance(picture, str):
+        _refuse(path, line, f"it has no picture in a column {', '.join(PICTURE_COLUMNS[:-1])} or {PICTURE_COLUMNS[-1]}")
     folded = [choice.strip().casefold() for choice in choices]
     if not isinstance(label, str) or label.strip().casefold() not in folded:
-        _refuse(path, line, f"the label {label!r}, which is none of the choices {', '.join(choices)}")
-    prompt = _first(row, PROMPT_COLUMNS)
+        reason = "it has no label" if label is None else f"its label {label!r} is none of {', '.join(choices)}"
+        _refuse(path, line, reason)
     if prompt is not None and not isinstance(prompt, str):
-        _refuse(path, line, f"a prompt that is no text: {prompt!r}")
+        _refuse(path, line, "its prompt is not text")
     return Labelled(
         picture=os.path.join(os.path.dirname(path), picture),
         label=folded.index(label.strip().casefold()),
-        prompt=prompt or None,
+        prompt=prompt,
         line=line,
     )
 
 
-def _first(row: Mapping[str, Any], names: Sequence[str]) -> Any:
-    return next((row[name] for name in names if row.get(name) not in (None, "")), None)
-
-
-def _table_rows(path: str, text: str, *, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    head: list[str] | None = None
-    line = 1
-    try:
-        for cells in reader:
-            if head is None:
-                head = [cell.strip().lower() for cell in cells]
-                if "label" not in head or not set(head) & set(PICTURE_COLUMNS):
-                    named = f"picture (or {', '.join(PICTURE_COLUMNS[1:])}) and label"
-                    _refuse(path, line, f"the columns {', '.join(head)}; name them {named}")
-            elif cells:
-                if len(cells) != len(head):
-                    _refuse(path, line, f"{len(cells)} cells where the head has {len(head)}")
-                yield line, dict(zip(head, cells, strict=True))
-            line = reader.line_num + 1
-    except csv.Error as error:
-        _refuse(path, line, f"no CSV: {error}")
-
-
-def _json_rows(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    for line, content in enumerate(text.split("\n"), start=1):
-        if not content.strip():
-            continue
-        try:
-            row = json.loads(content)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict):
-            _refuse(path, line, "no JSON object")
-        yield line, row
-
-
-def _refuse(path: str, line: int, got: str) -> NoReturn:
-    raise UsageError(f"Wanted a labelled picture on line {line} of `{path}`, got {got}")
+def _refuse(path: str, line: int, reason: str) -> NoReturn:
+    raise InputsError(f"Wanted a labelled picture in `{shown_name(path)}`, line {line}, but {reason}.")

@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from llama_adapter.app.captioning.stop_strings import StopStrings
-from llama_adapter.app.tasks.answers import Answer, AnswerError
+from llama_adapter.app.tasks.answers import NOT_FINITE, Answer, AnswerError, Event, TextDelta
 from llama_adapter.app.tasks.prompts import EncodedPrompt
 from llama_adapter.app.tasks.task import FREE_TEXT, Task
+from llama_adapter.llm.engine.requests import Output
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.tokenizer import IncrementalDetokenizer
@@ -54,10 +54,31 @@ class ActiveRequest:
         """Milliseconds since it started."""
         return (time.perf_counter() - self.started) * 1e3
 
-    def answered(self, finish: str, *, logprobs: tuple[float, ...] = ()) -> Answer:
-        """The complete answer, at the engine's `stop`, `length` or `scored`."""
-        answer = self._answer(finish="length" if finish == "length" else "stop")
-        return self.task.complete(answer, prompt=self.prompt, logprobs=logprobs)
+    def take(self, output: Output) -> list[Event]:
+        """The new text of an engine's output, and the answer if it is complete: also at a stop string."""
+        assert self.detokenizer is not None
+        finish, text = output.finish, ""
+        if output.token_id is not None:
+            self.ms.setdefault("first_token", self.elapsed_ms())
+            self.token_ids.append(output.token_id)
+            text = self.detokenizer.push(output.token_id)
+        if finish in ("stop", "length"):
+            text += self.detokenizer.flush()
+        text = self.stop.push(text)
+        if self.stop.is_hit:
+            finish = "stop"
+        elif finish in ("stop", "length"):
+            text += self.stop.flush()
+        events: list[Event] = []
+        if text:
+            self.pieces.append(text)
+            events.append(TextDelta(index=self.index, text=text))
+        if finish == "not_finite":
+            events.append(self.failed(NOT_FINITE))
+        elif finish is not None:
+            answer = self._answer(finish="length" if finish == "length" else "stop")
+            events.append(self.task.complete(answer, prompt=self.prompt, logprobs=output.logprobs))
+        return events
 
     def failed(self, error: AnswerError, *, keep_text: bool = False) -> Answer:
         """The answer of a failure; `keep_text` keeps the text so far and its times."""
@@ -82,3 +103,35 @@ class ActiveRequest:
             is_reused=self.is_reused,
             tag=self.tag,
         )
+
+
+class StopStrings:
+    """Passes a stream of text on, up to the first stop string; holds back text that may be the beginning of one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(filter(None, stops))
+        self._held = ""
+        self.is_hit = False
+
+    def push(self, text: str) -> str:
+        """Takes the next piece of the stream; returns the text that certainly comes before any stop string."""
+        if not self._stops or self.is_hit:
+            return "" if self.is_hit else text
+        text = self._held + text
+        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        if places:
+            self.is_hit, self._held = True, ""
+            return text[: min(places)]
+        num_held = max(_num_begun(text, stop) for stop in self._stops)
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held]
+
+    def flush(self) -> str:
+        """The text held back, at the end of the stream."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _num_begun(text: str, stop: str) -> int:
+    """How many characters at the end of `text` are the beginning of `stop`."""
+    return next((length for length in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:length])), 0)

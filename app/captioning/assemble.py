@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 import torch
 
 from llama_adapter.app.models.bundle import load_bundle
-from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, assemble_sources, stream_sources
+from llama_adapter.app.models.checkpoints import LoadedModel, assemble_sources, sources_of, stream_sources
 from llama_adapter.app.models.encoders import (
     check_card,
     check_encoder_exists,
@@ -70,9 +70,9 @@ def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> P
         elif spec.vision_kind != "torch":
             foreign_note = f"`{spec.encoder}` does not name its model, so it is not checked against this one"
         placed = place_model(model, spec=spec, backend=backend, mode=mode)
-        runner = placed.halves.runner
-        if placed.halves.vision is not None:
-            vision = placed.halves.vision
+        runner = placed.runner
+        if placed.vision is not None:
+            vision = placed.vision
         elif vision is None:
             # Last: the decoder's device must exist before the OM's own context.
             vision = stack.enter_context(closing(open_encoder(encoder_spec(spec, backend=backend, mode=mode))))
@@ -131,16 +131,7 @@ def load_model(spec: CaptionerSpec, *, backend: Backend, encoder: EncoderCard | 
             cast_vision=spec.vision_kind == "torch",
             precision=spec.precision,
         )
-    assert spec.adapter is not None, "the spec checks that an adapter goes with llama_dir"
-    sources = ModelSources(
-        llama_dir=spec.llama_dir,
-        llama_type=spec.llama_type,
-        adapter=spec.adapter,
-        clip=spec.clip,
-        visual_heads=spec.visual_heads,
-        channel_order=spec.channel_order,
-        context=spec.context,
-    )
+    sources = sources_of(spec)
     if spec.precision in (None, FLOAT):
         return assemble_sources(sources, dtype=dtype, encoder=encoder)
     # From float32, so that weights are rounded only once.

@@ -6,7 +6,7 @@ A captioner runs it over a folder, a service over requests as they arrive.
 import functools
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,9 +14,9 @@ from llama_adapter.app.captioning.active_request import ActiveRequest
 from llama_adapter.app.captioning.encoded_pictures import EncodedPicture
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.models.oom_retry import OomRetry, attempt
-from llama_adapter.app.tasks.answers import NOT_FINITE, Event, TextDelta
+from llama_adapter.app.tasks.answers import Answer, Event
 from llama_adapter.llm.engine.engine import Engine
-from llama_adapter.llm.engine.requests import GenerateRequest, Output, ScoreRequest
+from llama_adapter.llm.engine.requests import GenerateRequest, ScoreRequest
 from llama_adapter.llm.tokenizer import IncrementalDetokenizer, Tokenizer
 from llama_adapter.vision.backends.base import VisionBackend
 from llama_adapter.vision.out_of_distribution import OodDetector
@@ -41,12 +41,7 @@ class CaptionLoop:
         self._vision, self._engine, self._tokenizer, self._clock = vision, engine, tokenizer, clock
         self._oom_retry, self._ood_detector = oom_retry or OomRetry(), ood_detector
         self._engine.timer = clock
-        self._in_flight: dict[int, ActiveRequest] = {}
-
-    @property
-    def num_unfinished(self) -> int:
-        """Requests without an answer."""
-        return self._engine.num_unfinished
+        self.in_flight: dict[int, ActiveRequest] = {}  # requests without an answer, by id
 
     @property
     def num_rows(self) -> int:
@@ -56,7 +51,7 @@ class CaptionLoop:
     @property
     def num_free(self) -> int:
         """Requests that can be submitted without waiting for a slot."""
-        return max(0, self.num_rows - self._engine.num_unfinished)
+        return max(0, self.num_rows - len(self.in_flight))
 
     @property
     def num_wanted(self) -> int:
@@ -64,11 +59,19 @@ class CaptionLoop:
 
         0 while requests wait for a slot: a picture with many questions keeps the slots in use.
         """
-        if self.num_unfinished > self.num_rows:
+        if len(self.in_flight) > self.num_rows:
             return 0
-        num_pictures = len({id(request.prefix) for request in self._in_flight.values()})
+        num_pictures = len({id(request.prefix) for request in self.in_flight.values()})
         num_missing = self.num_rows - num_pictures
         return num_missing if 2 * num_missing >= self.num_rows else 0
+
+    def start(self, asked: Sequence[tuple[np.ndarray, Sequence[ActiveRequest]]]) -> None:
+        """Encode pictures, and hand the requests about each to the engine."""
+        encoded, clip_ms = self.encode([pixels for pixels, _ in asked])
+        for (_, requests), picture in zip(asked, encoded, strict=True):
+            for request in requests:
+                request.ms["clip"] = clip_ms
+                self.submit(request, picture)
 
     def encode(self, pixels: Sequence[np.ndarray]) -> tuple[list[EncodedPicture], float]:
         """Encode pictures, uint8 (size, size, 3) each; returns them and the encoder's milliseconds.
@@ -107,7 +110,7 @@ class CaptionLoop:
         request.detokenizer = IncrementalDetokenizer(self._tokenizer)
         request.prefix, request.unfamiliar = picture
         self._submit_to_engine(request_id, request)
-        self._in_flight[request_id] = request
+        self.in_flight[request_id] = request
         return request_id
 
     def _submit_to_engine(self, request_id: int, request: ActiveRequest) -> None:
@@ -128,7 +131,7 @@ class CaptionLoop:
 
     def cancel(self, request_id: int) -> None:
         """Drop a request and free its slot. Unknown ids are ignored."""
-        if self._in_flight.pop(request_id, None) is not None:
+        if self.in_flight.pop(request_id, None) is not None:
             self._engine.cancel(request_id)
 
     def step(self) -> list[Event]:
@@ -139,41 +142,23 @@ class CaptionLoop:
         """
         outputs = attempt(self._engine.step, is_least=self.num_rows == 1)
         if outputs is None:
-            self._oom_retry.fewer_rows(self._engine, num_rows=min(self.num_rows, len(self._in_flight)))
-            for request_id, request in self._in_flight.items():  # known text is not generated again
+            self._oom_retry.fewer_rows(self._engine, num_rows=min(self.num_rows, len(self.in_flight)))
+            for request_id, request in self.in_flight.items():  # known text is not generated again
                 self._submit_to_engine(request_id, request)
             return []
         self._clock.enter("decode")
-        return [event for output in outputs for event in self._events(output)]
+        events: list[Event] = []
+        for output in outputs:
+            found = self.in_flight[output.request_id].take(output)
+            events += found
+            if found and isinstance(found[-1], Answer):
+                del self.in_flight[output.request_id]
+                if output.finish is None:  # at a stop string
+                    self._engine.cancel(output.request_id)
+        return events
 
     def close(self) -> None:
         """Drop all requests. Can be called again."""
-        for request_id in list(self._in_flight):
+        for request_id in list(self.in_flight):
             self.cancel(request_id)
         self._clock.stop()
-
-    def _events(self, output: Output) -> Iterator[Event]:
-        request, finish, text = self._in_flight[output.request_id], output.finish, ""
-        assert request.detokenizer is not None
-        if output.token_id is not None:
-            request.ms.setdefault("first_token", request.elapsed_ms())
-            request.token_ids.append(output.token_id)
-            text = request.detokenizer.push(output.token_id)
-        if finish in ("stop", "length"):
-            text += request.detokenizer.flush()
-        text = request.stop.push(text)
-        if request.stop.is_hit:
-            if finish is None:
-                self._engine.cancel(output.request_id)
-            finish = "stop"
-        elif finish in ("stop", "length"):
-            text += request.stop.flush()
-        if text:
-            request.pieces.append(text)
-            yield TextDelta(index=request.index, text=text)
-        if finish is None:
-            return
-        del self._in_flight[output.request_id]
-        yield (
-            request.failed(NOT_FINITE) if finish == "not_finite" else request.answered(finish, logprobs=output.logprobs)
-        )

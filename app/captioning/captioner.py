@@ -258,13 +258,13 @@ class Captioner:
                 while not prefetcher.is_exhausted and (num_wanted := loop.num_wanted) and not stop():
                     clock.enter("read")
                     # Do not wait for a picture while there are questions to answer.
-                    batch = prefetcher.take(num_wanted, at_least=0 if loop.num_unfinished else None)
+                    batch = prefetcher.take(num_wanted, at_least=0 if loop.in_flight else None)
                     if not batch:
                         break
                     errors = self._admit([reading for reading in batch if reading.questions], loop, sampling=sampling)
                     clock.enter("write")
                     yield from errors
-                if not loop.num_unfinished:
+                if not loop.in_flight:
                     return
                 events = loop.step()
                 clock.enter("write")
@@ -309,11 +309,7 @@ class Captioner:
                 assert reading.picture.pixels is not None, "a picture without pixels has an error"
                 asked.append((reading.picture.pixels, requests))
         if asked:
-            encoded, clip_ms = loop.encode([pixels for pixels, _ in asked])
-            for (_, requests), picture in zip(asked, encoded, strict=True):
-                for request in requests:
-                    request.ms["clip"] = clip_ms
-                    loop.submit(request, picture)
+            loop.start(asked)
         return errors
 
     def _begin(

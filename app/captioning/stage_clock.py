@@ -63,11 +63,6 @@ class StageClock:
         self._read_marks()
         return dict(self._device_seconds) if self._has_marks else None
 
-    @property
-    def total(self) -> float:
-        """Seconds of all stages together."""
-        return sum(self.seconds.values())
-
     def _settle(self) -> float:
         if self._synchronise is not None:
             self._synchronise()

@@ -176,7 +176,7 @@ def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
     flags = {option.name: option.flag for entry in entries for option in entry.options}
     needs_question = any(entry.needs_instruction for entry in entries)
     with in_flags(flags):
-        common = question_of(entries[0].command, vars(options))
+        common = question_of(vars(options), command=entries[0].command)
     if options.questions is not None and not common.is_caption:
         given = flags["instruction"]
         raise UsageError(f"--questions and {given} exclude each other", hint="put all questions into the sheet")

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 from typing import Any
 
-from llama_adapter.app.cli.model_flags import SPEC, add_encoder, add_model, add_precision, sources_from
+from llama_adapter.app.cli.model_flags import SPEC, add_encoder, add_model, add_precision
 from llama_adapter.app.cli.parser import DEVICE_KINDS, DEVICES, command, default
 from llama_adapter.app.cli.values import settings
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -36,20 +36,12 @@ def _run_doctor(options: argparse.Namespace) -> int:
     # What `caption` would refuse; what --vision needs may be asked about before an encoder is exported.
     spec = settings(CaptionerSpec, vars(options) | ({"vision": None} if options.encoder is None else {}))
     from llama_adapter.app.doctor.command import run_checkup
-    from llama_adapter.app.doctor.environment import is_device, om_device, uses_of
+    from llama_adapter.app.doctor.environment import is_device, uses_of
 
     if not is_device(spec.device):
         raise UsageError(f"No kind of device named `{spec.device}`", hint=f"pass {DEVICE_KINDS} as --device")
     uses = uses_of(device=spec.device, vision=options.vision or spec.vision_kind)
-    if options.environment:
-        return run_checkup(None, uses=uses)
-    from llama_adapter.app.doctor.encoder import EncoderQuestion
-    from llama_adapter.app.models.resources import embedded_model
-
-    bundle = str(embedded_model()) if spec.model is None else spec.model
-    encoder = None if spec.encoder is None else EncoderQuestion(spec=spec, beside=om_device(spec.device))
-    target = bundle if spec.llama_dir is None else sources_from(options)
-    return run_checkup(target, uses=uses, encoder=encoder, precision=spec.precision)
+    return run_checkup(None if options.environment else spec, uses=uses)
 
 
 def _model_flags(options: argparse.Namespace) -> list[str]:

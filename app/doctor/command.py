@@ -1,23 +1,19 @@
 """The command `doctor`: the table of the environment, the findings about a model, and the exit code.
 
 `environment.py`, `model.py` and `encoder.py` do the checks; here they are weighed by what the user's flags need, and
-printed.
+printed. torch is imported only after the table says that it is usable.
 """
 
 import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from llama_adapter.app.doctor.environment import Probe, fold, is_needed, look_at_environment, purposes, uses_of
-from llama_adapter.app.doctor.model import Finding, diagnose
+from llama_adapter.app.doctor.findings import Finding
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.text import shown_text
-
-if TYPE_CHECKING:
-    from llama_adapter.app.doctor.encoder import EncoderQuestion
-    from llama_adapter.app.models.checkpoints import ModelSources
-    from llama_adapter.runtime.schemes import Precision
 
 Level = Literal["ok", "absent", "warning", "error"]
 
@@ -103,16 +99,8 @@ def summary(checks: Sequence[tuple[str, str]]) -> tuple[str, int]:
     return line, levels.count("error")
 
 
-def run_checkup(
-    target: "ModelSources | str | None",
-    *,
-    uses: frozenset[str],
-    encoder: "EncoderQuestion | None" = None,
-    precision: "Precision | None" = None,
-) -> int:
-    """Print the environment's table, then the findings about a model, if there is a `target`, and about its encoder.
-
-    A bundle's known answer is replayed in `precision`, by default the bundle's own.
+def run_checkup(spec: CaptionerSpec | None, *, uses: frozenset[str]) -> int:
+    """Print the environment's table, then the findings about the model of `spec` and its exported encoder, if any.
 
     Returns the exit code. The table is printed first, since reading a large model takes minutes.
     """
@@ -120,9 +108,9 @@ def run_checkup(
     probes = look_at_environment()
     print("\n".join(environment_table(fold(probes, uses=uses), uses=uses, width=width)), flush=True)
     checks: list[tuple[str, str]] = [(probe.name, weigh(probe, uses=uses)) for probe in probes]
-    if target is not None:
+    if spec is not None:
         unusable = [probe.name for probe in probes if probe.state != "ok" and is_needed(probe.name, uses=ALWAYS)]
-        findings = [_not_tried(unusable)] if unusable else _diagnose(target, encoder, precision)
+        findings = _not_tried(unusable) if unusable else _diagnose(spec)
         print("", *finding_lines(findings, width=width), sep="\n")
         checks += [(finding.what, finding.level) for finding in findings]
     line, num_errors = summary(checks)
@@ -130,17 +118,15 @@ def run_checkup(
     return ExitCode.FAILED if num_errors else ExitCode.OK
 
 
-def _diagnose(
-    target: "ModelSources | str", encoder: "EncoderQuestion | None", precision: "Precision | None"
-) -> list[Finding]:
-    if encoder is None:
-        return diagnose(target, precision=precision)
-    from llama_adapter.app.doctor.encoder import diagnose_with_encoder
+def _diagnose(spec: CaptionerSpec) -> list[Finding]:
+    from llama_adapter.app.doctor.encoder import diagnose, diagnose_with_encoder
+    from llama_adapter.app.models.checkpoints import sources_of
+    from llama_adapter.app.models.resources import embedded_model
 
-    return diagnose_with_encoder(target, encoder)
+    target = (spec.model or embedded_model()) if spec.llama_dir is None else sources_of(spec)
+    return diagnose(target, precision=spec.precision) if spec.encoder is None else diagnose_with_encoder(target, spec)
 
 
-def _not_tried(unusable: list[str]) -> Finding:
-    return Finding(
-        level="not tried", what="model", sentence=f"Without {', '.join(unusable)} the model cannot be checked"
-    )
+def _not_tried(unusable: list[str]) -> list[Finding]:
+    sentence = f"Without {', '.join(unusable)} the model cannot be checked"
+    return [Finding(level="not tried", what="model", sentence=sentence)]

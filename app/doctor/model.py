@@ -1,118 +1,78 @@
-"""Checks a model before it is used, tensor by tensor, and says in sentences what is wrong with it.
-
-Only the standard library is imported before a check needs more: the first check is whether the packages that Python
-finds are usable at all.
-"""
+"""Checks a model before it is used, tensor by tensor, and says in sentences what is wrong with it."""
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
-    from llama_adapter.app.models.checkpoints import LlamaFolder, ModelSources
-    from llama_adapter.llm.tokenizer import Tokenizer
-    from llama_adapter.llm.weights.adapter import AdapterFile
-    from llama_adapter.llm.weights.names import LlamaSource
-    from llama_adapter.runtime.schemes import Precision
-    from llama_adapter.vision.card import EncoderCard
-    from llama_adapter.vision.weights import ClipSource
-
-Level = Literal["ok", "not tried", "warning", "error"]
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """What was looked at, what was seen in one sentence, and what to do about it."""
-
-    level: Level
-    what: str
-    sentence: str
-    hint: str = ""
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.doctor.findings import Finding, Report
+from llama_adapter.app.models.bundle import (
+    KNOWN_ANSWER,
+    LLM,
+    TOKENIZER,
+    VISION,
+    is_bare,
+    model_digest,
+    read_configs,
+    read_half,
+    read_manifest,
+    stored_precision,
+)
+from llama_adapter.app.models.checkpoints import (
+    RELEASED_ADAPTERS,
+    LlamaFolder,
+    ModelSources,
+    claimed_digest,
+    file_digest,
+    find_clip,
+    find_llama,
+    open_clip,
+    open_llama,
+    resolve_channel_order,
+)
+from llama_adapter.app.reading.isolated import open_reader
+from llama_adapter.llm.tokenizer import Tokenizer
+from llama_adapter.llm.weights.adapter import AdapterFile, check_fits, open_adapter
+from llama_adapter.llm.weights.names import LlamaSource
+from llama_adapter.runtime.schemes import FLOAT, Precision
+from llama_adapter.runtime.schemes.scheme import find_scheme
+from llama_adapter.runtime.schemes.state import foreign_weights
+from llama_adapter.runtime.tensor_files.files import list_keys, read_json
+from llama_adapter.runtime.text import shown_excerpt, shown_name
+from llama_adapter.vision.card import EncoderCard
+from llama_adapter.vision.weights import ClipSource, build_vision, read_query
 
 
 def diagnose(
-    target: "ModelSources | str | os.PathLike[str]",
+    target: ModelSources | str | os.PathLike[str],
     *,
-    encoder: "EncoderCard | None" = None,
-    precision: "Precision | None" = None,
+    encoder: EncoderCard | None = None,
+    precision: Precision | None = None,
 ) -> list[Finding]:
     """Check a model: a bundle's folder, or the checkpoints it would be made of.
 
     With the card of an exported `encoder`, CLIP may be missing. A bundle's known answer is replayed in `precision`,
     by default the bundle's own.
 
-    Every check that makes sense is made, whatever the earlier ones found. Files are read completely and compared with
-    their known digests. Faults of the model are returned and never raised.
+    Every possible check is made, whatever the earlier ones found. Files are read completely and compared with their
+    known digests. Faults of the model are returned, never raised.
     """
-    if isinstance(target, str | os.PathLike):
-        return list(_diagnose_bundle(Path(target), precision))
-    return list(_diagnose_sources(target, encoder=encoder))
-
-
-class Report:
-    """Collects findings, and the errors of attempts, so that later attempts are still made."""
-
-    def __init__(self) -> None:
-        self._findings: list[Finding] = []
-
-    def attempt(self, what: str, action: Callable[[], T]) -> T | None:
-        """What `action` returns; None where it raised one of the errors of files, which becomes a finding."""
-        from llama_adapter.runtime.errors import CheckpointError, GraphError
-
-        try:
-            return action()
-        except (CheckpointError, GraphError) as fault:
-            self._findings.append(error(what, fault.message, hint=fault.hint))
-            return None
-
-    def add(self, finding: Finding) -> None:
-        """One more finding."""
-        self._findings.append(finding)
-
-    @property
-    def has_errors(self) -> bool:
-        """Whether one of the findings since the last `take` is an error."""
-        return any(finding.level == "error" for finding in self._findings)
-
-    def take(self) -> list[Finding]:
-        """The findings since the last time."""
-        findings, self._findings = self._findings, []
-        return findings
-
-
-def ok(what: str, sentence: str) -> Finding:
-    """A finding about something that is right."""
-    return Finding(level="ok", what=what, sentence=sentence)
-
-
-def error(what: str, sentence: str, *, hint: str = "") -> Finding:
-    """A finding about something that is wrong."""
-    return Finding(level="error", what=what, sentence=sentence, hint=hint)
-
-
-def warning(what: str, sentence: str, *, hint: str = "") -> Finding:
-    """A finding about something that works, and perhaps not as the user expects."""
-    return Finding(level="warning", what=what, sentence=sentence, hint=hint)
-
-
-def not_tried(what: str, sentence: str, *, hint: str = "") -> Finding:
-    """A finding about something that was not checked, and why."""
-    return Finding(level="not tried", what=what, sentence=sentence, hint=hint)
-
-
-def _diagnose_sources(sources: "ModelSources", *, encoder: "EncoderCard | None") -> Iterator[Finding]:
-    from llama_adapter.app.models.checkpoints import find_clip, find_llama, open_clip, open_llama
-    from llama_adapter.llm.tokenizer import Tokenizer
-    from llama_adapter.llm.weights.adapter import open_adapter
-
     report = Report()
+    if isinstance(target, ModelSources):
+        _check_sources(report, target, encoder=encoder)
+    else:
+        _check_bundle(report, Path(target), precision)
+    return report.findings
+
+
+def _check_sources(report: Report, sources: ModelSources, *, encoder: EncoderCard | None) -> None:
     place = report.attempt("llama", lambda: find_llama(sources.llama_dir, llama_type=sources.llama_type))
     tokenizer = llama = None
     if place is not None:
@@ -124,44 +84,49 @@ def _diagnose_sources(sources: "ModelSources", *, encoder: "EncoderCard | None")
         clip = report.attempt("clip", lambda: find_clip(sources.clip, adapter))
     elif sources.clip is not None:
         clip = report.attempt("clip", lambda: open_clip(sources.clip or ""))
-    yield from report.take()
-    if adapter is None and clip is None and sources.clip is not None:
-        yield from _swapped(adapter=sources.adapter, clip=sources.clip)
+        if clip is None:
+            _check_swapped(report, adapter=sources.adapter, clip=sources.clip)
     if place is not None:
-        yield from _check_listed_digests(place)
+        _check_listed_digests(report, place)
     if tokenizer is not None:
-        yield ok("tokenizer", f"The tokenizer has {tokenizer.vocab_size} pieces")
+        report.add("ok", "tokenizer", f"The tokenizer has {tokenizer.vocab_size} pieces")
     if llama is not None:
-        yield from _describe_llama(llama, tokenizer)
+        _check_llama(report, llama, tokenizer)
     if adapter is not None:
-        yield from _describe_adapter(adapter, llama)
-        yield from _check_claimed_digest(adapter)
+        _check_adapter(report, adapter, llama)
     if clip is not None:
-        yield from _describe_clip(clip)
+        config = clip.config
+        report.add(
+            "ok",
+            "clip",
+            f"CLIP with patches of {config.patch_size}, pictures of {config.image_size}, width {config.width}, "
+            f"{config.num_layers} layers, features of width {config.output_dim}; no tensor is missing or unknown",
+        )
+        _check_finite(report, "clip", clip.name, clip.tensors.items())
     if adapter is not None:
-        yield from _check_vision(adapter, clip, sources, encoder=encoder)
+        _check_vision(report, adapter, clip, sources, encoder=encoder)
 
 
-def _describe_llama(llama: "LlamaSource", tokenizer: "Tokenizer | None") -> Iterator[Finding]:
+def _check_llama(report: Report, llama: LlamaSource, tokenizer: Tokenizer | None) -> None:
     form = "Hugging Face's" if llama.half_split else "Meta's"
-    yield ok(
+    report.add(
+        "ok",
         "llama",
         f"LLaMA in {form} form, {len(llama.files)} file(s), {len(llama.tensors)} tensors, none missing or unknown: "
         f"width {llama.dim}, {llama.num_layers} layers, {llama.num_heads} heads, {llama.vocab_size} tokens",
     )
-    yield from _check_finite("llama", llama.name, ((name, split.read()) for name, split in llama.tensors.items()))
+    _check_finite(report, "llama", llama.name, ((name, split.read()) for name, split in llama.tensors.items()))
     if tokenizer is not None and tokenizer.vocab_size != llama.vocab_size:
-        yield error(
+        report.add(
+            "error",
             "tokenizer",
             f"The tokenizer has {tokenizer.vocab_size} pieces, and the LLaMA in `{llama.name}` has "
             f"{llama.vocab_size} tokens",
-            hint="take the `tokenizer.model` that came with these weights; LLaMA-7B's has 32000 pieces",
+            "take the `tokenizer.model` that came with these weights; LLaMA-7B's has 32000 pieces",
         )
 
 
-def _describe_adapter(adapter: "AdapterFile", llama: "LlamaSource | None") -> Iterator[Finding]:
-    from llama_adapter.llm.weights.adapter import check_fits
-
+def _check_adapter(report: Report, adapter: AdapterFile, llama: LlamaSource | None) -> None:
     parts = [
         f"{adapter.num_queries} queries in each of {adapter.num_adapter_layers} layers",
         f"for a LLaMA of width {adapter.dim}",
@@ -170,54 +135,47 @@ def _describe_adapter(adapter: "AdapterFile", llama: "LlamaSource | None") -> It
     ]
     if adapter.clip:
         parts.append("with a CLIP of its own, which is used")
-    yield ok("adapter", f"The adapter has {', '.join(parts)}")
-    tensors = {**adapter.llama, **adapter.visual, "adapter_query.weight": adapter.queries}  # CLIP is looked at as CLIP
-    yield from _check_finite("adapter", adapter.name, iter(tensors.items()))
+    report.add("ok", "adapter", f"The adapter has {', '.join(parts)}")
+    tensors = {**adapter.llama, **adapter.visual, "adapter_query.weight": adapter.queries}  # CLIP is checked as CLIP
+    _check_finite(report, "adapter", adapter.name, tensors.items())
     gates = [tensor for name, tensor in adapter.llama.items() if name.endswith("attention.gate")]
     if gates and not any(bool(gate.count_nonzero()) for gate in gates):
-        yield warning(
+        report.add(
+            "warning",
             "adapter",
             f"All gates of `{adapter.name}` are zero, so pictures have no influence on the answers",
-            hint="this is an adapter before its training",
+            "this is an adapter before its training",
         )
-    if llama is None:
+    if llama is not None and report.passes("adapter", lambda: check_fits(adapter, llama)):
+        num_tensors = len(tensors) + len(adapter.clip)
+        report.add("ok", "adapter", f"All {num_tensors} tensors of the adapter are known and fit this LLaMA")
+    claimed = claimed_digest(adapter.name)  # in a release's file name
+    if claimed is None:
         return
-    report = Report()
-    report.attempt("adapter", lambda: check_fits(adapter, llama))
-    faults = report.take()
-    yield from faults or [
-        ok("adapter", f"All {len(tensors) + len(adapter.clip)} tensors of the adapter are known and fit this LLaMA")
-    ]
-
-
-def _describe_clip(clip: "ClipSource") -> Iterator[Finding]:
-    config = clip.config
-    yield ok(
-        "clip",
-        f"CLIP with patches of {config.patch_size}, pictures of {config.image_size}, width {config.width}, "
-        f"{config.num_layers} layers, features of width {config.output_dim}; no tensor is missing or unknown",
-    )
-    yield from _check_finite("clip", clip.name, iter(clip.tensors.items()))
+    if (actual := file_digest(adapter.name)) != claimed:
+        report.add(
+            "error",
+            "adapter",
+            f"`{adapter.name}` has the SHA-256 {actual}, and its name promises another one",
+            "the download is damaged or the file was changed; fetch it again",
+        )
+    else:
+        known = RELEASED_ADAPTERS.get(claimed)
+        kind = f"is the public release {known}" if known else "is no public release known here"
+        report.add("ok", "adapter", f"The adapter's SHA-256 is the one in its file name; it {kind}")
 
 
 def _check_vision(
-    adapter: "AdapterFile", clip: "ClipSource | None", sources: "ModelSources", *, encoder: "EncoderCard | None"
-) -> Iterator[Finding]:
-    import torch
-
-    from llama_adapter.app.models.checkpoints import resolve_channel_order
-    from llama_adapter.vision.weights import build_vision, read_query
-
-    report = Report()
+    report: Report, adapter: AdapterFile, clip: ClipSource | None, sources: ModelSources, *, encoder: EncoderCard | None
+) -> None:
     heads = sources.visual_heads
     if heads is None and encoder is not None:
         heads = encoder.vision.query.num_heads
     if clip is None and (sources.clip is not None or encoder is not None):
-        # That fault is known, or CLIP is in the encoder; the rest is still checked.
-        read = report.attempt("vision", lambda: read_query(adapter.visual, name=adapter.name, visual_heads=heads))
-        yield from report.take()
-        if read is not None and sources.clip is None:
-            yield ok("vision", "The visual blocks are complete; CLIP is taken from the exported encoder")
+        # The fault of CLIP is reported, or CLIP is in the encoder; the rest is still checked.
+        is_read = report.passes("vision", lambda: read_query(adapter.visual, name=adapter.name, visual_heads=heads))
+        if is_read and sources.clip is None:
+            report.add("ok", "vision", "The visual blocks are complete; CLIP is taken from the exported encoder")
         return
     order, _ = resolve_channel_order(sources.channel_order, adapter)
     built = report.attempt(
@@ -231,136 +189,89 @@ def _check_vision(
             dtype=torch.float16,
         ),
     )
-    yield from report.take()
     if built is not None:
         query = built[0].query
-        yield ok(
+        report.add(
+            "ok",
             "vision",
             f"The visual blocks fit this CLIP: width {query.width}, depth {query.depth}, {query.num_heads} heads, "
             f"channel order {order}",
         )
 
 
-def _swapped(*, adapter: str | os.PathLike[str], clip: str | os.PathLike[str]) -> Iterator[Finding]:
-    from llama_adapter.app.models.checkpoints import open_clip
-    from llama_adapter.llm.weights.adapter import open_adapter
-
-    report = Report()
-    as_clip = report.attempt("clip", lambda: open_clip(adapter))
-    as_adapter = report.attempt("adapter", lambda: open_adapter(clip))
-    if as_clip is not None and as_adapter is not None:
-        yield error(
+def _check_swapped(report: Report, *, adapter: str | os.PathLike[str], clip: str | os.PathLike[str]) -> None:
+    unseen = Report()
+    as_clip = unseen.passes("clip", lambda: open_clip(adapter))
+    if as_clip and unseen.passes("adapter", lambda: open_adapter(clip)):
+        report.add(
+            "error",
             "files",
             f"Adapter and CLIP are swapped: `{adapter}` is a CLIP and `{clip}` a LLaMA-Adapter file",
-            hint=f"pass --adapter {clip} --clip {adapter}",
+            f"pass --adapter {clip} --clip {adapter}",
         )
 
 
-def _check_claimed_digest(adapter: "AdapterFile") -> Iterator[Finding]:
-    """Compare the file with the digest in a release's file name."""
-    from llama_adapter.app.models.checkpoints import RELEASED_ADAPTERS, claimed_digest, file_digest
-
-    claimed = claimed_digest(adapter.name)
-    if claimed is None:
-        return
-    actual = file_digest(adapter.name)
-    if actual != claimed:
-        yield error(
-            "adapter",
-            f"`{adapter.name}` has the SHA-256 {actual}, and its name promises another one",
-            hint="the download is damaged or the file was changed; fetch it again",
-        )
-    else:
-        known = RELEASED_ADAPTERS.get(claimed)
-        kind = f"is the public release {known}" if known else "is no public release known here"
-        yield ok("adapter", f"The adapter's SHA-256 is the one in its file name; it {kind}")
-
-
-def _check_listed_digests(place: "LlamaFolder") -> Iterator[Finding]:
+def _check_listed_digests(report: Report, place: LlamaFolder) -> None:
     """Compare with the MD5 sums that Meta ships beside its weights. Only files beside the checklist are read."""
-    from llama_adapter.app.models.bundle import is_bare
-    from llama_adapter.runtime.text import shown_excerpt, shown_name
-
     listed: dict[Path, str] = {}
     checklists = [place.folder / "checklist.chk"]
     if place.tokenizer is not None:
         checklists.append(place.tokenizer.parent / "tokenizer_checklist.chk")
-    for checklist in checklists:
-        if checklist.is_file():
-            for line in checklist.read_text(encoding="utf-8", errors="replace").splitlines():
-                digest, _, name = line.strip().partition(" ")
-                name = name.strip().lstrip("*")
-                if not name:  # an empty line
-                    continue
-                if is_bare(name):
-                    listed[checklist.parent / name] = digest.lower()
-                else:
-                    yield error(
-                        "llama",
-                        f"`{shown_name(checklist)}` lists `{shown_excerpt(name)}`, which is not the name of a "
-                        "file beside it",
-                        hint="the checklist is damaged or another program's; copy it again",
-                    )
+    for checklist in filter(Path.is_file, checklists):
+        for line in checklist.read_text(encoding="utf-8", errors="replace").splitlines():
+            digest, _, name = line.strip().partition(" ")
+            name = name.strip().lstrip("*")
+            if is_bare(name):
+                listed[checklist.parent / name] = digest.lower()
+            elif name:
+                sentence = f"lists `{shown_excerpt(name)}`, which is not the name of a file beside it"
+                hint = "the checklist is damaged or another program's; copy it again"
+                report.add("error", "llama", f"`{shown_name(checklist)}` {sentence}", hint)
     for path, digest in listed.items():
         if not path.is_file():
-            yield error(
-                "llama",
-                f"`{path.name}` is listed in the checklist of `{shown_name(path.parent)}` and is not there",
-                hint="copy the missing file",
-            )
+            sentence = f"`{path.name}` is listed in the checklist of `{shown_name(path.parent)}` and is not there"
+            report.add("error", "llama", sentence, "copy the missing file")
             continue
         with path.open("rb") as file:
             actual = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
         if actual == digest:
-            yield ok("llama", f"`{path.name}` has the MD5 sum that its checklist names")
+            report.add("ok", "llama", f"`{path.name}` has the MD5 sum of its checklist")
         else:
-            yield error(
-                "llama",
-                f"`{shown_name(path)}` has the MD5 sum {actual}, and its checklist names {shown_excerpt(digest)}",
-                hint="the file is damaged or another model's; copy it again",
-            )
+            sentence = f"has the MD5 sum {actual}, and its checklist names {shown_excerpt(digest)}"
+            hint = "the file is damaged or another model's; copy it again"
+            report.add("error", "llama", f"`{shown_name(path)}` {sentence}", hint)
 
 
-def _diagnose_bundle(place: Path, precision: "Precision | None") -> Iterator[Finding]:
-    from llama_adapter.app.models.bundle import read_configs, read_manifest
-
-    report = Report()
+def _check_bundle(report: Report, place: Path, precision: Precision | None) -> None:
     manifest = report.attempt("manifest", lambda: read_manifest(place))
     if manifest is None:
-        yield from report.take()
         return
-    yield ok("manifest", f"The bundle holds the model {manifest['name']!r} in {_told_numbers(manifest)}")
-    faults = [finding for finding in _check_files(place, manifest) if finding.level == "error"]
-    if not faults:
-        yield ok("files", f"All {len(manifest['files'])} files have the sizes and digests of the manifest")
-    yield from faults
+    numbers = str(manifest["dtype"])
+    if (stored := stored_precision(manifest)) != FLOAT:
+        numbers = f"{stored} and {numbers}, made from the model {manifest['origin']['digest'][:12]}"
+    report.add("ok", "manifest", f"The bundle holds the model {manifest['name']!r} in {numbers}")
+    _check_files(report, place, manifest)
+    if not report.has_errors:
+        report.add("ok", "files", f"All {len(manifest['files'])} files have the sizes and digests of the manifest")
     configs = report.attempt("manifest", lambda: read_configs(place, manifest))
-    yield from report.take()
     if configs is None:
         return
-    tensor_faults = []
-    for finding in _check_states(place, manifest, configs):
-        yield finding
-        tensor_faults += [finding] if finding.level == "error" else []
-    if not faults and not tensor_faults:
-        yield from _check_known_answer(place, precision)
+    for name, config in zip((VISION, LLM), configs, strict=True):
+        state = report.attempt(name, partial(read_half, place / name, config, manifest))
+        if state is not None:
+            report.add("ok", name, f"`{name}` has its {len(state)} tensors, in the shapes of its configuration")
+            _check_finite(report, name, name, state.items())
+            _check_foreign(report, name, state)
+    tokenizer = report.attempt(TOKENIZER, lambda: Tokenizer.load(place / TOKENIZER))
+    vocab_size = configs[1].vocab_size
+    if tokenizer is not None and tokenizer.vocab_size != vocab_size:
+        sentence = f"The tokenizer has {tokenizer.vocab_size} pieces, and the model has {vocab_size} tokens"
+        report.add("error", TOKENIZER, sentence, "another model's tokenizer was copied into the bundle")
+    if not report.has_errors:
+        _check_known_answer(report, place, manifest, precision)
 
 
-def _told_numbers(manifest: Mapping[str, Any]) -> str:
-    """Such as: float16; or: int8 and float16, made from the model 44061ead6302."""
-    from llama_adapter.app.models.bundle import stored_precision
-    from llama_adapter.runtime.schemes import FLOAT
-
-    if stored_precision(manifest) == FLOAT:
-        return str(manifest["dtype"])
-    return f"{manifest['precision']} and {manifest['dtype']}, made from the model {manifest['origin']['digest'][:12]}"
-
-
-def _check_files(place: Path, manifest: Mapping[str, Any]) -> Iterator[Finding]:
-    from llama_adapter.app.models.bundle import model_digest
-    from llama_adapter.app.models.checkpoints import file_digest
-    from llama_adapter.runtime.text import shown_excerpt
-
+def _check_files(report: Report, place: Path, manifest: Mapping[str, Any]) -> None:
     for name, entry in manifest["files"].items():
         path = place / name
         sentence = ""
@@ -371,66 +282,26 @@ def _check_files(place: Path, manifest: Mapping[str, Any]) -> Iterator[Finding]:
         elif (actual := file_digest(path)) != entry["sha256"]:
             sentence = f"`{name}` has the SHA-256 {actual}, where {shown_excerpt(entry['sha256'])} is wanted"
         if sentence:
-            yield error(name, sentence, hint="copy the whole folder again")
+            report.add("error", name, sentence, "copy the whole folder again")
     if model_digest(manifest) != manifest["digest"]:
-        yield error(
-            "manifest",
-            "The manifest's digest of the model is not that of its files and configuration",
-            hint="the manifest was changed by hand; write the bundle again with `llama-adapter convert`",
-        )
+        sentence = "The manifest's digest of the model is not that of its files and configuration"
+        hint = "the manifest was changed by hand; write the bundle again with `llama-adapter convert`"
+        report.add("error", "manifest", sentence, hint)
 
 
-def _check_states(place: Path, manifest: Mapping[str, Any], configs: tuple[Any, Any]) -> Iterator[Finding]:
-    from llama_adapter.app.models.bundle import LLM, TOKENIZER, VISION, read_half
-    from llama_adapter.llm.tokenizer import Tokenizer
-
-    report = Report()
-    for name, config in zip((VISION, LLM), configs, strict=True):
-        state = report.attempt(
-            name,
-            lambda name=name, config=config: read_half(place / name, config, manifest),  # type: ignore[misc]
-        )
-        yield from report.take()
-        if state is not None:
-            yield ok(name, f"`{name}` has its {len(state)} tensors, in the shapes of its configuration")
-            yield from _check_finite(name, name, iter(state.items()))
-            yield from _check_foreign(name, state)
-    tokenizer = report.attempt(TOKENIZER, lambda: Tokenizer.load(place / TOKENIZER))
-    yield from report.take()
-    vocab_size = configs[1].vocab_size
-    if tokenizer is not None and tokenizer.vocab_size != vocab_size:
-        yield error(
-            TOKENIZER,
-            f"The tokenizer has {tokenizer.vocab_size} pieces, and the model has {vocab_size} tokens",
-            hint="another model's tokenizer was copied into the bundle",
-        )
-
-
-def _check_known_answer(place: Path, precision: "Precision | None") -> Iterator[Finding]:
-    from llama_adapter.app.captioning.captioner import Captioner
-    from llama_adapter.app.models.bundle import KNOWN_ANSWER, is_bare, read_manifest, stored_precision
-    from llama_adapter.app.reading.isolated import open_reader
-    from llama_adapter.runtime.schemes import FLOAT
-    from llama_adapter.runtime.schemes.scheme import find_scheme
-    from llama_adapter.runtime.tensor_files.files import read_json
-
+def _check_known_answer(report: Report, place: Path, manifest: Mapping[str, Any], precision: Precision | None) -> None:
+    what = "known answer"
     if not (place / KNOWN_ANSWER).is_file():
         sentence = "The bundle carries no known answer, so its files were checked and the model was not run"
-        yield not_tried("known answer", sentence)
+        report.add("not tried", what, sentence)
         return
-    report = Report()
-    known = report.attempt("known answer", lambda: read_json(place / KNOWN_ANSWER))
-    yield from report.take()
+    known = report.attempt(what, lambda: read_json(place / KNOWN_ANSWER))
     if known is None:
         return
-    if not all(isinstance(known.get(key), str) for key in ("prompt", "text", "picture")) or not is_bare(
-        known["picture"]
-    ):
-        yield error(
-            "known answer",
-            f"`{KNOWN_ANSWER}` lacks a prompt, a text or a picture of this folder",
-            hint="write the bundle again with `llama-adapter convert`",
-        )
+    are_texts = all(isinstance(known.get(key), str) for key in ("prompt", "text", "picture"))
+    if not are_texts or not is_bare(known["picture"]):
+        sentence = f"`{KNOWN_ANSWER}` lacks a prompt, a text or a picture of this folder"
+        report.add("error", what, sentence, "write the bundle again with `llama-adapter convert`")
         return
     prompt = known["prompt"] if known.get("input") is None else (known["prompt"], known["input"])
     options = {"max_new_tokens": known["max_new_tokens"]} if "max_new_tokens" in known else {}
@@ -440,53 +311,43 @@ def _check_known_answer(place: Path, precision: "Precision | None") -> Iterator[
             closing(open_reader("process", captioner.spec, size=captioner.image_size)) as captioner.reader,
         ):
             [answer] = captioner.generate([place / known["picture"]], [prompt], temperature=0.0, **options)
-    except Exception as fault:  # whatever fails here is the finding
-        yield error(
-            "known answer",
-            f"The known answer cannot be replayed: {str(fault) or type(fault).__name__}",
-            hint=getattr(fault, "hint", ""),
-        )
+    except Exception as fault:  # every failure is the finding
+        sentence = f"The known answer cannot be replayed: {str(fault) or type(fault).__name__}"
+        report.add("error", what, sentence, getattr(fault, "hint", ""))
         return
+    used, wanted = captioner.info.precision, f"{known['text'][:500]!r}"
     if answer.error is not None:
-        yield error("known answer", answer.error.message)
+        report.add("error", what, answer.error.message)
     elif answer.text == known["text"]:
-        used = captioner.info.precision
         numbers = "" if used == FLOAT else f" with {find_scheme(used).title} weights"
-        yield ok("known answer", f"The model answers {answer.text!r} about its own picture{numbers}, as it should")
+        report.add("ok", what, f"The model answers {answer.text!r} about its own picture{numbers}, as it should")
     # A dequantised model keeps its rounding errors.
-    elif quantised := {captioner.info.precision, stored_precision(read_manifest(place))} - {FLOAT}:
-        yield warning(
-            "known answer",
+    elif quantised := {used, stored_precision(manifest)} - {FLOAT}:
+        report.add(
+            "warning",
+            what,
             f"With {find_scheme(min(quantised)).title} weights the model answers {answer.text!r} about its own "
-            f"picture, and with full ones {known['text'][:500]!r}",
-            hint="rounding may change a word; where it changes the sense, use --precision float with the full bundle",
+            f"picture, and with full ones {wanted}",
+            "rounding may change a word; where it changes the sense, use --precision float with the full bundle",
         )
     else:
-        yield error(
-            "known answer",
-            f"The model answers {answer.text!r} about its own picture, and should answer {known['text'][:500]!r}",
-            hint="files and digests are right, so the computation is wrong; please report it with this output",
+        report.add(
+            "error",
+            what,
+            f"The model answers {answer.text!r} about its own picture, and should answer {wanted}",
+            "files and digests are right, so the computation is wrong; please report it with this output",
         )
 
 
-def _check_foreign(name: str, state: "Mapping[str, Tensor]") -> Iterator[Finding]:
+def _check_foreign(report: Report, name: str, state: Mapping[str, Tensor]) -> None:
     """Quantised weights with values that `quantize` never writes: the kernels may compute wrong results with them."""
-    from llama_adapter.runtime.schemes.state import foreign_weights
-    from llama_adapter.runtime.tensor_files.files import list_keys
-
-    for what, keys in foreign_weights(state).items():
-        sentence = f"`{name}` has {what}, in {list_keys(keys)}"
+    for fault, keys in foreign_weights(state).items():
         hint = "another program wrote the file; make the bundle with `llama-adapter quantize`"
-        yield error(name, sentence, hint=hint)
+        report.add("error", name, f"`{name}` has {fault}, in {list_keys(keys)}", hint)
 
 
-def _check_finite(what: str, name: str, tensors: "Iterator[tuple[str, Tensor]]") -> Iterator[Finding]:
-    from llama_adapter.runtime.tensor_files.files import list_keys
-
+def _check_finite(report: Report, what: str, name: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
     broken = [key for key, tensor in tensors if not bool(tensor.isfinite().all())]
     if broken:
-        yield error(
-            what,
-            f"`{name}` has numbers that are infinite or none at all, in {list_keys(broken)}",
-            hint="the file is damaged, or its training had diverged; fetch it again",
-        )
+        sentence = f"`{name}` has numbers that are infinite or not numbers, in {list_keys(broken)}"
+        report.add("error", what, sentence, "the file is damaged, or its training had diverged; fetch it again")

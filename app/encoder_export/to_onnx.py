@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +14,7 @@ from torch import Tensor
 
 from llama_adapter.app.encoder_export.output import check_place, give, tell, told_complaints, told_next, told_parity
 from llama_adapter.app.inputs import expand_inputs
-from llama_adapter.app.models.bundle import (
-    VISION,
-    check_sizes,
-    read_configs,
-    read_half,
-    read_manifest,
-    stored_precision,
-)
+from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import adapter_name, find_clip, resolve_channel_order
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -33,6 +26,7 @@ from llama_adapter.runtime.graphs.card import GraphDtype
 from llama_adapter.runtime.graphs.defaults import DTYPE, OPSET, OPSETS
 from llama_adapter.runtime.graphs.graph import Graph, read_graph
 from llama_adapter.runtime.graphs.lint import lint_graph
+from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import encoder_from_state
 from llama_adapter.vision.export import compare, export_onnx
@@ -63,8 +57,7 @@ class EncoderSources:
                 raise ValueError(f"{name} is empty: name a path, or leave it out")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoadedEncoder:
+class LoadedEncoder(NamedTuple):
     """An encoder's configuration and state dict, and the model's name for people."""
 
     name: str
@@ -98,19 +91,15 @@ def load_encoder(sources: EncoderSources) -> LoadedEncoder:
 
 def _from_bundle(sources: EncoderSources) -> LoadedEncoder:
     place = embedded_model() if sources.model is None else Path(sources.model)
-    manifest = read_manifest(place)
-    check_sizes(place, manifest)
-    if stored_precision(manifest) != "float":
+    order = None if sources.channel_order == "auto" else sources.channel_order
+    model = load_bundle(place, channel_order=order)  # the decoder is mapped and not read
+    if model.precision != FLOAT:
         raise CheckpointError(
             f"The bundle `{place}` has 8-bit weights, and an encoder is exported from full ones",
             hint="export from the bundle it was made from: the file suits both",
         )
-    config, _ = read_configs(place, manifest)
-    state = read_half(place / VISION, config, manifest)
-    if sources.channel_order != "auto":
-        config = VisionConfig(clip=config.clip, query=config.query, channel_order=sources.channel_order)
-    state = {key: tensor.float() for key, tensor in state.items()}
-    return LoadedEncoder(name=str(manifest["name"]), config=config, state=state)
+    state = {key: tensor.float() for key, tensor in model.vision_state.items()}
+    return LoadedEncoder(name=model.name, config=model.vision_config, state=state)
 
 
 def _from_adapter(sources: EncoderSources, file: str) -> LoadedEncoder:

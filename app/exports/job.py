@@ -12,20 +12,20 @@ from typing import BinaryIO, Final, Literal
 from llama_adapter.app.calibration.decider import Decider
 from llama_adapter.app.calibration.decisions import Rule
 from llama_adapter.app.calibration.file import Calibration, read_calibration
-from llama_adapter.app.exports.old_names import file_name
 from llama_adapter.app.exports.outputs import (
     METADATA_NAME,
     Decided,
+    check_parts,
     jsonl_lines,
     metadata_lines,
     table_lines,
     text_of,
     with_decisions,
+    write_parts,
 )
 from llama_adapter.app.exports.parquet import check_pyarrow, write_parquet
-from llama_adapter.app.exports.parts import check_parts, write_parts
 from llama_adapter.app.exports.sidecars import Refusals, SidecarFiles
-from llama_adapter.app.exports.survey import MAX_REMEMBERED, Selection, Survey, record_files, survey
+from llama_adapter.app.exports.survey import MAX_REMEMBERED, Selection, Survey, file_name, record_files, survey
 from llama_adapter.app.records.manifest import runs_behind
 from llama_adapter.app.terminal.standard_output import flush_whole, write_whole
 from llama_adapter.app.terminal.stderr_lines import say

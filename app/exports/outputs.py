@@ -1,20 +1,25 @@
-"""Records and the decisions on them -> lines of exported files."""
+"""Records and the decisions on them -> exported files."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import BinaryIO, Final
 
 from llama_adapter.app.calibration.decider import Decider, Decision
 from llama_adapter.app.exports.formats import CSV_COLUMNS, Cell, csv_cells, csv_lines
-from llama_adapter.app.exports.old_names import file_name
 from llama_adapter.app.exports.sidecars import Refusals, is_file
+from llama_adapter.app.exports.survey import file_name
 from llama_adapter.app.records.picture_names import name_as_text
 from llama_adapter.app.records.record import Record, json_line, record_to_line
+from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.text import shown_name
 
 METADATA_NAME: Final = "metadata.jsonl"
 _DECISION_COLUMNS: Final = ("decision", "probability")
+_PART: Final = re.compile(r"part-\d{5,}\.[a-z]+")
 _NUM_FRONT: Final = 2  # columns before the decision: picture and text
 
 Decided = tuple[Record, Decision | None]
@@ -98,3 +103,39 @@ def name_in_folder(picture: str, *, folder: str) -> str:
         f"`{shown_name(picture)}` is not in `{shown_name(folder)}`, where its {METADATA_NAME} would be",
         hint="name the folder of all pictures, or one above it, as --out",
     )
+
+
+def check_parts(folder: Path, *, force: bool) -> None:
+    """Raise UsageError if `folder` is a file, or holds parts of an earlier export."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"Wanted a folder for parts, and `{folder}` is a file", hint="name a folder as --out")
+    if not force and _old_parts(folder):
+        raise UsageError(f"`{folder}` holds parts of an earlier export", hint="--force replaces them")
+
+
+def write_parts(
+    rows: Iterable[Decided],
+    folder: Path,
+    *,
+    suffix: str,
+    rows_in_a_part: int,
+    write: Callable[[Iterator[Decided], BinaryIO], object],
+) -> int:
+    """Write part-00000.suffix and so on, each whole or not at all; returns their number.
+
+    Other parts, of an earlier export, are removed at the end. Raises OSError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    old, written, rest = _old_parts(folder), set(), iter(rows)
+    for number, first in enumerate(rest):
+        part = folder / f"part-{number:05d}.{suffix}"
+        with atomic_write(part) as file:
+            write(chain([first], islice(rest, rows_in_a_part - 1)), file)
+        written.add(part)
+    for part in old - written:
+        part.unlink(missing_ok=True)
+    return len(written)
+
+
+def _old_parts(folder: Path) -> set[Path]:
+    return {path for path in folder.iterdir() if _PART.fullmatch(path.name)} if folder.is_dir() else set()

@@ -7,7 +7,6 @@ import stat
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Final, Self
 
 from llama_adapter.app.exports.formats import SidecarNames, safe_path
@@ -72,9 +71,7 @@ class SidecarFiles:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close_folder()
 
     def see(self, picture: str) -> None:

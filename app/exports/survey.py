@@ -12,9 +12,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_adapter.app.exports.old_names import OldNames
 from llama_adapter.app.inputs import natural_key
-from llama_adapter.app.records.record import Record, RecordFileError, read_records, superseded_names
+from llama_adapter.app.records.picture_names import escaped_name, find_escaped
+from llama_adapter.app.records.record import Record, RecordFileError, may_be_escaped, read_records, superseded_names
 from llama_adapter.runtime.errors import UsageError
 
 MAX_REMEMBERED: Final = 100  # prompts, choices and runs, for messages and columns
@@ -195,3 +195,37 @@ def _remember(found: Survey, record: Record) -> None:
         found.choices.setdefault(tuple(record["choice"]))
     if len(found.runs) < MAX_REMEMBERED:
         found.runs.setdefault(record["run"])
+
+
+def file_name(record: Record) -> str:
+    """The name of a record's picture; for an escaped one, that of the existing file."""
+    return find_escaped(record["picture"]) if may_be_escaped(record) else record["picture"]
+
+
+class OldNames:
+    """Finds records under escaped names whose pictures have later records under their own name; 16 bytes for each.
+
+    Names are compared by their keys. A name that looks escaped counts as is if a file has it.
+    """
+
+    def __init__(self) -> None:
+        self._rows, self._keys = array("Q"), array("Q")  # of records whose names may be escaped
+        self._own: dict[int, int | None] = {}  # key of the escaped form -> key of the name; None where two share it
+
+    def see(self, row: int, record: Record, *, key: Callable[[str], int]) -> None:
+        """Take the record in this row. Call it for all records in their order."""
+        name = record["picture"]
+        if may_be_escaped(record):
+            self._rows.append(row)
+            self._keys.append(key(name))
+        elif self._rows and (escaped := escaped_name(name)) != name and not os.path.lexists(escaped):
+            own = key(name)
+            if self._own.setdefault(key(escaped), own) != own:
+                self._own[key(escaped)] = None
+
+    def rename(self, pictures: _Keys) -> None:
+        """Replace the keys of escaped names in `pictures` by those of the pictures' own names."""
+        for row, old in zip(self._rows, self._keys, strict=True):
+            own = self._own.get(old)
+            if own is not None:
+                pictures[row] = own

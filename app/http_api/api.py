@@ -27,12 +27,12 @@ from llama_adapter.app.http_api.schemas import (
     EXAMPLE,
     LARGEST_SEED,
     ChatCompletion,
-    ChatRequest,
     ErrorReply,
     Health,
     Model,
     ModelList,
     Readiness,
+    chat_request,
 )
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import ServiceLimits
@@ -49,9 +49,6 @@ Point an OpenAI client at `/v1` of this server and ask about one picture per req
   messages are joined by line breaks.
 - Without any text, the model writes a caption.
 - *Earlier turns* are accepted, but the model does not see them; the header `{IGNORED_TURNS}` counts them.
-
-**Scored answers.** With `answer_choices`, the answer is the likeliest of these texts, and `answer_probabilities` has
-the probability of each.
 
 **Out-of-distribution pictures.** If the model can tell, the choice has `unfamiliar`: true for a picture unlike those of
 the training set, so the answer may be meaningless. A stream sends it with `finish_reason`, like the probabilities.
@@ -132,7 +129,7 @@ def _openai_routes(service: Service, *, pictures: PictureSettings, needs_key: bo
     # Documents the key; `guards.AccessGuard` checks it before the body is read.
     keys = [Security(HTTPBearer(scheme_name="key", auto_error=False))] if needs_key else []
     router = APIRouter(prefix="/v1", dependencies=keys, route_class=_JsonRoute)
-    created = int(time.time())
+    created, body = int(time.time()), chat_request()
 
     @router.post(
         "/chat/completions",
@@ -141,7 +138,8 @@ def _openai_routes(service: Service, *, pictures: PictureSettings, needs_key: bo
         responses={200: _CHAT_REPLY, **_errors(400, 401, 404, 408, 413, 415, 429, 500, 503, 504)},
     )
     async def create_chat_completion(
-        chat: Annotated[ChatRequest, Body(openapi_examples={"red square": {"value": EXAMPLE}})], request: Request
+        chat: Annotated[body, Body(openapi_examples={"red square": {"value": EXAMPLE}})],  # type: ignore[valid-type]
+        request: Request,
     ) -> Response:
         """Answer a question about a picture."""
         return await submit_chat(chat, scope=request.scope, service=service, pictures=pictures)

@@ -34,13 +34,13 @@ async def submit_chat(
     """Submit a chat request; raises ApiError."""
     info = model_info(service)
     check_model(request.model, info=info)
-    question = understand(request)
+    chat = understand(request)
     ask = Ask(
-        picture=await read_picture(question.picture_url, settings=pictures),
-        prompt=info.default_prompt if question.prompt is None else question.prompt,
-        sampling=question.sampling,
-        task=question.task,
-        stop=question.stop,
+        picture=await read_picture(chat.picture_url, settings=pictures),
+        prompt=chat.question.prompt(info.default_prompt),
+        sampling=chat.sampling,
+        task=chat.question.task,
+        stop=chat.stop,
         client=str(scope.get("state", {}).get("client", "")),
     )
     handle = await _submit(ask, service=service)
@@ -52,7 +52,7 @@ async def submit_chat(
             "model": info.name,
             "system_fingerprint": f"fp_{info.digest[:12]}",
         },
-        headers={IGNORED_TURNS: str(question.num_ignored_turns)},
+        headers={IGNORED_TURNS: str(chat.num_ignored_turns)},
         is_stream=bool(request.stream),
         with_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
     )
@@ -194,7 +194,11 @@ def _completion(answer: Answer, head: Mapping[str, Any]) -> dict[str, Any]:
 
 def _outcome(answer: Answer) -> dict[str, Any]:
     """Why the answer ended, and the extensions that have a value: `schemas.Choice`."""
-    extensions = {"answer_probabilities": answer.choice, "unfamiliar": answer.unfamiliar}
+    extensions = {
+        "answer_probabilities": answer.choice,
+        "answer_details": dict(answer.details) or None,
+        "unfamiliar": answer.unfamiliar,
+    }
     return {
         "finish_reason": "length" if answer.finish == "length" else "stop",
         **{name: value for name, value in extensions.items() if value is not None},

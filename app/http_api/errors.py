@@ -166,7 +166,7 @@ def _expected(detail: Mapping[str, Any]) -> str:
     if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):  # pydantic's message quotes the request
         return f"{detail['ctx']['discriminator']} is missing or unknown"
     message: str = detail["msg"]
-    return f"{message[0].lower()}{message[1:]}".replace(" after validation", "")
+    return f"{message[0].lower()}{message[1:]}".removeprefix("value error, ").replace(" after validation", "")
 
 
 def _place(location: Sequence[str | int]) -> str:

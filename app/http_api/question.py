@@ -13,9 +13,8 @@ from llama_adapter.app.http_api.schemas import (
     TextPart,
     UserMessage,
 )
-from llama_adapter.app.tasks.choose import choosing
-from llama_adapter.app.tasks.prompts import Prompt
-from llama_adapter.app.tasks.task import Task
+from llama_adapter.app.tasks.question import Question
+from llama_adapter.app.tasks.registry import question_of
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 
@@ -24,9 +23,8 @@ class ChatQuestion:
     """What a chat request asks."""
 
     picture_url: str
-    prompt: Prompt | None  # None: the model's caption prompt
+    question: Question
     sampling: SamplingParams
-    task: Task
     stop: tuple[str, ...]
     num_ignored_turns: int  # earlier messages that the model does not see in full
 
@@ -38,14 +36,16 @@ def understand(request: ChatRequest) -> ChatQuestion:
     if not isinstance(last, UserMessage):
         raise _invalid("The last message must have the role user: its text is the question.", "messages")
     place, picture_url = _newest_picture(request.messages)
-    task = choosing(request.answer_choices)
+    try:
+        question = question_of({**request.task_values(), **_prompt(request.messages)})
+    except ValueError:
+        raise ApiError("The extension fields do not make one task: see /docs.", code="invalid_value") from None
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     return ChatQuestion(
         picture_url=picture_url,
-        prompt=_prompt(request.messages),
+        question=question,
         sampling=_sampling(request),
-        task=task,
-        stop=() if task.continuations else stop,
+        stop=() if question.task.continuations else stop,
         num_ignored_turns=sum(_is_ignored(message, has_picture=i == place) for i, message in enumerate(earlier)),
     )
 
@@ -56,9 +56,6 @@ def _check_together(request: ChatRequest) -> None:
         raise _invalid("`stream_options` requires `stream`: true.", "stream_options")
     if len({request.max_tokens, request.max_completion_tokens} - {None}) > 1:
         raise _invalid("`max_tokens` and `max_completion_tokens` differ: leave one out.", "max_tokens")
-    choices = request.answer_choices or ()
-    if len(set(choices)) < len(choices):
-        raise _invalid("`answer_choices` must be different texts.", "answer_choices")
 
 
 def _newest_picture(messages: Sequence[Message]) -> tuple[int, str]:
@@ -74,13 +71,12 @@ def _newest_picture(messages: Sequence[Message]) -> tuple[int, str]:
     raise ApiError(message, code="missing_image", param="messages")
 
 
-def _prompt(messages: Sequence[Message]) -> Prompt | None:
+def _prompt(messages: Sequence[Message]) -> dict[str, str]:
     """System texts are the instruction and the user's text its input; without them, that is the instruction."""
     system = "\n".join(filter(str.strip, (_text(item) for item in messages if isinstance(item, SystemMessage))))
     asked = _text(messages[-1])
-    if system and asked.strip():
-        return system, asked
-    return system or (asked if asked.strip() else None)
+    texts = [text for text in (system, asked) if text.strip()]
+    return dict(zip(("instruction", "input"), texts, strict=False))
 
 
 def _sampling(request: ChatRequest) -> SamplingParams:

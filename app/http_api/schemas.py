@@ -2,15 +2,17 @@
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, create_model
 
 from llama_adapter.app.online.types import State
+from llama_adapter.app.tasks.entry import RequestField
+from llama_adapter.app.tasks.registry import options
 
 _INT32 = 2**31 - 1
 LABEL_MARK = "as "  # starts the tags of unions; they are no names of the request, so errors leave them out
 MAX_MESSAGES = 1000
 MAX_PARTS = 100
-MAX_CHOICES = 100
+MAX_TEXTS = 100  # in a list of a task's field
 MAX_STOPS = 4
 MAX_STOP_CHARS = 200
 LARGEST_SEED = 2**63 - 1
@@ -53,6 +55,12 @@ def _refuse_true(value: bool) -> bool:
     if value:
         raise ValueError("must be false")
     return value
+
+
+def _refuse_equal(texts: list[str]) -> list[str]:
+    if len(set(texts)) < len(texts):
+        raise ValueError("must be different texts")
+    return texts
 
 
 def _as_whole(value: Any) -> Any:
@@ -176,20 +184,31 @@ class ChatRequest(NeutralParameters):
     )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    answer_choices: (
-        Annotated[
-            list[Annotated[str, Field(min_length=1)]],
-            Field(min_length=2, max_length=MAX_CHOICES, json_schema_extra={"uniqueItems": True}),
-        ]
-        | None
-    ) = Field(
-        None,
-        description="Extension. The answer is the likeliest of these texts, and `answer_probabilities` holds the "
-        "probability of each. Sampling parameters and `stop` have no effect.",
-    )
     user: WithoutEffect = None
     safety_identifier: WithoutEffect = None
     prompt_cache_key: WithoutEffect = None
+
+    def task_values(self) -> dict[str, Any]:
+        """The values of options that have a field, by the option's name."""
+        return {option.name: getattr(self, option.request.name) for option in options() if option.request is not None}
+
+
+def chat_request() -> type[ChatRequest]:
+    """`ChatRequest` with the fields of all tasks."""
+    fields: dict[str, Any] = {
+        field.name: (_kind(field) | None, Field(None, description=f"Extension. {field.description}"))
+        for field in (option.request for option in options())
+        if field is not None
+    }
+    return create_model("ChatRequest", __base__=ChatRequest, __doc__=ChatRequest.__doc__, **fields)
+
+
+def _kind(field: RequestField) -> Any:
+    text = Annotated[str, Field(min_length=1)]
+    if field.min_texts is None:
+        return text
+    bounds = Field(min_length=field.min_texts, max_length=MAX_TEXTS, json_schema_extra={"uniqueItems": True})
+    return Annotated[list[text], bounds, AfterValidator(_refuse_equal)]
 
 
 # A red square, 16 pixels wide.
@@ -252,6 +271,7 @@ class Choice(BaseModel):
     answer_probabilities: dict[str, float] | None = Field(
         None, description="Extension, with `answer_choices`: the probability of each. They sum to 1."
     )
+    answer_details: dict[str, Any] | None = Field(None, description="Extension: what else the task gives, by name.")
     unfamiliar: bool | None = Field(
         None,
         description="Extension, if the model can tell: the picture is out of the training distribution, so the answer "

@@ -9,7 +9,6 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from llama_adapter.app.inputs.folders import has_picture_suffix, natural_key
 from llama_adapter.app.inputs.items import InputsError, PictureInput
-from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.errors import PictureError
 
@@ -62,16 +61,14 @@ def remote_inputs(address: str, *, recursive: bool) -> Iterator[PictureInput]:
         names = None  # reading it gives the error
     except (OSError, ValueError) as error:
         message = f"Wanted to list `{shown}`, but its storage says: {_reason(error)}."
-        yield PictureInput(
-            source=address, label=label, root=None, error=AnswerError(code="unreadable", message=message)
-        )
+        yield PictureInput.failed(label, "unreadable", message, source=address)
         return
     if names is None:
         yield PictureInput(source=address, label=label)
         return
     if not names:
         message = f"Wanted pictures in `{shown}`, but there are none; --recursive looks into its folders too."
-        yield PictureInput(source=address, label=label, error=AnswerError(code="not_a_file", message=message))
+        yield PictureInput.failed(label, "not_a_file", message, source=address)
     for name in names:
         inner = _joined(address, name)
         yield PictureInput(source=inner, label=address_label(inner), found_in=(label,))

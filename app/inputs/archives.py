@@ -163,4 +163,4 @@ def _columns(data: bytes, *, extension: str) -> dict[str, str]:
 
 def _faulty(path: str, reason: str) -> PictureInput:
     message = f"Wanted the pictures in the archive `{shown_name(path)}`, but {reason}"
-    return PictureInput(source=path, label=path, root=path, error=AnswerError(code="archive", message=message))
+    return PictureInput.failed(path, "archive", message, root=path)

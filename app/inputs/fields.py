@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from llama_adapter.app.inputs.items import QuestionFields
 
+PICTURE_COLUMNS = ("picture", "image", "file_name", "filename", "path")
 PROMPT_COLUMNS = ("prompt", "question", "instruction")
 INPUT_COLUMN, CHOICES_COLUMN = "input", "choices"
 
@@ -50,9 +51,9 @@ def _text_or_none(value: object, *, name: str) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        raise ValueError(f"`{name}` is no text")
+        raise ValueError(f"`{name}` is not text")
     if not _is_encodable(value):
-        raise ValueError(f"`{name}` has half of a character")
+        raise ValueError(f"`{name}` has a lone surrogate")
     return value if value.strip() else None
 
 

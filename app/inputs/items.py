@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
@@ -58,6 +58,12 @@ class PictureInput:
     columns: Mapping[str, str] = field(default_factory=dict)  # of a manifest or a sample, for templates
     questions: tuple[QuestionFields, ...] = ()  # a manifest's own for this picture; empty: the job's
     error: AnswerError | None = None  # why there is nothing to open
+
+    @classmethod
+    def failed(cls, label: str, code: str, message: str, *, source: str | None = None, root: str | None = None) -> Self:
+        """An item without a picture. `source` is `label` by default."""
+        source = label if source is None else source
+        return cls(source=source, label=label, root=root, error=AnswerError(code=code, message=message))
 
     @property
     def path(self) -> str:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from llama_adapter.app.inputs.items import PictureInput
 from llama_adapter.app.inputs.lines import MAX_LINE_BYTES, STDIN, opened_lines, read_beginning, split_lines
-from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
 
 
@@ -42,4 +41,4 @@ def _name(line: bytes) -> bytes:
 def _too_long(path: str, *, label: str) -> PictureInput:
     reason = f"it has more than {MAX_LINE_BYTES:,} bytes"
     message = f"Wanted the name of a picture in the line `{shown_name(label)}`, but {reason}."
-    return PictureInput(source=path, label=label, error=AnswerError(code="list", message=message))
+    return PictureInput.failed(label, "list", message, source=path)

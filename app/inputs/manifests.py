@@ -6,14 +6,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby, islice
 
-from llama_adapter.app.inputs.fields import PROMPT_COLUMNS, as_columns, first_column, question_columns, question_fields
+from llama_adapter.app.inputs.fields import (
+    PICTURE_COLUMNS,
+    PROMPT_COLUMNS,
+    as_columns,
+    first_column,
+    question_columns,
+    question_fields,
+)
 from llama_adapter.app.inputs.items import InputsError, PictureInput
 from llama_adapter.app.inputs.lines import can_read_again, check_lines
 from llama_adapter.app.inputs.tables import check_suffix, read_rows
-from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
 
-PICTURE_COLUMNS = ("picture", "image", "file_name", "filename", "path")
 _MAX_QUESTIONS = 1024  # of one item; a picture with more is read again
 _WITH_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")  # an address, which is never relative
 
@@ -45,9 +50,11 @@ def check_manifest(path: str, *, needs_questions: bool = False) -> None:
     if can_read_again(path):
         first = next(read_rows(path, what="manifest"), None)
         if first is not None and not first.problem:
-            _check_columns(first.values, path=path)
+            hint = "give the pictures' column one of these names"
+            _check_column(first.values, PICTURE_COLUMNS, path=path, hint=hint)
             if needs_questions and not path.lower().endswith(".jsonl"):  # lines of JSON may have different columns
-                _check_question(first.values, path=path)
+                hint = "give the questions' column one of these names, or one question for all as --question"
+                _check_column(first.values, PROMPT_COLUMNS, path=path, hint=hint)
 
 
 def _what_makes_one(item: PictureInput) -> object:
@@ -86,32 +93,15 @@ def _input(values: Mapping[str, object], *, root: str, found_in: tuple[str, ...]
     )
 
 
-def _check_columns(values: Mapping[str, object], *, path: str) -> None:
-    if first_column(values, of=PICTURE_COLUMNS) is None:
+def _check_column(values: Mapping[str, object], names: tuple[str, ...], *, path: str, hint: str) -> None:
+    if first_column(values, of=names) is None:
+        got = ", ".join(map(shown_name, values)) or "none"
         raise InputsError(
-            f"Wanted one of the columns {', '.join(PICTURE_COLUMNS)} in the manifest `{shown_name(path)}`, "
-            f"got {', '.join(map(shown_name, values)) or 'none'}.",
-            hint="name the column of the pictures' files so",
-        )
-
-
-def _check_question(values: Mapping[str, object], *, path: str) -> None:
-    if first_column(values, of=PROMPT_COLUMNS) is None:
-        raise InputsError(
-            f"Wanted one of the columns {', '.join(PROMPT_COLUMNS)} in the manifest `{shown_name(path)}`, "
-            f"got {', '.join(map(shown_name, values))}.",
-            hint="name the column of the questions so, or ask the same of all with --question",
+            f"Wanted one of the columns {', '.join(names)} in the manifest `{shown_name(path)}`, got {got}.", hint=hint
         )
 
 
 def _faulty(path: str, *, line: int, reason: str) -> PictureInput:
     label = f"{path}:{line}"
-    message = (
-        f"Wanted a picture and what is asked of it in the line `{shown_name(label)}`, but {reason}; mend that line."
-    )
-    return PictureInput(
-        source=path,
-        label=label,
-        root=os.path.dirname(path) or ".",
-        error=AnswerError(code="manifest", message=message),
-    )
+    message = f"Wanted a picture and its question in the line `{shown_name(label)}`, but {reason}; correct that line."
+    return PictureInput.failed(label, "manifest", message, source=path, root=os.path.dirname(path) or ".")

@@ -139,8 +139,7 @@ def _pattern_inputs(pattern: str, *, recursive: bool) -> Iterator[PictureInput]:
     if not found_any:
         shown = shown_name(pattern)
         message = f"Wanted files that match the pattern `{shown}`, but there are none; quote or correct it."
-        error = AnswerError(code="missing", message=message)
-        yield PictureInput(source=pattern, label=pattern, error=error)
+        yield PictureInput.failed(pattern, "missing", message)
 
 
 def _shard_of(label: str, *, count: int) -> int:

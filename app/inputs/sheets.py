@@ -69,4 +69,6 @@ def _table_questions(path: str) -> Iterator[tuple[int, QuestionFields]]:
 
 
 def _faulty(path: str, *, line: int, reason: str) -> InputsError:
-    return InputsError(f"Wanted a question in `{shown_name(path)}`, line {line}, but {reason}.", hint="mend that line")
+    return InputsError(
+        f"Wanted a question in `{shown_name(path)}`, line {line}, but {reason}.", hint="correct that line"
+    )

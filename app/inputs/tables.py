@@ -27,12 +27,13 @@ class Row:
     problem: str = ""
 
 
-def read_rows(path: str, *, what: str) -> Iterator[Row]:
+def read_rows(path: str, *, what: str, keep_bytes: bool = False) -> Iterator[Row]:
     """The rows of a table in UTF-8, as they are read; blank lines are skipped.
 
     The suffix gives the kind: `.jsonl` (or `.ndjson`) has an object in each line; `.csv` and `.tsv` begin with a row of
     column names, where unnamed columns are ignored, and cells may be quoted and contain line feeds. Rows that are not a
-    JSON object, have another number of cells than the first row, are not UTF-8 or above 1 MiB come with a problem.
+    JSON object, have another number of cells than the first row, are not UTF-8 or above 1 MiB come with a problem. With
+    `keep_bytes`, bytes of cells that are not UTF-8 are kept as surrogates.
 
     Raises `InputsError`, which calls the file a `what`, for another suffix, and if the file cannot be opened, is UTF-16
     or has no row of different names.
@@ -44,7 +45,7 @@ def read_rows(path: str, *, what: str) -> Iterator[Row]:
         yield from (
             _json_rows(file, begun=begun)
             if delimiter is None
-            else _cell_rows(file, begun=begun, delimiter=delimiter, path=path, what=what)
+            else _cell_rows(file, begun=begun, delimiter=delimiter, path=path, what=what, keep_bytes=keep_bytes)
         )
 
 
@@ -74,19 +75,23 @@ def _json_row(line: bytes, *, number: int) -> Row:
         values = json.loads(line.decode())
     except UnicodeDecodeError:
         return Row(line=number, problem="it is not UTF-8")
-    except (ValueError, RecursionError) as error:
-        return Row(line=number, problem=f"it is no JSON ({error})")
+    except json.JSONDecodeError as error:
+        return Row(line=number, problem=f"it is not valid JSON from column {error.colno} on")
+    except (ValueError, RecursionError):  # a number of thousands of digits, thousands of brackets
+        return Row(line=number, problem="it is not valid JSON")
     if not isinstance(values, dict):
-        return Row(line=number, problem="it is no JSON object")
+        return Row(line=number, problem="it is not a JSON object")
     return Row(line=number, values=values)
 
 
-def _cell_rows(file: ByteFile, *, begun: bytes, delimiter: str, path: str, what: str) -> Iterator[Row]:
+def _cell_rows(
+    file: ByteFile, *, begun: bytes, delimiter: str, path: str, what: str, keep_bytes: bool
+) -> Iterator[Row]:
     lines = (
         _TOO_LONG if line is None else line.decode(errors="surrogateescape") + "\n"
         for _, line in split_lines(file, begun=begun)
     )
-    records = _records(csv.reader(lines, delimiter=delimiter, strict=True))
+    records = _records(csv.reader(lines, delimiter=delimiter, strict=True), keep_bytes=keep_bytes)
     _, head, problem = next(records, (1, [], "it is empty"))
     names = [name.strip() for name in head]
     named = [name for name in names if name]
@@ -98,7 +103,7 @@ def _cell_rows(file: ByteFile, *, begun: bytes, delimiter: str, path: str, what:
         )
     for line, cells, reason in records:
         if not reason and len(cells) != len(names):
-            reason = f"it has {len(cells)} cells, and the head has {len(names)}"
+            reason = f"it has {len(cells)} cells, and the first line has {len(names)}"
         if reason:
             yield Row(line=line, problem=reason)
         else:
@@ -111,7 +116,7 @@ class _Reader(Protocol):
     def __next__(self) -> list[str]: ...
 
 
-def _records(reader: _Reader) -> Iterator[tuple[int, list[str], str]]:
+def _records(reader: _Reader, *, keep_bytes: bool) -> Iterator[tuple[int, list[str], str]]:
     """Line, cells and problem of every row; reading goes on at the line after a wrong one.
 
     The problem names the lines that an open or undoubled quote swallowed: each may have been a picture.
@@ -123,14 +128,14 @@ def _records(reader: _Reader) -> Iterator[tuple[int, list[str], str]]:
         except StopIteration:
             return
         except csv.Error as error:
-            problem = f"it is no CSV ({shown_name(str(error))})"  # the message quotes the delimiter, which may be a tab
+            # Shown as a name is, since the message quotes the delimiter, which may be a tab.
+            problem = f"it is not valid CSV ({shown_name(str(error))})"
             if reader.line_num > line:
-                lines = f"the lines up to {reader.line_num:,}"
-                problem += f" and takes {lines} with it, as a quote in it is not closed or not doubled"
+                problem += f" and swallows the lines up to {reader.line_num:,}: a quote is not closed or not doubled"
         text = "".join(cells)
         if _TOO_LONG in text:
             problem = _TOO_LONG_REASON
-        elif any("\udc80" <= character <= "\udcff" for character in text):
+        elif not keep_bytes and any("\udc80" <= character <= "\udcff" for character in text):
             problem = "it is not UTF-8"
         if cells or problem:
             yield line, cells, problem

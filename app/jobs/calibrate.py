@@ -4,9 +4,10 @@ import dataclasses
 import itertools
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from llama_adapter.app.calibration.fitting import Examples, calibrate
 from llama_adapter.app.calibration.labelled import Labelled, read_labelled
 from llama_adapter.app.calibration.plot import write_plot
 from llama_adapter.app.calibration.report import Mistake, format_calibration
-from llama_adapter.app.captioning.captioner import Answer, Captioner, Prompt, WorkItem, WorkQuestion
+from llama_adapter.app.captioning.captioner import Answer, Captioner, WorkItem, WorkQuestion
 from llama_adapter.app.inputs import expand_inputs
 from llama_adapter.app.jobs.questions import fill, picture_variables
 from llama_adapter.app.measuring.plots import check_plot
@@ -25,7 +26,6 @@ from llama_adapter.app.reading.reader import Reader
 from llama_adapter.app.records.record import recorded_choice
 from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.app.tasks.question import Question
-from llama_adapter.app.tasks.task import Task
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.atomic_write import refuse_to_replace
@@ -54,49 +54,54 @@ class CalibrationJob:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.target_precision <= 1.0:
-            raise ValueError(f"target_precision must lie above 0 and at most at 1, got {self.target_precision}")
+            raise ValueError(f"target_precision must be above 0 and at most 1, got {self.target_precision}")
 
 
 def run_calibration(job: CalibrationJob) -> int:
     """Ask about every labelled picture, fit, and print the figures on stdout. Returns the exit code.
 
-    Raises UsageError for unusable tables and files, and the errors that runtime/problems.py lists.
+    Raises InputsError and UsageError for unusable tables and files, and the errors that runtime/problems.py lists.
     """
     labelled = _chosen(job, read_labelled(job.calibrate, choices=job.choices))
-    _check_places(job)
+    _check_outputs(job)
     questions = [_question(job, one) for one in labelled]
     with Captioner.from_spec(job.spec) as captioner:
-        info = captioner.info
+        default, digest = captioner.info.default_prompt, captioner.info.digest
         for question in dict.fromkeys(questions):
-            captioner.encode_prompt(question.prompt(info.default_prompt), question.task)
+            captioner.encode_prompt(question.prompt(default), question.task)
         size, timeout_s = captioner.image_size, job.picture_timeout_s
         with closing(open_reader(job.reader, captioner.spec, size=size, timeout_s=timeout_s)) as reader:
-            found = _ask(job, captioner, labelled, questions, reader=reader)
-    examples = _examples(labelled, found, job.choices)
-    num_unreadable = len(labelled) - len(examples.labels_N)
-    if not len(examples.labels_N):
-        _say(job, f"error: none of the {num_unreadable} labelled pictures was answered", even_if_quiet=True)
+            found = dict(_ask(job, captioner, labelled, questions, reader=reader))
+    answered = [(one, found[index]) for index, one in enumerate(labelled) if index in found]
+    num_unreadable = len(labelled) - len(answered)
+    if not answered:
+        say(f"error: none of the {num_unreadable} labelled pictures was answered")
         return ExitCode.FAILED
-    shown = {question.shown(info.default_prompt) for question in questions}
+    pictures = {one.picture: index for index, one in enumerate(labelled)}
+    shown = {question.shown(default) for question in questions}
     calibration = calibrate(
-        examples,
+        Examples(
+            probabilities_NC=np.array([[choice[name] for name in job.choices] for _, choice in answered]),
+            labels_N=np.array([one.label for one, _ in answered], dtype=np.int64),
+            groups_N=np.array([pictures[one.picture] for one, _ in answered], dtype=np.int64),
+        ),
         choices=job.choices,
         question=shown.pop() if len(shown) == 1 else None,
-        model_digest=info.digest,
+        model_digest=digest,
         target_precision=job.target_precision,
         num_unreadable=num_unreadable,
     )
     write_calibration(calibration, job.calibration_out)
     if job.plot is not None:
         write_plot(calibration, job.plot)
-    print(format_calibration(calibration, mistakes=_mistakes(labelled, found, calibration)))
+    print(format_calibration(calibration, mistakes=_mistakes(answered, calibration)))
     return ExitCode.PICTURE_ERRORS if num_unreadable else ExitCode.OK
 
 
-def _check_places(job: CalibrationJob) -> None:
+def _check_outputs(job: CalibrationJob) -> None:
     """Raise UsageError for output files that cannot be written."""
-    places = [Path(place) for place in (job.calibration_out, job.plot) if place is not None]
-    refuse_to_replace(places, force=job.force, other=", or name another file as --calibration-out or --plot")
+    paths = [Path(path) for path in (job.calibration_out, job.plot) if path is not None]
+    refuse_to_replace(paths, force=job.force, other=", or name another file as --calibration-out or --plot")
     if not Path(job.calibration_out).absolute().parent.is_dir():
         raise UsageError(f"The folder of `{job.calibration_out}` does not exist")
     if job.plot is not None:
@@ -106,19 +111,24 @@ def _check_places(job: CalibrationJob) -> None:
 def _chosen(job: CalibrationJob, labelled: list[Labelled]) -> list[Labelled]:
     """The selected rows of the table, grouped by picture."""
     if job.question is None and any(one.prompt is None for one in labelled):
-        raise UsageError(f"`{job.calibrate}` has no prompt for every picture", hint="give one for all as --question")
+        raise UsageError(
+            f"Some pictures in `{job.calibrate}` have no prompt", hint="pass one for all pictures as --question"
+        )
     if job.pictures:
         inputs = expand_inputs(job.pictures, recursive=job.recursive)
         named = {os.path.realpath(one.source) for one in inputs if isinstance(one.source, str)}
         chosen = [one for one in labelled if os.path.realpath(one.picture) in named]
         if not chosen:
-            raise UsageError(f"None of these pictures is in `{job.calibrate}`", hint="leave them out to take all of it")
-        _say(job, f"note: {len(chosen)} of {len(labelled)} labelled pictures are among these")
+            raise UsageError(
+                f"None of these pictures is in `{job.calibrate}`", hint="name no pictures to use the whole table"
+            )
+        if not job.quiet:
+            say(f"note: {len(chosen)} of {len(labelled)} labelled pictures are used")
         labelled = chosen
     together: dict[str, list[Labelled]] = {}
     for one in labelled:
         together.setdefault(one.picture, []).append(one)
-    return [one for group in together.values() for one in group]
+    return list(itertools.chain.from_iterable(together.values()))
 
 
 def _question(job: CalibrationJob, one: Labelled) -> Question:
@@ -134,70 +144,42 @@ def _ask(
     questions: Sequence[Question],
     *,
     reader: Reader,
-) -> list[dict[str, float] | None]:
-    """The probabilities of each row, in order; None without an answer."""
-    found: list[dict[str, float] | None] = [None] * len(labelled)
-    num_done = 0
-    items = _items(
-        labelled, [question.prompt(captioner.info.default_prompt) for question in questions], OneOf(job.choices)
+) -> Iterator[tuple[int, dict[str, float]]]:
+    """The index and the probabilities of each row that is answered. Each picture is one item with all its questions."""
+    default = captioner.info.default_prompt
+    items = (
+        WorkItem(
+            picture=picture,
+            label=picture,
+            questions=tuple(
+                WorkQuestion(index=index, prompt=questions[index].prompt(default), task=questions[index].task)
+                for index in group
+            ),
+        )
+        for picture, group in itertools.groupby(range(len(labelled)), key=lambda index: labelled[index].picture)
     )
+    num_done = 0
     for event in captioner.run(items, sampling=SamplingParams(), reader=reader):
         if not isinstance(event, Answer):
             continue
         num_done += 1
         if event.error is not None:
-            _say(job, f"error: {event.error.message}", even_if_quiet=True)
-        else:
-            found[event.index] = _as_recorded(event)
+            say(f"error: {event.error.message}")
+        # As records round them, since calibrations are applied to records.
+        elif (choice := recorded_choice(event)) is not None and None not in choice.values():
+            yield event.index, cast(dict[str, float], choice)
         if not job.quiet and sys.stderr.isatty() and (num_done % 64 == 0 or num_done == len(labelled)):
             end = "\n" if num_done == len(labelled) else ""
             say(f"\r{num_done} of {len(labelled)} answered\x1b[K", end=end)
-    return found
 
 
-def _items(labelled: Sequence[Labelled], prompts: Sequence[Prompt], task: Task) -> Iterator[WorkItem]:
-    """One item for each picture, with all its questions."""
-    for picture, group in itertools.groupby(range(len(labelled)), key=lambda index: labelled[index].picture):
-        questions = tuple(WorkQuestion(index=index, prompt=prompts[index], task=task) for index in group)
-        yield WorkItem(picture=picture, label=picture, questions=questions)
-
-
-def _examples(
-    labelled: Sequence[Labelled], found: Sequence[Mapping[str, float] | None], choices: Sequence[str]
-) -> Examples:
-    """The rows that were answered."""
-    pictures = {one.picture: index for index, one in enumerate(labelled)}
-    kept = [(one, choice) for one, choice in zip(labelled, found, strict=True) if choice is not None]
-    return Examples(
-        probabilities_NC=np.array([[choice[name] for name in choices] for _, choice in kept], dtype=np.float64),
-        labels_N=np.array([one.label for one, _ in kept], dtype=np.int64),
-        groups_N=np.array([pictures[one.picture] for one, _ in kept], dtype=np.int64),
-    )
-
-
-def _mistakes(
-    labelled: Sequence[Labelled], found: Sequence[Mapping[str, float] | None], calibration: Calibration
-) -> list[Mistake]:
-    """The wrong answers, most certain first."""
+def _mistakes(answered: Sequence[tuple[Labelled, dict[str, float]]], calibration: Calibration) -> list[Mistake]:
+    """The wrong answers, most confident first."""
     mistakes = []
-    for one, choice in zip(labelled, found, strict=True):
-        if choice is None:
-            continue
+    for one, choice in answered:
         scaled, label = calibration.apply(choice), calibration.choices[one.label]
         best = max(scaled, key=lambda name: scaled[name])
         if best != label:
             picture, probability = shown_name(one.picture), scaled[best]
             mistakes.append(Mistake(picture=picture, answer=best, label=label, probability=probability, line=one.line))
     return sorted(mistakes, key=lambda mistake: -mistake.probability)
-
-
-def _as_recorded(answer: Answer) -> dict[str, float] | None:
-    """Probabilities as a record rounds them, since calibrations are applied to records. None if one is not finite."""
-    choice = recorded_choice(answer)
-    numbers = {name: value for name, value in (choice or {}).items() if value is not None}
-    return numbers if choice is not None and len(numbers) == len(choice) else None
-
-
-def _say(job: CalibrationJob, text: str, *, even_if_quiet: bool = False) -> None:
-    if even_if_quiet or not job.quiet:
-        say(text)

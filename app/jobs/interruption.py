@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 from contextlib import suppress
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -25,9 +25,7 @@ class Interruption:
                     self._previous[number] = signal.signal(number, self._request)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 

@@ -4,7 +4,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from llama_adapter.app.calibration.decider import Decider
@@ -63,7 +62,8 @@ class ResultWriter:
         `count` as in `Progress`.
         """
         self.tally, self._unfamiliar = Tally(), Unfamiliar()
-        self._problem: InputGoneError | TooManyErrorsError | None = None
+        # Why no more pictures should be begun; `exit_code` raises it.
+        self.problem: InputGoneError | TooManyErrorsError | None = None
         self.end_reason: EndReason = "failed"  # until `finish`
         self._job, self._planner, self._file, self._manifest = job, planner, file, manifest
         self._run = run
@@ -80,17 +80,10 @@ class ResultWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is KeyboardInterrupt:  # the second Ctrl-C
             self.end_reason = "interrupted"
         self.close()
-
-    @property
-    def has_to_stop(self) -> bool:
-        """Whether no more pictures should be begun; `exit_code` raises the reason."""
-        return self._problem is not None
 
     @property
     def num_failed(self) -> int:
@@ -112,7 +105,7 @@ class ResultWriter:
             and not os.path.exists(asked.root)
         ):
             # Not recorded as a failure: a further run answers it.
-            self._problem = InputGoneError(asked.root, job=self._job)
+            self.problem = InputGoneError(asked.root, job=self._job)
             return
         self.tally.add(answer)
         self._unfamiliar.add(answer)
@@ -121,9 +114,9 @@ class ResultWriter:
             is_recorded = self._file is not None or self._format == "jsonl"
             self.say(f"error: {answer.error.message}", even_if_quiet=not is_recorded)
             if self._job.max_errors is not None and self.tally.num_failed >= self._job.max_errors:
-                self._problem = self._problem or TooManyErrorsError(self.tally.num_failed, job=self._job)
+                self.problem = self.problem or TooManyErrorsError(self.tally.num_failed, job=self._job)
         if self._manifest is not None:
-            self._manifest.count(record)
+            self._manifest.counts[record["finish"]] = self._manifest.counts.get(record["finish"], 0) + 1
         # A repeated failure has its record already.
         has_record = asked.has_failed and answer.error is not None and not asked.supersedes
         if self._file is not None and not has_record:
@@ -166,14 +159,14 @@ class ResultWriter:
         self.summarise(wall_s, waited_s=waited_s)
         if note := self._unfamiliar.note(what=self._what):
             self.say(note)
-        self.end_reason = "interrupted" if is_interrupted else "failed" if self.has_to_stop else "finished"
+        self.end_reason = "interrupted" if is_interrupted else "failed" if self.problem else "finished"
         if is_interrupted:
             self.say(f"interrupted: {how_to_go_on(self._job)}")
 
     def exit_code(self) -> ExitCode:
         """The exit code after `finish`. Raises InputGoneError or TooManyErrorsError if the run had to stop."""
-        if self._problem is not None:
-            raise self._problem
+        if self.problem is not None:
+            raise self.problem
         if self.end_reason == "interrupted":
             return ExitCode.INTERRUPTED
         return ExitCode.PICTURE_ERRORS if self.num_failed else ExitCode.OK

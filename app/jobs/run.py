@@ -20,6 +20,7 @@ from llama_adapter.app.measuring.report import versions
 from llama_adapter.app.records.file import RecordWriter, open_records
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.manifest import RunManifest, new_run_id
+from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.app.tasks.task import task_settings
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.app.terminal.wording import EMBEDDED_NOTE, is_sample
@@ -33,7 +34,6 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
     that runtime/problems.py lists.
     """
     runner = runner or LocalRunner()
-    runner.check(job)
     check_inputs(job.inputs, need_questions=job.lacks_question, addresses=runner.reads_addresses)
     _check_variables(job)
     decider = _open_decider(job)
@@ -50,12 +50,13 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
         )
         interruption = stack.enter_context(Interruption())
         _say_notes(job, runner, writer, decider, file=file)
-        runner.prepare(writer.say)
-        stop = lambda: interruption.requested or writer.has_to_stop  # noqa: E731 - an argument, twice
-        started = time.perf_counter()
+        stop = lambda: interruption.requested or writer.problem is not None  # noqa: E731 - an argument, twice
         items = _plan(job, runner, planner, writer, stop=stop)
-        for answer in stack.enter_context(closing(runner.answer(items, planner, stop=stop))):
-            writer.write(answer)
+        events = stack.enter_context(closing(runner.answer(items, planner, say=writer.say, stop=stop)))
+        started = time.perf_counter()
+        for event in events:
+            if isinstance(event, Answer):
+                writer.write(event)
         wall_s = time.perf_counter() - started
         writer.finish(wall_s, waited_s=runner.waited_s(wall_s), is_interrupted=interruption.requested)
     if job.profile is not None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any, Protocol
 
-from llama_adapter.app.captioning.captioner import Answer, Captioner
+from llama_adapter.app.captioning.captioner import Captioner, Event
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.inputs import may_wait
@@ -25,20 +25,21 @@ class Runner(Protocol):
     info: ModelInfo
     about: Mapping[str, Any]  # what the manifest says of the runner
 
-    def check(self, job: Job) -> None:
-        """Raise UsageError for a job that this runner cannot do."""
-
     def open(self, job: Job) -> AbstractContextManager[object]:
-        """Load the model. Raises for questions that could be asked of no picture."""
+        """Load the model. Raises for unsuitable jobs, and for questions that could be asked of no picture."""
         ...
 
-    def prepare(self, say: Callable[[str], None]) -> None:
-        """Get ready for the first picture; `say` takes notes for the user from now on."""
-
-    def answer(self, items: Iterator[WorkItem], planner: JobPlanner, *, stop: Callable[[], bool]) -> Generator[Answer]:
+    def answer(
+        self,
+        items: Iterator[WorkItem],
+        planner: JobPlanner,
+        *,
+        say: Callable[[str], None],
+        stop: Callable[[], bool],
+    ) -> Generator[Event]:
         """One answer to every question that `planner.wants`, in the order in which they are ready.
 
-        Once `stop` returns True, no more pictures are begun.
+        `say` takes notes for the user. Once `stop` returns True, no more pictures are begun.
         """
         ...
 
@@ -57,9 +58,6 @@ class LocalRunner:
     reads_addresses = False
     about: Mapping[str, Any] = {}
 
-    def check(self, job: Job) -> None:
-        """Everything can be done here."""
-
     @contextmanager
     def open(self, job: Job) -> Iterator[None]:
         """Load the captioner and start the reader."""
@@ -74,27 +72,27 @@ class LocalRunner:
             with closing(self._reader):
                 yield
 
-    def prepare(self, say: Callable[[str], None]) -> None:
-        """Compile what graph modes need; also says when memory runs short later on."""
+    def answer(
+        self,
+        items: Iterator[WorkItem],
+        planner: JobPlanner,
+        *,
+        say: Callable[[str], None],
+        stop: Callable[[], bool],
+    ) -> Generator[Event]:
+        """See `Runner`. Compiles what graph modes need before it returns."""
         self._captioner.oom_retry.tell = lambda text: say(f"note: {text}")
         if (programs := warm_up(self._job, self._captioner)) is not None:
             say(programs)
-
-    def answer(self, items: Iterator[WorkItem], planner: JobPlanner, *, stop: Callable[[], bool]) -> Generator[Answer]:
-        """See `Runner`."""
-        events = self._captioner.run(
+        return self._captioner.run(
             items,
             sampling=self._job.sampling,
             clock=self._clock,
             reader=self._reader,
-            wants=planner.wants,
+            wants=None if planner.earlier is None else planner.wants,
             may_wait=may_wait(self._job.inputs),
             stop=stop,
         )
-        with closing(events):
-            for event in events:
-                if isinstance(event, Answer):
-                    yield event
 
     def waited_s(self, wall_s: float) -> float:
         """See `Runner`."""

@@ -11,13 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from llama_adapter.app.captioning.assemble import ModelLoader, Parts, assemble_parts
 from llama_adapter.app.captioning.captioner import Answer, Captioner
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.measuring.bench_result import BenchResult, Ceilings, Round, Workload, summarise
-from llama_adapter.app.measuring.ceilings import measure_bandwidth, measure_matmul
 from llama_adapter.app.measuring.circumstances import circumstances, load_average
 from llama_adapter.app.measuring.meters import Meter, MeteredRunner, MeteredVision
 from llama_adapter.app.measuring.roofline import (
@@ -27,14 +24,15 @@ from llama_adapter.app.measuring.roofline import (
     encoder_shapes,
     encoder_weights,
 )
-from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.random_model import parse_size, random_model
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.prompt import format_prompt
+from llama_adapter.runtime.ceilings import measure_bandwidth, measure_matmul
 from llama_adapter.runtime.devices import EAGER, resolve_dtype
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.schemes.scheme import find_scheme
+from llama_adapter.vision.config import ChannelOrder
 
 QUESTION = "Is there a person in the picture? Answer Yes or No."
 CHOICES = ("Yes", "No")
@@ -211,14 +209,6 @@ def _instruction(job: BenchJob, parts: Parts) -> str:
 
 
 def _random_loader(size: str, spec: CaptionerSpec) -> ModelLoader:
-    def load(dtype: torch.dtype) -> LoadedModel:
-        channel_order = "rgb" if spec.channel_order == "auto" else spec.channel_order
-        return random_model(
-            size,
-            dtype=dtype,
-            context=spec.context,
-            channel_order=channel_order,
-            precision=spec.precision or FLOAT,
-        )
-
-    return load
+    order: ChannelOrder = "rgb" if spec.channel_order == "auto" else spec.channel_order
+    precision = spec.precision or FLOAT
+    return lambda dtype: random_model(size, dtype=dtype, context=spec.context, channel_order=order, precision=precision)

@@ -3,15 +3,45 @@
 import math
 import platform
 import subprocess
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
 import llama_adapter
-from llama_adapter.app.measuring.latencies import Latencies
 from llama_adapter.app.models.spec import ModelInfo
 from llama_adapter.app.tasks.answers import Answer
+
+_ACCURACY = 0.005
+
+
+class Latencies:
+    """A histogram of milliseconds. Percentiles are accurate to half a percent; minimum and maximum are exact.
+
+    Buckets grow by a constant factor, as in DDSketch (Masson, Rim, Lee 2019, "DDSketch: A Fast and Fully-Mergeable
+    Quantile Sketch with Relative-Error Guarantees"): from a microsecond to a week there are some 2,700 of them.
+    """
+
+    def __init__(self) -> None:
+        self._factor = math.log((1 + _ACCURACY) / (1 - _ACCURACY))
+        self._buckets: Counter[int] = Counter()
+        self._least, self._greatest = math.inf, -math.inf
+
+    def add(self, milliseconds: float) -> None:
+        """Add one time; values below a microsecond count as one."""
+        self._buckets[math.ceil(math.log(max(milliseconds, 1e-3)) / self._factor)] += 1
+        self._least, self._greatest = min(self._least, milliseconds), max(self._greatest, milliseconds)
+
+    def percentile(self, fraction: float) -> float | None:
+        """The nearest-rank percentile, None without times. `fraction` is 0 to 1."""
+        rank = max(math.ceil(fraction * self._buckets.total()), 1)
+        for bucket in sorted(self._buckets):
+            rank -= self._buckets[bucket]
+            if rank <= 0:
+                middle = math.exp(bucket * self._factor) * (1 - _ACCURACY)
+                return min(max(middle, self._least), self._greatest)
+        return None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -61,15 +91,6 @@ class Report:
         """Mean length of an answer."""
         return self.tally.num_tokens / self.tally.num_pictures if self.tally.num_pictures else 0.0
 
-    @property
-    def bound_by(self) -> tuple[str, float] | None:
-        """The longest stage and its share of all stages; None when no time was measured."""
-        total = sum(self.stages_s.values())
-        if not total:
-            return None
-        stage = max(self.stages_s, key=lambda name: self.stages_s[name])
-        return stage, self.stages_s[stage] / total
-
     def format_table(self) -> str:
         """The report for a person."""
         total = sum(self.stages_s.values())
@@ -92,9 +113,9 @@ class Report:
         if self.tally.num_pictures:
             p50, p95 = (self.tally.latencies.percentile(fraction) for fraction in (0.50, 0.95))
             lines.append(f"latency of a picture: p50 {p50:.1f} ms, p95 {p95:.1f} ms")
-        if self.bound_by is not None:
-            longest, part = self.bound_by
-            lines.append(f"bound by: {longest} ({part:.0%} of the time)")
+        if (longest := longest_stage(self.stages_s)) is not None:
+            stage, part = longest
+            lines.append(f"bound by: {stage} ({part:.0%} of the time)")
         clock = "device waited for at each stage" if self.synchronised else "the host's times, device not waited for"
         model, made_by = self.model, commit()
         lines += [
@@ -106,6 +127,13 @@ class Report:
             + (f", commit {made_by}" if made_by else ""),
         ]
         return "\n".join(lines)
+
+
+def longest_stage(stages_s: Mapping[str, float]) -> tuple[str, float] | None:
+    """The longest stage and its share of all stages; None if no time was measured."""
+    total = sum(stages_s.values())
+    stage = max(stages_s, key=lambda name: stages_s[name], default="")
+    return (stage, stages_s[stage] / total) if total > 0 else None
 
 
 def numbers(dtype: str, precision: str) -> str:

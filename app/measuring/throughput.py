@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 from weakref import WeakKeyDictionary
 
 from llama_adapter.app.captioning.stage_clock import STAGES
+from llama_adapter.app.measuring.report import longest_stage
 
 MAX_RUNS: Final = 30
 _BESIDE_THE_ENGINE: Final = ("read",)  # stages in threads of their own
@@ -73,12 +74,8 @@ class RunFigures:
 
     @property
     def bound_by(self) -> tuple[str, float] | None:
-        """The longest stage and its share of all stages; None when no time was measured."""
-        total = sum(self.stages_s.values())
-        if total <= 0:
-            return None
-        stage = max(self.stages_s, key=lambda name: self.stages_s[name])
-        return stage, self.stages_s[stage] / total
+        """The longest stage and its share of all stages; None if no time was measured."""
+        return longest_stage(self.stages_s)
 
     @property
     def busy_share(self) -> float:

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from llama_adapter.app.models.checkpoints import (
-    DEFAULT_PROMPT,
     LoadedModel,
     ModelSources,
     Origin,
@@ -59,6 +58,15 @@ MANIFEST, VISION, LLM, TOKENIZER, KNOWN_ANSWER, FAMILIAR = (
     "familiar.safetensors",
 )
 MODEL_FILES = (VISION, LLM, TOKENIZER)
+# Forms of the manifest's values, see `_has_form`.
+_FORMS: dict[str, Any] = {
+    **dict.fromkeys(("name", "dtype", "prompt", "digest", "card"), str),
+    **dict.fromkeys(("vision", "llm"), dict),
+    "files": {str: {"bytes": int, "sha256": str}},
+    "sources": [{"role": str, "path": str, "sha256": str | None}],
+    "merged": [str],
+}
+_QUANTISED_FORMS: dict[str, Any] = {"precision": str, "origin": {"digest": str, "fingerprint": {str: str}}}
 _LONGEST_LABEL = 200
 
 
@@ -67,11 +75,6 @@ def convert(
     directory: str | os.PathLike[str],
     *,
     dtype: torch.dtype = torch.float16,
-    name: str | None = None,
-    prompt: str = DEFAULT_PROMPT,
-    card: str = "",
-    known_answer: Mapping[str, Any] | None = None,
-    known_picture: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
 ) -> Path:
     """Write the model of `sources` as a bundle in `dtype`; returns its folder.
@@ -87,15 +90,8 @@ def convert(
                 f"`{file.path}` has the SHA-256 {file.sha256}, and its name promises another one",
                 hint="the download is damaged or was changed: get it again, or take the digest out of its name",
             )
-    model = dataclasses.replace(model, name=name or model.name, prompt=prompt, card=card, sources=sources_read)
-    return save_bundle(
-        directory,
-        model=model,
-        decoder_tensors=decoder_tensors,
-        known_answer=known_answer,
-        known_picture=known_picture,
-        overwrite=overwrite,
-    )
+    model = dataclasses.replace(model, sources=sources_read)
+    return save_bundle(directory, model=model, decoder_tensors=decoder_tensors, overwrite=overwrite)
 
 
 def save_bundle(
@@ -140,8 +136,9 @@ def save_bundle(
             "merged": list(model.merged),
             "prompt": model.prompt,
             "card": model.card,
-            **_precision_entries(model),
         }
+        if model.origin is not None and model.precision != FLOAT:
+            manifest |= {"precision": model.precision, "origin": dataclasses.asdict(model.origin)}
         manifest["digest"] = model_digest(manifest)
         _write_json(partial / MANIFEST, manifest)
         if known_answer is not None:
@@ -302,21 +299,35 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
             f"{' or '.join(map(str, versions))}",
             hint="install a newer release, or write the bundle again with `llama-adapter convert`",
         )
-    wanted = {"name": str, "vision": dict, "llm": dict, "dtype": str, "files": dict, "sources": list, "merged": list}
-    wanted |= {"prompt": str, "digest": str, "card": str}
-    faults = [key for key, kind in wanted.items() if not isinstance(manifest.get(key), kind)]
-    if not faults:
-        faults += [file for file in MODEL_FILES if file not in manifest["files"]]
-        faults += [file for file, entry in manifest["files"].items() if not (is_bare(file) and _is_entry(entry))]
-        faults += [] if all(_is_source(source) for source in manifest["sources"]) else ["sources"]
-        faults += [] if all(isinstance(name, str) for name in manifest["merged"]) else ["merged"]
-        faults += [key for key in ("name", "digest") if not _is_label(manifest[key])]
-        faults += _precision_faults(manifest)
-    if faults or manifest["dtype"] not in DTYPES:
-        raise CheckpointError(
-            f"`{place / MANIFEST}` is incomplete or wrong in {list_keys(faults or ['dtype'])}", hint=DAMAGED
-        )
+    if faults := _faults(manifest, precision=versions[version]):
+        raise CheckpointError(f"`{place / MANIFEST}` is incomplete or wrong in {list_keys(faults)}", hint=DAMAGED)
     return manifest
+
+
+def _faults(manifest: Mapping[str, Any], *, precision: Precision) -> list[str]:
+    """Keys, or names of files, with values that are missing or wrong."""
+    forms = _FORMS if precision == FLOAT else {**_FORMS, **_QUANTISED_FORMS}
+    faults = [key for key, form in forms.items() if not _has_form(manifest.get(key), form)]
+    if faults:
+        return faults
+    faults += [file for file in MODEL_FILES if file not in manifest["files"]]
+    faults += [file for file in manifest["files"] if not is_bare(file)]
+    faults += [key for key in ("name", "digest") if not _is_label(manifest[key])]
+    faults += [] if manifest["dtype"] in DTYPES else ["dtype"]
+    faults += [] if manifest.get("precision", FLOAT) == precision else ["precision"]
+    return faults if precision == FLOAT or _is_label(manifest["origin"]["digest"]) else [*faults, "origin"]
+
+
+def _has_form(value: object, form: Any) -> bool:
+    """Whether a JSON value has a form: a type, a list of one form, a dict of forms, or {str: form} for any keys."""
+    if isinstance(form, list):
+        return isinstance(value, list) and all(_has_form(one, form[0]) for one in value)
+    if isinstance(form, dict):
+        if not isinstance(value, dict):
+            return False
+        forms = dict.fromkeys(value, form[str]) if str in form else form
+        return all(_has_form(value.get(key), inner) for key, inner in forms.items())
+    return isinstance(value, form)
 
 
 def read_configs(place: Path, manifest: Mapping[str, Any]) -> tuple[VisionConfig, DecoderConfig]:
@@ -409,6 +420,12 @@ def is_bare(name: str) -> bool:
     return Path(name).name == name != ".." and _is_label(name)
 
 
+def _read_origin(manifest: Mapping[str, Any]) -> Origin | None:
+    if stored_precision(manifest) == FLOAT:
+        return None
+    return Origin(digest=manifest["origin"]["digest"], fingerprint=manifest["origin"]["fingerprint"])
+
+
 def _is_label(text: str) -> bool:
     """Whether a text is printable on one line."""
     return UNSAFE_ON_TERMINALS.search(text) is None and len(text) <= _LONGEST_LABEL
@@ -416,42 +433,6 @@ def _is_label(text: str) -> bool:
 
 def _entry(path: Path) -> dict[str, int | str]:
     return {"bytes": path.stat().st_size, "sha256": file_digest(path)}
-
-
-def _is_entry(entry: object) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("bytes"), int) and isinstance(entry.get("sha256"), str)
-
-
-def _is_source(source: object) -> bool:
-    wanted: dict[str, Any] = {"role": str, "path": str, "sha256": str | None}
-    return isinstance(source, dict) and all(isinstance(source.get(key), kind) for key, kind in wanted.items())
-
-
-def _precision_entries(model: LoadedModel) -> dict[str, Any]:
-    """Entries that only the manifest of a quantised bundle has."""
-    if model.precision == FLOAT:
-        return {}
-    assert model.origin is not None, "quantised weights are made from those of a model"
-    return {"precision": model.precision, "origin": dataclasses.asdict(model.origin)}
-
-
-def _precision_faults(manifest: Mapping[str, Any]) -> list[str]:
-    wanted = stored_precision(manifest)
-    faults = [] if manifest.get("precision", FLOAT) == wanted else ["precision"]
-    return faults if wanted == FLOAT or _is_origin(manifest.get("origin")) else [*faults, "origin"]
-
-
-def _is_origin(origin: object) -> bool:
-    if not isinstance(origin, dict) or origin.keys() != {"digest", "fingerprint"}:
-        return False
-    fingerprints = origin["fingerprint"]
-    if not isinstance(origin["digest"], str) or not _is_label(origin["digest"]) or not isinstance(fingerprints, dict):
-        return False
-    return all(isinstance(text, str) for text in fingerprints.values())
-
-
-def _read_origin(manifest: Mapping[str, Any]) -> Origin | None:
-    return Origin(**manifest["origin"]) if stored_precision(manifest) != FLOAT else None
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

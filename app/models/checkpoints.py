@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
@@ -60,6 +61,11 @@ class ModelSources:
     context: int | None = None
 
 
+def sources_of(spec: CaptionerSpec) -> ModelSources:
+    """The sources of a spec with `llama_dir`."""
+    return ModelSources(**{field.name: getattr(spec, field.name) for field in dataclasses.fields(ModelSources)})
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceFile:
     """A file a model was made from; `sha256` is None where it was not computed."""
@@ -101,11 +107,6 @@ class LoadedModel:
     origin: Origin | None = None  # if they are, or were, quantised
     ood_detector: OodDetector | None = None  # detects pictures unlike the training data
     notes: tuple[str, ...] = ()  # sentences for people about the files it came from
-
-    @property
-    def channel_order(self) -> ChannelOrder:
-        """The order of colours the weights were trained on."""
-        return self.vision_config.channel_order
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,20 +24,13 @@ from llama_adapter.vision.inference import HostEncoder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Halves:
-    """What computes on the device; the runner's slots are the batch size."""
+class Placed:
+    """A model on its device, ready to compute; the runner's slots are the batch size."""
 
     runner: Runner
     vision: TorchVisionBackend | None  # None where an exported encoder takes its place
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Placed:
-    """A model on its device, ready to compute."""
-
-    halves: Halves
-    note: str  # for people, or empty
-    remember_rows: Callable[[int], str] | None  # stores a batch size for later runs; None for a numeric batch size
+    note: str = ""  # for people
+    remember_rows: Callable[[int], str] | None = None  # stores a batch size for later runs; None for a numeric one
 
 
 def place_model(model: LoadedModel, *, spec: CaptionerSpec, backend: Backend, mode: str) -> Placed:
@@ -52,19 +45,21 @@ def place_model(model: LoadedModel, *, spec: CaptionerSpec, backend: Backend, mo
     num_rows, note = spec.batch_size, ""
     is_auto = num_rows == "auto"
     if num_rows == "auto":
-        num_rows, note = auto_rows(planned, backend=backend, setting=setting)
+        num_rows, note = _auto_rows(planned, backend=backend, setting=setting)
     asked = replace(config, num_slots=num_rows)
     check_memory(planned(num_rows), asked, free=backend.free_bytes(), device=backend.name)
     decoder = place_decoder(config, model.decoder_state, backend=backend)
 
-    def load(rows: int) -> Halves:
-        return _halves(decoder, rows, spec=spec, model=model)
+    def load(rows: int) -> Placed:
+        return _place(decoder, rows, spec=spec, model=model)
 
-    halves = load_halving(load, num_rows, backend=backend, setting=setting) if is_auto else load(num_rows)
-    return Placed(halves=halves, note=note, remember_rows=setting.remember if is_auto else None)
+    if not is_auto:
+        return load(num_rows)
+    placed = _load_halving(load, num_rows, backend=backend, setting=setting)
+    return replace(placed, note=note, remember_rows=setting.remember)
 
 
-def auto_rows(planned: Callable[[int], MemoryPlan], *, backend: Backend, setting: Setting) -> tuple[int, str]:
+def _auto_rows(planned: Callable[[int], MemoryPlan], *, backend: Backend, setting: Setting) -> tuple[int, str]:
     """The initial number of rows for `auto`, at least 1, and a note for people or an empty text.
 
     The largest power of two whose memory plan leaves a tenth of the free memory, limited by the device's `most_rows`
@@ -76,28 +71,28 @@ def auto_rows(planned: Callable[[int], MemoryPlan], *, backend: Backend, setting
     return fitting_rows(planned, free=backend.free_bytes(), most=most, unknown=DEFAULT_BATCH_SIZE), note
 
 
-def load_halving(load: Callable[[int], Halves], num_rows: int, *, backend: Backend, setting: Setting) -> Halves:
+def _load_halving(load: Callable[[int], Placed], num_rows: int, *, backend: Backend, setting: Setting) -> Placed:
     """`load(num_rows)`, with half the rows after each out-of-memory error; with one row the error is raised."""
     first = num_rows
-    while (halves := attempt(lambda: load(num_rows), is_least=num_rows == 1)) is None:  # noqa: B023 - called at once
+    while (placed := attempt(lambda: load(num_rows), is_least=num_rows == 1)) is None:  # noqa: B023 - called at once
         num_rows //= 2
         free_memory(backend.empty_caches)
     if num_rows < first:
         setting.remember(num_rows)  # if that fails, the next run finds out again
-    return halves
+    return placed
 
 
-def _halves(decoder: PlacedDecoder, num_rows: int, *, spec: CaptionerSpec, model: LoadedModel) -> Halves:
+def _place(decoder: PlacedDecoder, num_rows: int, *, spec: CaptionerSpec, model: LoadedModel) -> Placed:
     runner, backend = decoder.runner(num_rows), decoder.backend
     if spec.vision_kind != "torch":
-        return Halves(runner=runner, vision=None)
+        return Placed(runner=runner, vision=None)
     encoder = encoder_from_state(model.vision_config, model.vision_state)
     sizes = powers_of_two(num_rows) if backend.capabilities.static_shapes else None
     vision = TorchVisionBackend(encoder, device=backend.device, batch_sizes=sizes)
     backend.prepare(vision.module, wanted=spec.operators)
     if backend.kernels is not None and isinstance(vision.module, HostEncoder):
         vision.module = NativeEncoder(vision.module, library=backend.kernels)
-    return Halves(runner=runner, vision=vision)
+    return Placed(runner=runner, vision=vision)
 
 
 def _setting(model: LoadedModel, *, dtype: str, backend: Backend, mode: str) -> Setting:

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import sentencepiece
 import torch
 from torch import Tensor
 
@@ -108,7 +107,7 @@ def random_model(
     size = parse_size(name)
     decoder = decoder_config(size, context=context)
     vision = vision_config(size, channel_order=channel_order) if vision is None else vision
-    tokenizer = WiderTokenizer.around(embedded_model() / "tokenizer.model", vocab_size=decoder.vocab_size)
+    tokenizer = WiderTokenizer(decoder.vocab_size)
     _check_host(decoder, vision, dtype=dtype, precision=precision, name=name)
     decoder_state = _drawn_state(decoder, dtype=dtype, precision=precision)
     decoder_state["adapter.gates"].fill_(0.5)
@@ -187,29 +186,14 @@ def _std(name: str, tensor: Tensor) -> float:
 
 
 class WiderTokenizer(Tokenizer):
-    """A tokenizer with more ids than pieces: further ids repeat its text pieces. Encoding is unchanged."""
+    """The embedded model's tokenizer with `vocab_size` ids: those beyond its pieces stand for its last piece."""
 
-    def __init__(self, processor: sentencepiece.SentencePieceProcessor, data: bytes, *, vocab_size: int) -> None:
-        super().__init__(processor, data)
-        self._num_pieces = self.vocab_size
-        self.vocab_size = max(vocab_size, self._num_pieces)
-        self._texts = [
-            piece
-            for piece in range(self._num_pieces)
-            if not (processor.is_byte(piece) or processor.is_control(piece) or processor.is_unknown(piece))
-        ]
-
-    @classmethod
-    def around(cls, path: object, *, vocab_size: int) -> "WiderTokenizer":
-        """Around the `tokenizer.model` at `path`; raises CheckpointError as `Tokenizer.load`."""
-        inner = Tokenizer.load(str(path))
-        return cls(inner._processor, inner.data, vocab_size=vocab_size)
+    def __init__(self, vocab_size: int) -> None:
+        inner = Tokenizer.load(embedded_model() / "tokenizer.model")
+        super().__init__(inner._processor, inner.data)
+        self._last = self.vocab_size - 1
+        self.vocab_size = max(vocab_size, self.vocab_size)
 
     def decode(self, ids: Sequence[int]) -> str:
         self._check(map(int, ids))
-        return super().decode([self._known(int(piece)) for piece in ids])
-
-    def _known(self, piece: int) -> int:
-        if piece < self._num_pieces:
-            return piece
-        return self._texts[(piece - self._num_pieces) % len(self._texts)]
+        return super().decode([min(int(piece), self._last) for piece in ids])

@@ -15,7 +15,7 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ask:
-    """One question about one picture. Raises ValueError for invalid `choices`."""
+    """One question about one picture."""
 
     picture: bytes  # content of a picture file
     prompt: Prompt

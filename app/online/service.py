@@ -473,14 +473,14 @@ class Service:
             while self._wait_for_work(loop, clock):
                 self._sweep(loop)
                 self._admit(loop)
-                if loop.num_unfinished:
+                if loop.in_flight:
                     self._deliver(loop.step())
                 self._note_stages(clock)
 
     def _wait_for_work(self, loop: CaptionLoop, clock: StageClock) -> bool:
         """Wait for a request; returns False once the service is closed."""
         with self._changed:
-            if not loop.num_unfinished and not self._queue.has_ready:
+            if not loop.in_flight and not self._queue.has_ready:
                 clock.stop()
                 self._changed.wait_for(lambda: self._queue.has_ready or self._closing.is_set())
             self._heartbeat = time.perf_counter()

@@ -9,7 +9,6 @@ import resource
 import signal
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,48 +33,24 @@ class _ParentHasGone(Exception):
     pass
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChildArguments:
-    """What a reading process gets at its start."""
-
-    connection: int  # the descriptor
-    size: int
-    memory_bytes: int | None
-    limits: PictureLimits
-    spec: CaptionerSpec
-
-
-def main(arguments: ChildArguments) -> None:
-    """Read pictures until the parent has ended."""
+def run(*arguments: str) -> None:
+    """Read pictures until the parent has ended. `ReadingProcess` gives the arguments, as JSON."""
+    descriptor, size, memory_bytes, limits, spec = map(json.loads, arguments)
     # Signals that interrupt or end the job are for the parent, which finishes what it has begun.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # where memory runs out, lose a picture rather than the job
-    if arguments.spec.reading == "fast":
+        file.write("1000")  # if memory runs out, lose a picture rather than the job
+    if spec["reading"] == "fast":
         import torch  # noqa: F401  (now, outside the first picture's time)
-    reader = PictureReader(arguments.spec, size=arguments.size, limits=arguments.limits)
-    if arguments.memory_bytes is not None:
-        limit_memory(arguments.memory_bytes)
-    connection = socket.socket(fileno=arguments.connection)
+    reader = PictureReader(CaptionerSpec(**spec), size=size, limits=PictureLimits(**limits))
+    if memory_bytes is not None:
+        limit_memory(memory_bytes)
+    connection = socket.socket(fileno=descriptor)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     with suppress(_ParentHasGone, BrokenPipeError, ConnectionResetError):
         serve(connection, reader)
-
-
-def run(*arguments: str) -> None:
-    """`main` with arguments from a command line; see `ReadingProcess`."""
-    connection, size, memory_bytes, limits, spec = map(json.loads, arguments)
-    main(
-        ChildArguments(
-            connection=connection,
-            size=size,
-            memory_bytes=memory_bytes,
-            limits=PictureLimits(**limits),
-            spec=CaptionerSpec(**spec),
-        )
-    )
 
 
 def limit_memory(num_bytes: int) -> None:
@@ -110,7 +85,9 @@ def serve(connection: socket.socket, reader: PictureReader) -> None:
                 side=request.side,
             )
         except MemoryError:
-            reading = _too_large()
+            message = "There is not enough memory to read this picture in a process of its own; make it smaller."
+            error = AnswerError(code="too_large", message=message)
+            reading = PictureReading(digest="", pixels=None, error=error, elapsed_ms=0.0)
         reply(connection, reading)
 
 
@@ -122,7 +99,8 @@ def reply(connection: socket.socket, reading: PictureReading) -> None:
         body = memoryview(encode_message(reading.error.message))
     elif reading.pixels is not None:
         rows, columns, _ = reading.pixels.shape
-        body, size, shape = pixel_bytes(reading.pixels), (reading.width, reading.height), (rows, columns)
+        size, shape = (reading.width, reading.height), (rows, columns)
+        body = np.ascontiguousarray(reading.pixels).data.cast("B")  # copied only if it is not stored row by row
     head = ReplyHead(
         kind=ReplyKind.DONE, digest=reading.digest, code=code, num_bytes=len(body), size=size, shape=shape
     ).encode()
@@ -132,19 +110,9 @@ def reply(connection: socket.socket, reading: PictureReading) -> None:
     connection.sendall(body[max(0, num_sent - len(head)) :])
 
 
-def pixel_bytes(pixels: np.ndarray) -> memoryview:
-    """The bytes of pixels, row by row; copied only where they are stored otherwise."""
-    return np.ascontiguousarray(pixels).data.cast("B")
-
-
 def received(connection: socket.socket, number: int) -> bytes:
     """Exactly `number` bytes. Raises `_ParentHasGone` where they end earlier."""
     content = connection.recv(number, socket.MSG_WAITALL)
     if len(content) < number:
         raise _ParentHasGone
     return content
-
-
-def _too_large() -> PictureReading:
-    message = "There is not enough memory to read this picture in a process of its own; make it smaller."
-    return PictureReading(digest="", pixels=None, error=AnswerError(code="too_large", message=message), elapsed_ms=0.0)

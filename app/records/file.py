@@ -5,7 +5,6 @@ import fcntl
 import os
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self
 
 from llama_adapter.app.records.loss import (
@@ -100,9 +99,7 @@ class RecordWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

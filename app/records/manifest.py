@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from llama_adapter.app.records.record import Record, RecordFileError, is_part
+from llama_adapter.app.records.record import RecordFileError, is_part
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.text import shown_excerpt
 
@@ -45,10 +45,6 @@ class RunManifest:
     ended_at: str | None = None  # None: still running, or killed
     end_reason: EndReason | None = None
     counts: dict[str, int] = field(default_factory=dict)  # answers of this run by finish
-
-    def count(self, record: Record) -> None:
-        """Count one answer, also a repeated failure that the file holds already."""
-        self.counts[record["finish"]] = self.counts.get(record["finish"], 0) + 1
 
     def end(self, reason: EndReason) -> None:
         """Set the time and the reason of the end."""

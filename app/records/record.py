@@ -6,10 +6,11 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NotRequired, Protocol, TypedDict, cast
+from typing import Any, Final, NotRequired, TypedDict, cast
 
 from llama_adapter.app.records.key import RecordKey
 from llama_adapter.app.records.tail import fault_in, is_torn, without_zeros
+from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.runtime.errors import LlamaAdapterError
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS
 
@@ -18,38 +19,6 @@ PART_NAME: Final = re.compile(r"part-(\d{5,})\.jsonl")
 
 class RecordFileError(LlamaAdapterError):
     """A file is not a file of records, or the manifest beside it is not a manifest."""
-
-
-class ErrorLike(Protocol):
-    """Why there is no answer."""
-
-    @property
-    def code(self) -> str: ...
-    @property
-    def message(self) -> str: ...
-
-
-class AnswerLike(Protocol):
-    """What a record needs to know of an answer."""
-
-    @property
-    def digest(self) -> str: ...  # of the picture's bytes; "" if they could not be read
-    @property
-    def text(self) -> str: ...
-    @property
-    def token_ids(self) -> Sequence[int]: ...
-    @property
-    def finish(self) -> str: ...
-    @property
-    def choice(self) -> Mapping[str, float] | None: ...
-    @property
-    def details(self) -> Mapping[str, Any]: ...
-    @property
-    def unfamiliar(self) -> bool | None: ...
-    @property
-    def error(self) -> ErrorLike | None: ...
-    @property
-    def ms(self) -> Mapping[str, float]: ...
 
 
 class ErrorRecord(TypedDict):
@@ -79,7 +48,7 @@ class Record(TypedDict):
     run: str
 
 
-def answer_to_record(answer: AnswerLike, *, key: RecordKey, run: str, supersedes: Sequence[str] = ()) -> Record:
+def answer_to_record(answer: Answer, *, key: RecordKey, run: str, supersedes: Sequence[str] = ()) -> Record:
     """The record of one answer. Probabilities keep six significant digits."""
     error = answer.error
     record = Record(
@@ -104,7 +73,7 @@ def answer_to_record(answer: AnswerLike, *, key: RecordKey, run: str, supersedes
     return cast(Record, {**record, **own})
 
 
-def recorded_choice(answer: AnswerLike) -> dict[str, float | None] | None:
+def recorded_choice(answer: Answer) -> dict[str, float | None] | None:
     """The probabilities of an answer as a record holds them."""
     if answer.choice is None:
         return None

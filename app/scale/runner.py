@@ -18,7 +18,7 @@ from llama_adapter.app.scale.pipeline import ReadingPipeline, prepare_context
 from llama_adapter.app.scale.places import num_reading_tasks, plan_places
 from llama_adapter.app.scale.reading import Reading
 from llama_adapter.app.scale.worker import LoadedModel
-from llama_adapter.app.tasks.answers import Answer
+from llama_adapter.app.tasks.answers import Event
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.errors import UsageError
 
@@ -31,14 +31,11 @@ class RayRunner:
     def __init__(self, options: RayOptions) -> None:
         self._options = options
 
-    def check(self, job: Job) -> None:
-        """Raise UsageError for a job with a profile."""
-        if job.profile is not None:
-            raise UsageError("--profile measures one process", hint="leave --engine ray or --profile out")
-
     @contextmanager
     def open(self, job: Job) -> Iterator[None]:
         """Start captioners on the cluster and wait for the first one, which says what the model is."""
+        if job.profile is not None:
+            raise UsageError("--profile measures one process", hint="leave --engine ray or --profile out")
         with ExitStack() as stack:
             stack.enter_context(last_words(job))
             where = stack.enter_context(joined_cluster(self._options))
@@ -54,12 +51,15 @@ class RayRunner:
             self.about: Mapping[str, Any] = {"engine": {"name": "ray", "captioners": len(places)}}
             yield
 
-    def prepare(self, say: Callable[[str], None]) -> None:
-        """Captioners warm up as they are loaded."""
-        self._say = say
-
-    def answer(self, items: Iterator[WorkItem], planner: JobPlanner, *, stop: Callable[[], bool]) -> Generator[Answer]:
-        """See `Runner`."""
+    def answer(
+        self,
+        items: Iterator[WorkItem],
+        planner: JobPlanner,
+        *,
+        say: Callable[[str], None],
+        stop: Callable[[], bool],
+    ) -> Generator[Event]:
+        """See `Runner`. Captioners have compiled their programs when they are loaded."""
         num_captioners = len(self._crew.places)
         index = planner.earlier
         pipeline = ReadingPipeline(
@@ -75,7 +75,7 @@ class RayRunner:
             ahead=IN_HAND * num_captioners,
         )
         with closing(pipeline):
-            self._drive = Drive(self._crew, pipeline, planner, first=self._first, say=self._say)
+            self._drive = Drive(self._crew, pipeline, planner, first=self._first, say=say)
             assert isinstance(self.spec.batch_size, int), "the spec of a loaded model has no open values"
             chunk_sizes = sizes(self.spec.batch_size, num_alike=IN_HAND * num_captioners)
             yield from self._drive.run(in_chunks(items, chunk_sizes), stop=stop)

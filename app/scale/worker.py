@@ -1,7 +1,6 @@
 """Runs on the machine of a device: a captioner that answers chunks. Imports no Ray; Ray makes an actor of it."""
 
 import dataclasses
-import os
 import pickle
 import socket
 import time
@@ -26,7 +25,6 @@ class LoadedModel:
     """What a captioner tells the driver once it is loaded."""
 
     host: str
-    process: int
     spec: CaptionerSpec  # no value is "auto"
     info: ModelInfo
     image_size: int  # side of the square that the model sees, in pixels
@@ -58,7 +56,6 @@ class CaptionWorker:
             return NotLoaded(host=host, problem=describe(error))
         return LoadedModel(
             host=host,
-            process=os.getpid(),
             spec=captioner.spec,
             info=captioner.info,
             image_size=captioner.image_size,

@@ -8,7 +8,7 @@ from typing import Any
 
 from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.app.tasks.ask import ASK
-from llama_adapter.app.tasks.entry import Option, TaskEntry
+from llama_adapter.app.tasks.entry import Option, RequestField, TaskEntry, Widget
 from llama_adapter.app.tasks.prompts import EncodedPrompt
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.app.tasks.task import FREE_TEXT, Task
@@ -61,11 +61,8 @@ def parse_choices(text: str) -> tuple[str, ...]:
     return choices
 
 
-def _question(values: Mapping[str, Any]) -> Question | None:
-    question = ASK.question(values)
-    if question is None or values.get("choices") is None:
-        return None
-    return dataclasses.replace(question, task=OneOf(values["choices"]))
+def _question(values: Mapping[str, Any]) -> Question:
+    return dataclasses.replace(ASK.question(values), task=OneOf(tuple(values["choices"])))
 
 
 def _normalised(logprobs: tuple[float, ...]) -> list[float]:
@@ -79,7 +76,21 @@ CHOOSE = TaskEntry(
     command="ask",
     options=(
         Option(
-            name="choices", flag="--choices", metavar="A,B,...", parse=parse_choices, help="answer with one of these"
+            name="choices",
+            flag="--choices",
+            metavar="A,B,...",
+            parse=parse_choices,
+            help="answer with one of these",
+            request=RequestField(
+                name="answer_choices",
+                description="The answer is the likeliest of these texts, and `answer_probabilities` holds the "
+                "probability of each. Sampling parameters and `stop` have no effect.",
+                min_texts=2,
+            ),
+            widget=Widget(
+                label="Choices (optional)",
+                info="Separated by commas, such as: yes, no. Each picture gets the probability of every choice.",
+            ),
         ),
     ),
     question=_question,

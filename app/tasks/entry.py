@@ -1,4 +1,4 @@
-"""An entry of the task registry: its command, its options, and the question that they make."""
+"""An entry of the task registry: what every front end offers of a task, and the question that its values make."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,27 +6,53 @@ from typing import Any
 
 from llama_adapter.app.tasks.question import Question
 
+PROMPT_OPTIONS = ("instruction", "input", "raw")  # every front end has its own way to ask for these
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestField:
+    """A field of HTTP requests, beside OpenAI's own."""
+
+    name: str
+    description: str
+    min_texts: int | None = None  # None: one text; else a list of at least so many different texts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Widget:
+    """A text box on the page; `Option.parse` reads its text."""
+
+    label: str
+    info: str
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Option:
     """A value that a task takes from its user."""
 
-    name: str  # `instruction`, `input` and `raw` make the prompt
+    name: str
     flag: str  # of the command line
     help: str
     metavar: str = "TEXT"
     parse: Callable[[str], Any] = str  # raises ValueError
+    request: RequestField | None = None
+    widget: Widget | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskEntry:
-    """A task as front ends offer it. Entries with the same command share it, and the last one that applies is used."""
+    """A task as front ends offer it. Entries may share a command."""
 
     name: str
     command: str
     help: str = ""  # one line for the list of commands; the first entry of a command has it
     description: str = ""
     options: tuple[Option, ...]
-    question: Callable[[Mapping[str, Any]], Question | None]  # None: these values are not for this task
+    question: Callable[[Mapping[str, Any]], Question]  # raises ValueError
     needs_instruction: bool = False  # there is no default prompt
     has_probabilities: bool = False  # its answers can be thresholded and calibrated
+
+    def is_chosen_by(self, values: Mapping[str, Any]) -> bool:
+        """Whether an option that only this task has is given."""
+        own = (option.name for option in self.options if option.name not in PROMPT_OPTIONS)
+        return any(values.get(name) is not None for name in own)

@@ -1,7 +1,7 @@
 """A task: how an answer is requested from the engine, completed, and told apart in records."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.app.tasks.prompts import EncodedPrompt
@@ -28,9 +28,7 @@ class Task(Protocol):
 class FreeText:
     """Answer with generated text."""
 
-    @property
-    def continuations(self) -> tuple[str, ...]:
-        return ()
+    continuations: ClassVar[tuple[str, ...]] = ()
 
     def settings(self) -> dict[str, Any]:
         return {}

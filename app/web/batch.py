@@ -5,21 +5,22 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import gradio as gr
 from gradio import processing_utils, utils
-from gradio.components import Component
 
-from llama_adapter.app.calibration.decisions import Rule, parse_choices
+from llama_adapter.app.calibration.decisions import Rule
 from llama_adapter.app.exports.formats import to_csv, to_jsonl, to_sidecars
 from llama_adapter.app.measuring.throughput import history_of
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.records.record import Record
+from llama_adapter.app.tasks.question import Question
+from llama_adapter.app.tasks.registry import TASKS, question_of
 from llama_adapter.app.web.batch_files import MAX_PICTURES, BatchFiles
-from llama_adapter.app.web.batch_run import BatchRun, Question, Result
+from llama_adapter.app.web.batch_run import BatchRun, Result
 from llama_adapter.app.web.batch_view import MAX_CARDS, State, cards, decisions, progress_view, table
 from llama_adapter.app.web.html import counted, render, told
 from llama_adapter.app.web.runs import Run, Runs
@@ -38,6 +39,7 @@ from llama_adapter.app.web.widgets import (
     sampling_of,
     starters_for,
 )
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 TAB: Final = "batch"
 MAX_RUNS_AT_ONCE: Final = 8  # of all pages
@@ -49,41 +51,14 @@ _DOWNLOADS: Final = (
 _RULE: Final = Rule()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Inputs:
-    files: gr.File
-    folder: gr.UploadButton
-    folder_line: gr.HTML
-    samples: gr.HTML
-    question: gr.Textbox
-    starters: gr.HTML
-    choices: gr.Textbox
-    settings: list[Component]
-    start: gr.Button
-    cancel: gr.Button
-    clear: gr.Button
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Outputs:
-    progress: gr.HTML
-    downloads: list[gr.DownloadButton]
-    rule: gr.Column
-    threshold: gr.Slider
-    band: gr.Slider
-    decisions: gr.HTML
-    cards: gr.HTML
-    table: gr.HTML
-
-
 class BatchSession:
     """The answers that a page shows, kept so that another rule decides without asking again."""
 
     def __init__(self) -> None:
         self.rule = _RULE
-        self.begin(None)
+        self.begin()
 
-    def begin(self, choices: tuple[str, ...] | None) -> "Shown":
+    def begin(self, choices: tuple[str, ...] = ()) -> "Shown":
         """Forget the answers and start a new list of them."""
         self.shown = Shown(choices)
         return self.shown
@@ -92,8 +67,8 @@ class BatchSession:
 class Shown:
     """The results of one run, in the order of their answers. Only the newest keep their thumbnails."""
 
-    def __init__(self, choices: tuple[str, ...] | None) -> None:
-        self.choices = choices
+    def __init__(self, choices: tuple[str, ...]) -> None:
+        self.choices = choices  # empty: answers are free text
         self.results: list[Result] = []
         self._newest: deque[Result] = deque(maxlen=MAX_CARDS)
 
@@ -114,119 +89,97 @@ class Shown:
 
 def build_batch(service: Service, *, samples: Sequence[Path], runs: Runs) -> list[OnOpening]:
     """Lay out the tab and connect it; called inside a `gr.Tab`."""
+    events, limits = BatchEvents(service, samples=samples, runs=runs), service.limits
+    session = gr.State(BatchSession(), time_to_live=SESSION_SECONDS)
     with gr.Row(elem_classes="la-columns"):
         with gr.Column(scale=4, min_width=280, elem_classes="la-side"):
-            inputs = _lay_out_inputs(service, samples=samples)
+            files = gr.File(
+                label="Pictures, or zips of pictures",
+                file_count="multiple",
+                height=180,
+                elem_id="batch-files",
+                buttons=[],
+            )
+            html_view(render("batch", "limits", max_pictures=MAX_PICTURES, limits=limits))
+            folder = gr.UploadButton("Add a folder", file_count="directory", size="md", elem_id="batch-folder")
+            folder_line = html_view("", elem_id="batch-folder-line")
+            html_view(render("parts", "small_title", text="Add sample pictures"))
+            strip = html_buttons(sample_strip(samples), elem_id="batch-samples")
+            question = gr.Textbox(
+                label="Instruction or question",
+                placeholder="Empty: the model's own caption prompt",
+                lines=2,
+                max_lines=5,
+                max_length=limits.max_prompt_chars,
+                elem_id="batch-question",
+            )
+            boxes = [
+                gr.Textbox(
+                    label=widget.label,
+                    info=widget.info,
+                    max_lines=1,
+                    max_length=2_000,
+                    elem_id=f"batch-{option.name}",
+                )
+                for option in events.options
+                if (widget := option.widget) is not None
+            ]
+            starters = html_buttons(_starters(service), elem_id="batch-starters")
+            settings = build_settings()
+            with gr.Row(elem_classes="la-buttons"):
+                start = gr.Button("Start", variant="primary", elem_id="batch-start", min_width=90)
+                cancel = gr.Button("Cancel", variant="stop", interactive=False, elem_id="batch-cancel", min_width=70)
+                clear = gr.Button("Clear", elem_id="batch-clear", min_width=70)
         with gr.Column(scale=7, min_width=300, elem_classes="la-main"):
-            outputs = _lay_out_outputs()
-    _connect(inputs, outputs, BatchEvents(service, samples=samples, runs=runs))
-    return [(inputs.starters, lambda: _starters(service))]
+            progress = html_view(render("batch", "empty"), elem_id="batch-progress")
+            with gr.Row(elem_classes="la-buttons"):
+                downloads = [
+                    gr.DownloadButton(
+                        label, interactive=False, size="md", min_width=110, elem_id=f"batch-download-{suffix}"
+                    )
+                    for label, suffix, _ in _DOWNLOADS
+                ]
+            with gr.Column(visible=False, elem_id="batch-rule", elem_classes="la-main") as rule:
+                with gr.Row():
+                    threshold = gr.Slider(
+                        0,
+                        1,
+                        value=_RULE.threshold,
+                        step=0.01,
+                        label="Threshold",
+                        info="Probability that decides for a choice.",
+                    )
+                    band = gr.Slider(
+                        0,
+                        1,
+                        value=_RULE.band,
+                        step=0.01,
+                        label="Undecided band",
+                        info="Width around it without a decision.",
+                    )
+                decided = html_view("", elem_id="batch-decisions")
+            lists = [decided, html_list(elem_id="batch-cards"), html_list(elem_id="batch-table")]
 
-
-def _lay_out_inputs(service: Service, *, samples: Sequence[Path]) -> _Inputs:
-    files = gr.File(
-        label="Pictures, or zips of pictures", file_count="multiple", height=180, elem_id="batch-files", buttons=[]
-    )
-    limits = service.limits
-    html_view(
-        render(
-            "batch",
-            "limits",
-            max_pictures=MAX_PICTURES,
-            max_bytes=limits.max_picture_bytes,
-            max_pixels=limits.max_pixels,
-        )
-    )
-    folder = gr.UploadButton("Add a folder", file_count="directory", size="md", elem_id="batch-folder")
-    folder_line = html_view("", elem_id="batch-folder-line")
-    html_view(render("parts", "small_title", text="Add sample pictures"))
-    strip = html_buttons(sample_strip(samples), elem_id="batch-samples")
-    question = gr.Textbox(
-        label="Instruction or question",
-        placeholder="Empty: the model's own caption prompt",
-        lines=2,
-        max_lines=5,
-        max_length=limits.max_prompt_chars,
-        elem_id="batch-question",
-    )
-    choices = gr.Textbox(
-        label="Choices (optional)",
-        info="Separated by commas, such as: yes, no. Each picture gets the probability of every choice.",
-        max_lines=1,
-        max_length=2_000,
-        elem_id="batch-choices",
-    )
-    starters = html_buttons(_starters(service), elem_id="batch-starters")
-    settings = build_settings()
-    with gr.Row(elem_classes="la-buttons"):
-        start = gr.Button("Start", variant="primary", elem_id="batch-start", min_width=90)
-        cancel = gr.Button("Cancel", variant="stop", interactive=False, elem_id="batch-cancel", min_width=70)
-        clear = gr.Button("Clear", elem_id="batch-clear", min_width=70)
-    return _Inputs(
-        files=files,
-        folder=folder,
-        folder_line=folder_line,
-        samples=strip,
-        question=question,
-        starters=starters,
-        choices=choices,
-        settings=settings,
-        start=start,
-        cancel=cancel,
-        clear=clear,
-    )
-
-
-def _lay_out_outputs() -> _Outputs:
-    progress = html_view(render("batch", "empty"), elem_id="batch-progress")
-    with gr.Row(elem_classes="la-buttons"):
-        downloads = [
-            gr.DownloadButton(label, interactive=False, size="md", min_width=110, elem_id=f"batch-download-{suffix}")
-            for label, suffix, _ in _DOWNLOADS
-        ]
-    with gr.Column(visible=False, elem_id="batch-rule", elem_classes="la-main") as rule:
-        with gr.Row():
-            threshold = gr.Slider(
-                0, 1, value=_RULE.threshold, step=0.01, label="Threshold", info="Probability that decides for a choice."
-            )
-            band = gr.Slider(
-                0, 1, value=_RULE.band, step=0.01, label="Undecided band", info="Width around it without a decision."
-            )
-        decided = html_view("", elem_id="batch-decisions")
-    return _Outputs(
-        progress=progress,
-        downloads=downloads,
-        rule=rule,
-        threshold=threshold,
-        band=band,
-        decisions=decided,
-        cards=html_list(elem_id="batch-cards"),
-        table=html_list(elem_id="batch-table"),
-    )
+    sliders = [threshold, band]
+    shown = [progress, *lists, *downloads, start, cancel, clear, session]
+    # Not preprocessed: Gradio would make an empty file for every upload and forget its name.
+    raw: dict[str, Any] = {"preprocess": False, **PRIVATE}
+    direct: dict[str, Any] = {**raw, "queue": False}
+    latest: dict[str, Any] = {"trigger_mode": "always_last", **direct}
+    asked = [session, files, folder, question, *sliders, *boxes, *settings]
+    start.click(events.start, asked, shown, concurrency_limit=None, **raw)
+    cancel.click(events.cancel, **DIRECT)
+    clear.click(events.clear, session, [files, folder, folder_line, *shown], **DIRECT)
+    folder.upload(events.show_folder, folder, folder_line, **direct)
+    strip.click(events.add_sample, files, files, **direct)
+    starters.click(events.start_from, None, [question, *boxes], **DIRECT)
+    gr.on([box.change for box in boxes], events.show_rule, boxes, rule, **latest)
+    gr.on([threshold.change, band.change], events.decide, [session, *sliders], lists, **latest)
+    return [(starters, lambda: _starters(service))]
 
 
 def _starters(service: Service) -> str:
     return render("parts", "chips", starters=starters_for(service).questions)
-
-
-def _connect(inputs: _Inputs, outputs: _Outputs, events: "BatchEvents") -> None:
-    session = gr.State(BatchSession(), time_to_live=SESSION_SECONDS)
-    rule = [outputs.threshold, outputs.band]
-    asked = [session, inputs.files, inputs.folder, inputs.question, inputs.choices, *rule, *inputs.settings]
-    lists = [outputs.decisions, outputs.cards, outputs.table]
-    shown = [outputs.progress, *lists, *outputs.downloads, inputs.start, inputs.cancel, inputs.clear, session]
-    # Not preprocessed: Gradio would make an empty file for every upload and forget its name.
-    raw: dict[str, Any] = {"preprocess": False, **PRIVATE}
-    direct: dict[str, Any] = {**raw, "queue": False}
-    inputs.start.click(events.start, asked, shown, concurrency_limit=None, **raw)
-    inputs.cancel.click(events.cancel, **DIRECT)
-    inputs.clear.click(events.clear, session, [inputs.files, inputs.folder, inputs.folder_line, *shown], **DIRECT)
-    inputs.folder.upload(events.show_folder, inputs.folder, inputs.folder_line, **direct)
-    inputs.samples.click(events.add_sample, inputs.files, inputs.files, **direct)
-    inputs.starters.click(events.start_from, None, [inputs.question, inputs.choices], **DIRECT)
-    latest: dict[str, Any] = {"trigger_mode": "always_last", **direct}
-    inputs.choices.change(events.show_rule, inputs.choices, outputs.rule, **latest)
-    gr.on([outputs.threshold.change, outputs.band.change], events.decide, [session, *rule], lists, **latest)
 
 
 class BatchEvents:
@@ -235,6 +188,9 @@ class BatchEvents:
     def __init__(self, service: Service, *, samples: Sequence[Path], runs: Runs) -> None:
         self._service, self._samples, self._runs = service, samples, runs
         self._free = threading.BoundedSemaphore(MAX_RUNS_AT_ONCE)
+        offered = [(option, entry) for entry in TASKS.values() for option in entry.options if option.widget is not None]
+        self.options = [option for option, _ in offered]  # each has a text box
+        self._judged = [entry.has_probabilities for _, entry in offered]
 
     async def start(
         self,
@@ -243,24 +199,27 @@ class BatchEvents:
         files: Any,
         folder: Any,
         question: Any,
-        choices: Any,
         threshold: Any,
         band: Any,
-        *settings: Any,
+        *values: Any,
     ) -> AsyncGenerator[list[Any]]:
-        """Start was pressed: updates of the page until the downloads are written."""
+        """Start was pressed: updates of the page until the downloads are written.
+
+        `values` are the texts of the options, then the settings of answers.
+        """
         page, chosen = str(request.session_hash), (uploads_of(files), uploads_of(folder))
         if not self._free.acquire(blocking=False):
             problem = f"{MAX_RUNS_AT_ONCE} batches are running, which is the most at once."
             yield _update(session, progress=_failure(problem, "try again when one of them has ended"))
             return
         try:
-            asked = self._question(question, choices, settings)
+            asked = self._question(question, values[: len(self.options)])
+            sampling = sampling_of(*values[len(self.options) :])
             if not any(chosen):
                 raise ValueError("Add pictures, a folder or a zip first")
             session.rule = _rule(threshold, band)
             with self._runs.open(page, TAB) as run:
-                async with aclosing(self._run(session, chosen, question=asked, run=run, page=page)) as updates:
+                async with aclosing(self._run(session, chosen, asked, sampling, run=run, page=page)) as updates:
                     async for update in updates:
                         yield update
         except Exception as error:
@@ -274,7 +233,7 @@ class BatchEvents:
 
     def clear(self, session: BatchSession) -> list[Any]:
         """Forget the files and the answers."""
-        shown = session.begin(None)
+        shown = session.begin()
         paths = [None] * len(_DOWNLOADS)
         update = _update(session, progress=render("batch", "empty"), shown=shown, paths=paths, is_running=False)
         return [None, None, "", *update]
@@ -294,47 +253,53 @@ class BatchEvents:
         return paths if sample in paths else [*paths, sample]
 
     def start_from(self, event: gr.EventData) -> list[Any]:
-        """A suggested question was pressed: it comes with its choices."""
+        """A suggested question was pressed: it fills the options, too."""
         starters = starters_for(self._service)
         index = pressed(event, count=len(starters.questions))
-        return [gr.skip()] * 2 if index is None else [starters.questions[index].text, ", ".join(starters.choices)]
+        if index is None:
+            return [gr.skip()] * (1 + len(self.options))
+        return [starters.questions[index].text, *(starters.texts.get(option.name, "") for option in self.options)]
 
-    def show_rule(self, choices: Any) -> Any:
-        """The choices were changed: the rule is for questions with choices."""
-        return gr.update(visible=isinstance(choices, str) and bool(choices.strip()))
+    def show_rule(self, *texts: Any) -> Any:
+        """An option was changed: the rule is for tasks with probabilities."""
+        given = [isinstance(text, str) and bool(text.strip()) for text in texts]
+        return gr.update(
+            visible=any(is_given and judged for is_given, judged in zip(given, self._judged, strict=False))
+        )
 
     def decide(self, session: BatchSession, threshold: Any, band: Any) -> list[Any]:
         """A slider was moved: decide again, without asking again."""
         session.rule = _rule(threshold, band)
         return session.shown.lists(session.rule)
 
-    def _question(self, question: Any, choices: Any, settings: Sequence[Any]) -> Question:
-        """Raises ValueError for choices or settings out of range, and UnavailableError without a model."""
-        text = question.strip() if isinstance(question, str) else ""
-        typed = choices.strip() if isinstance(choices, str) else ""
-        return Question(
-            prompt=text or self._service.info.default_prompt,
-            choices=parse_choices(typed) if typed else None,
-            sampling=sampling_of(*settings),
-        )
+    def _question(self, question: Any, texts: Sequence[Any]) -> Question:
+        """Raises ValueError for texts that an option refuses."""
+        given = [text.strip() if isinstance(text, str) else "" for text in (question, *texts)]
+        values: dict[str, Any] = {"instruction": given[0] or None}
+        values |= {
+            option.name: option.parse(text) for option, text in zip(self.options, given[1:], strict=True) if text
+        }
+        return question_of(values)
 
     async def _run(
         self,
         session: BatchSession,
         chosen: tuple[Sequence[Upload], Sequence[Upload]],
-        *,
         question: Question,
+        sampling: SamplingParams,
+        *,
         run: Run,
         page: str,
     ) -> AsyncGenerator[list[Any]]:
         """One run, from opening the files to its downloads."""
-        shown = session.begin(question.choices)
+        shown = session.begin(question.task.continuations)
         yield _update(session, progress=render("batch", "opening"), shown=shown, is_running=True)
         with await asyncio.to_thread(BatchFiles, *chosen, limits=self._service.limits) as files:
             batch = BatchRun(
                 self._service,
                 files.pictures,
                 question=question,
+                sampling=sampling,
                 run=run,
                 client=f"batch of page {page}",
                 num_pictures=len(files.pictures),

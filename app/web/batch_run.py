@@ -18,7 +18,7 @@ from llama_adapter.app.records.key import RecordKey, record_settings
 from llama_adapter.app.records.manifest import new_run_id
 from llama_adapter.app.records.record import Record, answer_to_record
 from llama_adapter.app.tasks.answers import Answer, AnswerError
-from llama_adapter.app.tasks.choose import choosing
+from llama_adapter.app.tasks.question import Question
 from llama_adapter.app.web.html import data_address
 from llama_adapter.app.web.runs import Run
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -37,15 +37,6 @@ class PictureFile:
 
     name: str  # printable, unique in its run
     read: Callable[[], bytes]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """What is asked about every picture."""
-
-    prompt: str
-    choices: tuple[str, ...] | None
-    sampling: SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +76,7 @@ class BatchRun:
         files: Iterable[PictureFile],
         *,
         question: Question,
+        sampling: SamplingParams,
         run: Run,
         client: str,
         num_pictures: int | None = None,
@@ -93,14 +85,13 @@ class BatchRun:
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`window` is the number of requests in flight. Raises UnavailableError without a model."""
-        self._service, self._files, self._question = service, iter(files), question
+        self._service, self._files, self._question, self._sampling = service, iter(files), question, sampling
+        self._default_prompt = service.info.default_prompt
         self._run, self._own = run, Run()  # stopped from outside, and by an error
         self._client, self._num_pictures, self._has_thumbnails, self._now = client, num_pictures, has_thumbnails, now
         self.window = default_window(service) if window is None else window
         self.run_id = new_run_id()
-        self._settings = record_settings(
-            service.spec, info=service.info, sampling=question.sampling, task=choosing(question.choices)
-        )
+        self._settings = record_settings(service.spec, info=service.info, sampling=sampling, task=question.task)
         # Now: a service that restarts or has closed cannot answer this later.
         self._circumstances = circumstances_of(service)
         self._tally, self._num_reused = Tally(), 0
@@ -208,7 +199,7 @@ class BatchRun:
                 data = await asyncio.to_thread(file.read)
                 await self._budget.acquire(len(data))
         except PictureError as error:
-            return self._result(index, _unread(index, file.name, self._question.prompt, error))
+            return self._result(index, _unread(index, file.name, self._question.shown(self._default_prompt), error))
         try:
             handle = await self._submit(file.name, data)
             return None if handle is None else await self._follow(index, handle, file.name, data)
@@ -217,13 +208,12 @@ class BatchRun:
 
     async def _submit(self, name: str, data: bytes) -> RequestHandle | None:
         """A handle, after waiting for room if the service is busy; None if the run was stopped meanwhile."""
-        question = self._question
         ask = Ask(
             picture=data,
-            prompt=question.prompt,
+            prompt=self._question.prompt(self._default_prompt),
             label=name,
-            sampling=question.sampling,
-            task=choosing(question.choices),
+            sampling=self._sampling,
+            task=self._question.task,
             client=self._client,
         )
         while not self._is_stopped:

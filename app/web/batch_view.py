@@ -70,9 +70,9 @@ def table(results: Sequence[Result], *, rule: Rule) -> list[str]:
     ]
 
 
-def decisions(results: Sequence[Result], choices: tuple[str, ...] | None, rule: Rule) -> str:
+def decisions(results: Sequence[Result], choices: tuple[str, ...], rule: Rule) -> str:
     """How many pictures are decided how, and the rule in a sentence; empty without choices."""
-    if choices is None:
+    if not choices:
         return ""
     answered = [result for result in results if result.record["error"] is None]
     decided = Counter(_decided(result, rule) for result in answered)

@@ -2,12 +2,10 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import gradio as gr
-from gradio.components import Component
 
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.web.chat_session import ChatSession, PickedPicture, Turn, answer_turns, look
@@ -35,32 +33,9 @@ _NOTE: Final = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Controls:
-    session: gr.State
-    picture: gr.Image
-    picture_line: gr.HTML
-    samples: gr.HTML
-    log: gr.HTML
-    starters: gr.HTML
-    question: gr.Textbox
-    notice: gr.HTML
-    ask: gr.Button
-    stop: gr.Button
-    retry: gr.Button
-    clear: gr.Button
-    settings: list[Component]
-
-
 def build_chat(service: Service, *, samples: Sequence[Path], runs: Runs) -> list[OnOpening]:
     """Lay out the tab and connect it; called inside a `gr.Tab`."""
-    controls = _lay_out(service, samples=samples)
-    # The service orders the questions of all pages, so they need not wait for each other here.
-    _connect(controls, ChatEvents(service, samples=samples, runs=runs), at_once=service.limits.max_waiting)
-    return [(controls.starters, lambda: _starters(service))]
-
-
-def _lay_out(service: Service, *, samples: Sequence[Path]) -> _Controls:
+    events = ChatEvents(service, samples=samples, runs=runs)
     session = gr.State(ChatSession(), time_to_live=SESSION_SECONDS)
     with gr.Row(elem_classes="la-columns"):
         with gr.Column(scale=4, min_width=280, elem_classes="la-side"):
@@ -97,40 +72,25 @@ def _lay_out(service: Service, *, samples: Sequence[Path]) -> _Controls:
                 notice = html_view("", elem_id="chat-notice")
                 settings = build_settings()
             html_view(render("parts", "note", text=_NOTE))
-    return _Controls(
-        session=session,
-        picture=picture,
-        picture_line=picture_line,
-        samples=strip,
-        log=log,
-        starters=starters,
-        question=question,
-        notice=notice,
-        ask=ask,
-        stop=stop,
-        retry=retry,
-        clear=clear,
-        settings=settings,
-    )
 
-
-def _connect(controls: _Controls, events: "ChatEvents", *, at_once: int) -> None:
-    buttons = [controls.ask, controls.stop, controls.retry, controls.clear]
-    chosen = [controls.session, controls.picture, controls.picture_line, controls.log, *buttons]
+    buttons = [ask, stop, retry, clear]
+    chosen = [session, picture, picture_line, log, *buttons]
     # Not preprocessed: Gradio would open the picture. The last choice counts: pasting a picture first reports that the
     # present one is removed.
     last: dict[str, Any] = {"preprocess": False, "trigger_mode": "always_last", **DIRECT}
-    controls.picture.input(events.choose, [controls.picture, controls.session], chosen, **last)
-    controls.samples.click(events.choose_sample, controls.session, chosen, **DIRECT)
+    picture.input(events.choose, [picture, session], chosen, **last)
+    strip.click(events.choose_sample, session, chosen, **DIRECT)
 
-    answered = [controls.log, controls.question, controls.notice, controls.session, *buttons]
-    asked = [controls.picture, controls.session, controls.question, *controls.settings]
-    many: dict[str, Any] = {"preprocess": False, "concurrency_limit": at_once, **PRIVATE}
-    gr.on([controls.question.submit, controls.ask.click], events.ask, asked, answered, **many)
-    controls.retry.click(events.retry, asked, answered, **many)
-    controls.stop.click(events.stop, **DIRECT)
-    controls.clear.click(events.clear, controls.session, answered, **DIRECT)
-    controls.starters.click(events.start_from, None, controls.question, **DIRECT)
+    answered = [log, question, notice, session, *buttons]
+    asked = [picture, session, question, *settings]
+    # The service orders the questions of all pages, so they need not wait for each other here.
+    many: dict[str, Any] = {"preprocess": False, "concurrency_limit": service.limits.max_waiting, **PRIVATE}
+    gr.on([question.submit, ask.click], events.ask, asked, answered, **many)
+    retry.click(events.retry, asked, answered, **many)
+    stop.click(events.stop, **DIRECT)
+    clear.click(events.clear, session, answered, **DIRECT)
+    starters.click(events.start_from, None, question, **DIRECT)
+    return [(starters, lambda: _starters(service))]
 
 
 class ChatEvents:

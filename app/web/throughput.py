@@ -20,7 +20,8 @@ from llama_adapter.app.measuring.report import numbers
 from llama_adapter.app.measuring.throughput import RunFigures, RunHistory, history_of, to_compare
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.online.service import Service
-from llama_adapter.app.web.batch_run import BatchRun, PictureFile, Question
+from llama_adapter.app.tasks.question import Question
+from llama_adapter.app.web.batch_run import BatchRun, PictureFile
 from llama_adapter.app.web.html import counted, rate, render, told
 from llama_adapter.app.web.runs import Run, Runs
 from llama_adapter.app.web.widgets import DIRECT, PRIVATE, html_view
@@ -154,7 +155,8 @@ async def measure(
         batch = BatchRun(
             service,
             fresh_files(pictures, seconds=seconds, at_least=2 * in_flight),
-            question=Question(prompt=service.info.default_prompt, choices=None, sampling=SamplingParams()),
+            question=Question(),
+            sampling=SamplingParams(),
             run=run,
             client=client,
             window=in_flight,

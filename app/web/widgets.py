@@ -1,7 +1,7 @@
 """Gradio widgets that tabs share: HTML, sample pictures, suggested questions, the settings of an answer."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -87,8 +87,8 @@ class Starters:
     """The suggested questions for one kind of model."""
 
     prompts: tuple[Starter, ...]  # with free answers
-    questions: tuple[Starter, ...]  # with `choices` as answers
-    choices: tuple[str, ...]
+    questions: tuple[Starter, ...]  # with `texts` in the boxes of options
+    texts: Mapping[str, str]  # by the option's name
 
 
 def starters_for(service: Service) -> Starters:
@@ -107,7 +107,7 @@ def starters(*, is_embedded: bool) -> Starters:
     return Starters(
         prompts=tuple(Starter(**entry) for entry in kind["prompts"]),
         questions=tuple(Starter(**entry) for entry in kind["questions"]),
-        choices=tuple(kind["choices"]),
+        texts={"choices": ", ".join(kind["choices"])},
     )
 
 

@@ -1,4 +1,4 @@
-"""Explains what ATC prints when it fails, after the ATC user guide and reports of its users."""
+"""Explains the output of a failed ATC, after the ATC user guide and reports of users."""
 
 import signal
 from typing import Final
@@ -9,14 +9,14 @@ from llama_adapter.runtime.graphs.toolkit import SET_ENV
 _LAST_LINES = 15
 
 
-# `{0}` in a sentence is what the pattern's group matched. The first entry that fits is used: causes before codes, and
-# specific codes before general ones.
+# `{0}` in a sentence is the pattern's group. The first match counts: causes before codes, specific codes before general
+# ones.
 EXPLANATIONS: Final = (
     Explanation(
         r"No module named '([\w.]+)'",
         "CANN's operator compiler lacks the Python package `{0}`",
-        "install it for the `python3` on PATH, with those that usually come next: pip install numpy decorator sympy "
-        "cffi pyyaml pathlib2 psutil protobuf scipy requests absl-py attrs",
+        "install it for the `python3` on PATH, with the packages that are usually missing too: pip install numpy "
+        "decorator sympy cffi pyyaml pathlib2 psutil protobuf scipy requests absl-py attrs",
     ),
     Explanation(
         r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object file",
@@ -37,13 +37,13 @@ EXPLANATIONS: Final = (
     ),
     Explanation(
         r"maybe you should set input_shape",
-        "ATC sees a free dimension that no flag fixes",
+        "The graph has a free dimension, and no flag fixes it",
         "export the ONNX file with `llama-adapter export onnx`, where only the batch is free",
     ),
     Explanation(
         r"bad_alloc|cannot allocate memory|out of memory|Killed",
-        "The memory is not enough for ATC",
-        "convert with fewer --batch-sizes, or on a machine with more memory; the chip is not needed for it",
+        "ATC ran out of memory",
+        "convert fewer --batch-sizes, or on a machine with more memory; no chip is needed for it",
     ),
     Explanation(
         r"No space left on device",
@@ -52,22 +52,22 @@ EXPLANATIONS: Final = (
     ),
     Explanation(
         r"\bE16002\b|No parser is registered for Op",
-        "An operator of the graph is not registered with ATC for its opset",
-        "export with --opset 18 or 17; the lint of `llama-adapter export om` names what it knows",
+        "ATC does not know an operator of the graph in its opset",
+        "export with --opset 18 or 17; `llama-adapter export om` lists operators that ATC does not know",
     ),
     Explanation(
         r"\bE10501\b|IR for Op .* is not registered",
-        "An operator of the graph is not among those of this CANN",
+        "This CANN lacks an operator of the graph",
         "install the operator package of this CANN for the chip, or a newer CANN",
     ),
     Explanation(
         r"\bE10(?:001|002|003|004|005|007|010|014|054|055)\b",
         "ATC refuses the value of a flag",
-        "its last lines name the flag; --print-command shows all of them, and a flag may be newer than this CANN",
+        "its last lines name the flag, which may be newer than this CANN; --print-command shows all flags",
     ),
     Explanation(
         r"\bE19999\b|Inner Error",
-        "ATC failed inside",
+        "ATC failed with an internal error",
         "run it again with --log-level info to see where; another --precision-mode (origin) may avoid the operator",
     ),
 )
@@ -82,5 +82,5 @@ def explain(output: str, *, returncode: int) -> tuple[str, str]:
         entry, found = fit
         sentence, hint = entry.sentence.format(*found.groups()), entry.hint
     lines = [line.rstrip() for line in output.splitlines() if line.strip()][-_LAST_LINES:]
-    said = "".join(f"\n    {line}" for line in lines)
-    return (f"{sentence}. Its last lines:{said}" if said else f"{sentence}, and said nothing"), hint
+    shown = "".join(f"\n    {line}" for line in lines)
+    return (f"{sentence}. Its last lines:{shown}" if shown else f"{sentence}, without any output"), hint

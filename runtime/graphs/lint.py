@@ -1,34 +1,31 @@
-"""Whether ATC is likely to accept an ONNX file: its operators and opset by a table, and its inputs.
+"""Checks whether ATC is likely to accept an ONNX file: opset, operators and inputs.
 
-The table comes from the operator plug-ins of CANN (`.OriginOpType(...)`, hicann/ops-nn, ops-math, ops-cv) and the ATC
-user guide. It covers names and opsets; attributes, kernels and precision show only when ATC and the chip run.
+The table of operators comes from the plug-ins of CANN (`.OriginOpType(...)`, hicann/ops-nn, ops-math, ops-cv) and the
+ATC user guide. It covers names and opsets; attributes, kernels and precision are checked by ATC and the chip only.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from llama_adapter.runtime.graphs.graph import Graph, Node
 from llama_adapter.runtime.graphs.ports import Port
 
-Level = Literal["error", "warning"]
-
 OPSETS: Final = (11, 18)  # "ai.onnx opset v11 to v18" of --framework=5
 INPUT_DTYPES: Final = ("float32", "float16")
 MAX_INPUT_RANK: Final = 4  # of --input_format=ND
-_ALL: Final = (11, 18)
 
-_EVERYWHERE = """
+_IN_ALL_OPSETS = """
     Abs Add And ArgMax BatchNormalization Cast Clip Concat Constant ConstantOfShape Conv Cos CumSum Div Dropout Einsum
     Equal Erf Exp Expand Flatten Gather GatherElements GatherND Gemm GreaterOrEqual Identity If InstanceNormalization
     Less LogSoftmax MatMul Max Min Mod Mul Neg Not Or Pad Pow Range Reciprocal ReduceMax ReduceMean ReduceSum Relu
     Reshape Resize ScatterElements ScatterND Shape Sigmoid Sin Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK
     Transpose Unsqueeze Where
 """
-# Operator -> first and last opset in which it is registered.
+# Operator -> first and last opset in which ATC knows it.
 REGISTERED: Final[Mapping[str, tuple[int, int]]] = {
-    **dict.fromkeys(_EVERYWHERE.split(), _ALL),
+    **dict.fromkeys(_IN_ALL_OPSETS.split(), OPSETS),
     "LayerNormalization": (17, 18),
     "Trilu": (14, 18),
     "HardSwish": (14, 18),
@@ -36,18 +33,16 @@ REGISTERED: Final[Mapping[str, tuple[int, int]]] = {
     "ReduceL1": (11, 17),
     "ReduceL2": (11, 17),
 }
-# Operators that are registered in no opset, and what to do about them.
-_OPSET_18 = "export with opset 18, where it is made of operators that ATC has"
-_PLAIN = "export the model before it is quantised, and let ATC choose the precision"
+# Operator that ATC knows in no opset -> hint.
 UNREGISTERED: Final[Mapping[str, str]] = {
-    "Gelu": _OPSET_18,
-    "RMSNormalization": _OPSET_18,
-    "Attention": _OPSET_18,
-    "RotaryEmbedding": _OPSET_18,
-    "QuantizeLinear": _PLAIN,
-    "DequantizeLinear": _PLAIN,
-    "DynamicQuantizeLinear": _PLAIN,
-    "MatMulInteger": _PLAIN,
+    **dict.fromkeys(
+        ("Gelu", "RMSNormalization", "Attention", "RotaryEmbedding"),
+        "export with opset 18, which builds it from operators that ATC knows",
+    ),
+    **dict.fromkeys(
+        ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger"),
+        "export the model before quantisation, and let ATC choose the precision",
+    ),
 }
 
 
@@ -55,109 +50,90 @@ UNREGISTERED: Final[Mapping[str, str]] = {
 class Complaint:
     """Something that ATC refuses (`error`), or that the table does not know (`warning`)."""
 
-    level: Level
-    operator: str  # or `input NAME`, or `model`
-    opset: int
-    count: int  # of the affected nodes
+    level: Literal["error", "warning"] = "error"
+    subject: str  # an operator, `input NAME`, or `model`
+    count: int = 1  # of the affected nodes
     sentence: str
     hint: str
 
 
 def lint_graph(graph: Graph) -> list[Complaint]:
     """Complaints about any ONNX graph, errors first."""
-    complaints = [complaint for rule in _RULES for complaint in rule(graph)]
+    complaints = [*_operators(graph), *_splits(graph), *(fault for port in graph.inputs for fault in _inputs(port))]
     return sorted(complaints, key=lambda complaint: complaint.level != "error")
 
 
-def _opset(graph: Graph) -> Iterator[Complaint]:
+def _operators(graph: Graph) -> Iterator[Complaint]:
     first, last = OPSETS
-    if not first <= graph.opset <= last:
+    is_known_opset = first <= graph.opset <= last
+    if not is_known_opset:
         yield Complaint(
-            level="error",
-            operator="model",
-            opset=graph.opset,
+            subject="model",
             count=len(graph.nodes),
-            sentence=f"The model is of opset {graph.opset}, and ATC takes {first} to {last}",
+            sentence=f"The model has opset {graph.opset}, and ATC accepts {first} to {last}",
             hint="export it again with opset 18",
         )
-
-
-def _operators(graph: Graph) -> Iterator[Complaint]:
-    for operator, count in Counter(node.operator for node in graph.nodes if not node.domain).items():
-        span = REGISTERED.get(operator)
-        if span is not None and span[0] <= graph.opset <= span[1]:
-            continue
-        level: Level = "error"
-        hint = "export with another opset"
-        if span is not None:
-            if not OPSETS[0] <= graph.opset <= OPSETS[1]:
-                continue  # said of the model already
-            sentence = f"{operator} is registered with ATC for opsets {span[0]} to {span[1]}, and this is {graph.opset}"
-        elif operator in UNREGISTERED:
-            sentence, hint = f"{operator} is registered with ATC for no opset", UNREGISTERED[operator]
-        else:
-            level, hint = "warning", "look it up in the operator list of your CANN, or just try"
-            sentence = f"{operator} is not in the table of operators that are known to be registered with ATC"
-        yield Complaint(level=level, operator=operator, opset=graph.opset, count=count, sentence=sentence, hint=hint)
-
-
-def _domains(graph: Graph) -> Iterator[Complaint]:
-    for operator, count in Counter(node.qualified for node in graph.nodes if node.domain).items():
+    for name, count in Counter(node.qualified for node in graph.nodes if node.domain).items():
         yield Complaint(
-            level="error",
-            operator=operator,
-            opset=graph.opset,
+            subject=name,
             count=count,
-            sentence=f"{operator} is of another domain than ONNX's own, the only one that ATC knows",
+            sentence=f"{name} is not an operator of ONNX's own domain, the only one that ATC knows",
             hint="export without optimising for another runtime, and without local functions",
         )
+    for name, count in Counter(node.operator for node in graph.nodes if not node.domain).items():
+        span = REGISTERED.get(name)
+        if span is not None:
+            if is_known_opset and not span[0] <= graph.opset <= span[1]:
+                sentence = f"ATC knows {name} in opsets {span[0]} to {span[1]}, and this model has {graph.opset}"
+                yield Complaint(subject=name, count=count, sentence=sentence, hint="export with another opset")
+        elif name in UNREGISTERED:
+            sentence = f"ATC knows {name} in no opset"
+            yield Complaint(subject=name, count=count, sentence=sentence, hint=UNREGISTERED[name])
+        else:
+            yield Complaint(
+                level="warning",
+                subject=name,
+                count=count,
+                sentence=f"{name} is not in the table of operators that ATC is known to accept",
+                hint="look it up in the operator list of your CANN, or try the conversion",
+            )
 
 
 def _splits(graph: Graph) -> Iterator[Complaint]:
-    """The plug-in of Split ignores the sign of `axis` and reads sizes before shapes are known."""
+    """The plug-in for Split ignores the sign of `axis` and reads sizes before shapes are known."""
 
-    def is_blind(node: Node) -> bool:
+    def lacks_sizes(node: Node) -> bool:
         return node.operator == "Split" and "num_outputs" in node.attributes and node.num_inputs == 1
 
-    blind = [node for node in graph.nodes if is_blind(node)]
-    if blind:
-        is_negative = any((node.attributes.get("axis") or 0) < 0 for node in blind)
+    nodes = [node for node in graph.nodes if lacks_sizes(node)]
+    if nodes:
+        is_negative = any((node.attributes.get("axis") or 0) < 0 for node in nodes)
         yield Complaint(
             level="error" if is_negative else "warning",
-            operator="Split",
-            opset=graph.opset,
-            count=len(blind),
-            sentence="Split is given a number of parts instead of their sizes"
+            subject="Split",
+            count=len(nodes),
+            sentence="Split gets a number of parts instead of their sizes"
             + (", along an axis counted from the end" if is_negative else ""),
             hint="export with the sizes as an input: torch's `split` with a list, along an axis counted from the front",
         )
 
 
-def _inputs(graph: Graph) -> Iterator[Complaint]:
-    for port in graph.inputs:
-        for sentence, hint in _input_faults(port):
-            yield Complaint(
-                level="error",
-                operator=f"input {port.name}",
-                opset=graph.opset,
-                count=1,
-                sentence=f"The input `{port.name} {port}` {sentence}",
-                hint=hint,
-            )
-
-
-def _input_faults(port: Port) -> Iterator[tuple[str, str]]:
-    if port.dtype == "uint8":
-        yield "is of uint8, which ATC takes only with a configuration for AIPP", "take float16: it holds 0..255 exactly"
-    elif port.dtype not in INPUT_DTYPES:
-        yield f"is of {port.dtype}, where ATC wants float32 or float16", "export it with another type of input"
-    if len(port.shape) > MAX_INPUT_RANK:
-        yield f"has {len(port.shape)} dimensions, and ATC takes at most {MAX_INPUT_RANK}", "join some of them"
-    if any(dim > 0 for dim in port.free_dims):
-        yield (
-            f"is free in dimension {', '.join(map(str, port.free_dims))}, where only the batch, 0, may be",
-            "export it with fixed sizes",
+def _inputs(port: Port) -> Iterator[Complaint]:
+    def complaint(fault: str, hint: str) -> Complaint:
+        return Complaint(
+            subject=f"input {port.name}", sentence=f"The input `{port.name} {port}` has {fault}", hint=hint
         )
 
-
-_RULES: Final[tuple[Callable[[Graph], Iterator[Complaint]], ...]] = (_opset, _domains, _operators, _splits, _inputs)
+    if port.dtype == "uint8":
+        yield complaint(
+            "type uint8, which ATC accepts only with an AIPP configuration", "use float16, which holds 0..255 exactly"
+        )
+    elif port.dtype not in INPUT_DTYPES:
+        yield complaint(
+            f"type {port.dtype}, and ATC accepts float32 or float16", "export it with another type of input"
+        )
+    if len(port.shape) > MAX_INPUT_RANK:
+        yield complaint(f"{len(port.shape)} dimensions, and ATC accepts {MAX_INPUT_RANK} at most", "join some of them")
+    if any(dim > 0 for dim in port.free_dims):
+        dims = ", ".join(map(str, port.free_dims))
+        yield complaint(f"free dimensions {dims}, and only the batch (0) may be free", "export it with fixed sizes")

@@ -1,83 +1,23 @@
-"""Explains failures of ais_bench: its own words are an error code of ACL, and what it prints on stdout."""
+"""Explains failures of ais_bench, which reports a return code of ACL and prints the reason on stdout."""
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final, Literal
+from typing import Final
 
+from llama_adapter.runtime.device_failures import ABSENT, CODES, CONTEXT, MEMORY
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.explanation import Explanation, first_that_fits
 from llama_adapter.runtime.graphs.toolkit import SET_ENV
-
-# Return codes of ACL by what they say about a failure. Numbers and names are from CANN's public headers: acl_base.h,
-# rt_error_codes.h (8.5), ge_error_codes.h.
-CodeKind = Literal["memory", "device", "context", "parameter", "file", "batch", "execution"]
-
-_BY_KIND: Final[Mapping[CodeKind, Mapping[int, str]]] = {
-    "memory": {
-        200000: "ACL_ERROR_BAD_ALLOC",
-        207001: "ACL_ERROR_RT_MEMORY_ALLOCATION",
-        207018: "ACL_ERROR_RT_DEVICE_OOM",
-        245000: "ACL_ERROR_GE_MEMORY_ALLOCATION",
-    },
-    "device": {
-        107001: "ACL_ERROR_RT_INVALID_DEVICEID",
-        200002: "ACL_ERROR_INVALID_DEVICE",
-        207004: "ACL_ERROR_RT_NO_DEVICE",
-        207006: "ACL_ERROR_RT_NO_PERMISSION",
-        507033: "ACL_ERROR_RT_DEV_SETUP_ERROR",
-        507899: "ACL_ERROR_RT_DRV_INTERNAL_ERROR",
-    },
-    "context": {
-        107002: "ACL_ERROR_RT_CONTEXT_NULL",
-        107003: "ACL_ERROR_RT_STREAM_CONTEXT",
-    },
-    "parameter": {
-        100000: "ACL_ERROR_INVALID_PARAM",
-        107000: "ACL_ERROR_RT_PARAM_INVALID",
-        145000: "ACL_ERROR_GE_PARAM_INVALID",
-    },
-    "file": {
-        100003: "ACL_ERROR_INVALID_FILE",
-        100012: "ACL_ERROR_DESERIALIZE_MODEL",
-        100013: "ACL_ERROR_PARSE_MODEL",
-        100014: "ACL_ERROR_READ_MODEL_FAILURE",
-        100015: "ACL_ERROR_MODEL_SIZE_INVALID",
-        100016: "ACL_ERROR_MODEL_MISSING_ATTR",
-        507008: "ACL_ERROR_RT_SOC_VERSION",
-        545001: "ACL_ERROR_GE_LOAD_MODEL",
-    },
-    "batch": {
-        145013: "ACL_ERROR_GE_DYNAMIC_BATCH_SIZE_INVALID",
-    },
-    "execution": {
-        507000: "ACL_ERROR_RT_INTERNAL_ERROR",
-        507010: "ACL_ERROR_RT_LOST_HEARTBEAT",
-        507011: "ACL_ERROR_RT_MODEL_EXECUTE",
-        507014: "ACL_ERROR_RT_AICORE_TIMEOUT",
-        507015: "ACL_ERROR_RT_AICORE_EXCEPTION",
-        507017: "ACL_ERROR_RT_AICPU_TIMEOUT",
-        507018: "ACL_ERROR_RT_AICPU_EXCEPTION",
-        507034: "ACL_ERROR_RT_VECTOR_CORE_TIMEOUT",
-        507035: "ACL_ERROR_RT_VECTOR_CORE_EXCEPTION",
-        507046: "ACL_ERROR_RT_STREAM_SYNC_TIMEOUT",
-        507054: "ACL_ERROR_RT_HBM_MULTI_BIT_ECC_ERROR",
-    },
-}
-KINDS: Final[Mapping[int, CodeKind]] = {code: kind for kind, codes in _BY_KIND.items() for code in codes}
-NAMES: Final[Mapping[int, str]] = {code: name for codes in _BY_KIND.values() for code, name in codes.items()}
-# A code stands in brackets or behind a word for it; other numbers of six digits are sizes.
-_CODE: Final = re.compile(r"(?:\[|\b(?:ret|code|result|failed)\b(?: is| code)?\W{0,2})(\d{6})\b", re.IGNORECASE)
 
 _INSTALL = (
     "neither part is on PyPI; build both for this Python and this CANN: "
     "git clone https://gitee.com/ascend/tools.git, then pip install ./backend . in "
     "tools/ais-bench_workload/tool/ais_bench, with CANN's set_env.sh sourced"
 )
-
-# What ais_bench imports beside its own parts, and the package that has it.
+# Modules that ais_bench imports -> the package to install.
 _NEEDED: Final[Mapping[str, str]] = {"attr": "attrs", "numpy": "numpy", "tqdm": "tqdm"}
 
-# Sentences and hints may name {device}. The patterns are words of ais_bench and aclruntime; a code comes first.
+# Sentences may name {device}. Patterns match the output of ais_bench and aclruntime, where it has no known code.
 _DEVICE: Final = Explanation(
     r"acl open device|acl init failed|get all devices count",
     "the device {device} cannot be opened",
@@ -94,11 +34,11 @@ _FILE: Final = Explanation(
     r"ACL: invalid parameter|load model from file failed",
     "it is damaged, was made for another chip than the one of device {device}, or by a newer CANN",
     "compare the chip that `npu-smi info` names with the one it was made for, and make it again with "
-    "`llama-adapter export om --soc-version <chip>`; memory that is short on the device looks the same",
+    "`llama-adapter export om --soc-version <chip>`; too little memory on the device gives the same error",
 )
 _BATCH: Final = Explanation(
     r"dymBatch parameter|dynamic_batch_size parameter|not a dymbatch model",
-    "the batch size is not one it was compiled for, so its side-car lists others than the file has",
+    "the file was not compiled for this batch size, although its side-car lists it",
     "make the OM again with `llama-adapter export om`",
 )
 _CONTEXT: Final = Explanation(
@@ -107,91 +47,93 @@ _CONTEXT: Final = Explanation(
     "run the encoder in a process of its own: `--encoder-process`",
 )
 _PARAMETER: Final = Explanation(
-    r"(?!)",  # by its codes only
-    "ACL refused a value that ais_bench gave it",
-    "ais_bench may be built for another CANN: build it again with this one; ~/ascend/log says which value",
+    r"(?!)",  # only by its codes
+    "ACL refused a value that ais_bench passed to it",
+    "ais_bench may be built for another CANN: build it again with this one; ~/ascend/log names the value",
 )
 _EXECUTION: Final = Explanation(
     r"",
     "it failed on device {device}",
     "`npu-smi info` shows the device's health, ~/ascend/log its messages (more of it with ASCEND_GLOBAL_LOG_LEVEL=1)",
 )
-BY_CODE: Final[Mapping[CodeKind, Explanation]] = {
-    "memory": _MEMORY,
-    "device": _DEVICE,
-    "context": _CONTEXT,
-    "parameter": _PARAMETER,
-    "file": _FILE,
-    "batch": _BATCH,
-    "execution": _EXECUTION,
+_OPENING: Final = (_DEVICE, _MEMORY, _FILE)
+_RUNNING: Final = (_MEMORY, _BATCH, _CONTEXT, _EXECUTION)
+
+# The codes of CANN's runtime, and those of ACL and of the graph engine, which only an OM session meets (acl_base.h,
+# rt_error_codes.h, ge_error_codes.h of CANN 8.5).
+_OF_THE_RUNTIME: Final = {MEMORY: _MEMORY, ABSENT: _DEVICE, CONTEXT: _CONTEXT}
+BY_CODE: Final[Mapping[int, Explanation]] = {
+    **{code: _OF_THE_RUNTIME.get(failure, _EXECUTION) for code, failure in CODES.items()},
+    **dict.fromkeys((507000, 507011), _EXECUTION),
+    **dict.fromkeys((100000, 107000, 145000), _PARAMETER),
+    **dict.fromkeys((100003, 100012, 100013, 100014, 100015, 100016, 507008, 545001), _FILE),
+    145013: _BATCH,
+    245000: _MEMORY,
 }
-OPENING: Final = (_DEVICE, _MEMORY, _FILE)
-RUNNING: Final = (_MEMORY, _BATCH, _CONTEXT, _EXECUTION)
+# A code stands in brackets or behind a word for it; other numbers of six digits are sizes.
+_CODE: Final = re.compile(r"(?:\[|\b(?:ret|code|result|failed)\b(?: is| code)?\W{0,2})(\d{6})\b", re.IGNORECASE)
 
 
 def opening_failed(error: Exception, *, said: str, file: str, soc: str, device: int) -> GraphError:
-    """For an InferSession that cannot be made; `said` is what it printed."""
-    return _explain(OPENING, error, said, start=f"ais_bench cannot load `{file}`{_made_for(soc)}", device=device)
+    """The error for an InferSession that failed to open; `said` is what it printed."""
+    return _explain(_OPENING, error, said, start=f"ais_bench cannot load `{file}`{_made_for(soc)}", device=device)
 
 
 def running_failed(
     error: Exception, *, said: str, file: str, soc: str, device: int, wanted: str, given: str
 ) -> GraphError:
-    """For `infer`; `wanted` and `given` are types, shapes and bytes."""
+    """The error for a failed `infer`; `wanted` and `given` are types, shapes and bytes."""
     start = f"ais_bench cannot run `{file}`{_made_for(soc)}, which takes {wanted} and was given {given}"
-    return _explain(RUNNING, error, said, start=start, device=device)
+    return _explain(_RUNNING, error, said, start=start, device=device)
 
 
 def import_failed(error: Exception, *, said: str = "") -> GraphError:
-    """For `import ais_bench.infer.interface`; `said` is what it printed."""
-    explained = _import_failed(error)
-    return GraphError(f"{explained.message}. It said: {said}", hint=explained.hint) if said else explained
+    """The error for a failed `import ais_bench.infer.interface`; `said` is what it printed."""
+    message, hint = _explain_import(error)
+    return GraphError(f"{message}. It said: {said}" if said else message, hint=hint)
 
 
-def _import_failed(error: Exception) -> GraphError:
+def _explain_import(error: Exception) -> tuple[str, str]:
     missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
     if missing == "ais_bench":
-        return GraphError("Running an OM file needs ais_bench, which is not installed", hint=_INSTALL)
+        return "Running an OM file needs ais_bench, which is not installed", _INSTALL
     if missing == "aclruntime":
-        return GraphError(
-            "ais_bench is installed and its other part, aclruntime, is not (or is for another Python)", hint=_INSTALL
-        )
+        return "ais_bench is installed and its other part, aclruntime, is not (or is for another Python)", _INSTALL
     if missing.startswith("ais_bench."):
-        return GraphError(
+        return (
             f"There is a package named ais_bench, and it is not Ascend's: it has no `{missing}`",
-            hint="the package ais-bench-benchmark, which tests language models, takes the same name: uninstall it, or "
-            f"use another environment; for Ascend's {_INSTALL}",
+            "the package ais-bench-benchmark, which tests language models, takes the same name: uninstall it, or use "
+            f"another environment; for Ascend's {_INSTALL}",
         )
     if missing in _NEEDED:
-        return GraphError(f"ais_bench needs the package {missing}", hint=f"pip install {_NEEDED[missing]}")
+        return f"ais_bench needs the package {missing}", f"pip install {_NEEDED[missing]}"
     if missing:
-        return GraphError(
+        return (
             f"ais_bench is installed and cannot be imported: it finds no module {missing}",
-            hint="the installation of ais_bench is incomplete: docs/ascend.md",
+            "the installation of ais_bench is incomplete: docs/ascend.md",
         )
     if re.search(r"\blib\w+\.so", str(error)):
-        return GraphError(
+        return (
             f"ais_bench is installed and CANN's libraries are not found: {_words(error)}",
-            hint=f"{SET_ENV}, then start again in the same shell; "
-            "without CANN on this machine, use `--vision onnx` or `--vision torch`",
+            f"{SET_ENV}, then start again in the same shell; without CANN on this machine, use `--vision onnx` or "
+            "`--vision torch`",
         )
-    return GraphError(
+    return (
         f"ais_bench is installed and cannot be imported: {type(error).__name__}: {_words(error)}",
-        hint=f"build it again for this Python and this CANN: {_INSTALL}",
+        f"build it again for this Python and this CANN: {_INSTALL}",
     )
 
 
 def _explain(table: Iterable[Explanation], error: Exception, said: str, *, start: str, device: int) -> GraphError:
-    """By ACL's own code where one was given, else by the words of the libraries above it."""
+    """By ACL's own code if there is a known one, else by the words of the libraries above it."""
     words = " | ".join(part for part in (_words(error), said) if part)
-    code = find_code(words)
-    if code is not None:
-        meaning, told = BY_CODE[KINDS[code]], f" ({code} is {NAMES[code]})"
+    if (code := find_code(words)) is not None:
+        meaning = BY_CODE[code]
     elif found := first_that_fits(table, words):
-        meaning, told = found[0], ""
+        meaning = found[0]
     else:
         return GraphError(f"{start}. It said: {words}", hint="`llama-adapter doctor` looks at what is installed")
-    return GraphError(f"{start}: {meaning.sentence.format(device=device)}. It said: {words}{told}", hint=meaning.hint)
+    return GraphError(f"{start}: {meaning.sentence.format(device=device)}. It said: {words}", hint=meaning.hint)
 
 
 def _made_for(soc: str) -> str:
@@ -203,5 +145,5 @@ def _words(error: Exception) -> str:
 
 
 def find_code(words: str) -> int | None:
-    """The first code of the table in an error's words; None without one."""
-    return next((code for code in map(int, _CODE.findall(words)) if code in KINDS), None)
+    """The first known code in an error's words."""
+    return next((code for code in map(int, _CODE.findall(words)) if code in BY_CODE), None)

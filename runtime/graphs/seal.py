@@ -6,6 +6,7 @@ not a deliberate change: the digest can be computed again.
 
 import hashlib
 import mmap
+import re
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +14,8 @@ from llama_adapter.runtime.errors import GraphError
 
 SEAL_KEY: Final = "llama_adapter_sha256"  # in the file's metadata; the digest and, after a space, the external file
 _BLANK: Final = "0" * 64
-_WINDOW: Final = 16  # bytes between the key and its value in the file
+_DIGEST: Final = re.compile(rb"[0-9a-f]{64}")
+_WINDOW: Final = 16  # most bytes between the key and its value in the file
 _AGAIN: Final = "copy the file again, or export the model again with `llama-adapter export`"
 
 
@@ -24,11 +26,12 @@ def blank_seal(weights: str | None) -> str:
 
 def seal(path: Path, *, weights: str | None) -> None:
     """Put the digest into a file that was written with `blank_seal`."""
-    digest = _digest(path, _BLANK, weights=weights)
-    if digest is None:
+    found = _digest(path, weights or "")
+    if found is None:
         raise AssertionError(f"`{path}` was written without a place for its digest")
+    place, digest = found
     with path.open("r+b") as file:
-        file.seek(_find(path, _BLANK))
+        file.seek(place)
         file.write(digest.encode())
 
 
@@ -40,40 +43,26 @@ def check_seal(path: Path, entry: str | None) -> None:
     if entry is None:
         return
     digest, _, weights = entry.partition(" ")
-    if len(digest) != len(_BLANK) or Path(weights).name != weights or _digest(path, digest, weights=weights) != digest:
-        raise GraphError(
-            f"`{path}` was changed after its export: its bytes have another digest than the one it carries", hint=_AGAIN
-        )
+    found = _digest(path, weights) if Path(weights).name == weights else None
+    if found is None or found[1] != digest:
+        raise GraphError(f"`{path}` was changed after its export: its digest differs from the stored one", hint=_AGAIN)
 
 
-def _digest(path: Path, written: str, *, weights: str | None) -> str | None:
-    """SHA-256 of the file with zeros where the digest `written` stands, then of its external weights."""
-    at = _find(path, written)
-    if at < 0:
-        return None
+def _digest(path: Path, weights: str) -> tuple[int, str] | None:
+    """Where the file stores its digest, and what that should be; None without either file or a stored digest."""
     hasher = hashlib.sha256()
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        view = memoryview(content)
-        for part in (view[:at], _BLANK.encode(), view[at + len(written) :]):
-            hasher.update(part)
-            if isinstance(part, memoryview):
-                part.release()
-        view.release()
-    if weights:
-        try:
+        start = content.rfind(SEAL_KEY.encode()) + len(SEAL_KEY)
+        match = _DIGEST.search(content, start, start + _WINDOW + len(_BLANK))
+        if start < len(SEAL_KEY) or match is None:
+            return None
+        with memoryview(content) as view, view[: match.start()] as head, view[match.end() :] as tail:
+            for part in (head, _BLANK.encode(), tail):
+                hasher.update(part)
+    try:
+        if weights:
             with (path.parent / weights).open("rb") as file:
                 hashlib.file_digest(file, lambda: hasher)
-        except OSError:
-            return None
-    return hasher.hexdigest()
-
-
-def _find(path: Path, written: str) -> int:
-    """Where the digest stands in the file; -1 if nowhere."""
-    key = SEAL_KEY.encode()
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        at = content.rfind(key)
-        if at < 0:
-            return -1
-        start = at + len(key)
-        return content.find(written.encode(), start, start + _WINDOW + len(written))
+    except OSError:
+        return None
+    return match.start(), hasher.hexdigest()

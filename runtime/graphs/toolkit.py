@@ -1,6 +1,6 @@
-"""Finds CANN on this machine: its folders, ATC, and the chips that `npu-smi` lists.
+"""Finds CANN's folders, ATC, and the chips in the output of `npu-smi`.
 
-Layouts are those of the CANN installation guides up to 8.3 (`ascend-toolkit/latest`) and since 8.5 (`cann`).
+The folders are those of the CANN installation guides up to 8.3 (`ascend-toolkit/latest`) and since 8.5 (`cann`).
 """
 
 import os
@@ -15,65 +15,60 @@ from typing import Final
 from llama_adapter.runtime.errors import GraphError
 
 ROOT_VARIABLES: Final = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_INSTALL_PATH")  # set_env.sh sets them
-# The installers' default folders, and CANN's names there, the newest form first.
+# The installers' default folders, and CANN's names in them, newest first.
 INSTALL_FOLDERS: Final = ("/usr/local/Ascend", "~/Ascend")
 TOOLKITS: Final = ("cann", "cann-*", "ascend-toolkit", "ascend-toolkit/latest", "nnrt", "nnrt/latest", "latest", ".")
 SET_ENV: Final = "source <CANN>/set_env.sh (cann/ or, up to 8.3, ascend-toolkit/)"
-_PLACES_OF_ATC: Final = (
-    "bin",
-    "compiler/bin",
-    "atc/bin",
-    "x86_64-linux/bin",
-    "aarch64-linux/bin",
-)
+_ATC_FOLDERS: Final = ("bin", "compiler/bin", "atc/bin", "x86_64-linux/bin", "aarch64-linux/bin")
 _NAME_THE_CHIP: Final = "name the chip that will run the OM: --soc-version Ascend310P3, Ascend910B3, ..."
 _INFO_SECONDS: Final = 60
-# `| 0     910B3         | OK   ...`: number, name, health. The line below it, of the chip, has a second number in the
-# name's place, and on some boards `NA` in the health's.
+# `| 0     910B3         | OK   ...`: number, name, health. The next line describes the chip: it has a number instead of
+# the name and, on some boards, `NA` instead of the health.
 _DEVICE_ROW: Final = re.compile(
     r"^\|\s*(\d+)\s+((?:Ascend)?\d{3}[A-Za-z]*\d*(?:[-_]\w+)*|Ascend\w+)\s*\|\s*([A-Za-z]+)\s*\|", re.MULTILINE
 )
 _DRIVER: Final = re.compile(r"Version:\s*(\S+)")
-_FAMILY_ONLY: Final = re.compile(r"(?:Ascend)?(?:910|950)(?:PR|DT)?", re.IGNORECASE)  # says no more than the series
+_FAMILY_ONLY: Final = re.compile(r"(?:Ascend)?(?:910|950)(?:PR|DT)?", re.IGNORECASE)  # the series only
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Npu:
-    """A device as `npu-smi info` lists it."""
+    """A device in the table of `npu-smi info`."""
 
     number: int
-    name: str  # `310P3`, `910B3`, or of later chips only the series
+    name: str  # `310P3`, `910B3`; of later chips the series only
     health: str  # `OK`, `Warning`, `Alarm`, `Critical`, ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NpuTable:
-    """What `npu-smi info` says."""
+    """The table of `npu-smi info`."""
 
-    driver: str  # its version, empty where the table has none
+    driver: str  # version; empty if the table has none
     devices: tuple[Npu, ...]
 
 
 def toolkit_folders(environ: Mapping[str, str]) -> list[Path]:
-    """Existing folders that may hold CANN's toolkit: those in the environment, then the usual ones."""
+    """Existing folders that may hold CANN's toolkit: first those in the environment, then the default ones."""
     named = [Path(environ[name]) for name in ROOT_VARIABLES if environ.get(name)]
     folders = [folder for root in named for folder in (root, root / "latest")]
     return [folder for folder in folders if folder.is_dir()] + installed_folders(environ)
 
 
 def installed_folders(environ: Mapping[str, str]) -> list[Path]:
-    """The usual folders of CANN that exist, whatever the environment names, the newest form first."""
+    """The default folders of CANN that exist, newest first; HOME is the only variable that matters."""
     bases = [Path(folder.replace("~", environ.get("HOME", "~"), 1)) for folder in INSTALL_FOLDERS]
-    candidates = [place for base in bases for form in TOOLKITS for place in _expanded(base, form)]
+    candidates = [
+        place
+        for base in bases
+        for name in TOOLKITS
+        for place in (sorted(base.glob(name), reverse=True) if "*" in name else [base / name])
+    ]
     return [place for place in candidates if place.is_dir()]
 
 
-def _expanded(base: Path, form: str) -> list[Path]:
-    return sorted(base.glob(form), reverse=True) if "*" in form else [base / form]
-
-
 def read_npu_smi(text: str) -> NpuTable:
-    """The table of `npu-smi info`; without devices for any other text."""
+    """Parse the table of `npu-smi info`; any other text has no devices."""
     driver = _DRIVER.search(text)
     devices = tuple(
         Npu(number=int(number), name=name, health=health) for number, name, health in _DEVICE_ROW.findall(text)
@@ -82,28 +77,27 @@ def read_npu_smi(text: str) -> NpuTable:
 
 
 def find_atc(environ: Mapping[str, str] | None = None) -> Path:
-    """The `atc` on PATH, else of the toolkit in the environment, else of the usual folders.
+    """The `atc` on PATH, else in the toolkit of the environment, else in the default folders.
 
-    Raises GraphError where there is none.
+    Raises GraphError if there is none.
     """
     variables = os.environ if environ is None else environ
-    on_path = shutil.which("atc", path=variables.get("PATH", ""))
-    if on_path:
+    if on_path := shutil.which("atc", path=variables.get("PATH", "")):
         return Path(on_path)
     for root in toolkit_folders(variables):
-        for place in _PLACES_OF_ATC:
+        for place in _ATC_FOLDERS:
             candidate = root / place / "atc"
             if candidate.is_file() and os.access(candidate, os.X_OK):
                 return candidate
     raise GraphError(
-        "There is no `atc` on PATH, nor in the usual folders of the Ascend toolkit",
-        hint="install CANN's toolkit and `source` its set_env.sh; or take the line of --print-command to a machine "
-        "that has it (no Ascend chip is needed there)",
+        "There is no `atc` on PATH or in the default folders of the Ascend toolkit",
+        hint="install CANN's toolkit and `source` its set_env.sh; or run the command of --print-command on a machine "
+        "that has it (no Ascend chip is needed)",
     )
 
 
 def detect_soc_version() -> str:
-    """The chip of this machine as `--soc_version` takes it, from `npu-smi info`; raises GraphError."""
+    """The value of `--soc_version` for the chip of this machine, from `npu-smi info`. Raises GraphError."""
     devices = read_npu_smi(_npu_smi("info")).devices
     if not devices:
         raise GraphError("`npu-smi info` lists no Ascend chip", hint=_NAME_THE_CHIP)
@@ -114,7 +108,7 @@ def detect_soc_version() -> str:
 
 
 def soc_from_board(text: str) -> str | None:
-    """`<Chip Name>_<NPU Name>` of `npu-smi info -t board -i 0 -c 0`, as A3 and 950 are called; None without them."""
+    """`<Chip Name>_<NPU Name>` of `npu-smi info -t board -i 0 -c 0`, for A3 and 950; None if one is missing."""
     facts = {
         key.strip().lower(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())
     }
@@ -125,13 +119,13 @@ def soc_from_board(text: str) -> str | None:
 
 
 def _soc_version(device: int, name: str) -> str:
-    """The table has the full names of 310P and A2, and of later chips only the series."""
+    """The table has full names of 310P and A2, but only the series of later chips."""
     if not _FAMILY_ONLY.fullmatch(name):
         return _with_prefix(name)
     soc = soc_from_board(_npu_smi("info", "-t", "board", "-i", str(device), "-c", "0"))
     if soc is None:
         raise GraphError(
-            f"`npu-smi info` calls the chip {name}, which is a whole series, and its board says no more",
+            f"`npu-smi info` calls the chip {name}, which is a series, and its board has no full name",
             hint="--soc-version is <Chip Name>_<NPU Name> of `npu-smi info -t board -i 0 -c 0`, "
             "for example Ascend910_9391",
         )
@@ -145,14 +139,14 @@ def _with_prefix(name: str) -> str:
 def _npu_smi(*arguments: str) -> str:
     program = shutil.which("npu-smi")
     if program is None:
-        raise GraphError("There is no `npu-smi` here, so the chip of this machine is not known", hint=_NAME_THE_CHIP)
+        raise GraphError("There is no `npu-smi` on PATH, so the chip of this machine is unknown", hint=_NAME_THE_CHIP)
     try:
         done = subprocess.run(
             [program, *arguments], capture_output=True, text=True, errors="replace", timeout=_INFO_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise GraphError(f"`npu-smi` gives no answer: {error}", hint=_NAME_THE_CHIP) from None
+        raise GraphError(f"`npu-smi` did not answer: {error}", hint=_NAME_THE_CHIP) from None
     if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split())[:300]
-        raise GraphError(f"`npu-smi {' '.join(arguments)}` failed: {said}", hint=_NAME_THE_CHIP)
+        output = " ".join((done.stderr or done.stdout).split())[:300]
+        raise GraphError(f"`npu-smi {' '.join(arguments)}` failed: {output}", hint=_NAME_THE_CHIP)
     return done.stdout

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from llama_adapter.app.models.random_model import WiderTokenizer
-from llama_adapter.app.models.resources import embedded_model
 from scripts.peers.exported import export_tower, quantise_onnx, quantise_openvino
 from scripts.peers.gguf_file import write_gguf
 from scripts.peers.llama_cpp import quantise_gguf
@@ -37,7 +36,7 @@ def _write_tower(place: Path, size: str, num_threads: int) -> None:
 
 def end_id(vocab_size: int) -> int:
     """The end token of the tokenizer for random weights."""
-    return WiderTokenizer.around(embedded_model() / "tokenizer.model", vocab_size=vocab_size).eos_id
+    return WiderTokenizer(vocab_size).eos_id
 
 
 _SOURCES: Mapping[str, str] = {

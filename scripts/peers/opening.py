@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from llama_adapter.app.measuring.ceilings import measure_bandwidth, measure_matmul
 from llama_adapter.app.measuring.roofline import decoder_shapes, encoder_shapes
 from llama_adapter.app.models.random_model import WiderTokenizer
-from llama_adapter.app.models.resources import embedded_model
+from llama_adapter.runtime.ceilings import measure_bandwidth, measure_matmul
 from llama_adapter.runtime.devices import DTYPES, open_backend
 from llama_adapter.runtime.schemes import Precision
 from scripts.peers import exported, huggingface, llama_cpp
@@ -145,7 +144,7 @@ def _reference_job(task: Task, engine: Engine) -> ReferenceJob:
         vision,
         decoder_state=decoder_state(config, eos_id=end_id(config.vocab_size)),
         encoder_state=encoder_state(vision),
-        tokenizer=WiderTokenizer.around(embedded_model() / "tokenizer.model", vocab_size=config.vocab_size),
+        tokenizer=WiderTokenizer(config.vocab_size),
     )
 
 

@@ -77,7 +77,7 @@ def random_weights(
     decoder: DecoderConfig, vision: VisionConfig, *, dtype: torch.dtype, precision: Precision
 ) -> LoadedModel:
     """A model of those sizes. bfloat16 and int8 weights are the rounded float32 ones."""
-    tokenizer = WiderTokenizer.around(embedded_model() / "tokenizer.model", vocab_size=decoder.vocab_size)
+    tokenizer = WiderTokenizer(decoder.vocab_size)
     with torch.device("meta"):
         decoder_sketch, vision_sketch = LlamaAdapterDecoder(decoder), PictureEncoder(vision)
     drawn = decoder_state(decoder, eos_id=tokenizer.eos_id)

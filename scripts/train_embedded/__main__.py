@@ -77,7 +77,7 @@ def _command(stage: str, options: argparse.Namespace) -> Callable[[], object]:
 
     commands: dict[str, Callable[[], object]] = {
         "tokenizer": lambda: tokens.train_tokenizer(folder / "tokenizer.model"),
-        "draw": lambda: [pictures.draw_crowd_chunk(drawn, chunk) for chunk in range(CROWD_CHUNKS)],
+        "draw": lambda: _draw_crowds(drawn),
         "vision": lambda: vision_stage.run(pictures=drawn, folder=folder, num_steps=num_steps),
         "code": lambda: code_stage.run(tokenizer=tokenizer(), folder=folder, num_steps=num_steps),
         "features": lambda: _encode(folder, seen),
@@ -91,6 +91,11 @@ def _command(stage: str, options: argparse.Namespace) -> Callable[[], object]:
         "samples": lambda: samples.draw_samples(options.pictures),
     }
     return commands[stage]
+
+
+def _draw_crowds(folder: Path) -> None:
+    for chunk in range(CROWD_CHUNKS):
+        pictures.draw_crowd_chunk(folder, chunk)
 
 
 def _encode(folder: Path, seen: Path) -> None:

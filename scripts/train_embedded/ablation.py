@@ -20,10 +20,10 @@ from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.vision.encoder import PictureEncoder
 from scripts.train_embedded.answering import answer_loss, exact_match
 from scripts.train_embedded.code_stage import open_gates
-from scripts.train_embedded.features import Features
-from scripts.train_embedded.loop import Optimizers, train
+from scripts.train_embedded.features import feature_batch
+from scripts.train_embedded.loop import Optimizers, train, trained
 from scripts.train_embedded.packing import Packed, Packer, ask_many
-from scripts.train_embedded.pictures import labels_to_scene
+from scripts.train_embedded.pictures import Chunks, labels_to_scene
 from scripts.train_embedded.sizes import build_decoder, build_encoder, is_hidden_matrix
 from scripts.train_embedded.vision_stage import load_tower
 
@@ -69,7 +69,7 @@ def run(arm: str, *, data: Path, tokenizer: Tokenizer, folder: Path, num_steps: 
         name,
         {"query": encoder.query, "decoder": decoder},
         optimizers,
-        partial(_batch_at, Features(data, "scene"), packer),
+        partial(_batch_at, Chunks(data, "scene", "features"), packer),
         partial(_compute, encoder, decoder),
         num_steps=num_steps,
         seed=SEED,
@@ -82,8 +82,8 @@ def run(arm: str, *, data: Path, tokenizer: Tokenizer, folder: Path, num_steps: 
 def load_arm(arm: str, folder: Path) -> tuple[PictureEncoder, LlamaAdapterDecoder]:
     """An arm as it was trained, low-rank additions merged; gates are open, as `load_trained` gives them."""
     encoder, decoder = build_arm(arm, folder)
-    encoder.query.load_state_dict(_trained(folder, f"ablation-{arm}", "query"))
-    decoder.load_state_dict(_trained(folder, f"ablation-{arm}", "decoder"))
+    encoder.query.load_state_dict(trained(folder, f"ablation-{arm}", "query"))
+    decoder.load_state_dict(trained(folder, f"ablation-{arm}", "decoder"))
     merge_lora(decoder)
     return encoder, decoder
 
@@ -94,9 +94,9 @@ def build_arm(arm: str, folder: Path) -> tuple[PictureEncoder, LlamaAdapterDecod
         raise KeyError(f"no arm {arm!r}; there are {', '.join(ARMS)}")
     encoder = build_encoder()
     load_tower(encoder, folder)
-    encoder.query.load_state_dict(_trained(folder, "slots", "query"))
+    encoder.query.load_state_dict(trained(folder, "slots", "query"))
     encoder.requires_grad_(False).query.requires_grad_(True)
-    text = _trained(folder, "text", "decoder")
+    text = trained(folder, "text", "decoder")
     decoder = build_decoder(separate_adapter_kv=arm == "lora")
     decoder.load_state_dict(text, strict=arm != "lora")
     open_gates(decoder)
@@ -170,18 +170,12 @@ def evaluate(
 
     def batches() -> Iterator[tuple[str, Tensor, Packed]]:
         for kind, prefix in (("check", ""), ("pair", "pair-")):
-            seen, rng = Features(data, kind), np.random.default_rng(12345)
+            chunks, rng = Chunks(data, kind, "features"), np.random.default_rng(12345)
             for step in range(num_pictures // BATCH):
-                features, labels = seen.batch_at(step, batch_size=BATCH, seed=0)
-                asked = [ask_many(labels_to_scene(label), rng, count=QUESTIONS) for label in labels.numpy()]
-                yield prefix, _see(encoder, features), packer.pack(asked)
+                features, labels = feature_batch(chunks, step, batch_size=BATCH, seed=0)
+                yield prefix, _see(encoder, features), _asked(packer, labels, rng)
 
     return exact_match(decoder, batches())
-
-
-def _trained(folder: Path, stage: str, part: str) -> dict[str, Tensor]:
-    weights: dict[str, Tensor] = torch.load(folder / f"{stage}.pt", weights_only=True)["modules"][part]
-    return weights
 
 
 def _see(encoder: PictureEncoder, features: Tensor) -> Tensor:
@@ -190,10 +184,13 @@ def _see(encoder: PictureEncoder, features: Tensor) -> Tensor:
     return visual_query
 
 
-def _batch_at(pictures: Features, packer: Packer, step: int) -> tuple[Tensor, Packed]:
-    rng = np.random.default_rng([SEED, step])
-    features, labels = pictures.batch_at(step, batch_size=BATCH, seed=SEED)
-    return features, packer.pack([ask_many(labels_to_scene(label), rng, count=QUESTIONS) for label in labels.numpy()])
+def _batch_at(pictures: Chunks, packer: Packer, step: int) -> tuple[Tensor, Packed]:
+    features, labels = feature_batch(pictures, step, batch_size=BATCH, seed=SEED)
+    return features, _asked(packer, labels, np.random.default_rng([SEED, step]))
+
+
+def _asked(packer: Packer, labels_BO4: Tensor, rng: np.random.Generator) -> Packed:
+    return packer.pack([ask_many(labels_to_scene(labels), rng, count=QUESTIONS) for labels in labels_BO4.numpy()])
 
 
 def _compute(

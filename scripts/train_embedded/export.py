@@ -16,6 +16,7 @@ from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.vision.encoder import PictureEncoder
 from scripts.train_embedded import ablation
 from scripts.train_embedded.code_stage import close_gates, open_gates
+from scripts.train_embedded.loop import trained
 from scripts.train_embedded.questions import CAPTION_QUESTIONS
 from scripts.train_embedded.render import CLEAN, draw_scene
 from scripts.train_embedded.sizes import VISION, build_decoder, build_encoder
@@ -67,12 +68,12 @@ def load_trained(folder: Path) -> tuple[PictureEncoder, LlamaAdapterDecoder]:
     """Encoder and decoder of the latest stages, with gates open. Raises FileNotFoundError if a stage has not run."""
     encoder, decoder = build_encoder(), build_decoder()
     if (folder / "reading.pt").exists():
-        encoder.load_state_dict(torch.load(folder / "reading.pt", weights_only=True)["modules"]["encoder"])
+        encoder.load_state_dict(trained(folder, "reading", "encoder"))
     else:
         load_tower(encoder, folder)
-        encoder.query.load_state_dict(torch.load(folder / "slots.pt", weights_only=True)["modules"]["query"])
+        encoder.query.load_state_dict(trained(folder, "slots", "query"))
     open_gates(decoder)
-    decoder.load_state_dict(torch.load(folder / "code.pt", weights_only=True)["modules"]["decoder"])
+    decoder.load_state_dict(trained(folder, "code", "decoder"))
     return encoder, decoder
 
 

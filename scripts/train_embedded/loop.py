@@ -166,6 +166,12 @@ def _order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
+def trained(folder: Path, stage: str, part: str) -> dict[str, Tensor]:
+    """The weights of one module of a stage's checkpoint. Raises FileNotFoundError if the stage has not run."""
+    weights: dict[str, Tensor] = torch.load(folder / f"{stage}.pt", weights_only=True)["modules"][part]
+    return weights
+
+
 def _shown(figures: dict[str, float]) -> str:
     return "  ".join(f"{key} {value:.4f}" for key, value in figures.items())
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -15,19 +16,6 @@ CAPTION_QUESTIONS = ("Generate caption of this image", "Describe this image.", "
 COUNT_QUESTIONS = ("How many objects are there?", "How many objects are in the picture?")
 NUMBERS = ("zero", "one", "two", "three")
 RELATIONS = ("to the left of", "to the right of", "above", "below")
-TASKS = (
-    "caption",
-    "count",
-    "count_shape",
-    "count_color",
-    "color",
-    "shape",
-    "size",
-    "where",
-    "exist",
-    "rel_yn",
-    "rel_what",
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,50 +93,31 @@ def _count(scene: Scene, rng: np.random.Generator) -> Question:
     return Question(task="count", text=_pick(rng, COUNT_QUESTIONS), answer=NUMBERS[len(scene)])
 
 
-def _count_shape(scene: Scene, rng: np.random.Generator) -> Question:
-    present = [thing.shape for thing in scene]
-    shape = _pick(rng, SHAPES) if rng.random() < 0.35 else _pick(rng, present)
-    answer = NUMBERS[present.count(shape)]
-    return Question(task="count_shape", text=f"How many {plural(shape)} are there?", answer=answer)
+def _count_of(scene: Scene, rng: np.random.Generator, *, attribute: str) -> Question:
+    """How many objects have a shape, or a colour; one in three times of any name, else of one in the scene."""
+    names = SHAPES if attribute == "shape" else COLOR_NAMES
+    present = [getattr(thing, attribute) for thing in scene]
+    name = _pick(rng, names) if rng.random() < 0.35 else _pick(rng, present)
+    things = plural(name) if attribute == "shape" else f"{name} objects"
+    answer = NUMBERS[present.count(name)]
+    return Question(task=f"count_{attribute}", text=f"How many {things} are there?", answer=answer)
 
 
-def _count_color(scene: Scene, rng: np.random.Generator) -> Question:
-    present = [thing.color for thing in scene]
-    color = _pick(rng, COLOR_NAMES) if rng.random() < 0.35 else _pick(rng, present)
-    answer = NUMBERS[present.count(color)]
-    return Question(task="count_color", text=f"How many {color} objects are there?", answer=answer)
-
-
-def _color(scene: Scene, rng: np.random.Generator) -> Question | None:
-    things = _unique(scene, "shape")
+def _of_one(
+    scene: Scene,
+    rng: np.random.Generator,
+    *,
+    task: str,
+    text: str,
+    answer: Callable[[Thing], str],
+    named_by: str = "shape",
+) -> Question | None:
+    """A question about an object that its shape (or colour) names uniquely; `text` has a place for the object."""
+    things = _unique(scene, named_by)
     if not things:
         return None
     thing = _pick(rng, things)
-    return Question(task="color", text=f"What color is the {thing.shape}?", answer=thing.color)
-
-
-def _shape(scene: Scene, rng: np.random.Generator) -> Question | None:
-    things = _unique(scene, "color")
-    if not things:
-        return None
-    thing = _pick(rng, things)
-    return Question(task="shape", text=f"What shape is the {thing.color} object?", answer=thing.shape)
-
-
-def _size(scene: Scene, rng: np.random.Generator) -> Question | None:
-    things = _unique(scene, "shape")
-    if not things:
-        return None
-    thing = _pick(rng, things)
-    return Question(task="size", text=f"Is the {thing.shape} large or small?", answer=thing.size)
-
-
-def _where(scene: Scene, rng: np.random.Generator) -> Question | None:
-    things = _unique(scene, "shape")
-    if not things:
-        return None
-    thing = _pick(rng, things)
-    return Question(task="where", text=f"Where is the {thing.shape}?", answer=at(thing))
+    return Question(task=task, text=text.format(thing), answer=answer(thing))
 
 
 def _exist(scene: Scene, rng: np.random.Generator) -> Question:
@@ -212,13 +181,20 @@ def _rel_what(scene: Scene, rng: np.random.Generator) -> Question | None:
 _MAKERS: dict[str, Callable[[Scene, np.random.Generator], Question | None]] = {
     "caption": _caption,
     "count": _count,
-    "count_shape": _count_shape,
-    "count_color": _count_color,
-    "color": _color,
-    "shape": _shape,
-    "size": _size,
-    "where": _where,
+    "count_shape": partial(_count_of, attribute="shape"),
+    "count_color": partial(_count_of, attribute="color"),
+    "color": partial(_of_one, task="color", text="What color is the {0.shape}?", answer=lambda thing: thing.color),
+    "shape": partial(
+        _of_one,
+        task="shape",
+        text="What shape is the {0.color} object?",
+        answer=lambda thing: thing.shape,
+        named_by="color",
+    ),
+    "size": partial(_of_one, task="size", text="Is the {0.shape} large or small?", answer=lambda thing: thing.size),
+    "where": partial(_of_one, task="where", text="Where is the {0.shape}?", answer=at),
     "exist": _exist,
     "rel_yn": _rel_yn,
     "rel_what": _rel_what,
 }
+TASKS = tuple(_MAKERS)

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from llama_adapter.vision.encoder import PictureEncoder
-from scripts.train_embedded import features
 from scripts.train_embedded.code_stage import SceneCode
+from scripts.train_embedded.features import feature_batch
 from scripts.train_embedded.loop import Optimizers, train
-from scripts.train_embedded.pictures import MAX_THINGS, NOTHING, UNKNOWN
+from scripts.train_embedded.pictures import MAX_THINGS, NOTHING, UNKNOWN, Chunks
 from scripts.train_embedded.sizes import build_encoder, is_hidden_matrix
 from scripts.train_embedded.vision_stage import load_tower
 
@@ -25,13 +25,14 @@ def run(*, data: Path, folder: Path, num_steps: int, lr: float = 2e-3, seed: int
     torch.manual_seed(seed)
     encoder = build_encoder()
     load_tower(encoder, folder)
+    named, odd = Chunks(data, "scene", "features"), Chunks(data, "odd", "features")
     optimizers = Optimizers([(encoder.query, 1.0)], lr=lr, is_hidden=is_hidden_matrix)
     train(
         "slots",
         {"query": encoder.query},
         optimizers,
-        _batch_at(data, seed=seed),
-        partial(_compute, encoder, SceneCode()),
+        partial(_batch_at, named, odd, seed=seed),
+        partial(read_scenes, encoder.query, SceneCode()),
         num_steps=num_steps,
         seed=seed,
         folder=folder,
@@ -62,8 +63,8 @@ def evaluate(encoder: PictureEncoder, data: Path, *, count: int = 1000) -> dict[
     """Share of objects (and of whole scenes) that the visual queries describe rightly, with and without new pairs."""
     scores: dict[str, float] = {}
     for kind in ("check", "pair"):
-        seen, labels = (chunks[0][:count] for chunks in features.load(data, kind))
-        target = torch.from_numpy(labels.astype(np.int64))
+        chunks = Chunks(data, kind, "features")
+        seen, target = chunks.arrays[0][:count], torch.from_numpy(chunks.labels[0][:count].astype(np.int64))
         with torch.autocast("cpu", dtype=torch.bfloat16):
             visual_query = torch.cat(
                 [encoder.query(torch.from_numpy(part.astype(np.float32))) for part in np.split(seen, 10)]
@@ -75,21 +76,19 @@ def evaluate(encoder: PictureEncoder, data: Path, *, count: int = 1000) -> dict[
     return scores
 
 
-def _batch_at(data: Path, *, seed: int) -> Callable[[int], tuple[Tensor, Tensor]]:
-    """Three quarters normal pictures, one quarter with unnamed kinds."""
-    named, odd = features.Features(data, "scene"), features.Features(data, "odd")
-
-    def batch_at(step: int) -> tuple[Tensor, Tensor]:
-        features_named, labels_named = named.batch_at(step, batch_size=BATCH * 3 // 4, seed=seed)
-        features_odd, labels_odd = odd.batch_at(step, batch_size=BATCH // 4, seed=seed + 1)
-        return torch.cat([features_named, features_odd]), torch.cat([labels_named, labels_odd])
-
-    return batch_at
-
-
-def _compute(encoder: PictureEncoder, code: SceneCode, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, float]]:
+def read_scenes(
+    read: Callable[[Tensor], Tensor], code: SceneCode, batch: tuple[Tensor, Tensor]
+) -> tuple[Tensor, dict[str, float]]:
+    """The loss of the visual queries that `read` gives for a batch of inputs and labels."""
     seen, labels = batch
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        visual_query = encoder.query(seen)
+        visual_query = read(seen)
     loss = slot_loss(code, visual_query, labels)
     return loss, {"loss": float(loss.detach())}
+
+
+def _batch_at(named: Chunks, odd: Chunks, step: int, *, seed: int) -> tuple[Tensor, Tensor]:
+    """Three quarters normal pictures, one quarter with unnamed kinds."""
+    normal = feature_batch(named, step, batch_size=BATCH * 3 // 4, seed=seed)
+    others = feature_batch(odd, step, batch_size=BATCH // 4, seed=seed + 1)
+    return torch.cat([normal[0], others[0]]), torch.cat([normal[1], others[1]])

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from llama_adapter.vision.encoder import PictureEncoder
-from scripts.train_embedded.loop import Optimizers, train
-from scripts.train_embedded.pictures import NOTHING, UNKNOWN, Crowd
+from scripts.train_embedded.loop import Optimizers, train, trained
+from scripts.train_embedded.pictures import NOTHING, UNKNOWN, Chunks
 from scripts.train_embedded.sizes import VISION, build_encoder, is_hidden_matrix
 from scripts.train_embedded.world import COLOR_NAMES, POSITIONS, SHAPES, SIZES
 
@@ -57,7 +57,7 @@ def run(*, pictures: Path, folder: Path, num_steps: int, lr: float = 2e-3, seed:
         "vision",
         {"clip": encoder.clip, "heads": heads},
         optimizers,
-        partial(Crowd(pictures).batch_at, batch_size=BATCH, seed=seed),
+        partial(Chunks(pictures, "crowd", "pixels").batch_at, batch_size=BATCH, seed=seed),
         partial(_compute, encoder, heads),
         num_steps=num_steps,
         seed=seed,
@@ -67,7 +67,7 @@ def run(*, pictures: Path, folder: Path, num_steps: int, lr: float = 2e-3, seed:
 
 def load_tower(encoder: PictureEncoder, folder: Path) -> None:
     """Put the trained tower into `encoder`."""
-    encoder.clip.load_state_dict(torch.load(folder / "vision.pt", weights_only=True)["modules"]["clip"])
+    encoder.clip.load_state_dict(trained(folder, "vision", "clip"))
 
 
 def _compute(

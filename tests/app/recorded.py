@@ -1,36 +1,33 @@
-"""Answers and their records, for tests of what is done with them."""
+"""Records of answers, for tests of what is done with them."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import Any
 
 from llama_adapter.app.records.key import RecordKey
-from llama_adapter.app.records.record import ErrorLike, Record, answer_to_record
+from llama_adapter.app.records.record import Record, answer_to_record
+from llama_adapter.app.tasks.answers import Answer, AnswerError
 
 SAMPLING = {"max_new_tokens": 16, "temperature": 0.0, "choices": ["Yes", "No"]}
 
 
-@dataclass(frozen=True, kw_only=True)
-class FakeError:
-    code: str
-    message: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class FakeAnswer:
-    picture: str = "pics/été.jpg"
-    digest: str = "ab" * 32
-    prompt: str = "What is it?"
-    text: str = "a red\ncircle “图” \u2028"
-    token_ids: Sequence[int] = (5, 6, 7)
-    finish: str = "stop"
-    choice: Mapping[str, float] | None = None
-    details: Mapping[str, object] = field(default_factory=dict)
-    unfamiliar: bool | None = None
-    error: ErrorLike | None = None
-    ms: Mapping[str, float] = field(default_factory=lambda: {"clip": 1.23456, "total": 9.0})
-
-
-def recorded(answer: FakeAnswer | None = None, *, run: str = "run-1", model_digest: str = "model") -> Record:
-    answer = answer or FakeAnswer()
+def recorded(*, id: str | None = None, run: str = "run-1", model_digest: str = "model", **changes: Any) -> Record:
+    """The record of an answer with these fields."""
+    usual: dict[str, Any] = {
+        "index": 0,
+        "picture": "pics/été.jpg",
+        "digest": "ab" * 32,
+        "prompt": "What is it?",
+        "text": "a red\ncircle “图” \u2028",
+        "token_ids": (5, 6, 7),
+        "finish": "stop",
+        "ms": {"clip": 1.23456, "total": 9.0},
+    }
+    answer = Answer(**{**usual, **changes})
     key = RecordKey(picture=answer.picture, prompt=answer.prompt, model_digest=model_digest, settings=SAMPLING)
-    return answer_to_record(answer, key=key, run=run)
+    record = answer_to_record(answer, key=key, run=run)
+    return record if id is None else {**record, "id": id}
+
+
+def failed(code: str = "truncated", message: str = "It is cut off.", **changes: Any) -> Record:
+    """The record of a failure."""
+    error = AnswerError(code=code, message=message)
+    return recorded(**{"finish": "error", "text": "", "digest": "", "error": error, "ms": {}, **changes})

@@ -1,8 +1,10 @@
-"""The embedded model's encoder in every form that tests want it in: torch, ONNX, OM; made once a test run."""
+"""Encoders of the embedded and the golden model as torch, ONNX and OM, made once a test run."""
 
+import fcntl
 import functools
-import tempfile
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +12,22 @@ import numpy as np
 import torch
 
 from llama_adapter.app.models.bundle import load_bundle
+from llama_adapter.app.models.checkpoints import ModelSources, assemble_sources
 from llama_adapter.runtime.graphs.card import GraphDtype
 from llama_adapter.runtime.graphs.open_session import GraphSpec
 from llama_adapter.runtime.graphs.sidecar import OmInput, OmSidecar, file_sha256, write_sidecar
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
 from llama_adapter.vision.card import EncoderCard
+from llama_adapter.vision.config import ChannelOrder
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.export import export_onnx
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
+from tests.app.golden import model_options
 from tests.fakes.om_format import write_fake_om
 
 ROOT = Path(__file__).resolve().parents[2]
 SOC = "Ascend310P3"
-_FOLDER = tempfile.TemporaryDirectory(prefix="exported-")
 
 
 @functools.cache
@@ -35,14 +39,29 @@ def embedded_encoder() -> PictureEncoder:
 
 def embedded_onnx(dtype: GraphDtype = "float32") -> Path:
     """Not to be changed by a test."""
-    return _embedded_onnx(dtype)
-
-
-@functools.cache
-def _embedded_onnx(dtype: GraphDtype) -> Path:
-    encoder, path = embedded_encoder(), Path(_FOLDER.name) / f"embedded-{dtype}.onnx"
-    export_onnx(encoder.config, encoder.state_dict(), path, name="embedded", dtype=dtype)
+    with _made_once(f"embedded-{dtype}.onnx") as (path, is_missing):
+        if is_missing:
+            encoder = embedded_encoder()
+            export_onnx(encoder.config, encoder.state_dict(), path, name="embedded", dtype=dtype)
     return path
+
+
+def golden_onnx(channel_order: ChannelOrder = "rgb") -> Path:
+    """Of BIAS-TINY, float32. Not to be changed by a test."""
+    with _made_once(f"golden-{channel_order}.onnx") as (path, is_missing):
+        if is_missing:
+            model = assemble_sources(ModelSources(**model_options(), channel_order=channel_order))
+            export_onnx(model.vision_config, model.vision_state, path, name=model.name)
+    return path
+
+
+@contextmanager
+def _made_once(name: str) -> Iterator[tuple[Path, bool]]:
+    """A file that all processes of a test run share, and whether it is to be made."""
+    path = Path(os.environ["TEST_RUN_FOLDER"]) / name
+    with open(f"{path}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield path, not path.exists()
 
 
 @functools.cache

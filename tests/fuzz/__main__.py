@@ -2,11 +2,12 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 
-def main() -> int:
-    """Returns 1 where something was found."""
+def main(given: Sequence[str] | None = None) -> int:
+    """Returns 1 if something was found."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="fuzz for some minutes, targets in turn")
@@ -18,7 +19,7 @@ def main() -> int:
     replay.add_argument("target")
     replay.add_argument("files", nargs="+", type=Path)
     commands.add_parser("list", help="the targets")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
 
     from tests.fuzz.targets import TARGETS
 

@@ -5,7 +5,7 @@ import json
 import pickle
 import warnings
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,7 +18,6 @@ from llama_adapter.app.models.bundle import LLM, MANIFEST, VISION, check_sizes, 
 from llama_adapter.app.models.bundle import read_manifest as read_bundle
 from llama_adapter.app.models.checkpoints import open_clip
 from llama_adapter.app.models.resources import embedded_model
-from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import open_adapter
 from llama_adapter.llm.weights.huggingface import open_huggingface
@@ -31,8 +30,8 @@ from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
 from llama_adapter.vision.out_of_distribution import read_familiarity
-from tests.fuzz.mutators import either, flipped, mutated_bytes, mutated_json, mutated_safetensors, mutated_zip
-from tests.fuzz.target import Target, refused, scratch
+from tests.fuzz.mutators import either, flipped, mutated_bytes, mutated_json, mutated_safetensors, mutated_zip, words
+from tests.fuzz.target import Mutator, Target, refused, scratch
 
 _GOLDEN = Path(__file__).parents[1] / "golden"
 _REFUSALS = (CheckpointError, GraphError)
@@ -108,29 +107,32 @@ def bundle(data: bytes) -> str:
 
 def card(data: bytes) -> str:
     """The card that an exported encoder carries."""
-    try:
-        text = data.decode()
+
+    def read(text: str) -> GraphCard:
         found = GraphCard.from_json(text, file="encoder.onnx")
         EncoderCard.from_graph(found, file="encoder.onnx")
-    except UnicodeDecodeError:
-        return "no text"
-    except GraphError as error:
-        return refused(error)
-    assert GraphCard.from_json(found.to_json(), file="again") == found
-    return f"ok {found.dtype}"
+        return found
+
+    return _there_and_back(data, read, lambda found: found.dtype)
 
 
 def sidecar(data: bytes) -> str:
     """The side-car of an OM."""
+    read = partial(OmSidecar.from_json, file="encoder.om.json")
+    return _there_and_back(data, read, lambda found: f"{found.has_gears} {len(found.batch_sizes)}")
+
+
+def _there_and_back(data: bytes, read: Callable[[str], Any], shown: Callable[[Any], str]) -> str:
+    """What reading JSON gives; what is read is written and read again."""
     try:
         text = data.decode()
-        found = OmSidecar.from_json(text, file="encoder.om.json")
+        found = read(text)
     except UnicodeDecodeError:
         return "no text"
     except GraphError as error:
         return refused(error)
-    assert OmSidecar.from_json(found.to_json(), file="again") == found
-    return f"ok {found.has_gears} {len(found.batch_sizes)}"
+    assert read(found.to_json()) == found
+    return f"ok {shown(found)}"
 
 
 def ood_detector(data: bytes) -> str:
@@ -306,35 +308,10 @@ def _mutated_pickle(data: bytes, random: Random) -> bytes:
     return bytes(content)
 
 
-_HARMLESS = (
-    b"cbuiltins\nlen\n",
-    b"ccollections\nOrderedDict\n",
-    b"ctorch._utils\n_rebuild_tensor_v2\n",
-    b"ctorch\nHalfStorage\n",
-)
+_HARMLESS = (b"cbuiltins\nlen\n", b"ccollections\nOrderedDict\n", b"ctorch._utils\n_rebuild_tensor_v2\n")
 _pickle_bytes = mutated_bytes(
-    *(
-        b".",
-        b"0",
-        b"1",
-        b"2",
-        b"(",
-        b"t",
-        b"R",
-        b"Q",
-        b"s",
-        b"u",
-        b"]",
-        b"}",
-        b"a",
-        b"e",
-        b"N",
-        b")",
-        b"\x85",
-        b"\x86",
-        b"\x94",
-    ),
-    *_HARMLESS,
+    *b". 0 1 2 ( t R Q s u ] } a e N ) \x85 \x86 \x94".split(b" "),
+    *(*_HARMLESS, b"ctorch\nHalfStorage\n"),
     *(b"visual.transformer.resblocks.7.", b"layers.9999999.", b"visual_blocks.99999999.", pickle.dumps(10**30)),
 )
 _zipped = either(
@@ -343,20 +320,13 @@ _zipped = either(
     ),
     mutated_zip({".pkl": _mutated_pickle, "": mutated_bytes()}),
 )
-_NAMES = (
-    *("F16", "F32", "BF16", "I8", "I64", "BOOL", "F8_E4M3", "dtype", "shape", "data_offsets", "__metadata__", [0, 0]),
-    *(
-        [0],
-        [1],
-        [2**31],
-        [2**63],
-        [0, 2**40],
-        "model.layers.2999999.input_layernorm.weight",
-        "vision_model.x",
-        "visual.proj",
-    ),
+_tensors = mutated_safetensors(
+    mutated_json(
+        *words("F16 F32 BF16 I8 I64 BOOL F8_E4M3 dtype shape data_offsets __metadata__"),
+        *([0, 0], [0], [1], [2**31], [2**63], [0, 2**40]),
+        *words("model.layers.2999999.input_layernorm.weight vision_model.x visual.proj"),
+    )
 )
-_tensors = mutated_safetensors(mutated_json(*_NAMES))
 
 
 def _mutate_clip(data: bytes, random: Random) -> bytes:
@@ -364,92 +334,47 @@ def _mutate_clip(data: bytes, random: Random) -> bytes:
 
 
 _SIZES = (
-    0,
-    1,
-    2,
-    4,
-    100_000_000,
-    2**40,
-    "dim",
-    "n_layers",
-    "n_kv_heads",
-    "rope_theta",
-    "num_hidden_layers",
-    "hidden_size",
+    *(0, 1, 2, 4, 100_000_000, 2**40),
+    *words("dim n_layers n_kv_heads rope_theta num_hidden_layers hidden_size"),
 )
-_TARGET = {"limit_s": 10.0, "max_bytes": 2**18, "quick_rounds": 60}
-TARGETS = (
-    Target(
-        name="meta-weights",
-        about="consolidated.00.pth: zip, pickle and tensors",
-        run=meta_weights,
-        seeds=lambda: {"new": _torch(_llama()), "old": _torch(_llama(), _use_new_zipfile_serialization=False)},
-        mutate=_zipped,
-        **_TARGET,
+_ROWS: tuple[tuple[str, str, Callable[[bytes], str], Callable[[], Mapping[str, bytes]], Mutator], ...] = (
+    (
+        *("meta-weights", "consolidated.00.pth: zip, pickle and tensors", meta_weights),
+        lambda: {"new": _torch(_llama()), "old": _torch(_llama(), _use_new_zipfile_serialization=False)},
+        _zipped,
     ),
-    Target(
-        name="meta-params",
-        about="params.json",
-        run=meta_params,
-        seeds=lambda: {"small": _params()},
-        mutate=mutated_json(*_SIZES),
-        **_TARGET,
+    ("meta-params", "params.json", meta_params, lambda: {"small": _params()}, mutated_json(*_SIZES)),
+    (
+        *("huggingface-weights", "model.safetensors: the header, and tensors by their names", huggingface_weights),
+        *(lambda: {"small": save(_as_huggingface())}, _tensors),
     ),
-    Target(
-        name="huggingface-weights",
-        about="model.safetensors: the header, and tensors by their names",
-        run=huggingface_weights,
-        seeds=lambda: {"small": save(_as_huggingface())},
-        mutate=_tensors,
-        **_TARGET,
+    (
+        *("huggingface-config", "config.json of a LLaMA", huggingface_config, lambda: {"small": _config()}),
+        mutated_json(*_SIZES, "rope_scaling", "rope_parameters", "llama", {"rope_type": "default"}),
     ),
-    Target(
-        name="huggingface-config",
-        about="config.json of a LLaMA",
-        run=huggingface_config,
-        seeds=lambda: {"small": _config()},
-        mutate=mutated_json(*_SIZES, "rope_scaling", "rope_parameters", "llama", {"rope_type": "default"}),
-        **_TARGET,
+    ("adapter", "an adapter file", adapter, _adapters, _zipped),
+    ("clip", "CLIP in three containers", clip, _clips, _mutate_clip),
+    (
+        *("bundle", "the manifest of a bundle", bundle),
+        lambda: {"embedded": (Path(embedded_model()) / MANIFEST).read_bytes()},
+        mutated_json(*_SIZES, *words("files llm vision precision int8 float16 ../x DecoderConfig")),
     ),
-    Target(name="adapter", about="an adapter's file", run=adapter, seeds=_adapters, mutate=_zipped, **_TARGET),
-    Target(name="clip", about="CLIP in three containers", run=clip, seeds=_clips, mutate=_mutate_clip, **_TARGET),
-    Target(
-        name="bundle",
-        about="a bundle's manifest",
-        run=bundle,
-        seeds=lambda: {"embedded": (Path(embedded_model()) / MANIFEST).read_bytes()},
-        mutate=mutated_json(
-            *_SIZES, "files", "llm", "vision", "precision", "int8", "float16", "../x", DecoderConfig.__name__
-        ),
-        **_TARGET,
+    (
+        *("card", "the card of an exported encoder", card, lambda: {"tiny": _made_card().to_json().encode()}),
+        mutated_json(*words("clip query version fingerprint rgb bgr")),
     ),
-    Target(
-        name="card",
-        about="the card of an exported encoder",
-        run=card,
-        seeds=lambda: {"tiny": _made_card().to_json().encode()},
-        mutate=mutated_json("clip", "query", "version", "fingerprint", "rgb", "bgr"),
-        **_TARGET,
+    (
+        *("sidecar", "the side-car of an OM", sidecar, _sidecars),
+        mutated_json(*words("card input shape batch_sizes NHWC NCHW"), [1, 2], [2, 1], [0]),
     ),
-    Target(
-        name="sidecar",
-        about="the side-car of an OM",
-        run=sidecar,
-        seeds=_sidecars,
-        mutate=mutated_json("card", "input", "shape", "batch_sizes", "NHWC", "NCHW", [1, 2], [2, 1], [0]),
-        **_TARGET,
+    ("ood_detector", "familiar.safetensors", ood_detector, _familiar, _tensors),
+    (
+        *("tokenizer", "tokenizer.model: a protobuf, read by SentencePiece", tokenizer),
+        lambda: {"golden": (_GOLDEN / "LLaMA/tokenizer.model").read_bytes()},
+        either(flipped, flipped, mutated_bytes(b"\x0a", b"\x12", b"\x80\x80\x80\x80\x10", b"<0x", b"\xe2\x96\x81")),
     ),
-    Target(
-        name="ood_detector", about="familiar.safetensors", run=ood_detector, seeds=_familiar, mutate=_tensors, **_TARGET
-    ),
-    Target(
-        name="tokenizer",
-        about="tokenizer.model: a protobuf, read by SentencePiece",
-        run=tokenizer,
-        seeds=lambda: {"golden": (_GOLDEN / "LLaMA/tokenizer.model").read_bytes()},
-        mutate=either(
-            flipped, flipped, mutated_bytes(b"\x0a", b"\x12", b"\x80\x80\x80\x80\x10", b"<0x", b"\xe2\x96\x81")
-        ),
-        **_TARGET,
-    ),
+)
+TARGETS = tuple(
+    Target(name=name, about=about, run=run, seeds=seeds, mutate=mutate, max_bytes=2**18, quick_rounds=60)
+    for name, about, run, seeds, mutate in _ROWS
 )

@@ -6,7 +6,8 @@ import io
 import itertools
 import json
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from llama_adapter.app.inputs.archives import archive_inputs
 from llama_adapter.app.inputs.folders import file_input
@@ -18,8 +19,8 @@ from llama_adapter.app.reading.sources import FileSlice
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_name
 from llama_adapter.vision.errors import PictureError
 from tests.app.inputs.files import tar_bytes
-from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines, mutated_tar
-from tests.fuzz.target import Target, refused, written
+from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines, mutated_tar, words
+from tests.fuzz.target import Mutator, Target, refused, written
 
 _MOST_ITEMS = 10_000  # of one input: more than its bytes can name
 _CODES = ("manifest", "list", "archive", "unsupported", "too_large")
@@ -110,11 +111,8 @@ def _as_cells(delimiter: str) -> bytes:
 
 
 def _as_jsonl() -> bytes:
-    more = [
-        {"file_name": "d.png", "question": "Q", "choices": ["a", "b"], "n": 1, "deep": {"a": []}},
-        {"path": "e.png"},
-    ]
-    return b"".join(json.dumps(row).encode() + b"\n" for row in (*_ROWS, *more))
+    more = {"file_name": "d.png", "question": "Q", "choices": ["a", "b"], "n": 1, "deep": {"a": []}}
+    return b"".join(json.dumps(row).encode() + b"\n" for row in (*_ROWS, more, {"path": "e.png"}))
 
 
 def _archives() -> dict[str, bytes]:
@@ -138,19 +136,7 @@ def _archives() -> dict[str, bytes]:
 
 
 _WORDS = (
-    *(
-        "picture",
-        "image",
-        "file_name",
-        "path",
-        "prompt",
-        "question",
-        "instruction",
-        "input",
-        "choices",
-        "yes,no",
-        "a,a",
-    ),
+    *words("picture image file_name path prompt question instruction input choices yes,no a,a"),
     *('["a", "b"]', "[", "{x}", "http://h/a.png", ["a", "b"], [1, 2], "a\0b"),
 )
 _cells = either(
@@ -162,27 +148,21 @@ _cells = either(
 _text = mutated_lines(
     mutated_bytes(b"# ", b"#", b"\0", b"\r", b"\xff", b"\xef\xbb\xbf", b"\xff\xfe", b" ", b"./", b"\x1b[2J")
 )
+_TABLES: dict[str, tuple[str, Callable[[], bytes], Mutator]] = {
+    "jsonl": ("a manifest and a sheet of questions as JSON lines", _as_jsonl, mutated_lines(mutated_json(*_WORDS))),
+    "csv": ("the same with commas", lambda: _as_cells(","), _cells),
+    "tsv": ("the same with tabs", lambda: _as_cells("\t"), _cells),
+}
 TARGETS = (
-    Target(
-        name="table-jsonl",
-        about="a manifest and a sheet of questions as JSON lines",
-        run=lambda data: table(data, suffix="jsonl"),
-        seeds=lambda: {"rows": _as_jsonl()},
-        mutate=mutated_lines(mutated_json(*_WORDS)),
-    ),
-    Target(
-        name="table-csv",
-        about="the same with commas",
-        run=lambda data: table(data, suffix="csv"),
-        seeds=lambda: {"rows": _as_cells(",")},
-        mutate=_cells,
-    ),
-    Target(
-        name="table-tsv",
-        about="the same with tabs",
-        run=lambda data: table(data, suffix="tsv"),
-        seeds=lambda: {"rows": _as_cells("\t")},
-        mutate=_cells,
+    *(
+        Target(
+            name=f"table-{suffix}",
+            about=about,
+            run=partial(table, suffix=suffix),
+            seeds=lambda rows=rows: {"rows": rows()},
+            mutate=mutate,
+        )
+        for suffix, (about, rows, mutate) in _TABLES.items()
     ),
     Target(
         name="sheet",

@@ -30,6 +30,11 @@ _VALUES: tuple[Any, ...] = (
 )
 
 
+def words(text: str) -> list[str]:
+    """The words of a text, as tokens of a mutator."""
+    return text.split()
+
+
 def mutated_bytes(*tokens: bytes, most: int = 4) -> Mutator:
     """Bits flipped, pieces removed, doubled, moved and put in; `tokens` are pieces that mean something."""
 
@@ -357,24 +362,9 @@ def mutated_tar(data: bytes, random: Random) -> bytes:
             )
             field = random.choice(
                 (
-                    b"77777777777",
-                    b"-1",
-                    b"",
-                    b"\x80" + b"\xff" * 11,
-                    b"\xff" * 12,
-                    b"00000000001",
-                    b"x",
-                    b"L",
-                    b"S",
-                    b"g",
-                    b"1",
-                    b"2",
-                    b"5",
-                    b"../../a.png",
-                    b"a.png",
-                    b"\xff\xfe.png",
-                    b".hidden.png",
-                    random.randbytes(8),
+                    *(b"77777777777", b"-1", b"", b"\x80" + b"\xff" * 11, b"\xff" * 12, b"00000000001"),
+                    *(b"x", b"L", b"S", b"g", b"1", b"2", b"5"),
+                    *(b"../../a.png", b"a.png", b"\xff\xfe.png", b".hidden.png", random.randbytes(8)),
                 )
             )
             block[start : start + width] = field[:width].ljust(width, b"\0")

@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import gradio as gr
 
@@ -25,7 +26,7 @@ from llama_adapter.app.web.runs import Runs
 from llama_adapter.app.web.uploads import ForeignFileError, place_in_uploads, refuse_foreign_files, uploads_of
 from llama_adapter.vision.errors import PictureError
 from tests.app.http_api.live import StubService, answer
-from tests.fuzz.mutators import mutated_json
+from tests.fuzz.mutators import mutated_json, words
 from tests.fuzz.target import Target, event_loop, refused, scratch
 
 _UPLOAD = "@upload"  # stands for the path of an uploaded picture
@@ -139,22 +140,8 @@ _TABS: dict[str, tuple[Callable[[list[Any], Any], object], int]] = {
 
 def event(data: bytes) -> str:
     """One event as JSON: the tab, the values of its components, and what the event itself says."""
-    with _own_uploads():
+    with patch.dict(os.environ, GRADIO_TEMP_DIR=str(scratch() / "uploads")):
         return _event(data)
-
-
-@contextlib.contextmanager
-def _own_uploads() -> Iterator[None]:
-    name = "GRADIO_TEMP_DIR"
-    before = os.environ.get(name)
-    os.environ[name] = str(scratch() / "uploads")
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def _event(data: bytes) -> str:
@@ -198,27 +185,10 @@ TARGETS = (
         run=event,
         seeds=_events,
         mutate=mutated_json(
-            *(
-                "path",
-                "orig_name",
-                "index",
-                "event_data",
-                "data",
-                "url",
-                "meta",
-                _UPLOAD,
-                "a.zip",
-                "/etc/passwd",
-                "a\0b",
-            ),
-            *(
-                {"path": _UPLOAD},
-                {"path": _UPLOAD, "orig_name": "x.zip"},
-                [{"path": _UPLOAD}],
-                "9" * 50,
-                10**400,
-                1e400,
-            ),
+            *words("path orig_name index event_data data url meta"),
+            *(_UPLOAD, "a.zip", "/etc/passwd", "a\0b"),
+            *({"path": _UPLOAD}, {"path": _UPLOAD, "orig_name": "x.zip"}, [{"path": _UPLOAD}]),
+            *("9" * 50, 10**400, 1e400),
         ),
         instrumented=("llama_adapter.app",),
         quick_rounds=60,

@@ -24,33 +24,9 @@ _READERS = [
     for order in ("rgb", "bgr")
 ]
 _TOKENS = (
-    *(
-        b"\xff\xd8",
-        b"\xff\xd9",
-        b"\xff\xc0",
-        b"\xff\xc2",
-        b"\xff\xda",
-        b"Exif\0\0",
-        b"II*\0",
-        b"MM\0*",
-        b"GIF89a",
-        b"!\xfe",
-    ),
-    *(b"!\xff\x0bNETSCAPE2.0", b"!\xf9\x04", b"RIFF", b"WEBPVP8X", b"WEBPVP8L", b"VP8 ", b"ALPH", b"ANIM", b"EXIF"),
-    *(
-        b"BM",
-        b"P6\n",
-        b"P5 ",
-        b"P1",
-        b"Pf\n-1.0\n",
-        b"65535\n",
-        b"ftypavif",
-        b"meta",
-        b"iloc",
-        b"ipco",
-        b"ispe",
-        b"av01",
-    ),
+    *(b"\xff\xd8", b"\xff\xd9", b"\xff\xc0", b"\xff\xc2", b"\xff\xda", b"Exif\0\0", b"II*\0", b"MM\0*", b"GIF89a"),
+    *(b"!\xfe", b"!\xff\x0bNETSCAPE2.0", b"!\xf9\x04", b"VP8 ", b"P6\n", b"P5 ", b"Pf\n-1.0\n", b"65535\n"),
+    *b"RIFF WEBPVP8X WEBPVP8L ALPH ANIM EXIF BM P1 ftypavif meta iloc ipco ispe av01".split(),
 )
 
 

@@ -15,11 +15,11 @@ from llama_adapter.app.records.manifest import RunManifest, read_manifest, write
 from llama_adapter.app.records.record import Record, RecordFileError, parse_record, read_records, record_to_line
 from llama_adapter.runtime.errors import UsageError
 from tests.app.calibration.test_file import calibration as fitted
-from tests.app.recorded import FakeAnswer, FakeError, recorded
-from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines
+from tests.app.recorded import failed, recorded
+from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines, words
 from tests.fuzz.target import Target, refused, scratch, written
 
-NEW = recorded(FakeAnswer(picture="new.png", digest="ef" * 32))
+NEW = recorded(picture="new.png", digest="ef" * 32)
 _NEW_LINE = record_to_line(NEW).encode() + b"\n"
 
 
@@ -120,18 +120,16 @@ def calibration(data: bytes) -> str:
 
 def _files() -> dict[str, bytes]:
     answers = [
-        FakeAnswer(),
-        FakeAnswer(picture="b/c.png", text="two", finish="length", unfamiliar=True),
-        FakeAnswer(picture="a.png", text="", finish="error", error=FakeError(code="truncated", message="It is cut.")),
-        FakeAnswer(picture="a.png", text="again"),
-        FakeAnswer(picture="x\\udcff.png", digest="", text="half \ud800"),
-        FakeAnswer(picture="data.tar/1.jpg", prompt="Second?", text="=1+1"),
+        recorded(),
+        recorded(picture="b/c.png", text="two", finish="length", unfamiliar=True),
+        failed(picture="a.png", digest="ab" * 32),
+        recorded(picture="a.png", text="again"),
+        recorded(picture="x\\udcff.png", digest="", text="half \ud800"),
+        recorded(picture="data.tar/1.jpg", prompt="Second?", text="=1+1"),
     ]
-    choices = [
-        FakeAnswer(picture=f"{n}.png", finish="choice", choice={"yes": n / 4, "no": 1 - n / 4}) for n in range(4)
-    ]
-    lines = [record_to_line(recorded(answer)).encode() for answer in answers]
-    many = b"".join(record_to_line(recorded(answer)).encode() + b"\n" for answer in choices)
+    choices = [recorded(picture=f"{n}.png", finish="choice", choice={"yes": n / 4, "no": 1 - n / 4}) for n in range(4)]
+    lines = [record_to_line(record).encode() for record in answers]
+    many = b"".join(record_to_line(record).encode() + b"\n" for record in choices)
     whole = b"\n".join(lines) + b"\n"
     return {
         "whole": whole,
@@ -161,15 +159,9 @@ def _calibrations() -> dict[str, bytes]:
 
 _WORDS = (
     *Record.__annotations__,
-    *("code", "message", "total", "stop", "length", "choice", "error", "a.png", "../../a.png", "/a.png"),
-    *(
-        "a.png\0",
-        "a/../b.png",
-        "data.tar/1.jpg",
-        "http://x/a.png",
-        {"yes": 0.5, "no": None},
-        {"code": "x", "message": "y"},
-    ),
+    *words("code message total stop length choice error a.png ../../a.png /a.png"),
+    *("a.png\0", "a/../b.png", "data.tar/1.jpg", "http://x/a.png", {"yes": 0.5, "no": None}),
+    {"code": "x", "message": "y"},
 )
 _as_json = mutated_json(*_WORDS)
 _as_lines = either(

@@ -21,7 +21,7 @@ from llama_adapter.app.web.archive import Archive, ArchiveLimits
 from llama_adapter.vision.errors import PictureError
 from tests.app.http_api.live import StubService, answer
 from tests.app.http_api.requests import chat, image, user
-from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines, mutated_zip
+from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines, mutated_zip, words
 from tests.fuzz.target import Target, event_loop, refused, written
 
 _CHAT = "/v1/chat/completions"
@@ -190,17 +190,7 @@ def _bodies() -> dict[str, bytes]:
 def _requests() -> dict[str, bytes]:
     head = b"host: localhost\ncontent-type: application/json\nauthorization: Bearer " + _KEY.encode()
     posted = f"POST {_CHAT}\n".encode() + head + b"\n\n" + json.dumps(chat()).encode()
-    paths = (
-        "/v1/models",
-        "/v1/models/stub",
-        "/health",
-        "/ready",
-        "/metrics",
-        "/docs",
-        "/openapi.json",
-        "/v1/nothing",
-        "/",
-    )
+    paths = words("/v1/models /v1/models/stub /health /ready /metrics /docs /openapi.json /v1/nothing /")
     return {"post": posted, **{f"get{path.replace('/', '-')}": f"GET {path}?a=b\n".encode() + head for path in paths}}
 
 
@@ -213,34 +203,9 @@ def _zips() -> dict[str, bytes]:
 
 
 _WORDS = (
-    *(
-        "model",
-        "messages",
-        "role",
-        "content",
-        "type",
-        "text",
-        "image_url",
-        "url",
-        "detail",
-        "user",
-        "system",
-        "assistant",
-    ),
-    *(
-        "default",
-        "stream",
-        "stream_options",
-        "include_usage",
-        "temperature",
-        "top_p",
-        "top_k",
-        "seed",
-        "stop",
-        "n",
-        "tools",
-    ),
-    *("max_tokens", "max_completion_tokens", "answer_choices", "response_format", "logit_bias", "name", "unknown"),
+    *words("model messages role content type text image_url url detail user system assistant default stream"),
+    *words("stream_options include_usage temperature top_p top_k seed stop n tools max_tokens max_completion_tokens"),
+    *words("answer_choices response_format logit_bias name unknown"),
     *("data:image/png;base64,AAAA", "http://127.0.0.1/a.png", "file:///etc/passwd", "data:text/html;base64,AA=="),
     *(["a"] * 200, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}),
 )
@@ -248,20 +213,9 @@ _as_body = mutated_json(*_WORDS)
 _as_head = mutated_lines(
     mutated_bytes(
         *(b"GET ", b"POST ", b"OPTIONS ", b"HEAD ", b"PUT ", b"/v1/", b"/v1/models/", b"//", b"%2e%2e", b"?", b"*"),
-        *(
-            b"host: evil",
-            b"host: localhost:1",
-            b"content-type: text/plain",
-            b"content-length: 99999999999",
-            b"origin: x",
-        ),
-        *(
-            b"content-length: -1",
-            b"transfer-encoding: chunked",
-            b"expect: 100-continue",
-            b"authorization: Basic x",
-            b"\xff",
-        ),
+        *(b"host: evil", b"host: localhost:1", b"content-type: text/plain", b"content-length: 99999999999"),
+        *(b"origin: x", b"content-length: -1", b"transfer-encoding: chunked", b"expect: 100-continue"),
+        *(b"authorization: Basic x", b"\xff"),
     )
 )
 
@@ -300,21 +254,9 @@ TARGETS = (
             "parameters": b"data:image/jpeg;charset=utf-8;base64,AAAA",
         },
         mutate=mutated_bytes(
-            *(
-                b"data:",
-                b"image/png",
-                b";base64,",
-                b"=",
-                b"==",
-                b"http://",
-                b"HTTPS://",
-                b"@",
-                b"[::1]",
-                b":",
-                b"#",
-                b"?",
-            ),
-            *(b"\\", b"%00", b"127.0.0.1", b"xn--", b"\xe3\x80\x82", b"\r\n", b"\x00", b"file://", b".", b"0x7f.1"),
+            *b"data: image/png ;base64, = == http:// HTTPS:// @ [::1] : # ?".split(),
+            *b"\\ %00 127.0.0.1 xn-- \xe3\x80\x82 file:// . 0x7f.1".split(),
+            *(b"\r\n", b"\x00"),
         ),
         quick_rounds=400,
         max_bytes=20_000,

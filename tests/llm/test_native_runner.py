@@ -17,19 +17,10 @@ from llama_adapter.llm.runners.sampler import NO_TOKEN
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.kernels.threads import num_threads, torch_stands_aside
+from tests.llm import toys
 from tests.llm.toys import EOS_ID, answer, open_runner, toy_decoder, toy_prompts, toy_requests, toy_visual_queries
 
-CONFIG = DecoderConfig(
-    vocab_size=300,
-    dim=128,
-    num_layers=3,
-    num_heads=4,
-    ffn_dim=192,
-    norm_eps=1e-6,
-    context=64,
-    num_adapter_layers=2,
-    num_queries=5,
-)
+CONFIG = dataclasses.replace(toys.CONFIG, dim=128, ffn_dim=192)
 CONFIGS = {
     "heads of 32": CONFIG,
     "heads of 64": dataclasses.replace(CONFIG, num_heads=2),

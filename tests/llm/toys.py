@@ -1,10 +1,12 @@
 """Tiny random decoders, runners and requests for tests of the language half; nothing here is trained."""
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -21,8 +23,10 @@ from llama_adapter.llm.weights.adapter import AdapterFile
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
 from llama_adapter.llm.weights.names import LlamaSource
 from llama_adapter.runtime.devices import Backend, CpuBackend
+from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.operators import ATEN, Operators
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 EOS_ID = 2
 CONFIG = DecoderConfig(
     vocab_size=300,
@@ -146,6 +150,14 @@ def kept_distribution(probabilities_RV: Tensor, *, top_p: float, top_k: int = 0)
     kept_RV, order_RV = kept_in_order(probabilities_RV, top_p=torch.tensor([[top_p]]), top_k=top_k_11)
     kept_RV = kept_RV / kept_RV.sum(dim=-1, keepdim=True)
     return torch.zeros_like(kept_RV).scatter(-1, order_RV, kept_RV)
+
+
+def refusal(action: Callable[[], object], folder: Path) -> str:
+    """Message and hint of the CheckpointError that the action raises; `folder` and the golden data get short names."""
+    with pytest.raises(CheckpointError) as caught:
+        action()
+    text = f"{caught.value.message} [{caught.value.hint}]"
+    return text.replace(str(folder), "FOLDER").replace(str(GOLDEN), "GOLDEN")
 
 
 def build_decoder(

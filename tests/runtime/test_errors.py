@@ -16,7 +16,7 @@ from syrupy.assertion import SnapshotAssertion
 from llama_adapter.app.online.types import BusyError
 from llama_adapter.app.terminal.run_guarded import format_problem, run_guarded
 from llama_adapter.llm.errors import PromptTooLongError
-from llama_adapter.runtime.device_failures import CODES, CONTEXT, MEMORY, OTHER, NpuFailure, explain_device_error
+from llama_adapter.runtime.device_failures import CODES, MEMORY, OTHER, explain_device_error
 from llama_adapter.runtime.errors import (
     CheckpointError,
     DeviceError,
@@ -25,7 +25,6 @@ from llama_adapter.runtime.errors import (
     LlamaAdapterError,
     UsageError,
 )
-from llama_adapter.runtime.graphs import om_failures
 from llama_adapter.runtime.problems import RULES, describe, rule_for
 from llama_adapter.vision.errors import PictureError
 from tests.app.golden import ROOT
@@ -170,16 +169,6 @@ def test_each_kind_of_failure_of_the_device_has_a_sentence_and_a_hint(snapshot: 
     assert all(f"error code is {code}" in problem.sentence for code, problem in problems.items())
     told = [f"{problem.sentence.partition(': ')[0]}\n    {problem.hint}" for problem in problems.values()]
     assert "\n".join(told) == snapshot
-
-
-@pytest.mark.parametrize(("kind", "row"), [("memory", MEMORY), ("context", CONTEXT)])
-def test_codes_mean_the_same_to_the_encoder_and_to_the_decoder(kind: str, row: NpuFailure) -> None:
-    shared = {code for code in CODES if code in om_failures.KINDS}
-
-    assert {code for code in shared if CODES[code] is row} == {
-        code for code in shared if om_failures.KINDS[code] == kind
-    }
-    assert any(CODES[code] is row for code in shared)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from llama_adapter.runtime.devices.npu_chips import FAMILIES
 from llama_adapter.runtime.devices.npu_load import explain_loading
 from llama_adapter.runtime.errors import DeviceError, GraphError, LlamaAdapterError
 from llama_adapter.runtime.graphs.atc_failures import explain as explain_atc
-from llama_adapter.runtime.graphs.om_failures import opening_failed, running_failed
+from llama_adapter.runtime.graphs.om_failures import import_failed, opening_failed, running_failed
 from llama_adapter.runtime.problems import RULES, describe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,7 +157,11 @@ def failures_of_an_om() -> list[Told]:
     ran = running_failed(
         RuntimeError("[207001]"), said="", file="x.om", soc="", device=0, wanted="float16", given="uint8"
     )
-    return [told_of(opened(RuntimeError("load model from file failed"))), told_of(ran)]
+    missing = ("ais_bench", "aclruntime", "ais_bench.infer")
+    imports: list[Exception] = [ModuleNotFoundError(name=name) for name in missing]
+    imports.append(ImportError("libascendcl.so: cannot open shared object file"))
+    loaded = opened(RuntimeError("load model from file failed"))
+    return [told_of(error) for error in (loaded, ran, *map(import_failed, imports))]
 
 
 def failures_of_atc() -> list[Told]:

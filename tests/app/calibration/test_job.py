@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.app.calibration.file import read_calibration
+from llama_adapter.app.inputs import InputsError
 from llama_adapter.app.jobs.calibrate import CalibrationJob, run_calibration
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -106,37 +108,28 @@ def test_only_the_named_pictures_count_and_one_question_may_stand_for_all(labels
 
 
 @pytest.mark.parametrize(
-    ("settings", "problem"),
+    "settings",
     [
-        ({"choices": ("left", "right")}, "line 2 of .*none of the choices left, right"),
-        ({"pictures": ("elsewhere.png",)}, "None of these pictures is in"),
-        ({"plot": "plot.txt"}, "--plot writes .png or .svg"),
-        ({"calibration_out": "/nowhere/c.json"}, "folder of `/nowhere/c.json` does not exist"),
+        {"choices": ("left", "right")},
+        {"pictures": ("elsewhere.png",)},
+        {"plot": "plot.txt"},
+        {"calibration_out": "/nowhere/c.json"},
+        {"calibration_out": __file__},  # it exists
+        {"prompts": False},
     ],
+    ids=["choices", "pictures", "plot", "folder", "existing file", "prompts"],
 )
-def test_what_cannot_be_meant_is_refused_before_a_model_is_loaded(
-    labels: Labels, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], problem: str
+def test_unusable_settings_are_refused_before_a_model_is_loaded(
+    labels: Labels, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], snapshot: SnapshotAssertion
 ) -> None:
-    monkeypatch.setattr(
-        "llama_adapter.app.jobs.calibrate.Captioner.load", lambda **_: pytest.fail("the model was loaded")
-    )
+    monkeypatch.setattr("llama_adapter.app.jobs.calibrate.Captioner.from_spec", lambda _: pytest.fail("loaded"))
+    if not settings.pop("prompts", True):
+        labels.rows = [(picture, "", "no") for picture, *_ in labels.rows]
 
-    with pytest.raises(UsageError, match=problem):
+    with pytest.raises((InputsError, UsageError)) as refused:
         labels.calibrate(**settings)
-
-
-def test_pictures_without_a_question_are_refused(labels: Labels) -> None:
-    labels.rows = [(picture, "", "no") for picture, *_ in labels.rows]
-
-    with pytest.raises(UsageError, match="has no prompt for every picture"):
-        labels.calibrate()
-
-
-def test_a_calibration_that_is_there_is_replaced_by_force_only(labels: Labels) -> None:
-    (labels.folder / "c.json").write_text("mine")
-
-    with pytest.raises(UsageError, match="exists already"):
-        labels.calibrate()
+    shown = refused.value.message.replace(str(labels.folder), "FOLDER").replace(__file__, "FILE")
+    assert (shown, refused.value.hint) == snapshot
 
 
 @pytest.mark.parametrize("precision", [0.0, 1.1, float("nan")])

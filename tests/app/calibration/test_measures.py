@@ -69,25 +69,20 @@ def test_a_temperature_that_probabilities_were_spoilt_with_is_found_again(temper
     assert fit_temperature(probabilities_NC, labels_N) == pytest.approx(temperature, rel=0.05)
 
 
-def test_where_every_answer_is_right_probabilities_stay_as_they_are() -> None:
-    assert fit_temperature(two(0.9, 0.6, 0.2), np.array([0, 0, 1])) == 1.0
-    assert fit_temperature(two(1.0, 0.0), np.array([0, 1])) == 1.0
-    assert fit_temperature(two(), np.array([], dtype=np.int64)) == 1.0
-
-
-def test_where_all_choices_are_equally_likely_nothing_can_be_fitted() -> None:
-    assert fit_temperature(two(0.5, 0.5), np.array([0, 1])) == 1.0
-
-
-def test_where_every_answer_is_wrong_the_temperature_is_the_highest() -> None:
-    assert fit_temperature(two(0.9, 0.6, 0.2), np.array([1, 1, 0])) == MAX_TEMPERATURE
-    assert fit_temperature(two(1.0, 0.0), np.array([1, 0])) == MAX_TEMPERATURE
-
-
-def test_right_answers_that_are_hardly_sure_beside_a_tie_reach_the_lowest_temperature() -> None:
-    probabilities_NC, labels_N = two(*[0.501] * 50, 0.5), np.array([0] * 50 + [1])
-
-    assert fit_temperature(probabilities_NC, labels_N) == MIN_TEMPERATURE
+@pytest.mark.parametrize(
+    ("shares", "labels", "temperature"),
+    [
+        ((0.9, 0.6, 0.2), [0, 0, 1], 1.0),  # every answer is right
+        ((1.0, 0.0), [0, 1], 1.0),
+        ((), [], 1.0),
+        ((0.5, 0.5), [0, 1], 1.0),  # all choices are equally likely
+        ((0.9, 0.6, 0.2), [1, 1, 0], MAX_TEMPERATURE),  # every answer is wrong
+        ((1.0, 0.0), [1, 0], MAX_TEMPERATURE),
+        ((*[0.501] * 50, 0.5), [0] * 50 + [1], MIN_TEMPERATURE),  # right and hardly sure, beside a tie
+    ],
+)
+def test_temperatures_at_the_ends(shares: tuple[float, ...], labels: list[int], temperature: float) -> None:
+    assert fit_temperature(two(*shares), np.array(labels, dtype=np.int64)) == temperature
 
 
 @given(seed=SEEDS, temperature=st.floats(MIN_TEMPERATURE, MAX_TEMPERATURE))
@@ -120,6 +115,8 @@ def test_measures_of_an_example_by_hand() -> None:
     assert metrics.brier == pytest.approx((2 * 0.2**2 + 2 * 0.8**2 + 2 * 0.3**2) / 3)
     # Two with 0.8, of which one is right; one with 0.7, which is.
     assert metrics.ece == pytest.approx((2 * abs(0.8 - 0.5) + abs(0.7 - 1.0)) / 3)
+    with pytest.raises(ValueError, match="at least one"):
+        measure(two(), np.array([], dtype=np.int64))
 
 
 def test_probabilities_that_happen_as_often_as_they_say_have_hardly_an_error_and_surer_ones_have() -> None:
@@ -130,11 +127,6 @@ def test_probabilities_that_happen_as_often_as_they_say_have_hardly_an_error_and
     assert measure(surer_NC, labels_N).ece > 0.1
 
 
-def test_measures_of_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least one labelled example"):
-        measure(two(), np.array([], dtype=np.int64))
-
-
 @given(seed=SEEDS)
 def test_every_example_is_in_one_bin_that_holds_its_confidence(seed: int) -> None:
     probabilities_NC, labels_N = drawn(seed, count=50)
@@ -143,9 +135,6 @@ def test_every_example_is_in_one_bin_that_holds_its_confidence(seed: int) -> Non
     assert sum(one.count for one in bins) == 50
     assert all(one.confidence is None or one.low < one.confidence <= one.high for one in bins)
     assert (bins[0].low, bins[-1].high) == (0.0, 1.0)
-
-
-def test_certainty_is_in_the_last_bin() -> None:
     assert reliability(two(1.0), np.array([0]))[-1].count == 1
 
 
@@ -179,10 +168,7 @@ def test_an_examples_own_label_does_not_change_its_held_out_probabilities() -> N
     other_N[0] = 1 - other_N[0]
     groups_N = np.arange(50)
 
-    first, second = (
-        cross_fitted(probabilities_NC, labels_N, groups_N),
-        cross_fitted(probabilities_NC, other_N, groups_N),
-    )
+    first, second = (cross_fitted(probabilities_NC, labels, groups_N) for labels in (labels_N, other_N))
     assert first is not None
     assert second is not None
     assert first[0].tolist() == second[0].tolist()
@@ -230,9 +216,6 @@ def test_a_precision_that_cannot_be_had_is_none_and_the_best_is_known() -> None:
     best = best_precision(scores_N, is_right_N)
 
     assert find_threshold(scores_N, is_right_N, precision=0.95) is None
+    assert find_threshold(scores_N, is_right_N & False, precision=0.5) is None
     assert best is not None
     assert best.precision == pytest.approx(2 / 3)
-
-
-def test_where_the_first_choice_is_never_right_no_threshold_finds_it() -> None:
-    assert find_threshold(np.array([0.9, 0.1]), np.array([False, False]), precision=0.5) is None

@@ -53,12 +53,12 @@ def watch(captioner: Captioner, sheets: Sequence[Sequence[Prompt]], monkeypatch:
         num_done = sum(answered[str(number)] == len(sheet) for number, sheet in enumerate(sheets))
         watched.encoded.append(len(pixels))
         watched.under_way.append(sum(watched.encoded) - num_done)
-        watched.requests_at_call.append(loop.num_unfinished)
+        watched.requests_at_call.append(len(loop.in_flight))
         return encode(loop, pixels)
 
     def noting_step(loop: CaptionLoop) -> list[Event]:
         if sum(watched.encoded) < len(sheets):
-            watched.requests_at_step.append(loop.num_unfinished)
+            watched.requests_at_step.append(len(loop.in_flight))
         return step(loop)
 
     monkeypatch.setattr(CaptionLoop, "encode", noting_encode)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_adapter.app.captioning.stop_strings import StopStrings
+from llama_adapter.app.captioning.active_request import StopStrings
 
 
 def through(stops: list[str], pieces: list[str]) -> tuple[str, bool]:

@@ -5,35 +5,19 @@ import io
 import json
 import zipfile
 from pathlib import PurePosixPath
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_adapter.app.exports.formats import FAILED_NAME, defused, safe_path, to_csv, to_jsonl, to_sidecars
-from llama_adapter.app.records.record import ErrorRecord, Record
+from llama_adapter.app.records.record import Record
+from tests.app.recorded import failed, recorded
 
 
-def record(picture: str = "a.png", text: str = "a red star", **changes: object) -> Record:
-    return Record(
-        **{  # type: ignore[typeddict-item]
-            "id": "0" * 32,
-            "picture": picture,
-            "prompt": "What is it?",
-            "text": text,
-            "finish": "stop",
-            "choice": None,
-            "tokens": 3,
-            "error": None,
-            "ms": {"total": 12.5},
-            "run": "run-1",
-            **changes,
-        }
-    )
-
-
-def failed(picture: str) -> Record:
-    return record(picture, "", finish="error", error=ErrorRecord(code="truncated", message="It is cut off."), ms={})
+def record(picture: str = "a.png", text: str = "a red star", **changes: Any) -> Record:
+    return recorded(id="0" * 32, picture=picture, text=text, ms={"total": 12.5}, **changes)
 
 
 def rows(table: bytes) -> list[list[str]]:
@@ -50,7 +34,7 @@ def members(packed: bytes) -> dict[str, str]:
 
 
 def test_json_lines_hold_every_record_unchanged() -> None:
-    records = [record(text="=1+1\nzwei “Zeilen”"), failed("b.png")]
+    records = [record(text="=1+1\nzwei “Zeilen”"), failed(picture="b.png")]
 
     assert [json.loads(line) for line in to_jsonl(records).decode().splitlines()] == records
 
@@ -59,13 +43,13 @@ def test_json_lines_hold_every_record_unchanged() -> None:
 
 
 def test_the_table_has_a_row_for_each_record_with_reason_and_figures() -> None:
-    head, first, second = rows(to_csv([record(), failed("b.png")]))
+    head, first, second = rows(to_csv([record(unfamiliar=False), failed(picture="b.png")]))
 
     assert dict(zip(head, first, strict=True)) == {
         "picture": "a.png",
         "text": "a red star",
         "finish": "stop",
-        "unfamiliar": "",
+        "unfamiliar": "False",
         "tokens": "3",
         "ms": "12.5",
         "error": "",
@@ -77,15 +61,8 @@ def test_the_table_has_a_row_for_each_record_with_reason_and_figures() -> None:
     assert dict(zip(head, second, strict=True))["reason"] == "It is cut off."
 
 
-@pytest.mark.parametrize("unfamiliar", [True, False])
-def test_the_table_says_whether_a_picture_is_unfamiliar_where_the_model_can_tell(unfamiliar: bool) -> None:
-    head, row = rows(to_csv([record(unfamiliar=unfamiliar)]))
-
-    assert dict(zip(head, row, strict=True))["unfamiliar"] == str(unfamiliar)
-
-
 def test_each_choice_has_a_column_and_records_without_it_leave_it_empty() -> None:
-    head, first, second = rows(to_csv([record(text="yes", choice={"yes": 0.75, "no": 0.25}), failed("b.png")]))
+    head, first, second = rows(to_csv([record(text="yes", choice={"yes": 0.75, "no": 0.25}), failed(picture="b.png")]))
 
     assert head[-2:] == ["probability of yes", "probability of no"]
     assert (first[-2:], second[-2:]) == (["0.75", "0.25"], ["", ""])
@@ -133,14 +110,18 @@ def test_each_answer_stands_in_a_text_file_of_the_name_of_its_picture_with_folde
 
 
 def test_pictures_without_an_answer_are_listed_with_their_reasons() -> None:
-    packed = members(to_sidecars([record("a.png"), failed("cats/b.png")]))
+    records = [record("a.png"), failed(picture="cats/b.png")]
+    packed = members(to_sidecars(records))
 
+    assert to_sidecars(records) == to_sidecars(records)
     assert packed == {"a.txt": "a red star\n", FAILED_NAME: "cats/b.png: truncated: It is cut off.\n"}
 
 
 def test_equal_names_become_different_files_also_where_case_does_not_count() -> None:
     names = ["a.png", "A.jpg", "a.png", "a.txt/b.png", "failed.png"]
-    packed = members(to_sidecars([*(record(name, str(number)) for number, name in enumerate(names)), failed("x")]))
+    packed = members(
+        to_sidecars([*(record(name, str(number)) for number, name in enumerate(names)), failed(picture="x")])
+    )
 
     assert len(packed) == len(names) + 1
     assert len({name.casefold() for name in packed}) == len(packed)
@@ -179,9 +160,3 @@ def test_no_name_leads_out_of_the_folder_or_is_too_long(name: str) -> None:
 def test_a_text_that_has_no_utf8_form_is_written_all_the_same() -> None:
     assert members(to_sidecars([record("a.png", "half \ud800")])) == {"a.txt": "half \\ud800\n"}
     assert "\\ud800" in to_csv([record(text="\ud800")]).decode("utf-8-sig")
-
-
-def test_equal_records_give_equal_files() -> None:
-    records = [record("a.png"), failed("b.png")]
-
-    assert to_sidecars(records) == to_sidecars(records)

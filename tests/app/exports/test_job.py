@@ -16,35 +16,24 @@ from llama_adapter.app.calibration.file import Calibration, write_calibration
 from llama_adapter.app.calibration.fitting import Examples, calibrate
 from llama_adapter.app.exports.job import ExportRecordsJob, run_export_records
 from llama_adapter.app.records.manifest import RunManifest, runs_behind, write_manifest
-from llama_adapter.app.records.record import ErrorRecord, Record, read_records, record_to_line
+from llama_adapter.app.records.record import Record, read_records, record_to_line
 from llama_adapter.runtime.errors import ExitCode, UsageError
+from tests.app.recorded import failed as recorded_failure
+from tests.app.recorded import recorded
 
 
 def record(picture: str = "a.png", *, text: str = "a star", prompt: str = "What?", **changes: Any) -> Record:
-    values: dict[str, Any] = {
-        "id": f"{picture}{prompt}",
-        "picture": picture,
-        "prompt": prompt,
-        "text": text,
-        "finish": "stop",
-        "choice": None,
-        "tokens": 3,
-        "error": None,
-        "ms": {"total": 12.5},
-        "run": "run-1",
-        **changes,
-    }
-    return Record(**values)  # type: ignore[typeddict-item]
+    usual = {"id": f"{picture}{prompt}", "ms": {"total": 12.5}}
+    return recorded(**{"picture": picture, "text": text, "prompt": prompt, **usual, **changes})
 
 
 def asked(picture: str, yes: float) -> Record:
-    text = "Yes" if yes >= 0.5 else "No"
-    return record(picture, text=text, prompt="Red?", finish="choice", choice={"Yes": yes, "No": round(1 - yes, 6)})
+    text, choice = "Yes" if yes >= 0.5 else "No", {"Yes": yes, "No": round(1 - yes, 6)}
+    return record(picture, text=text, prompt="Red?", finish="choice", choice=choice)
 
 
 def failed(picture: str = "a.png", prompt: str = "What?") -> Record:
-    error = ErrorRecord(code="truncated", message="It is cut off.")
-    return record(picture, text="", prompt=prompt, id=f"name{prompt}", finish="error", error=error, ms={})
+    return recorded_failure(picture=picture, prompt=prompt, id=f"name{prompt}")
 
 
 class Answers:
@@ -312,7 +301,9 @@ def test_the_root_is_no_folder_of_a_job_even_if_it_is_the_current_one(
 
 def test_pictures_that_earlier_versions_recorded_by_an_escaped_name_get_their_texts(answers: Answers) -> None:
     (answers.folder / "9.41\u202fAM.png").touch()
-    answers.write([record(str(answers.folder / r"9.41\u202fAM.png"))])
+    old = record(str(answers.folder / r"9.41\u202fAM.png"))
+    del old["exact_name"]
+    answers.write([old])
 
     assert answers.export("sidecars") == ExitCode.OK
     assert (answers.folder / "9.41\u202fAM.txt").read_text() == "a star\n"

@@ -40,17 +40,28 @@ def test_a_text_stands_beside_its_picture(tmp_path: Path) -> None:
 
 
 def test_beside_a_picture_that_is_not_there_nothing_is_written(tmp_path: Path) -> None:
-    files = write(None, {str(tmp_path / "a.png"): "one", str(tmp_path / "b.tar/c.png"): "two", "\0": "three"})
+    names = [str(tmp_path / "a.png"), str(tmp_path / "b.tar/c.png"), "\0", "..", ".", ""]
+    files = write(None, dict.fromkeys(names, "text"))
 
     assert texts(tmp_path) == {}
-    assert files.refusals.count == 3
+    assert files.refusals.count == len(names)
     assert "name a folder as --out" in files.refusals.told[0]
 
 
-def test_in_a_folder_the_folders_of_pictures_are_mirrored(tmp_path: Path) -> None:
-    write(tmp_path / "out", {"pics/a.png": "one", "shots.tar/sub/b.png": "two", "/abs/c.png": "three"})
+@pytest.mark.parametrize(
+    "places",
+    [
+        {"pics/a.png": "pics/a.txt", "shots.tar/sub/b.png": "shots.tar/sub/b.txt", "/abs/c.png": "abs/c.txt"},
+        # Pictures that share a stem get a text each; none takes the name of a folder.
+        {"a.png": "a.png.txt", "a.jpg": "a.jpg.txt", "A.gif": "A.gif.txt", "a.txt/b.png": "a.txt/b.txt"},
+        {os.fsdecode(b"inv\xff.png"): "inv%FF.txt", os.fsdecode(b"inv\xfe.png"): "inv%FE.txt"},
+    ],
+    ids=["folders", "equal stems", "undecoded bytes"],
+)
+def test_texts_in_a_folder_are_named_after_their_pictures(tmp_path: Path, places: dict[str, str]) -> None:
+    write(tmp_path / "out", {picture: f"{picture!a} \ud800" for picture in places})
 
-    assert texts(tmp_path / "out") == {"pics/a.txt": "one\n", "shots.tar/sub/b.txt": "two\n", "abs/c.txt": "three\n"}
+    assert texts(tmp_path / "out") == {place: f"{picture!a} \\ud800\n" for picture, place in places.items()}
 
 
 def test_no_name_leads_out_of_the_folder(tmp_path: Path) -> None:
@@ -106,23 +117,12 @@ def test_what_is_there_already_is_not_written_again(tmp_path: Path) -> None:
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
 
-def test_pictures_that_share_a_stem_get_a_text_each(tmp_path: Path) -> None:
-    write(tmp_path, {"a.png": "one", "a.jpg": "two", "A.gif": "three", "a.txt/b.png": "four"})
-
-    assert texts(tmp_path) == {
-        "a.png.txt": "one\n",
-        "a.jpg.txt": "two\n",
-        "A.gif.txt": "three\n",
-        "a.txt/b.txt": "four\n",
-    }
-
-
-def test_a_folder_in_the_place_of_a_text_is_never_replaced(tmp_path: Path) -> None:
-    (picture,) = pictures(tmp_path, "a.png")
+def test_a_folder_in_the_place_of_a_text_and_a_name_too_long_cost_no_other_text(tmp_path: Path) -> None:
+    first, long, second = pictures(tmp_path, "a.png", "x" * 255, "b.png")
     (tmp_path / "a.txt").mkdir()
 
-    assert write(None, {picture: "one"}, force=True).refusals.count == 1
-    assert sorted(os.listdir(tmp_path)) == ["a.png", "a.txt"]  # and nothing half-written
+    assert write(None, {first: "one", long: "one", second: "two"}, force=True).refusals.count == 2
+    assert sorted(os.listdir(tmp_path)) == ["a.png", "a.txt", "b.png", "b.txt", "x" * 255]  # and nothing half-written
 
 
 def test_many_refusals_are_counted_and_some_told(tmp_path: Path) -> None:
@@ -130,25 +130,6 @@ def test_many_refusals_are_counted_and_some_told(tmp_path: Path) -> None:
 
     assert len(lines) == MAX_TOLD + 1
     assert lines[-1] == "error: and 5 more"
-
-
-def test_a_name_that_is_too_long_costs_only_its_own_text(tmp_path: Path) -> None:
-    long, short = pictures(tmp_path, "x" * 255, "a.png")
-    files = write(None, {long: "one", short: "two"})
-
-    assert files.refusals.count == 1
-    assert texts(tmp_path) == {"a.txt": "two\n"}
-
-
-def test_half_a_character_is_written_as_its_escape(tmp_path: Path) -> None:
-    write(tmp_path, {"a.png": "half \ud800"})
-
-    assert texts(tmp_path) == {"a.txt": "half \\ud800\n"}
-
-
-@pytest.mark.parametrize("name", ["..", ".", ""])
-def test_odd_names_beside_pictures_are_refused(name: str) -> None:
-    assert write(None, {name: "text"}).refusals.count == 1
 
 
 # Only below folders that are allowed
@@ -203,9 +184,3 @@ def test_any_name_that_a_picture_has_its_text_has_too(tmp_path: Path, name: str)
 
     assert beside([tmp_path], picture).num_written == 1
     assert (tmp_path / f"{name}.txt").read_text() == "text\n"
-
-
-def test_in_a_folder_of_texts_undecoded_bytes_are_numbers(tmp_path: Path) -> None:
-    write(tmp_path, {f"inv{os.fsdecode(byte)}.png": "one" for byte in (b"\xff", b"\xfe")})
-
-    assert texts(tmp_path) == {"inv%FF.txt": "one\n", "inv%FE.txt": "one\n"}

@@ -3,39 +3,26 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_adapter.app.exports.survey import Selection, Survey, record_files, survey
-from llama_adapter.app.records.record import ErrorRecord, Record, RecordFileError, record_to_line
+from llama_adapter.app.records.record import Record, RecordFileError, record_to_line
 from llama_adapter.runtime.errors import UsageError
+from tests.app.recorded import failed as failure
+from tests.app.recorded import recorded
 
 ALL = Selection()
 
 
-def record(
-    picture: str = "a.png",
-    *,
-    id: str = "1",
-    prompt: str = "p",
-    text: str = "t",
-    failed: bool = False,
-    run: str = "r",
-) -> Record:
-    return Record(
-        id=id,
-        picture=picture,
-        prompt=prompt,
-        text="" if failed else text,
-        finish="error" if failed else "stop",
-        choice=None,
-        tokens=1,
-        error=ErrorRecord(code="missing", message="It is not there.") if failed else None,
-        ms={"total": 1.0},
-        run=run,
-    )
+def record(picture: str = "a.png", *, id: str = "1", prompt: str = "p", failed: bool = False, **changes: Any) -> Record:
+    made = failure if failed else recorded
+    found = made(picture=picture, id=id, prompt=prompt, **changes)
+    found.pop("exact_name", None)  # type: ignore[typeddict-item]
+    return found
 
 
 def write(path: Path, records: Sequence[Record], end: str = "") -> str:
@@ -180,9 +167,9 @@ def test_every_picture_and_prompt_keeps_an_answer_if_it_ever_had_one(
     assert asked(kept, failed=False) == asked(records, failed=False)
     assert len({(one["id"], one["picture"]) for one in kept}) == len(kept)
     failures = [one for one in kept if one["error"] is not None]
-    for failure in failures:
-        alike = [one for one in records if (one["picture"], one["prompt"]) == (failure["picture"], failure["prompt"])]
-        assert alike[-1]["run"] == failure["run"]
+    for one in failures:
+        alike = [other for other in records if (other["picture"], other["prompt"]) == (one["picture"], one["prompt"])]
+        assert alike[-1]["run"] == one["run"]
 
 
 # Names that earlier versions escaped

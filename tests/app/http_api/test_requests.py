@@ -111,6 +111,7 @@ def test_an_unsupported_value_is_refused_by_name(api: TestClient, name: str, val
         (chat(user(image()), stop=["a"] * (MAX_STOPS + 1)), "invalid_value", "stop"),
         (chat(user(image()), stop=["a", ""]), "invalid_value", "stop[1]"),
         (chat(user(image()), answer_choices=["a"]), "invalid_value", "answer_choices"),
+        (chat(user(image()), answer_choices=["a", "a"]), "invalid_value", "answer_choices"),
         (chat(user(image()), colour="red"), "unknown_parameter", "colour"),
         (chat(user({**image(), "size": 1})), "unknown_parameter", "messages[0].content[0].size"),
         (chat({"role": "tool", "content": "a"}), "invalid_value", "messages[0]"),

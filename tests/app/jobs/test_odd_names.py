@@ -187,20 +187,3 @@ def test_a_question_with_an_old_name_filled_in_is_not_asked_again(run: Run, old:
 
     assert "1 answered by an earlier run" in ran.err
     assert len(records_in("stem.jsonl")) == 1
-
-
-# One validation for all who read records
-
-
-@pytest.mark.parametrize("change", [{"error": "no"}, {"text": None}, {"error": {"code": 1}}, {"choice": []}])
-def test_a_record_with_a_value_of_another_kind_is_refused_by_jobs_and_exports_alike(
-    run: Run, old: Path, change: dict[str, object]
-) -> None:
-    lines = [old_line(OLD[4]), json.dumps({**json.loads(old_line(OLD[3])), **change}), old_line(OLD[2])]
-    Path("old.jsonl").write_text("\n".join(lines) + "\n")
-    before = Path("old.jsonl").read_bytes()
-
-    for ran in (resume(run), run("export-records", "old.jsonl", "--to", "csv")):
-        assert ran.code == 1
-        assert "line 2 is not a record" in ran.err
-    assert Path("old.jsonl").read_bytes() == before

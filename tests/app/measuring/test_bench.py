@@ -26,7 +26,7 @@ CEILINGS = Ceilings(bytes_per_s=1e9, decoder_flops_per_s=1e9, encoder_flops_per_
 
 @pytest.fixture(autouse=True)
 def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llama_adapter.app.measuring.ceilings._HOST_BUFFER", 1 << 20)
+    monkeypatch.setattr("llama_adapter.runtime.ceilings._HOST_BUFFER", 1 << 20)
 
 
 def tiny_run(**changes: Any) -> BenchResult:

@@ -1,5 +1,7 @@
 """Counted work, against numbers worked out by hand for sizes small enough to do so."""
 
+from dataclasses import replace
+
 import pytest
 from torch import device, nn
 
@@ -17,22 +19,12 @@ from llama_adapter.app.measuring.roofline import (
     step_work,
 )
 from llama_adapter.app.models.random_model import LLAMA_SIZES, vision_config
-from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
+from tests.llm.toys import CONFIG
 
-DECODER = DecoderConfig(
-    vocab_size=10,
-    dim=4,
-    num_layers=3,
-    num_heads=2,
-    ffn_dim=8,
-    norm_eps=1e-6,
-    context=16,
-    num_adapter_layers=2,
-    num_queries=5,
-)
+DECODER = replace(CONFIG, vocab_size=10, dim=4, num_heads=2, ffn_dim=8, context=16)
 # 4 patches of 2 x 2 pixels and 3 colours.
 VISION = VisionConfig(
     clip=ClipConfig(image_size=4, patch_size=2, width=2, num_layers=1, num_heads=1, output_dim=3),

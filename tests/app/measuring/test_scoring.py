@@ -101,8 +101,8 @@ def test_known_answers_are_read_in_their_order_blank_lines_left_out(tmp_path: Pa
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("{", "it is no JSON"),
-        ('["a.png"]', "it is no JSON object"),
+        ("{", "it is not valid JSON"),
+        ('["a.png"]', "it is not a JSON object"),
         ({name: LINE[name] for name in ("picture", "task", "question")}, "it has no `answer`"),
         ({**LINE, "picture": 7}, "its `picture` is no text"),
         ({**LINE, "question": " "}, "its `question` is no text"),

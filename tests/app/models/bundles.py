@@ -1,5 +1,6 @@
 """The sources of the tiny model, and ways to damage a bundle of it."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,14 @@ def edit(change: Callable[[dict[str, Any]], object]) -> Damage:
         (place / "manifest.json").write_text(json.dumps(manifest))
 
     return apply
+
+
+def edit_known_answer(place: Path, **entries: Any) -> None:
+    """Replace the known answer of a bundle and its digest."""
+    data = json.dumps(entries).encode()
+    (place / "known_answer.json").write_bytes(data)
+    entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    edit(lambda manifest: manifest["files"].update({"known_answer.json": entry}))(place)
 
 
 def edit_manifest(**entries: Any) -> Damage:

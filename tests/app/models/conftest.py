@@ -1,5 +1,6 @@
 """The tiny model, and a bundle of it."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,12 @@ def model() -> LoadedModel:
     return assemble_sources(SOURCES)
 
 
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory, model: LoadedModel) -> Path:
+    """Not to be changed by a test."""
+    return save_bundle(tmp_path_factory.mktemp("saved") / "bundle", model=model)
+
+
 @pytest.fixture
-def bundle(tmp_path: Path, model: LoadedModel) -> Path:
-    return save_bundle(tmp_path / "bundle", model=model)
+def bundle(tmp_path: Path, saved: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "bundle"))

@@ -73,7 +73,7 @@ def test_a_model_says_what_it_was_made_of() -> None:
     assert model.name == "LORA-BIAS-TINY"
     assert model.merged == ("gates", "lora")
     assert model.decoder_config.context == 77
-    assert model.channel_order == "rgb"
+    assert model.vision_config.channel_order == "rgb"
 
 
 def test_a_trainer_checkpoint_needs_no_clip_and_wins_over_one() -> None:
@@ -89,9 +89,9 @@ def test_public_releases_are_bgr_by_the_digest_in_their_name(tmp_path: Path) -> 
     released = Path(shutil.copy(GOLDEN / "adapters" / "BIAS-TINY.pth", tmp_path / f"{RELEASED}_BIAS-7B.pth"))
     assert claimed_digest(released) == RELEASED
     assert adapter_name(released) == "BIAS-7B"
-    assert assemble_sources(sources(adapter=released)).channel_order == "bgr"
-    assert assemble_sources(sources(adapter=released, channel_order="rgb")).channel_order == "rgb"
-    assert assemble_sources(sources(channel_order="bgr")).channel_order == "bgr"
+    assert assemble_sources(sources(adapter=released)).vision_config.channel_order == "bgr"
+    assert assemble_sources(sources(adapter=released, channel_order="rgb")).vision_config.channel_order == "rgb"
+    assert assemble_sources(sources(channel_order="bgr")).vision_config.channel_order == "bgr"
 
 
 def test_a_renamed_release_is_recognised_by_its_content(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def test_a_renamed_release_is_recognised_by_its_content(monkeypatch: pytest.Monk
     monkeypatch.setattr(llama_adapter.app.models.checkpoints, "RELEASED_ADAPTERS", {digest: "BIAS-TINY"})
     monkeypatch.setattr(llama_adapter.app.models.checkpoints, "_RELEASED_WIDTH", 64)
     model = assemble_sources(sources())
-    assert model.channel_order == "bgr"
+    assert model.vision_config.channel_order == "bgr"
     assert [file.sha256 for file in model.sources if file.role == "adapter"] == [digest]
 
 

@@ -1,11 +1,9 @@
-"""What is answered already is found again: under its name, under a new one, and only once."""
+"""Answered pictures are found again: under their name, under a new one, and only once."""
 
 import os
 import pickle
 import random
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,21 +12,9 @@ from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.picture_names import escaped_name
 from llama_adapter.app.records.record import Record
-from tests.app.recorded import FakeAnswer, FakeError, recorded
+from tests.app.recorded import failed, recorded
 
-
-def answered(picture: str, digest: str = "aa" * 32) -> Record:
-    return recorded(FakeAnswer(picture=picture, digest=digest))
-
-
-def failed(picture: str, digest: str = "aa" * 32, *, run: str = "run-1") -> Record:
-    answer = FakeAnswer(picture=picture, digest=digest, error=FakeError(code="truncated", message="half"))
-    return recorded(answer, run=run)
-
-
-def escaped(record: Record) -> Record:
-    """The record as earlier versions wrote it."""
-    return {**record, "picture": escaped_name(record["picture"])}
+ID = recorded()["id"]  # of all pictures of equal bytes
 
 
 def index_of(path: Path, *records: Record) -> RecordIndex:
@@ -38,165 +24,123 @@ def index_of(path: Path, *records: Record) -> RecordIndex:
     return RecordIndex([path / "answers.jsonl"])
 
 
-def test_a_record_is_found_under_its_name_once(tmp_path: Path) -> None:
-    record = answered("a.png")
-    index = index_of(tmp_path, record)
-
-    assert index.look_up(record["id"], "a.png") == "answered"
-    assert index.claim(record["id"], "a.png") == "answered"
-    assert index.claim(record["id"], "a.png") is None  # named twice, it gets two records
-    assert index.claim("00" * 16, "a.png") is None
+RAW = os.fsdecode(b"a\xff.png")
 
 
-def test_a_failure_is_told_apart_and_an_answer_after_it_counts(tmp_path: Path) -> None:
-    bad, mended = failed("bad.png", "bb" * 32), [failed("mended.png", "cc" * 32), answered("mended.png", "cc" * 32)]
-    index = index_of(tmp_path, bad, *mended)
+@pytest.mark.parametrize(
+    ("name", "files", "claims"),
+    [
+        ("a.png", [], [("a.png", "answered"), ("a.png", None)]),  # a picture named twice gets two records
+        ("old/name.png", ["new.png"], [("new.png", "answered")]),  # renamed or moved
+        ("a.png", ["a.png"], [("../{folder}/a.png", "answered")]),  # another spelling of its path
+        # A copy in the same folder: b.png was answered before the run was killed, a.png comes first now.
+        ("b.png", ["b.png", "a.png"], [("a.png", None), ("b.png", "answered")]),
+        (RAW, [RAW, "b.png"], [("b.png", None), (RAW, "answered")]),
+        ("shard.tar/b.png", ["shard.tar"], [("shard.tar/a.png", None), ("shard.tar/b.png", "answered")]),
+        ("s3://bucket/a.png", [], [("s3://bucket/b.png", None), ("s3://bucket/a.png", "answered")]),
+        ("lone \udc80 surrogate.png", [], [("lone \udc80 surrogate.png", "answered")]),
+        (r"inv\xff.png", [], [(r"inv\xff.png", "answered")]),
+    ],
+)
+def test_a_record_is_claimed_by_its_picture(
+    name: str, files: list[str], claims: list[tuple[str, str | None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in files:
+        Path(file).touch()
+    index = index_of(tmp_path, recorded(picture=name))
 
-    assert index.look_up(bad["id"], "bad.png") == "failed"
-    assert index.claim(bad["id"], "bad.png") == "failed"
-    assert index.look_up(mended[0]["id"], "mended.png") == "answered"
-    assert index.claim(mended[0]["id"], "mended.png") == "answered"
-    assert index.claim(mended[0]["id"], "mended.png") is None  # the failure before it is nobody's record
+    for claimed, expected in claims:
+        picture = claimed.format(folder=tmp_path.name)
+        assert index.claim(ID, picture, path=picture if os.path.exists(picture) else None) == expected
+    assert index.claim("00" * 16, name) is None
 
 
-def test_a_failure_that_came_after_an_answer_is_noticed_until_it_is_answered_again(tmp_path: Path) -> None:
-    record, own, missing = answered("a.png"), failed("a.png", ""), failed("a.png", "", run="run-2")
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_a_link_in_the_same_folder_gets_its_own_answer(link: object, tmp_path: Path) -> None:
+    first, second = str(tmp_path / "a.png"), str(tmp_path / "b.png")
+    Path(second).touch()
+    link(second, first)  # type: ignore[operator]
+    index = index_of(tmp_path, recorded(picture=second))
+
+    assert index.claim(ID, first, path=first) is None
+    assert index.claim(ID, second, path=second) == "answered"
+
+
+def test_look_up_claims_nothing_and_reads_no_file(tmp_path: Path) -> None:
+    bad, mended = failed(picture="bad.png", id="bb" * 16), recorded(picture="mended.png", id="cc" * 16)
+    raw = recorded(picture="a\udcff.png")
+    index = index_of(tmp_path, bad, failed(picture="mended.png", id="cc" * 16), mended, raw)
+    (tmp_path / "answers.jsonl").unlink()
+
+    for _ in range(2):
+        assert index.look_up("bb" * 16, "bad.png") == "failed"
+        assert index.look_up("cc" * 16, "mended.png") == "answered"
+        assert index.look_up(ID, "a\udcff.png") == "answered"
+        assert index.look_up(ID, "a\udcfe.png") == "elsewhere"  # undecoded bytes tell names apart
+        assert index.look_up("00" * 16, "bad.png") is None
+
+
+def test_a_failure_is_claimed_unless_it_was_answered_later(tmp_path: Path) -> None:
+    bad, mended = failed(picture="bad.png", id="bb" * 16), failed(picture="mended.png", id="cc" * 16)
+    index = index_of(tmp_path, bad, mended, recorded(picture="mended.png", id="cc" * 16))
+
+    assert index.claim("bb" * 16, "bad.png") == "failed"
+    assert [index.claim("cc" * 16, "mended.png") for _ in range(2)] == ["answered", None]
+
+
+def test_a_failure_of_a_later_run_outdates_an_answer_until_it_is_answered_again(tmp_path: Path) -> None:
+    record, own, missing = recorded(picture="a.png"), failed(picture="a.png"), failed(picture="a.png", run="run-2")
 
     def is_outdated(*records: Record) -> bool:
         path = tmp_path / str(len(list(tmp_path.iterdir())))
-        index = index_of(path, *records)
-        return index.has_failed_since(record["id"], "a.png", failure_id=missing["id"])
+        return index_of(path, *records).has_failed_since(ID, "a.png", failure_id=missing["id"])
 
     assert is_outdated(record, missing)
     assert not is_outdated(missing, record)
     assert not is_outdated(record, missing, record)
     assert not is_outdated(record, own)  # of a namesake, which its run has met as well
-    assert not is_outdated(record, failed("b.png", "", run="run-2"))
+    assert not is_outdated(record, failed(picture="b.png", run="run-2"))
     assert is_outdated(missing)
-    assert is_outdated(answered("moved.png"), missing)
+    assert is_outdated(recorded(picture="moved.png"), missing)
 
 
-def test_a_picture_that_was_renamed_or_moved_is_not_answered_again(tmp_path: Path) -> None:
-    record = answered("old/name.png")
-    new = tmp_path / "new.png"
-    new.touch()
+def test_a_record_under_an_escaped_name_belongs_to_the_picture_that_had_it(tmp_path: Path) -> None:
+    odd, copy = str(tmp_path / "9.41\u202fAM.png"), str(tmp_path / "b.png")
+    for name in (odd, copy):
+        Path(name).touch()
+    old = {**recorded(picture=odd), "picture": escaped_name(odd)}  # as earlier versions wrote it
+    literal = recorded(picture=r"inv\xff.png", id="bb" * 16)
+    index = index_of(tmp_path, old, literal)  # type: ignore[arg-type]
 
-    index = index_of(tmp_path, record)
-
-    assert index.look_up(record["id"], str(new)) == "elsewhere"
-    assert index.claim(record["id"], str(new), path=str(new)) == "answered"
-
-
-def test_a_picture_named_by_another_path_is_the_same(tmp_path: Path) -> None:
-    picture = tmp_path / "a.png"
-    picture.touch()
-    roundabout = f"{tmp_path}/../{tmp_path.name}/a.png"
-    record = answered(str(picture))
-
-    assert index_of(tmp_path, record).claim(record["id"], roundabout, path=roundabout) == "answered"
-
-
-def test_a_copy_beside_the_answered_picture_gets_its_own_answer(tmp_path: Path) -> None:
-    first, second = tmp_path / "a.png", tmp_path / "b.png"
-    first.touch()
-    second.touch()
-    # b.png was answered before the run was killed; a.png, of equal bytes, comes first now.
-    record = answered(str(second))
-    index = index_of(tmp_path, record)
-
-    assert index.claim(record["id"], str(first), path=str(first)) is None
-    assert index.claim(record["id"], str(second), path=str(second)) == "answered"
-
-
-@pytest.mark.parametrize("link", [os.link, os.symlink])
-def test_a_link_beside_the_answered_picture_gets_its_own_answer(
-    link: Callable[[Path, Path], None], tmp_path: Path
-) -> None:
-    first, second = tmp_path / "a.png", tmp_path / "b.png"
-    second.touch()
-    link(second, first)
-    record = answered(str(second))
-    index = index_of(tmp_path, record)
-
-    assert index.claim(record["id"], str(first), path=str(first)) is None
-    assert index.claim(record["id"], str(second), path=str(second)) == "answered"
-
-
-def test_a_copy_beside_a_picture_of_an_odd_name_gets_its_own_answer(tmp_path: Path) -> None:
-    odd, copy = os.fsdecode(bytes(tmp_path) + b"/a\xff.png"), tmp_path / "b.png"
-    Path(odd).touch()
-    copy.touch()
-    record = answered(odd)
-    index = index_of(tmp_path, record)
-
-    assert index.claim(record["id"], str(copy), path=str(copy)) is None
-    assert index.claim(record["id"], odd, path=odd) == "answered"
-
-
-def test_a_record_under_an_escaped_name_is_of_the_picture_that_had_it(tmp_path: Path) -> None:
-    odd, copy = str(tmp_path / "9.41\u202fAM.png"), tmp_path / "b.png"
-    Path(odd).touch()
-    copy.touch()
-    record = escaped(answered(odd))
-    index = index_of(tmp_path, record)
-
-    assert index.claim(record["id"], str(copy), path=str(copy)) is None
-    assert index.claim(record["id"], odd, path=odd) is None
-    assert index.claim_escaped(record["id"], record["picture"]) == "answered"
-    assert index.claim_escaped(record["id"], record["picture"]) is None
-
-
-def test_a_name_that_looks_escaped_and_is_not_stands_for_itself(tmp_path: Path) -> None:
-    literal = answered(str(tmp_path / r"inv\xff.png"))
-    index = index_of(tmp_path, literal)
-
-    assert index.claim_escaped(literal["id"], literal["picture"]) is None
-    assert index.claim(literal["id"], literal["picture"]) == "answered"
-
-
-def test_names_that_differ_in_undecoded_bytes_alone_are_two(tmp_path: Path) -> None:
-    one, other = "a\udcff.png", "a\udcfe.png"
-    record = answered(one)
-
-    assert index_of(tmp_path, record).look_up(record["id"], one) == "answered"
-    assert index_of(tmp_path, record).look_up(record["id"], other) == "elsewhere"
-
-
-def test_equal_pictures_of_one_archive_are_copies_too(tmp_path: Path) -> None:
-    archive = tmp_path / "shard.tar"
-    archive.touch()
-    record = answered(f"{archive}/b.png")
-    index = index_of(tmp_path, record)
-
-    assert index.claim(record["id"], f"{archive}/a.png") is None
-    assert index.claim(record["id"], f"{archive}/b.png") == "answered"
-
-
-def test_remote_pictures_are_taken_to_be_there_still(tmp_path: Path) -> None:
-    record = answered("s3://bucket/a.png")
-    index = index_of(tmp_path, record)
-
-    assert index.claim(record["id"], "s3://bucket/b.png") is None
-    assert index.claim(record["id"], "s3://bucket/a.png") == "answered"
+    assert index.claim(ID, copy, path=copy) is None
+    assert index.claim(ID, odd, path=odd) is None
+    assert [index.claim_escaped(ID, escaped_name(odd)) for _ in range(2)] == ["answered", None]
+    assert index.claim_escaped("bb" * 16, literal["picture"]) is None
 
 
 def test_ids_of_another_form_are_found_too(tmp_path: Path) -> None:
-    record: Record = {**answered("a.png"), "id": "not hexadecimal"}
-    index = index_of(tmp_path, record)
+    index = index_of(tmp_path, recorded(picture="a.png", id="not hexadecimal"))
 
     assert index.claim("not hexadecimal either", "a.png") is None
     assert index.claim("not hexadecimal", "a.png") == "answered"
 
 
+@pytest.mark.parametrize("suffix", ["", "x"])
+def test_ids_that_agree_in_the_first_half_only_do_not_match(suffix: str, tmp_path: Path) -> None:
+    index = index_of(tmp_path, recorded(picture="a.png", id="ab" * 8 + "00" * 8))
+
+    assert index.look_up("ab" * 8 + "11" * 8, f"a.png{suffix}") is None
+
+
 def test_it_agrees_with_a_multiset_over_many_records(tmp_path: Path) -> None:
     draw = random.Random(1)
-    base = answered("a.png")
 
     def key() -> tuple[str, str]:  # remote names: no record stands for a picture of another name
         return f"{draw.randrange(40):032x}", f"s3://bucket/{draw.randrange(4)}.png"
 
     keys = [key() for _ in range(300)]
-    index = index_of(tmp_path, *[{**base, "id": record_id, "picture": picture} for record_id, picture in keys])
+    index = index_of(tmp_path, *[recorded(id=record_id, picture=picture) for record_id, picture in keys])
     left = Counter(keys)
 
     for record_id, picture in [key() for _ in range(600)]:
@@ -206,10 +150,9 @@ def test_it_agrees_with_a_multiset_over_many_records(tmp_path: Path) -> None:
 
 
 def test_it_can_be_sent_to_other_processes(tmp_path: Path) -> None:
-    record = answered("a.png")
-    index = pickle.loads(pickle.dumps(index_of(tmp_path, record)))
+    index = pickle.loads(pickle.dumps(index_of(tmp_path, recorded(picture="a.png"))))
 
-    assert (len(index), index.claim(record["id"], "a.png")) == (1, "answered")
+    assert (len(index), index.claim(ID, "a.png")) == (1, "answered")
 
 
 def test_an_empty_file_holds_nothing(tmp_path: Path) -> None:
@@ -217,30 +160,4 @@ def test_an_empty_file_holds_nothing(tmp_path: Path) -> None:
     path.touch()
     index = RecordIndex([path])
 
-    assert (len(index), index.claim("00" * 16, "a.png"), index.look_up("00" * 16, "a.png")) == (0, None, None)
-
-
-@pytest.mark.parametrize("suffix", ["", "x"])
-def test_equal_keys_in_the_first_half_alone_do_not_match(suffix: str, tmp_path: Path) -> None:
-    record: Record = {**answered("a.png"), "id": "ab" * 8 + "00" * 8}
-    index = index_of(tmp_path, record)
-
-    assert index.look_up("ab" * 8 + "11" * 8, f"a.png{suffix}") is None
-
-
-def test_a_replaced_record_keeps_its_place(tmp_path: Path) -> None:
-    one, two = answered("a.png", "11" * 32), answered("b.png", "22" * 32)
-    index = index_of(tmp_path, *[replace_text(record) for record in (one, two)])
-
-    assert index._record_of(int(index._offsets.argmax()))["picture"] == "b.png"
-
-
-def replace_text(record: Record) -> Record:
-    return {**record, "text": "a longer text " * 50}
-
-
-def test_a_label_keeps_its_meaning_whatever_its_characters(tmp_path: Path) -> None:
-    odd = replace(FakeAnswer(), picture="lone \udc80 surrogate.png")
-    record = recorded(odd)
-
-    assert index_of(tmp_path, record).claim(record["id"], "lone \udc80 surrogate.png") == "answered"
+    assert (len(index), index.claim(ID, "a.png"), index.look_up(ID, "a.png")) == (0, None, None)

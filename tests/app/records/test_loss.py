@@ -12,12 +12,12 @@ import pytest
 from llama_adapter.app.records.file import RecordWriter, open_records
 from llama_adapter.app.records.loss import RecordFileLostError
 from llama_adapter.app.records.record import read_records
-from tests.app.recorded import FakeAnswer, recorded
+from tests.app.recorded import recorded
 
 
 def write(writer: RecordWriter, *texts: str) -> None:
     for text in texts:
-        writer.write(recorded(FakeAnswer(text=text)))
+        writer.write(recorded(text=text))
 
 
 def texts_in(path: Path) -> list[str]:
@@ -51,7 +51,7 @@ def test_a_file_that_was_removed_is_noticed_when_it_is_synced_and_written_again(
     write(writer, "one")
     path.unlink()
     with pytest.raises(RecordFileLostError, match="its 3 records were written there again") as lost:
-        writer.write(recorded(FakeAnswer(text="two")))
+        writer.write(recorded(text="two"))
     writer.close()  # tells it once
 
     assert "goes on where this one ended" in lost.value.hint

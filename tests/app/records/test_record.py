@@ -8,7 +8,7 @@ import pytest
 
 from llama_adapter.app.records.record import parse_record, record_to_line
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS
-from tests.app.recorded import FakeAnswer, FakeError, recorded
+from tests.app.recorded import failed, recorded
 
 
 def test_a_record_has_every_key_in_its_order() -> None:
@@ -21,7 +21,7 @@ def test_a_record_has_every_key_in_its_order() -> None:
 
 @pytest.mark.parametrize("unfamiliar", [True, False])
 def test_what_is_known_of_an_unfamiliar_picture_is_kept_and_records_without_it_are_records(unfamiliar: bool) -> None:
-    record = recorded(FakeAnswer(unfamiliar=unfamiliar))
+    record = recorded(unfamiliar=unfamiliar)
     assert record["unfamiliar"] is unfamiliar
     assert record["id"] == recorded()["id"], "it is no reason to answer again"
     assert "unfamiliar" not in recorded()
@@ -30,15 +30,14 @@ def test_what_is_known_of_an_unfamiliar_picture_is_kept_and_records_without_it_a
 
 
 def test_choices_and_errors_are_kept_as_plain_values() -> None:
-    chosen = recorded(FakeAnswer(finish="choice", text="Yes", choice={"Yes": 0.912345678, "No": 0.087654322}))
+    chosen = recorded(finish="choice", text="Yes", choice={"Yes": 0.912345678, "No": 0.087654322})
     assert chosen["choice"] == {"Yes": 0.912346, "No": 0.0876543}
-    failed = recorded(FakeAnswer(finish="error", digest="", error=FakeError(code="missing", message="Wanted it.")))
-    assert failed["error"] == {"code": "missing", "message": "Wanted it."}
+    assert failed("missing", "Wanted it.")["error"] == {"code": "missing", "message": "Wanted it."}
 
 
 def test_a_line_is_one_line_of_readable_json_whatever_the_text() -> None:
     for text in ("été 图", "line\nbreak\r\u2028\x85", 'quote " \\', "lone \ud83d surrogate", "nul \0", ""):
-        line = record_to_line(recorded(FakeAnswer(text=text)))
+        line = record_to_line(recorded(text=text))
         assert "\n" not in line
         line.encode()
         assert json.loads(line)["text"] == text
@@ -46,7 +45,7 @@ def test_a_line_is_one_line_of_readable_json_whatever_the_text() -> None:
 
 
 def test_numbers_that_json_lacks_become_null() -> None:
-    record = recorded(FakeAnswer(ms={"total": float("inf")}, choice={"Yes": float("nan")}))
+    record = recorded(ms={"total": float("inf")}, choice={"Yes": float("nan")})
     values = json.loads(record_to_line(record))
     assert (values["ms"], values["choice"]) == ({"total": None}, {"Yes": None})
 
@@ -75,7 +74,7 @@ ODD_NAMES = ("9.41\u202fAM.png", "a\n\x1b[31m\x9b.png", "\u202egnp.png", os.fsde
 
 @pytest.mark.parametrize("name", ODD_NAMES)
 def test_a_name_reads_back_as_it_was_and_no_terminal_acts_on_its_line(name: str) -> None:
-    line = record_to_line(recorded(FakeAnswer(picture=name)))
+    line = record_to_line(recorded(picture=name))
 
     record = parse_record(line.encode())
     assert record is not None
@@ -84,5 +83,5 @@ def test_a_name_reads_back_as_it_was_and_no_terminal_acts_on_its_line(name: str)
 
 
 def test_a_name_with_a_backslash_says_that_it_is_no_escape() -> None:
-    assert recorded(FakeAnswer(picture=r"inv\xff.png"))["exact_name"] is True
-    assert "exact_name" not in recorded(FakeAnswer(picture="9.41\u202fAM.png"))
+    assert recorded(picture=r"inv\xff.png")["exact_name"] is True
+    assert "exact_name" not in recorded(picture="9.41\u202fAM.png")

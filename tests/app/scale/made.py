@@ -19,7 +19,7 @@ from llama_adapter.app.tasks.question import Question
 from tests.app.toys import INFO
 
 SPEC = CaptionerSpec(batch_size=8)
-FIRST = LoadedModel(host="here", process=1, spec=SPEC, info=INFO, image_size=32)
+FIRST = LoadedModel(host="here", spec=SPEC, info=INFO, image_size=32)
 
 
 def item(index: int, *, size: int | None = None) -> WorkItem:

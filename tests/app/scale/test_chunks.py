@@ -3,11 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from llama_adapter.app.inputs import PictureInput, QuestionFields
-from llama_adapter.app.records.file import RecordWriter
-from llama_adapter.app.records.index import RecordIndex
+from llama_adapter.app.inputs import PictureInput
 from llama_adapter.app.scale.chunks import MAX_LOSSES, MAX_PICTURES, Ledger, in_chunks, sizes
-from tests.app.scale.made import QUESTIONS, answer_to, desk_of, item, known_after, known_of, record_of
+from tests.app.scale.made import QUESTIONS, desk_of, item, known_after
 
 
 def test_chunks_grow_so_that_no_worker_waits_for_its_first() -> None:
@@ -17,23 +15,10 @@ def test_chunks_grow_so_that_no_worker_waits_for_its_first() -> None:
     assert [one.label for group in groups for one in group] == [f"{index}.png" for index in range(500)]
 
 
-def test_large_batches_do_not_make_larger_chunks() -> None:
+def test_chunks_are_bounded_in_pictures_and_bytes() -> None:
     assert next(sizes(1000, num_alike=1)) == MAX_PICTURES
-
-
-def test_pictures_that_come_as_bytes_make_smaller_chunks() -> None:
     groups = list(in_chunks((item(index, size=20 * 2**20) for index in range(5)), sizes(64, num_alike=1)))
-
     assert [len(group) for group in groups] == [2, 2, 1]
-
-
-def test_a_chunk_is_settled_once() -> None:
-    ledger = Ledger()
-    chunk = ledger.enter([item(0)])
-
-    assert ledger.settle(chunk.number) == chunk
-    assert ledger.settle(chunk.number) is None
-    assert len(ledger) == 0
 
 
 def test_what_is_lost_is_tried_picture_by_picture_and_fails_in_the_end() -> None:
@@ -47,10 +32,10 @@ def test_what_is_lost_is_tried_picture_by_picture_and_fails_in_the_end() -> None
         ((item(1),), True, 1),
     ]
     assert failures == []
-    ledger.settle(singles[0].number)
+    assert [ledger.settle(singles[0].number) for _ in range(2)] == [singles[0], None]
     for _ in range(MAX_LOSSES - 1):
         singles, failures = ledger.enter_lost()
-    assert singles == []
+    assert (singles, len(ledger)) == ([], 0)
     assert [(answer.index, answer.picture, answer.finish) for answer in failures] == [(1, "1.png", "error")]
     assert failures[0].error is not None
     assert failures[0].error.code == "lost"
@@ -67,16 +52,3 @@ def test_workers_know_records_by_the_ids_that_the_driver_gives_them(tmp_path: Pa
         assert seen == [True] * number + [False] * (len(QUESTIONS) - number)
         assert known.has(work, "cd" * 32) == (number == len(QUESTIONS))
         assert not known.has(work, "ee" * 32)
-
-
-def test_a_manifests_own_question_is_known_by_its_id(tmp_path: Path) -> None:
-    own = PictureInput(source="a.png", label="a.png", questions=(QuestionFields(instruction="Is it red?"),))
-    planner = desk_of()
-    work, _ = planner.item(own)
-    answer = answer_to(work.questions[0], "a.png", "cd" * 32)
-    with RecordWriter(tmp_path / "answers.jsonl") as file:
-        file.write(record_of(answer))
-
-    known = known_of(RecordIndex([tmp_path / "answers.jsonl"]))
-
-    assert known.has(work, "cd" * 32)

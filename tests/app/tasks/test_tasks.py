@@ -1,5 +1,6 @@
 """The task registry: its entries, and what a new one takes."""
 
+import asyncio
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,18 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
 from llama_adapter import Captioner
+from llama_adapter.app.http_api.api import ApiSettings, create_api
+from llama_adapter.app.online.service import Service
 from llama_adapter.app.records.record import read_records
 from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.app.tasks.choose import OneOf, choosing, parse_choices
-from llama_adapter.app.tasks.entry import Option, TaskEntry
+from llama_adapter.app.tasks.entry import Option, RequestField, TaskEntry, Widget
 from llama_adapter.app.tasks.prompts import EncodedPrompt, PromptEncoder
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.app.tasks.registry import TASKS, question_of
 from llama_adapter.app.tasks.task import FREE_TEXT, task_settings
+from llama_adapter.app.web.page import build_page
 from tests.app.command import Run
 from tests.app.golden import model_flags, model_options, picture
+from tests.app.http_api.live import StubService, answer
+from tests.app.http_api.requests import chat
 
 
 @pytest.mark.parametrize(
@@ -32,7 +39,7 @@ from tests.app.golden import model_flags, model_options, picture
     ],
 )
 def test_the_values_of_options_make_a_question(command: str, values: dict[str, Any], question: Question) -> None:
-    assert question_of(command, values) == question
+    assert question_of(values, command=command) == question
 
 
 @pytest.mark.parametrize(
@@ -41,7 +48,7 @@ def test_the_values_of_options_make_a_question(command: str, values: dict[str, A
 )
 def test_values_that_do_not_go_together_are_refused(command: str, values: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="instruction"):
-        question_of(command, values)
+        question_of(values, command=command)
 
 
 @pytest.mark.parametrize("choices", ["Yes,No", ["Yes"], ["Yes", "Yes"], ["Yes", 5], [b"Yes", b"No"]])
@@ -102,13 +109,27 @@ LOCATE = TaskEntry(
     name="locate",
     command="locate",
     help="find a thing",
-    options=(Option(name="phrase", flag="--phrase", help="what to find"),),
+    options=(
+        Option(
+            name="phrase",
+            flag="--phrase",
+            help="what to find",
+            request=RequestField(name="locate_phrase", description="What to find."),
+            widget=Widget(label="Find (optional)", info="Gives a box."),
+        ),
+    ),
     question=locate_question,
 )
 
 
-def test_a_new_task_is_an_entry_of_the_registry(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def locate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registry has one entry more."""
     monkeypatch.setitem(TASKS, LOCATE.name, LOCATE)
+
+
+@pytest.mark.usefixtures("locate")
+def test_command_line_offers_new_task(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "answers.jsonl"
     common = ["locate", picture(), *model_flags(), "--max-new-tokens", "4", "--out", str(out)]
 
@@ -119,3 +140,40 @@ def test_a_new_task_is_an_entry_of_the_registry(run: Run, tmp_path: Path, monkey
     circle, star = read_records(out)
     assert circle["id"] != star["id"]
     assert circle["box"][0] == circle["tokens"]  # type: ignore[typeddict-item]
+
+
+@pytest.mark.usefixtures("locate")
+def test_http_api_offers_new_task() -> None:
+    service = StubService(lambda handle: handle.deliver(answer(details={"box": [1, 2]})))
+    client = TestClient(create_api(service, settings=ApiSettings()), base_url="http://localhost")  # type: ignore[arg-type]
+
+    reply = client.post("/v1/chat/completions", json=chat(locate_phrase="a star")).json()
+    both = client.post("/v1/chat/completions", json=chat(locate_phrase="a star", answer_choices=["a", "b"]))
+
+    assert [ask.task for ask in service.asks] == [Locate("a star")]
+    assert service.asks[0].prompt == ("Where is it?", "a star")
+    assert reply["choices"][0]["answer_details"] == {"box": [1, 2]}
+    assert (both.status_code, both.json()["error"]["code"]) == (400, "invalid_value")
+    fields = client.get("/openapi.json").json()["components"]["schemas"]["ChatRequest"]["properties"]
+    assert fields["locate_phrase"]["description"] == "Extension. What to find."
+
+
+@pytest.mark.usefixtures("locate")
+def test_page_offers_new_task() -> None:
+    async def config() -> dict[str, Any]:  # in an event loop: else Gradio opens one and never closes it
+        return build_page(Service(Captioner.load), samples=[]).get_config_file()  # type: ignore[return-value]
+
+    components = [one["props"] for one in asyncio.run(config())["components"]]
+    boxes = {
+        one["elem_id"]: one["label"]
+        for one in components
+        if str(one.get("elem_id")) in ("batch-phrase", "batch-choices")
+    }
+    assert boxes == {"batch-choices": "Choices (optional)", "batch-phrase": "Find (optional)"}
+
+
+@pytest.mark.usefixtures("locate")
+def test_options_of_two_tasks_exclude_each_other() -> None:
+    assert question_of({"phrase": "a star"}).task == Locate("a star")
+    with pytest.raises(ValueError, match="exclude each other"):
+        question_of({"phrase": "a star", "choices": ("a", "b")})

@@ -4,7 +4,7 @@ import pytest
 
 from llama_adapter.app.tasks.answers import Answer, AnswerError
 from llama_adapter.app.terminal.wording import Unfamiliar, text_line, unfamiliar_note
-from tests.app.recorded import FakeAnswer, recorded
+from tests.app.recorded import recorded
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from tests.app.recorded import FakeAnswer, recorded
     ],
 )
 def test_a_prompt_is_told_apart_from_its_answer(prompt: str, line: str) -> None:
-    record = recorded(FakeAnswer(picture="a.png", prompt=prompt, text="no"))
+    record = recorded(picture="a.png", prompt=prompt, text="no")
 
     assert text_line(record, with_prompt=True) == line
     assert text_line(record) == "a.png: no"

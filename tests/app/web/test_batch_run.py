@@ -15,8 +15,10 @@ from llama_adapter.app import cli
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.measuring.throughput import RunHistory
 from llama_adapter.app.online.service import Ask, RequestHandle, Service, ServiceLimits, UnavailableError
+from llama_adapter.app.tasks.choose import choosing
+from llama_adapter.app.tasks.question import Question
 from llama_adapter.app.web.batch import BatchEvents, BatchSession
-from llama_adapter.app.web.batch_run import BatchRun, ByteBudget, PictureFile, Question, Result, default_window
+from llama_adapter.app.web.batch_run import BatchRun, ByteBudget, PictureFile, Result, default_window
 from llama_adapter.app.web.runs import Run, Runs
 from llama_adapter.app.web.throughput import IN_FLIGHT, measure
 from llama_adapter.app.web.uploads import place_in_uploads, private_uploads
@@ -27,7 +29,7 @@ from tests.e2e.browser import SAMPLES, Gate, until
 
 pytestmark = pytest.mark.slow
 
-CAPTION = Question(prompt="Generate caption of this image", choices=None, sampling=SamplingParams())
+CAPTION = Question()
 
 
 @contextmanager
@@ -56,7 +58,7 @@ def unreadable(name: str = "gone.png") -> PictureFile:
 
 
 def batch(service: Service, files: Sequence[PictureFile], question: Question = CAPTION, **options: Any) -> BatchRun:
-    options = {"run": Run(), "client": "test", "num_pictures": len(files), **options}
+    options = {"sampling": SamplingParams(), "run": Run(), "client": "test", "num_pictures": len(files), **options}
     return BatchRun(service, files, question=question, **options)
 
 
@@ -95,7 +97,7 @@ def test_records_are_those_of_the_command_line(
     assert cli.main(["ask", *map(str, pictures), "--question", asked, "--out", str(out), *flags]) == 0
     expected = {record["id"]: record for record in map(json.loads, out.read_text().splitlines())}
 
-    results = answered(service, files_of(pictures), Question(prompt=asked, choices=choices, sampling=SamplingParams()))
+    results = answered(service, files_of(pictures), Question(instruction=asked, task=choosing(choices)))
 
     assert {result.record["id"] for result in results} == expected.keys()
     for result in results:
@@ -180,7 +182,7 @@ def test_another_batch_waits_for_one_of_those_that_run(service: Service, monkeyp
     def start(page: str) -> AsyncGenerator[list[Any]]:
         file = {"path": place_in_uploads(SAMPLES[0]), "orig_name": "a.png"}
         request: Any = SimpleNamespace(session_hash=page)
-        return events.start(request, BatchSession(), [file], None, "", "", 0.5, 0.1, *settings)
+        return events.start(request, BatchSession(), [file], None, "", 0.5, 0.1, "", *settings)
 
     async def main() -> list[str]:
         first = start("first")
@@ -196,7 +198,7 @@ def test_another_batch_waits_for_one_of_those_that_run(service: Service, monkeyp
 
 
 def test_a_question_that_is_not_taken_raises_before_anything_is_answered(service: Service) -> None:
-    long = Question(prompt="x" * 30_000, choices=None, sampling=SamplingParams())
+    long = Question(instruction="x" * 30_000)
 
     with pytest.raises(PromptError):
         answered(service, files_of(SAMPLES[:3]), long)
@@ -212,7 +214,9 @@ def test_a_service_that_closes_ends_the_run_and_keeps_what_is_done() -> None:
             service.close()
             yield from files_of(SAMPLES[4:])
 
-        closed = BatchRun(service, closing(), question=CAPTION, run=Run(), client="test", window=1)
+        closed = BatchRun(
+            service, closing(), question=CAPTION, sampling=SamplingParams(), run=Run(), client="test", window=1
+        )
         with suppress(UnavailableError):
             async for new in closed.results():
                 kept += new

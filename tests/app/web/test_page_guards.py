@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ def served() -> Iterator[ServedPage]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("llama_adapter.app.web.page.MAX_UPLOAD_BYTES", MAX_BYTES)
         patch.setattr("llama_adapter.app.web.throughput.SECONDS_EACH", 0.0)  # an event without inputs measures
+        patch.setattr("llama_adapter.app.web.throughput.IN_FLIGHT", (1,))
         with serve_page(limits=ServiceLimits(max_picture_bytes=MAX_BYTES)) as page:
             yield page
 
@@ -122,42 +124,48 @@ def test_a_link_among_the_uploads_leads_nowhere(client: httpx.Client, config: di
         link.unlink()
 
 
+def tell(client: httpx.Client, event: dict[str, Any], data: list[Any], *, session: str, index: Any = 0) -> bool:
+    """Send an event with these values; returns whether the page's handler succeeded."""
+    body = {"data": data, "fn_index": event["id"], "session_hash": session, "event_data": {"index": index}}
+    if event["queue"] is False:
+        return client.post("/gradio_api/run/predict", json=body).status_code == 200
+    if client.post("/gradio_api/queue/join", json=body).status_code != 200:
+        return False
+    with client.stream("GET", "/gradio_api/queue/data", params={"session_hash": session}) as stream:
+        told = [json.loads(line[6:]) for line in stream.iter_lines() if "process_completed" in line]
+    return bool(told[0]["success"])
+
+
 def test_every_event_refuses_foreign_files(client: httpx.Client, config: dict[str, Any]) -> None:
-    checked = 0
-    for event in config["dependencies"]:
-        if not event["backend_fn"] or not event["inputs"]:
-            continue
+    events = [one for one in config["dependencies"] if one["backend_fn"] and one["inputs"]]
+
+    assert len(events) >= 8
+    for event in events:
         data = [file_data("/etc/passwd") for _ in event["inputs"]]
-        body = {"data": data, "fn_index": event["id"], "session_hash": "every", "event_data": {"index": 0}}
-        if event["queue"] is False:
-            assert client.post("/gradio_api/run/predict", json=body).status_code == 500, event["targets"]
-        else:
-            assert client.post("/gradio_api/queue/join", json=body).status_code == 200
-            with client.stream("GET", "/gradio_api/queue/data", params={"session_hash": "every"}) as stream:
-                told = next(json.loads(line[6:]) for line in stream.iter_lines() if "process_completed" in line)
-            assert told["success"] is False, event["targets"]
-        checked += 1
-    assert checked >= 8
+        assert not tell(client, event, data, session="every"), event["targets"]
 
 
 def test_forged_events_leave_no_traceback_and_nothing_of_what_was_sent(
     client: httpx.Client, config: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
     sent = "forged \x1b[31m\n words " * 500
-    statuses = set()
-    for event in (one for one in config["dependencies"] if one["backend_fn"]):
-        for value in (sent, {"path": sent}, {"a": [sent]}, [{"nested": sent}], 5, None):
-            for count in (len(event["inputs"]), 0, 20):
-                body = {"data": [value] * count, "fn_index": event["id"], "session_hash": "noisy"}
-                body["event_data"] = {"index": value}
-                if event["queue"] is False:
-                    statuses.add(client.post("/gradio_api/run/predict", json=body).status_code)
-                elif client.post("/gradio_api/queue/join", json=body).status_code == 200:
-                    with client.stream("GET", "/gradio_api/queue/data", params={"session_hash": "noisy"}) as stream:
-                        assert any("process_completed" in line for line in stream.iter_lines())
+    values = (sent, {"path": sent}, {"a": [sent]}, [{"nested": sent}], 5, None)
+    forged = [
+        (event, [value] * count, value)
+        for event in config["dependencies"]
+        if event["backend_fn"]
+        for count in {len(event["inputs"]), 0, 20}
+        for value in values
+    ]
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = pool.map(
+            lambda number: tell(client, *forged[number][:2], session=f"noisy {number}", index=forged[number][2]),
+            range(len(forged)),
+        )
+        failed = list(outcomes).count(False)
     logged = "".join(capfd.readouterr())
 
-    assert 500 in statuses, "nothing failed"
+    assert failed > 50
     assert "Traceback" not in logged
     assert "forged" not in logged
     assert "\x1b" not in logged

@@ -250,7 +250,7 @@ def test_choices_are_decided_by_the_rule_and_counted() -> None:
     html = decisions(results, ("yes", "no"), Rule())
     assert "2 yes 1 undecided 1 failed" in words(html)
     assert "3 yes 1 failed" in words(decisions(results, ("yes", "no"), Rule(threshold=0.5, band=0.0)))
-    assert decisions(results, None, Rule()) == ""
+    assert decisions(results, (), Rule()) == ""
     bars = "".join(cards(results[:1], num_answered=1, rule=Rule()))
     assert "width:98.7%" in bars
     assert "left:45.0%;width:10.0%" in bars

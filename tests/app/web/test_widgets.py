@@ -28,7 +28,7 @@ def test_the_embedded_model_is_only_asked_what_it_knows() -> None:
 
     for one in (*offer.prompts, *offer.questions):
         assert any(re.fullmatch(known, one.text) for known in _KNOWN), one.text
-    assert offer.choices == ("yes", "no")
+    assert offer.texts == {"choices": "yes, no"}
 
 
 @pytest.mark.parametrize("is_embedded", [True, False])

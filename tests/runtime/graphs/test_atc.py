@@ -78,7 +78,7 @@ def script(folder: Path, text: str) -> Path:
     return path
 
 
-def test_each_batch_size_gets_an_om_of_its_own(file: Path) -> None:
+def test_each_batch_size_gets_its_own_om(file: Path) -> None:
     first, second = planned(file, Path("out/encoder"))
 
     assert (first.output, second.output) == (Path("out/encoder_bs1.om"), Path("out/encoder_bs4.om"))
@@ -116,37 +116,37 @@ def test_gears_share_one_om(file: Path) -> None:
     ]
 
 
-def test_a_float32_graph_gives_float32(tmp_path: Path) -> None:
-    file = write_onnx(tmp_path / "clip.onnx", dtype=TensorProto.FLOAT)
-
-    assert "--output_type=FP32" in command(planned(file, Path("clip"))[0])
-
-
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "name"),
     [
         ({"batch_sizes": ()}, "batch_sizes"),
         ({"batch_sizes": (0, 1)}, "batch_sizes"),
         ({"batch_sizes": (1, 4096)}, "batch_sizes"),
-        ({"batch_sizes": (4, 4), "gears": True}, "2 to 100"),
-        ({"batch_sizes": range(1, 102), "gears": True}, "2 to 100"),
-        ({"precision_mode": "best"}, "mixed_float16"),
+        ({"batch_sizes": (4, 4), "gears": True}, "gears"),
+        ({"batch_sizes": range(1, 102), "gears": True}, "gears"),
+        ({"precision_mode": "best"}, "precision_mode"),
         ({"log_level": "loud"}, "log_level"),
-        ({"soc_version": ""}, "such as Ascend310P3, got ''"),
-        ({"soc_version": "310P3"}, "such as Ascend310P3, got '310P3'"),
+        ({"soc_version": ""}, "soc_version"),
+        ({"soc_version": "310P3"}, "soc_version"),
     ],
 )
-def test_what_atc_refuses_is_refused_before_it_runs(file: Path, settings: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_impossible_settings_are_refused(file: Path, settings: Any, name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} "):
         planned(file, Path("clip"), **settings)
 
 
 @pytest.mark.parametrize("gears", [False, True])
-def test_an_om_is_put_in_place_with_its_sidecar(file: Path, atc: Path, tmp_path: Path, gears: bool) -> None:
-    request = planned(file, tmp_path / "made" / "encoder", gears=gears)[0]
+def test_an_om_is_put_in_place_with_its_sidecar(
+    file: Path, atc: Path, tmp_path: Path, gears: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    request = planned(Path("clip.onnx"), Path("made") / "encoder", gears=gears)[0]
+    (tmp_path / "made").mkdir()
+    sidecar_path(request.output).write_text("of an older OM")
 
-    made = make_om(request, atc=atc, graph=read_graph(file))
+    made = make_om(request, atc=atc, graph=read_graph("clip.onnx"))
 
+    assert made == tmp_path / request.output
     header, content = read_fake_om(made)
     sidecar = read_sidecar(made)
     assert sorted(path.name for path in made.parent.iterdir()) == [made.name, made.name + ".json"]
@@ -162,16 +162,7 @@ def test_an_om_is_put_in_place_with_its_sidecar(file: Path, atc: Path, tmp_path:
     assert (sidecar.soc_version, sidecar.precision_mode) == ("Ascend310P3", "mixed_float16")
 
 
-def test_names_may_be_relative(file: Path, atc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    made = make_om(planned(Path("clip.onnx"), Path("encoder"))[0], atc=atc, graph=read_graph(file))
-
-    assert made == tmp_path / "encoder_bs1.om"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["clip.onnx", "encoder_bs1.om", "encoder_bs1.om.json"]
-
-
-def test_the_name_of_a_model_that_the_host_schedules_is_found(file: Path, tmp_path: Path) -> None:
+def test_a_model_scheduled_by_the_host_has_another_name(file: Path, tmp_path: Path) -> None:
     atc = script(tmp_path, 'echo om > "${out}_linux_aarch64.om"')
 
     made = make_om(planned(file, tmp_path / "made" / "clip")[0], atc=atc, graph=read_graph(file))
@@ -180,34 +171,20 @@ def test_the_name_of_a_model_that_the_host_schedules_is_found(file: Path, tmp_pa
     assert made.read_text() == "om\n"
 
 
-@pytest.mark.parametrize("gears", [False, True])
-def test_an_onnx_of_others_gets_a_sidecar_without_a_card_in_place_of_an_old_one(
-    atc: Path, tmp_path: Path, gears: bool
-) -> None:
-    file = write_onnx(tmp_path / "clip.onnx", card=False)
-    request = planned(file, tmp_path / "clip", gears=gears)[0]
-    sidecar_path(request.output).write_text("of an older OM")
-
-    make_om(request, atc=atc, graph=read_graph(file))
-
-    sidecar = read_sidecar(request.output)
-    assert sidecar is not None
-    assert (sidecar.card, sidecar.has_gears) == (None, gears)
-    assert sidecar.batch_sizes == request.batch_sizes
-
-
-def test_the_input_is_what_a_further_flag_makes_of_it(atc: Path, tmp_path: Path) -> None:
-    file = write_onnx(tmp_path / "clip.onnx", dtype=TensorProto.FLOAT)
+def test_a_graph_of_another_program_has_no_card_and_extra_flags_may_change_its_input(atc: Path, tmp_path: Path) -> None:
+    file = write_onnx(tmp_path / "clip.onnx", dtype=TensorProto.FLOAT, card=False)
     request = planned(file, tmp_path / "clip", extra=("--input_fp16_nodes=input",))[0]
+    assert "--output_type=FP32" in command(request)
 
     header, _ = read_fake_om(make_om(request, atc=atc, graph=read_graph(file)))
 
     sidecar = read_sidecar(request.output)
     assert sidecar is not None
+    assert sidecar.card is None
     assert sidecar.input.dtype == header["input"]["dtype"] == "float16"
 
 
-def test_the_digest_of_the_onnx_covers_weights_in_a_file_of_their_own(atc: Path, tmp_path: Path) -> None:
+def test_the_digest_of_the_onnx_covers_external_weights(atc: Path, tmp_path: Path) -> None:
     model = onnx.load(write_onnx(tmp_path / "clip.onnx"))
     model.graph.initializer.append(numpy_helper.from_array(np.ones(1000, dtype=np.float16), "unused"))
     file = tmp_path / "external.onnx"
@@ -227,13 +204,13 @@ def test_the_digest_of_the_onnx_covers_weights_in_a_file_of_their_own(atc: Path,
     assert digest() != first
 
 
-def test_a_failure_leaves_what_was_there(file: Path, atc: Path, tmp_path: Path) -> None:
+def test_a_failure_keeps_the_older_files(file: Path, atc: Path, tmp_path: Path) -> None:
     request = planned(file, tmp_path / "made" / "clip")[0]
     make_om(request, atc=atc, graph=read_graph(file))
     before = {path.name: path.read_bytes() for path in request.output.parent.iterdir()}
     failing = script(tmp_path, 'echo half > "$out.om"; echo "E19999: Inner Error!"; exit 1')
 
-    with pytest.raises(GraphError, match="failed inside"):
+    with pytest.raises(GraphError, match="E19999"):
         make_om(request, atc=failing, graph=read_graph(file))
 
     assert {path.name: path.read_bytes() for path in request.output.parent.iterdir()} == before
@@ -242,60 +219,52 @@ def test_a_failure_leaves_what_was_there(file: Path, atc: Path, tmp_path: Path) 
 def test_success_without_a_file_is_a_failure(file: Path, tmp_path: Path) -> None:
     atc = script(tmp_path, "echo ATC run success; touch fusion_result.json")
 
-    with pytest.raises(GraphError, match=r"left no clip_bs1\.om but fusion_result\.json"):
+    with pytest.raises(GraphError, match=r"fusion_result\.json"):
         make_om(planned(file, tmp_path / "clip")[0], atc=atc, graph=read_graph(file))
 
 
-def test_an_atc_that_cannot_run_is_told(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match="cannot be run"):
-        make_om(planned(file, tmp_path / "clip")[0], atc=tmp_path / "none", graph=read_graph(file))
-
-
-def test_a_name_that_the_runtime_refuses_is_told_before_minutes_of_work(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match="characters that InferSession refuses"):
-        make_om(planned(file, tmp_path / "my clip")[0], atc=tmp_path / "none", graph=read_graph(file))
+def test_names_and_programs_that_do_not_work_are_refused(file: Path, tmp_path: Path) -> None:
+    for name, words in (("clip", "cannot be run"), ("my clip", "characters that InferSession refuses")):
+        with pytest.raises(GraphError, match=words):
+            make_om(planned(file, tmp_path / name)[0], atc=tmp_path / "none", graph=read_graph(file))
 
 
 @pytest.mark.parametrize(
-    ("operator", "flags", "said", "hint"),
+    ("operator", "flags", "code"),
     [
-        ("Gelu", {}, "not registered with ATC", "--opset"),
-        ("Relu", {"soc_version": "Ascend310"}, "does not know the chip", "npu-smi"),
-        ("Relu", {"extra": ("--speed=high",)}, "refuses the value of a flag", "--print-command"),
-        ("Relu", {"extra": ("--precision_mode=force_fp16",)}, "refuses the value of a flag", "--print-command"),
-        ("Relu", {"extra": ("--input_shape=input:-1,4,4,3",)}, "free dimension", "export onnx"),
+        ("Gelu", {}, "E16002"),
+        ("Relu", {"soc_version": "Ascend310"}, "E10001"),
+        ("Relu", {"extra": ("--speed=high",)}, "E10"),
+        ("Relu", {"extra": ("--input_shape=input:-1,4,4,3",)}, "E10"),
     ],
 )
-def test_refusals_of_atc_are_explained(
-    tmp_path: Path, atc: Path, operator: str, flags: dict[str, Any], said: str, hint: str
+def test_the_words_of_a_failed_atc_are_shown(
+    tmp_path: Path, atc: Path, operator: str, flags: dict[str, Any], code: str
 ) -> None:
     file = write_onnx(tmp_path / "clip.onnx", operator=operator)
 
-    with pytest.raises(GraphError, match=said) as caught:
+    with pytest.raises(GraphError, match=code) as caught:
         make_om(planned(file, tmp_path / "clip", **flags)[0], atc=atc, graph=read_graph(file))
 
-    assert hint in caught.value.hint
-    assert "ATC run failed" in caught.value.message  # its own words are shown
+    assert "ATC run failed" in caught.value.message
 
 
 @pytest.mark.parametrize("shape", [("batch", "height", "width", 3), ("batch", 4, 4, 0)])
-def test_sides_that_are_free_never_reach_atc(tmp_path: Path, shape: tuple[Any, ...]) -> None:
+def test_only_the_batch_may_be_free(tmp_path: Path, shape: tuple[Any, ...]) -> None:
     file = write_onnx(tmp_path / "clip.onnx", shape=shape, card=False)
 
-    with pytest.raises(GraphError, match="free in more than its batch") as caught:
+    with pytest.raises(GraphError, match="free in more than its batch"):
         planned(file, tmp_path / "clip")
 
-    assert "fixed sides" in caught.value.hint
 
-
-def test_while_atc_is_at_work_its_time_is_told_and_its_words_are_kept(
+def test_the_time_is_reported_while_atc_runs_and_its_words_are_kept(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llama_adapter.runtime.graphs.atc._TICK_S", 0.05)
     told: list[float] = []
     atc = script(tmp_path, "echo early; sleep 0.5; echo E19999: late; exit 1")
 
-    with pytest.raises(GraphError, match=r"(?s)failed inside.*early.*late"):
+    with pytest.raises(GraphError, match=r"(?s)early.*late"):
         make_om(planned(file, tmp_path / "clip")[0], atc=atc, graph=read_graph(file), tick=told.append)
 
     assert len(told) >= 2
@@ -318,9 +287,7 @@ def test_an_interrupt_ends_atc(file: Path, tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("gears", [False, True])
-def test_an_adopted_om_has_the_side_car_and_the_mode_of_one_made_here(
-    file: Path, atc: Path, tmp_path: Path, gears: bool
-) -> None:
+def test_an_adopted_om_gets_the_same_side_car_and_mode(file: Path, atc: Path, tmp_path: Path, gears: bool) -> None:
     request, here = (planned(file, tmp_path / name / "clip", gears=gears)[0] for name in ("there", "here"))
     (tmp_path / "there").mkdir()
     subprocess.run([atc, *command(request)], check=True, cwd=tmp_path, capture_output=True)
@@ -336,7 +303,7 @@ def test_an_adopted_om_has_the_side_car_and_the_mode_of_one_made_here(
 @pytest.mark.parametrize(
     ("kind", "said"), [("none", "does not exist"), ("link", "symbolic link"), ("empty", "is empty")]
 )
-def test_what_the_runtime_would_refuse_is_not_adopted(file: Path, tmp_path: Path, kind: str, said: str) -> None:
+def test_an_om_that_the_runtime_refuses_is_not_adopted(file: Path, tmp_path: Path, kind: str, said: str) -> None:
     request: Any = planned(file, tmp_path / "clip")[0]
     if kind == "link":
         request.output.symlink_to(file)

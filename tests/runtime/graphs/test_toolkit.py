@@ -1,4 +1,4 @@
-"""ATC is found where CANN puts it, and chips are named as ATC wants them."""
+"""ATC is found where CANN installs it, and chips get the names that ATC accepts."""
 
 from pathlib import Path
 
@@ -79,14 +79,15 @@ def names(table: str) -> list[tuple[int, str]]:
     return [(device.number, device.name) for device in read_npu_smi(table).devices]
 
 
-def test_chips_of_the_table_are_read_and_nothing_else_of_it() -> None:
+def test_only_chips_are_read_from_the_table() -> None:
     assert names(INFERENCE) == [(0, "310P3"), (5, "310P3")]
     assert names(TRAINING) == [(2, "910B4-1")]
     assert names(LATER) == [(0, "Ascend910")]
     assert names(HEAD) == []
+    assert read_npu_smi("DrvMngGetConsoleLogLevel failed") == NpuTable(driver="", devices=())
 
 
-def test_a_board_without_a_bus_has_one_chip_all_the_same() -> None:
+def test_a_board_without_a_bus_has_one_chip() -> None:
     table = HEAD + (
         "| 0     310B4               | Alarm           | 0.0          51                15    / 15            |\n"
         "| 0     0                   | NA              | 0            3046 / 7545                             |\n"
@@ -95,11 +96,7 @@ def test_a_board_without_a_bus_has_one_chip_all_the_same() -> None:
     assert read_npu_smi(table) == NpuTable(driver="23.0.0", devices=(Npu(number=0, name="310B4", health="Alarm"),))
 
 
-def test_other_texts_than_the_table_list_nothing() -> None:
-    assert read_npu_smi("DrvMngGetConsoleLogLevel failed") == NpuTable(driver="", devices=())
-
-
-def test_a_board_says_both_halves_of_the_name_or_nothing() -> None:
+def test_a_board_needs_both_halves_of_the_name() -> None:
     assert soc_from_board(BOARD) == "Ascend910_9391"
     assert soc_from_board(BOARD.replace("9391", "NA")) is None
     assert soc_from_board("") is None
@@ -108,7 +105,7 @@ def test_a_board_says_both_halves_of_the_name_or_nothing() -> None:
 @pytest.mark.parametrize(
     ("info", "soc_version"), [(INFERENCE, "Ascend310P3"), (TRAINING, "Ascend910B4-1"), (LATER, "Ascend910_9391")]
 )
-def test_the_chip_is_named_as_atc_wants_it(
+def test_the_chip_of_this_machine_is_detected(
     info: str, soc_version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     npu_smi(tmp_path, monkeypatch, info=info, board=BOARD)
@@ -117,51 +114,39 @@ def test_the_chip_is_named_as_atc_wants_it(
 
 
 @pytest.mark.parametrize(
-    ("info", "code", "said"),
+    ("info", "code", "words"),
     [
         (HEAD, 0, "lists no Ascend chip"),
-        (LATER, 0, "a whole series"),
+        (LATER, 0, "is a series"),
         (INFERENCE + "| 7     910B3   | OK   |\n", 0, "several kinds of chips: Ascend310P3, Ascend910B3"),
         ("DrvMngGetConsoleLogLevel failed\n", 1, "failed: DrvMngGetConsoleLogLevel"),
     ],
 )
-def test_a_chip_that_cannot_be_told_has_to_be_named(
-    info: str, code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_ambiguous_chip_must_be_named(
+    info: str, code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    npu_smi(tmp_path, monkeypatch, info=info, code=code)
-
-    with pytest.raises(GraphError, match=said) as caught:
-        detect_soc_version()
-
-    assert "--soc-version" in caught.value.hint
-
-
-def test_a_machine_without_chips_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-
     with pytest.raises(GraphError, match="no `npu-smi`"):
         detect_soc_version()
+
+    npu_smi(tmp_path, monkeypatch, info=info, code=code)
+    with pytest.raises(GraphError, match=words) as caught:
+        detect_soc_version()
+    assert "--soc-version" in caught.value.hint
 
 
 @pytest.mark.parametrize("variable", ["ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_INSTALL_PATH"])
 @pytest.mark.parametrize("place", ["bin", "compiler/bin", "latest/bin", "aarch64-linux/bin"])
-def test_atc_is_found_through_the_environment_of_cann(variable: str, place: str, tmp_path: Path) -> None:
-    atc = tmp_path / place / "atc"
-    atc.parent.mkdir(parents=True)
-    atc.touch(mode=0o755)
-
-    assert find_atc({variable: str(tmp_path), "PATH": ""}) == atc
-
-
-def test_atc_on_path_comes_first(tmp_path: Path) -> None:
-    for folder in ("bin", "other"):
-        (tmp_path / folder).mkdir()
+def test_atc_is_found_on_path_or_through_the_environment_of_cann(variable: str, place: str, tmp_path: Path) -> None:
+    for folder in (place, "on-path"):
+        (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "atc").touch(mode=0o755)
 
-    assert find_atc({"ASCEND_HOME_PATH": str(tmp_path), "PATH": str(tmp_path / "other")}) == tmp_path / "other" / "atc"
+    assert find_atc({variable: str(tmp_path), "PATH": ""}) == tmp_path / place / "atc"
+    assert find_atc({variable: str(tmp_path), "PATH": str(tmp_path / "on-path")}) == tmp_path / "on-path" / "atc"
 
 
-def test_a_machine_without_atc_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_atc_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolkit, "INSTALL_FOLDERS", ())
 
     with pytest.raises(GraphError, match="There is no `atc`") as caught:
@@ -170,7 +155,7 @@ def test_a_machine_without_atc_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--print-command" in caught.value.hint
 
 
-def test_toolkits_in_the_usual_folders_are_listed_newest_form_first(
+def test_toolkits_are_listed_from_the_environment_then_newest_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(toolkit, "INSTALL_FOLDERS", ("~/Ascend",))
@@ -182,14 +167,6 @@ def test_toolkits_in_the_usual_folders_are_listed_newest_form_first(
     found = [str(folder.relative_to(base)) for folder in installed_folders({"HOME": str(tmp_path)})]
 
     assert found == ["cann", "cann-8.5.1", "cann-8.5.0", "ascend-toolkit", "ascend-toolkit/latest", "."]
-
-
-def test_the_toolkit_that_the_environment_names_comes_before_the_installed_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(toolkit, "INSTALL_FOLDERS", ("~/Ascend",))
-    for folder in ("Ascend/cann", "mine"):
-        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "mine").mkdir()
     named = {"HOME": str(tmp_path), "ASCEND_HOME_PATH": str(tmp_path / "mine"), "ASCEND_TOOLKIT_HOME": "/not/there"}
-
-    assert toolkit_folders(named)[:2] == [tmp_path / "mine", tmp_path / "Ascend" / "cann"]
+    assert toolkit_folders(named)[:2] == [tmp_path / "mine", base / "cann"]

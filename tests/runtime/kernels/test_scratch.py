@@ -1,5 +1,6 @@
 """Where the kernels' memory is not to be had, nothing is computed and the error is that of torch's tensors."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -12,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.runners.base import ScorePlan
 from llama_adapter.llm.runners.native import NativeRunner
@@ -22,19 +22,10 @@ from llama_adapter.runtime.kernels import scratch
 from llama_adapter.runtime.kernels.blocks import BlockParts, NativeBlocks
 from llama_adapter.runtime.kernels.library import Library, compiled, compilers, find_library
 from llama_adapter.runtime.kernels.linear import NativeLinear
+from tests.llm import toys
 from tests.llm.toys import open_runner, toy_decoder, toy_prompts, toy_visual_queries
 
-CONFIG = DecoderConfig(
-    vocab_size=300,
-    dim=128,
-    num_layers=2,
-    num_heads=4,
-    ffn_dim=192,
-    norm_eps=1e-6,
-    context=64,
-    num_adapter_layers=1,
-    num_queries=5,
-)
+CONFIG = dataclasses.replace(toys.CONFIG, dim=128, num_layers=2, ffn_dim=192, num_adapter_layers=1)
 ROOT = Path(__file__).resolve().parents[3]
 
 pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
@@ -217,16 +208,14 @@ def test_nothing_in_the_library_asks_for_memory_or_ends_the_process() -> None:
 
 
 CHILD = """
-import os, resource, sys
+import dataclasses, os, resource, sys
 import torch
-from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.device_failures import tells_shortage
-from tests.llm.toys import open_runner, toy_decoder, toy_visual_queries
+from tests.llm.toys import CONFIG, open_runner, toy_decoder, toy_visual_queries
 
 torch.set_num_threads(1)
-config = DecoderConfig(vocab_size=300, dim=64, num_layers=1, num_heads=2, ffn_dim=65536, norm_eps=1e-6, context=64,
-                       num_adapter_layers=1, num_queries=5)
+config = dataclasses.replace(CONFIG, dim=64, num_layers=1, num_heads=2, ffn_dim=65536, num_adapter_layers=1)
 runner = open_runner(config, toy_decoder(config).state_dict(), backend=CpuBackend(), num_slots=32)
 prefixes = runner.project_prefix(toy_visual_queries(32, config=config))
 prompts = [[3] * 60] * 32

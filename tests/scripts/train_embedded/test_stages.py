@@ -1,6 +1,7 @@
 """Labels, the scene code and gates."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,14 @@ def _labels(count: int) -> Tensor:
     return torch.from_numpy(
         np.stack([scene_to_labels(sample_scene(rng, placed=False)) for _ in range(count)]).astype(np.int64)
     )
+
+
+def shrink(monkeypatch: pytest.MonkeyPatch, stage: Any) -> None:
+    """One scene with two questions a batch, no evaluation, and no Muon, which is slow without bfloat16 arithmetic."""
+    monkeypatch.setattr(stage, "is_hidden_matrix", lambda name: False)
+    monkeypatch.setattr(stage, "BATCH", 1)
+    monkeypatch.setattr(stage, "QUESTIONS", 2)
+    monkeypatch.setattr(stage, "evaluate", lambda *_: {})
 
 
 def test_labels_name_a_scene_completely() -> None:
@@ -70,7 +79,7 @@ def test_closed_gates_are_the_tanh_of_the_trained_ones() -> None:
 def test_the_head_that_asks_words_learns_unless_it_is_left_out(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, variant: str, learned: bool
 ) -> None:
-    monkeypatch.setattr(code_stage, "evaluate", lambda *_: {})  # takes long
+    shrink(monkeypatch, code_stage)
     code_stage.run_variant(variant, tokenizer=tokenizer, folder=tmp_path, num_steps=1)
     trained = torch.load(tmp_path / f"code-{variant}.pt", weights_only=True)["optimizers"][0]["state"]
     moments = [state["exp_avg"] for state in trained.values() if len(state["exp_avg"]) == sum(CLASSES.values())]
@@ -81,7 +90,7 @@ def test_the_head_that_asks_words_learns_unless_it_is_left_out(
 def test_the_text_stage_trains_the_llama_and_leaves_its_adapter_shut(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_stage, "evaluate", lambda *_: {})  # takes long
+    shrink(monkeypatch, text_stage)
     torch.manual_seed(6)
     before = build_decoder().state_dict()
     text_stage.run(tokenizer=tokenizer, folder=tmp_path, num_steps=1, seed=6)

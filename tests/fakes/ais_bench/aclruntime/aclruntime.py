@@ -53,7 +53,7 @@ def say(level: str, text: str) -> None:
 
 
 def failure(code: int) -> RuntimeError:
-    words = {-1: "ACL: general failure", 1: "ACL: invalid parameter", 3: "ACL: runtime failure"}
+    words = {-1: "ACL: general failure", 1: "ACL: invalid parameter"}
     return RuntimeError(f"[{code}][{words.get(code, 'Error code unknown')}] ")
 
 
@@ -96,17 +96,12 @@ class Summary:
         self.exec_time_list = times
 
 
-class session_options:
-    def __init__(self) -> None:
-        self.acl_json_path, self.log_level, self.loop = "", 2, 1
-
-
 class InferenceSession:
     """A loaded OM."""
 
     _opened: ClassVar[set[int]] = set()
 
-    def __init__(self, path: str, device_id: int, options: session_options) -> None:
+    def __init__(self, path: str, device_id: int) -> None:
         if not type(self)._opened:
             say("INFO", "acl init success")
         if device_id >= int(os.environ.get("FAKE_DEVICES", "1")):
@@ -166,9 +161,6 @@ class InferenceSession:
         self._batch = batch
         self._inputs[0].realsize = self._inputs[0].size * batch // max(self.gears)
 
-    def get_max_dym_batchsize(self) -> int:
-        return max(self.gears, default=0)
-
     def run(self, names: list[str], feeds: list[BaseTensor]) -> list[Tensor]:
         with RECORD.lock:
             RECORD.concurrent += 1
@@ -182,12 +174,6 @@ class InferenceSession:
 
     def _run(self, names: list[str], feeds: list[BaseTensor]) -> Tensor:
         wanted = self._inputs[0]
-        if len(feeds) != 1:
-            if GENERATION < 2024:
-                assert not feeds, "undefined behaviour: the real one would read memory that is not its own"
-                raise failure(-1)
-            say("ERROR", f"feeds size: {len(feeds)} not equal to model tensor desc size: 1")
-            raise failure(3)
         if feeds[0].size != wanted.realsize:
             say("ERROR", f"check i:0 name:{wanted.name} in size:{feeds[0].size} needsize:{wanted.realsize} not match")
             raise failure(-1)
