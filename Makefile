@@ -1,26 +1,27 @@
 # Everything happens in .venv, made from PYTHON (3.11 or newer).
 PYTHON ?= python3
 BIN := .venv/bin
-# As many processes as there are cores, each with one thread.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+# As many processes as tests/conftest.py says, each with one thread.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+# Tests start many processes, which would compile all of our modules each time.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test check fuzz audit clean
 
 demo: .venv/.installed
 	$(BIN)/python demo_bsz.py
 
-# Everything: `check`, and the tests that run the command line, a browser, or train something. In the order of the
-# files: else those of one test come last, and one of them may take longer than all that is left to the other processes.
-test: check .venv/.browser
-	$(PYTEST) --no-loadscope-reorder -m slow
-
-# Format, lint, types, import contracts and the quick tests.
-check: .venv/.installed-dev
+# Everything: `check`, and the tests that run the command line, a browser, or train something.
+test: .venv/.browser
+check test: .venv/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache > .venv/contracts.txt || { cat .venv/contracts.txt; exit 1; }
-	$(PYTEST) -m "not slow"
+	$(BIN)/mypy > .venv/types.txt & mypy=$$!; $(PYTEST); tests=$$?; \
+	  wait $$mypy; types=$$?; cat .venv/types.txt; exit $$((tests + types))
+
+# Format, lint, types, import contracts and the quick tests.
+check: PYTEST += -m "not slow"
 
 # Fuzzing for so many minutes, TARGET=name for one target alone (see docs/fuzzing.md). Exit code 1 where something is
 # found. Guided by coverage where atheris is installed: .venv/bin/pip install -e '.[fuzz]'

@@ -1,8 +1,10 @@
-"""How properties are tried: the same examples each time, and however long one takes on a busy machine.
+"""How tests are collected, spread over processes, and how properties are tried.
 
-Other examples, and more of them: `pytest --hypothesis-profile explore`.
+Properties are tried with the same examples each time, however long one takes on a busy machine. Other examples, and
+more of them: `pytest --hypothesis-profile explore`.
 """
 
+import gc
 import os
 
 import pytest
@@ -11,6 +13,28 @@ from hypothesis import settings
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile("repeatable")
+
+gc.disable()  # imports make few objects that can be freed, and looking for them takes a third of a collection's time
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first, so that no process works alone at the end: those of processes, then others with slow tests."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: ("e2e" not in item.path.parts, item.path not in slow))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.freeze()  # the interpreter's last collection
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: many tests wait for processes."""
+    return (os.cpu_count() or 1) + 1
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,6 +6,7 @@ like the checkout. What the commands write there is removed afterwards.
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -57,7 +58,11 @@ def test_the_commands_of_a_page_work(page: str, checkout: Path) -> None:
         "PATH": f"{checkout.parent / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
     }
-    for block in runnable_blocks((ROOT / page).read_text(encoding="utf-8")):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    # The port in the guide may be taken here.
+    for block in runnable_blocks((ROOT / page).read_text(encoding="utf-8").replace("8123", port)):
         ran = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", block], cwd=checkout, env=environment, capture_output=True, text=True
         )

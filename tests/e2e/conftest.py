@@ -1,6 +1,6 @@
-"""One browser and one served page for all browser tests of a session, and a fresh page of the browser for each.
+"""One browser and one served page for the tests of a file, and a fresh page of the browser for each.
 
-The browser tests run last: while Playwright is open, its event loop runs in this thread, so no other test can run one.
+They end with the file: while Playwright is open, its event loop runs in this thread, and no other test can run one.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,11 +11,7 @@ import pytest
 from tests.e2e.browser import Browser, ServedPage, Visit, chromium, serve_page
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name.startswith("test_browser_"))
-
-
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     from playwright.sync_api import expect
 
@@ -24,7 +20,7 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def served(browser: Browser) -> Iterator[ServedPage]:
     with serve_page() as page:
         yield page

@@ -1,4 +1,4 @@
-"""The command line as its own process: golden texts, pipes, signals and a terminal."""
+"""The command line as its own process: pipes, signals and a terminal."""
 
 import json
 import os
@@ -11,21 +11,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.app.golden import ROOT, case, case_runs, model_flags, picture
+from tests.app.golden import ROOT, case, model_flags, picture
 
 pytestmark = pytest.mark.slow
 
 COMMAND = [sys.executable, "-m", "llama_adapter"]
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    ran = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, cwd=ROOT)
-    assert "Traceback" not in ran.stderr
-    return ran
 
 
 def hear_interrupts() -> None:
@@ -40,47 +33,6 @@ def many_pictures(tmp_path: Path) -> Path:
     for number in range(200):
         shutil.copy(picture("noise_128x96.png"), folder / f"{number}.png")
     return folder
-
-
-@pytest.mark.parametrize(
-    ("name", "raw"),
-    [
-        ("bias_b1", False),
-        ("bias_b3_equal", True),
-        ("bias_b1_empty_input", False),
-        ("lora_b3_equal", False),
-        ("trainckpt_b1", True),
-    ],
-)
-def test_golden_checkpoints_give_the_texts_of_the_reference(name: str, raw: bool) -> None:
-    ((arguments, texts),) = case_runs(case(name), raw=raw)
-
-    ran = run(*arguments)
-
-    answers = {record["picture"]: record["text"] for record in map(json.loads, ran.stdout.splitlines())}
-    assert ran.returncode == 0
-    assert [answers[picture] for picture in arguments[-len(texts) :]] == texts
-
-
-def test_a_folder_with_bad_files_ends_with_3_and_a_record_for_each_file(tmp_path: Path) -> None:
-    for name in ("shapes_200x300.jpg", "rgba_180x140.png"):
-        shutil.copy(picture(name), tmp_path / name)
-    (tmp_path / "notes.txt").write_text("no picture, and not named like one")
-
-    ran = run("caption", "assets/broken", str(tmp_path), *model_flags(), "--max-new-tokens", "4")
-
-    records: list[dict[str, Any]] = [json.loads(line) for line in ran.stdout.splitlines()]
-    assert ran.returncode == 3
-    codes = {Path(record["picture"]).name: record["error"] and record["error"]["code"] for record in records}
-    assert len(records) == len(codes)
-    assert codes == {
-        "empty.png": "empty",
-        "text.jpg": "not_a_picture",
-        "truncated.png": "truncated",
-        "rgba_180x140.png": None,
-        "shapes_200x300.jpg": None,
-    }
-    assert {record["finish"] for record in records} == {"error", "length"}
 
 
 def test_a_reader_that_goes_away_ends_the_run_quietly(many_pictures: Path) -> None:
@@ -107,37 +59,6 @@ def test_help_into_a_closed_pipe_is_quiet() -> None:
     ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=ROOT)
 
     assert ran.stderr == ""
-
-
-def test_ctrl_c_finishes_what_is_begun_and_ends_with_130(many_pictures: Path, tmp_path: Path) -> None:
-    out = tmp_path / "answers.jsonl"
-    arguments = ["caption", str(many_pictures), *model_flags(), "--max-new-tokens", "32", "--out", str(out)]
-    process = subprocess.Popen(
-        [*COMMAND, *arguments, "--format", "jsonl"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=ROOT,
-        preexec_fn=hear_interrupts,
-    )
-    assert process.stdout is not None
-    process.stdout.readline()
-
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate()
-
-    assert process.returncode == 130
-    assert b"Traceback" not in said
-    assert b"finishing the pictures that are begun" in said
-    records = [json.loads(line) for line in out.read_text().splitlines()]
-    assert 0 < len(records) < 200
-    manifest = json.loads((tmp_path / "answers.jsonl.manifest.json").read_text())
-    assert sum(manifest["runs"][0]["counts"].values()) == len(records)
-    # The next run goes on where this one ended.
-    again = run(*arguments)
-    assert again.returncode == 0
-    assert sorted(json.loads(line)["picture"] for line in out.read_text().splitlines()) == sorted(
-        str(path) for path in many_pictures.iterdir()
-    )
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tests.app.http_api.live import served
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = int(os.environ.get("LLAMA_ADAPTER_FUZZ_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("LLAMA_ADAPTER_FUZZ_EXAMPLES", "10"))
 HOOKS = Path(__file__).with_name("schema_fuzz_hooks.py")
 REQUEST_TIMEOUT_S = 30  # one that takes longer is told as a failure
 
