@@ -153,7 +153,7 @@ def test_broken_and_installed_parts_are_never_folded() -> None:
     assert fold(there, uses=ALWAYS) == there
 
 
-def test_the_last_line_names_what_failed_once_and_in_order() -> None:
+def test_the_last_line_names_each_failure_once_in_order() -> None:
     checks = [("CANN", "error"), ("torch", "ok"), ("atc", "warning"), ("llama", "error"), ("llama", "error")]
 
     assert summary(checks) == ("3 errors, 1 warning in 5 checks, to fix in this order: CANN, llama", 3)
@@ -161,7 +161,7 @@ def test_the_last_line_names_what_failed_once_and_in_order() -> None:
     assert summary(checks[1:2]) == ("no errors in 1 check", 0)
 
 
-def test_devices_are_known_by_their_names_alone() -> None:
+def test_names_of_devices() -> None:
     assert all(map(is_device, ["cpu", "auto", "cuda", "cuda:1", "npu", "npu:12"]))
     others = ["", "gpu", "npu:", "npu:x", "cpu:0", "auto:0", "cuda:-1", "cuda:1 ", "npu:\u0663"]
     assert not any(map(is_device, others))
@@ -228,7 +228,7 @@ def test_telemetry_of_onnxruntime_writes_no_file_in_the_home_folder(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_errors_are_not_taken_for_failed_extensions() -> None:
+def test_other_errors_are_no_failed_extensions() -> None:
     assert explain_torch_import(RuntimeError("out of luck")) is None
     assert explain_torch_import(ImportError("Failed to load the backend extension: x. ")) is None
 
@@ -243,7 +243,7 @@ def test_the_failures_of_torch_npu(monkeypatch: pytest.MonkeyPatch, snapshot: Sn
     assert said == snapshot
 
 
-def test_a_machine_without_torch_npu_lacks_nothing_on_the_cpu() -> None:
+def test_without_torch_npu_it_is_absent() -> None:
     assert look_at_torch_npu()["state"] == "absent"
 
 
@@ -386,7 +386,7 @@ def npu() -> wheel.FakeNpu:
 
 @pytest.mark.slow
 @pytest.mark.npu_contract
-def test_the_real_torch_npu_is_seen_with_its_device_and_what_would_compute(npu: wheel.FakeNpu) -> None:
+def test_the_real_torch_npu_with_its_device_and_operators(npu: wheel.FakeNpu) -> None:
     ran = npu.run("-m", "llama_adapter", "doctor", "--environment", "--device", "npu:0", soc="Ascend310P3")
     told = in_words(ran.stdout)
 
@@ -407,7 +407,7 @@ def test_the_real_torch_npu_is_seen_with_its_device_and_what_would_compute(npu: 
         ("Ascend310P3", {"ASCEND_HOME_PATH": "/no/where"}, 1, "ASCEND_HOME_PATH is /no/where, which does not exist"),
     ],
 )
-def test_other_machines_with_the_real_torch_npu_are_seen_as_they_are(
+def test_other_machines_with_the_real_torch_npu(
     npu: wheel.FakeNpu, soc: str | None, more: dict[str, str], code: int, told: str
 ) -> None:
     program = f'{ROWS_OF_NPUS}\nsys.exit(main(["doctor", "--environment", "--device", "npu:0"]))'
@@ -449,7 +449,7 @@ def test_a_toolkit_that_is_set_up_is_found_with_its_packages(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("layout", ["cann", "cann-8.5.0", "ascend-toolkit", "nnrt"])
-def test_a_toolkit_that_was_not_set_up_is_found_by_its_script(layout: str, tmp_path: Path) -> None:
+def test_a_toolkit_is_found_by_its_script(layout: str, tmp_path: Path) -> None:
     script = tmp_path / "Ascend" / layout / "set_env.sh"
     script.parent.mkdir(parents=True)
     script.touch()
@@ -514,45 +514,27 @@ def devices(torch_npu: dict[str, Any]) -> Probe:
     return _accelerators(list_devices(), torch_npu)
 
 
-@pytest.mark.parametrize(
-    ("health", "torch_npu", "state", "found"),
-    [
-        ("OK", {"state": "absent"}, "ok", "2 x 310P3, driver 24.1.rc2.1"),
-        ("Alarm", {"state": "absent"}, "ok", "1 x 310P3, 1 x 310P3 in health Alarm, driver 24.1.rc2.1"),
-        (
-            "OK",
-            {"state": "ok", "no_device": "no NPU is there", "no_device_hint": "look"},
-            "broken",
-            "2 x 310P3, driver 24.1.rc2.1, but no NPU is there",
-        ),
-    ],
-)
-def test_devices_are_counted_by_their_name_in_the_drivers_table(
-    bare: Path, health: str, torch_npu: dict[str, Any], state: Any, found: str
-) -> None:
-    program(bare, "npu-smi", f"/bin/cat <<'END'\n{NPU_SMI.format(health=health)}END")
-
-    hint = torch_npu.get("no_device_hint", "")
-    assert devices(torch_npu) == Probe(name="NPU devices", state=state, found=found, hint=hint)
-
-
-def test_devices_of_torch_npu_count_more_than_the_drivers_tool(bare: Path) -> None:
-    assert devices({"state": "absent"}).state == "absent"
+def test_devices_of_the_drivers_table_and_of_torch_npu(bare: Path, snapshot: SnapshotAssertion) -> None:
+    absent, unusable = {"state": "absent"}, {"state": "ok", "no_device": "no NPU is there", "no_device_hint": "look"}
+    found = {"no driver": devices(absent)}
+    for health in ("OK", "Alarm"):
+        program(bare, "npu-smi", f"/bin/cat <<'END'\n{NPU_SMI.format(health=health)}END")
+        found[health] = devices(absent)
+    found["not for torch_npu"] = devices(unusable)
     program(bare, "npu-smi", "echo 'DrvMngGetConsoleLogLevel failed.'; exit 255")
-    listed = devices({"state": "absent"})
-    assert (listed.state, "DrvMngGetConsoleLogLevel failed." in listed.found) == ("broken", True)
-    seen = devices({"state": "ok", "devices": ["Ascend310P3 (family 310P)"] * 2})
-    assert seen.found.startswith("2 x Ascend310P3 (family 310P)")
+    found["driver fails"] = devices(absent)
+    found["only for torch_npu"] = devices({"state": "ok", "devices": ["Ascend310P3 (family 310P)"] * 2})
+    assert {name: (one.state, one.found, one.hint) for name, one in found.items()} == snapshot
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may open every file")
-def test_device_files_of_another_group_are_told(bare: Path, tmp_path: Path) -> None:
+def test_device_files_of_another_group_are_broken(bare: Path, tmp_path: Path) -> None:
     (tmp_path / "davinci0").touch(mode=0o000)
 
     assert "no permission for" in devices({"state": "absent"}).found
 
 
-def test_an_atc_without_its_libraries_is_told(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_atc_without_its_libraries_is_broken(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llama_adapter.runtime.graphs.toolkit.INSTALL_FOLDERS", ())
     assert look_at_atc()["state"] == "absent"
     text = "atc: error while loading shared libraries: libge_compiler.so: cannot open shared object file"
