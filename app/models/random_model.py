@@ -149,17 +149,12 @@ def random_tensors(sketch: Mapping[str, Tensor], *, dtype: torch.dtype) -> Itera
             values.zero_()
         else:
             # Each tensor starts at another number; otherwise layers of one shape would be equal.
-            _repeat(drawn.roll(-num_used), into=values)
+            numbers = drawn.roll(-num_used)
+            for part in values.view(-1).split(_NUM_DRAWN):
+                part.copy_(numbers[: len(part)])
             values.mul_(_std(name, tensor))
             num_used += tensor.numel()
         yield name, values
-
-
-def _repeat(drawn: Tensor, *, into: Tensor) -> None:
-    flat, size = into.view(-1), len(drawn)
-    for start in range(0, len(flat), size):
-        part = flat[start : start + size]
-        part.copy_(drawn[: len(part)])
 
 
 def _check_host(*configs: HalfConfig, dtype: torch.dtype, precision: Precision, name: str) -> None:

@@ -21,10 +21,11 @@ from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.cli import build_parser, main
-from llama_adapter.app.encoder_export import to_om, to_onnx
+from llama_adapter.app.encoder_export import to_onnx
 from llama_adapter.app.encoder_export.output import told_parity
 from llama_adapter.app.encoder_export.to_onnx import EncoderSources, OnnxJob, load_encoder
 from llama_adapter.runtime.errors import CheckpointError, ExitCode
+from llama_adapter.runtime.graphs.atc import AtcSettings
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.sidecar import read_sidecar
 from llama_adapter.vision.config import VisionConfig
@@ -258,10 +259,10 @@ def test_a_graph_that_the_lint_refuses_needs_force(tmp_path: Path, capsys: pytes
 
 def test_the_defaults_of_flags_and_jobs_agree() -> None:
     om = build_parser().parse_args(["export", "om", "clip.onnx"])
-    job = to_om.OmJob(onnx="clip.onnx")
-    values: dict[str, Any] = {field.name: getattr(job, field.name) for field in dataclasses.fields(job)}
-    assert {**values, "atc_flags": []} == {name: getattr(om, name) for name in values}
-
+    atc = AtcSettings(batch_sizes=om.batch_sizes)
+    assert (om.gears, om.soc_version, om.precision_mode, om.log_level, tuple(om.atc_flags)) == (
+        *(atc.gears, atc.soc_version, atc.precision_mode, atc.log_level, atc.extra),
+    )
     made = build_parser().parse_args(["export", "onnx", "--out", "clip.onnx"])
     onnx_job = OnnxJob(sources=EncoderSources(), out="clip.onnx")
     for name in ("dtype", "opset", "pictures", "force"):
