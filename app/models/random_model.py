@@ -149,8 +149,9 @@ def random_tensors(sketch: Mapping[str, Tensor], *, dtype: torch.dtype) -> Itera
             values.zero_()
         else:
             # Each tensor starts at another number; otherwise layers of one shape would be equal.
-            numbers = drawn.roll(-num_used)
-            for part in values.view(-1).split(_NUM_DRAWN):
+            numbers, flat = drawn.roll(-num_used), values.view(-1)
+            for start in range(0, len(flat), _NUM_DRAWN):
+                part = flat[start : start + _NUM_DRAWN]
                 part.copy_(numbers[: len(part)])
             values.mul_(_std(name, tensor))
             num_used += tensor.numel()
