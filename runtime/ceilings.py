@@ -18,12 +18,10 @@ _REPEATS = 5
 
 
 @torch.inference_mode()
-def measure_bandwidth(backend: Backend, *, num_bytes: int | None = None) -> float:
+def measure_bandwidth(backend: Backend) -> float:
     """Bytes per second: the better of summing a buffer, and of copying one half of it to the other."""
-    if num_bytes is None:
-        num_bytes = _HOST_BUFFER if backend.device.type == "cpu" else _DEVICE_BUFFER
-        free = backend.free_bytes()
-        num_bytes = num_bytes if free is None else max(min(num_bytes, free // 4), 1 << 20)
+    num_bytes, free = _HOST_BUFFER if backend.device.type == "cpu" else _DEVICE_BUFFER, backend.free_bytes()
+    num_bytes = num_bytes if free is None else max(min(num_bytes, free // 4), 1 << 20)
     buffer = torch.ones(num_bytes // 4, device=backend.device)
     target, source = buffer.chunk(2)
     return num_bytes / min(_best_seconds(backend, work) for work in (buffer.sum, lambda: target.copy_(source)))
@@ -36,9 +34,8 @@ def measure_matmul(
     shapes: Sequence[tuple[int, int]],
     dtype: torch.dtype,
     precision: Precision = FLOAT,
-    num_rows: Sequence[int] = _NUM_ROWS,
 ) -> float:
-    """FLOP per second of linear layers with these (inputs, outputs), run in turn; the best over `num_rows`.
+    """FLOP per second of linear layers with these (inputs, outputs), run in turn; the best over `_NUM_ROWS`.
 
     The backend packs their weights as those of a model.
     """
@@ -52,7 +49,7 @@ def measure_matmul(
             store_parts(layer, {suffix: part.to(backend.device) for suffix, part in parts.items()})
     backend.prepare(layers)
     rates = []
-    for rows in num_rows:
+    for rows in _NUM_ROWS:
         inputs = [torch.randn(rows, shape[0], device=backend.device, dtype=dtype) for shape in shapes]
 
         def work(inputs: list[torch.Tensor] = inputs) -> None:

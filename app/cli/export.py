@@ -95,7 +95,10 @@ def _run_export_onnx(options: argparse.Namespace) -> int:
 
 def _run_export_om(options: argparse.Namespace) -> int:
     from llama_adapter.app.encoder_export.to_om import OmJob, run_export_om
+    from llama_adapter.runtime.graphs.atc import AtcSettings
 
-    values = {**vars(options), "atc_flags": tuple(options.atc_flags)}
-    run_export_om(settings(OmJob, values, shown={"atc_flags": "--atc-flag", "onnx": "FILE.onnx"}))
+    values = {**vars(options), "extra": tuple(options.atc_flags)}
+    atc = settings(AtcSettings, values, shown={"extra": "--atc-flag"})
+    shown = {"onnx": "FILE.onnx", "batch_sizes": "--batch-sizes", "gears": "--gears"}
+    run_export_om(settings(OmJob, {**values, "settings": atc}, shown=shown))
     return ExitCode.OK

@@ -119,7 +119,8 @@ def run_checkup(spec: CaptionerSpec | None, *, uses: frozenset[str]) -> int:
 
 
 def _diagnose(spec: CaptionerSpec) -> list[Finding]:
-    from llama_adapter.app.doctor.encoder import diagnose, diagnose_with_encoder
+    from llama_adapter.app.doctor.encoder import diagnose_with_encoder
+    from llama_adapter.app.doctor.model import diagnose
     from llama_adapter.app.models.checkpoints import sources_of
     from llama_adapter.app.models.resources import embedded_model
 

@@ -37,6 +37,7 @@ from llama_adapter.app.models.checkpoints import (
     open_llama,
     resolve_channel_order,
 )
+from llama_adapter.app.models.sketch import HalfConfig
 from llama_adapter.app.reading.isolated import open_reader
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, check_fits, open_adapter
@@ -256,7 +257,8 @@ def _check_bundle(report: Report, place: Path, precision: Precision | None) -> N
     configs = report.attempt("manifest", lambda: read_configs(place, manifest))
     if configs is None:
         return
-    for name, config in zip((VISION, LLM), configs, strict=True):
+    halves: dict[str, HalfConfig] = {VISION: configs[0], LLM: configs[1]}
+    for name, config in halves.items():
         state = report.attempt(name, partial(read_half, place / name, config, manifest))
         if state is not None:
             report.add("ok", name, f"`{name}` has its {len(state)} tensors, in the shapes of its configuration")

@@ -11,7 +11,7 @@ from llama_adapter.app.encoder_export.output import check_place, give, tell, tol
 from llama_adapter.runtime.atomic_write import refuse_to_replace
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.atc import AtcRequest, AtcSettings, adopt_om, command, make_om, plan
-from llama_adapter.runtime.graphs.defaults import BATCH_SIZES, LOG_LEVEL, PRECISION_MODE
+from llama_adapter.runtime.graphs.defaults import PRECISION_MODE
 from llama_adapter.runtime.graphs.graph import Graph, read_graph
 from llama_adapter.runtime.graphs.lint import lint_graph
 from llama_adapter.runtime.graphs.sidecar import check_om_path, sidecar_path
@@ -21,16 +21,11 @@ from llama_adapter.vision.card import EncoderCard
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OmJob:
-    """One `export om`. With `adopt`, an OM that ATC made elsewhere of the same values, nothing is converted."""
+    """One `export om`. With `adopt`, an OM that ATC made elsewhere with these settings, nothing is converted."""
 
     onnx: str
+    settings: AtcSettings  # without a chip: that of this machine
     out: str | None = None  # None: beside the ONNX file, under its name
-    batch_sizes: tuple[int, ...] = BATCH_SIZES
-    gears: bool = False
-    soc_version: str | None = None  # None: the chip of this machine
-    precision_mode: str = PRECISION_MODE
-    log_level: str = LOG_LEVEL
-    atc_flags: tuple[str, ...] = ()
     print_command: bool = False
     adopt: str | None = None
     force: bool = False
@@ -38,27 +33,13 @@ class OmJob:
     def __post_init__(self) -> None:
         if self.out is not None and os.path.basename(self.out) in ("", ".", ".."):
             raise ValueError(f"out must end in a file's name, such as folder/clip, got {self.out!r}")
-        if self.adopt is not None:
-            self._check_adopt(self.adopt)
-        self.settings()
-
-    def settings(self, *, soc_version: str | None = None) -> AtcSettings:
-        """Raises ValueError for what ATC would refuse."""
-        return AtcSettings(
-            batch_sizes=self.batch_sizes,
-            gears=self.gears,
-            soc_version=soc_version or self.soc_version,
-            precision_mode=self.precision_mode,
-            log_level=self.log_level,
-            extra=self.atc_flags,
-        )
-
-    def _check_adopt(self, file: str) -> None:
-        if not file:
+        if self.adopt is None:
+            return
+        if not self.adopt:
             raise ValueError("adopt is empty: name the OM file")
         if self.out is not None or self.print_command:
             raise ValueError("adopt takes an OM as it is, and excludes out and print_command")
-        if not self.gears and len(set(self.batch_sizes)) != 1:
+        if not self.settings.gears and len(set(self.settings.batch_sizes)) != 1:
             raise ValueError(
                 "adopt needs the one number of batch_sizes that the OM was made for, or gears with all of them"
             )
@@ -143,8 +124,10 @@ def _tell_of_foreign(onnx: str, graph: Graph) -> None:
 def plan_om(job: OmJob, graph: Graph) -> list[AtcRequest]:
     """The runs of ATC. Raises GraphError without a known chip and for a graph that ATC cannot convert."""
     output = Path(job.onnx).with_suffix("") if job.out is None else Path(job.out)
-    chip = detect_soc_version() if job.soc_version is None else job.soc_version
-    requests = plan(graph, Path(job.onnx), output, job.settings(soc_version=chip))
+    settings = job.settings
+    if settings.soc_version is None:
+        settings = replace(settings, soc_version=detect_soc_version())
+    requests = plan(graph, Path(job.onnx), output, settings)
     return requests if job.adopt is None else [replace(requests[0], output=Path(job.adopt))]
 
 

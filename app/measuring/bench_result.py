@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from llama_adapter.app.measuring.meters import PROGRAMS, Call, Program
 from llama_adapter.app.measuring.report import percentile
-from llama_adapter.app.measuring.roofline import Cause, Ceiling, Work, explain
+from llama_adapter.app.measuring.roofline import Cause, Ceiling, explain
 
 Workload = Literal["yesno", "caption"]
 
@@ -47,10 +47,6 @@ class Round:
     def seconds(self, program: Program) -> float:
         """Of all calls of a program."""
         return sum(call.seconds for call in self.calls if call.program == program)
-
-    def work(self, program: Program) -> Work:
-        """Of all calls of a program."""
-        return sum((call.work for call in self.calls if call.program == program), Work())
 
     def stages_ms(self) -> dict[str, float]:
         """For one picture: reading, the programs, and whatever else the time went to."""

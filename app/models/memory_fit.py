@@ -41,7 +41,15 @@ def place_model(model: LoadedModel, *, spec: CaptionerSpec, backend: Backend, mo
     config = EngineConfig(decoder=model.decoder_config, dtype=model.dtype, mode=mode, operators=spec.operators)
     reserved = encoder_bytes(spec, model, backend=backend)
     planned = planner(config, model.decoder_state, backend=backend, reserved=reserved)
-    setting = _setting(model, dtype=spec.dtype, backend=backend, mode=mode)
+    setting = Setting(
+        model=model.digest,
+        device=backend.name,
+        dtype=spec.dtype,
+        precision=model.precision,
+        context=model.decoder_config.context,
+        mode=mode,
+        device_bytes=backend.total_bytes(),
+    )
     num_rows, note = spec.batch_size, ""
     is_auto = num_rows == "auto"
     if num_rows == "auto":
@@ -93,15 +101,3 @@ def _place(decoder: PlacedDecoder, num_rows: int, *, spec: CaptionerSpec, model:
     if backend.kernels is not None and isinstance(vision.module, HostEncoder):
         vision.module = NativeEncoder(vision.module, library=backend.kernels)
     return Placed(runner=runner, vision=vision)
-
-
-def _setting(model: LoadedModel, *, dtype: str, backend: Backend, mode: str) -> Setting:
-    return Setting(
-        model=model.digest,
-        device=backend.name,
-        dtype=dtype,
-        precision=model.precision,
-        context=model.decoder_config.context,
-        mode=mode,
-        device_bytes=backend.total_bytes(),
-    )

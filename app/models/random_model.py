@@ -149,17 +149,13 @@ def random_tensors(sketch: Mapping[str, Tensor], *, dtype: torch.dtype) -> Itera
             values.zero_()
         else:
             # Each tensor starts at another number; otherwise layers of one shape would be equal.
-            _repeat(drawn.roll(-num_used), into=values)
+            numbers, flat = drawn.roll(-num_used), values.view(-1)
+            for start in range(0, len(flat), _NUM_DRAWN):
+                part = flat[start : start + _NUM_DRAWN]
+                part.copy_(numbers[: len(part)])
             values.mul_(_std(name, tensor))
             num_used += tensor.numel()
         yield name, values
-
-
-def _repeat(drawn: Tensor, *, into: Tensor) -> None:
-    flat, size = into.view(-1), len(drawn)
-    for start in range(0, len(flat), size):
-        part = flat[start : start + size]
-        part.copy_(drawn[: len(part)])
 
 
 def _check_host(*configs: HalfConfig, dtype: torch.dtype, precision: Precision, name: str) -> None:

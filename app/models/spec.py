@@ -61,15 +61,13 @@ class CaptionerSpec:
     def __post_init__(self) -> None:
         for name in ("model", "llama_dir", "llama_type", "adapter", "clip", "encoder"):
             value = getattr(self, name)
-            if value is not None and not isinstance(value, str):
+            if not isinstance(value, str | None):
                 raise ValueError(f"{name} must be a path as text, got {value!r}")
             if value == "":
                 raise ValueError(f"{name} is empty: name a path, or leave it out")
-        for name in ("batch_size", "context", "visual_heads"):
+        for name, other in (("batch_size", AUTO), ("context", None), ("visual_heads", None)):
             value = getattr(self, name)
-            if value is None or (name == "batch_size" and value == AUTO):
-                continue
-            if not isinstance(value, int) or value < 1:
+            if value != other and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         for name, known in (
             ("exif", get_args(Orientation)),

@@ -18,7 +18,6 @@ from llama_adapter.runtime.graphs.open_session import GraphSpec
 from llama_adapter.runtime.graphs.sidecar import OmInput, OmSidecar, file_sha256, write_sidecar
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
 from llama_adapter.vision.card import EncoderCard
-from llama_adapter.vision.config import ChannelOrder
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.export import export_onnx
 from llama_adapter.vision.image import load_picture
@@ -46,11 +45,11 @@ def embedded_onnx(dtype: GraphDtype = "float32") -> Path:
     return path
 
 
-def golden_onnx(channel_order: ChannelOrder = "rgb") -> Path:
+def golden_onnx() -> Path:
     """Of BIAS-TINY, float32. Not to be changed by a test."""
-    with _made_once(f"golden-{channel_order}.onnx") as (path, is_missing):
+    with _made_once("golden.onnx") as (path, is_missing):
         if is_missing:
-            model = assemble_sources(ModelSources(**model_options(), channel_order=channel_order))
+            model = assemble_sources(ModelSources(**model_options()))
             export_onnx(model.vision_config, model.vision_state, path, name=model.name)
     return path
 

@@ -1,4 +1,4 @@
-"""The doctor tells which copy of this project runs, and warns where it is another one than a user thinks."""
+"""The doctor finds out which copy of this project runs, and warns if it is not the one of the current folder."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.app.doctor.installation import Installed, find_checkout, find_installed, judge_installation
 from tests.app.golden import ROOT
@@ -19,40 +20,23 @@ EDITABLE = Installed(version="0.1.0", kind="editable", place=CHECKOUT)
 COPY = Installed(version="0.1.0", kind="copy", place=SITE)
 
 
-@pytest.mark.parametrize(
-    ("installed", "running", "checkout", "found"),
-    [
-        (EDITABLE, CHECKOUT, CHECKOUT, "0.1.0, editable, /checkout"),
-        (EDITABLE, CHECKOUT, None, "0.1.0, editable, /checkout"),
-        (COPY, SITE, None, "0.1.0, copy, /site-packages"),
-        (None, CHECKOUT, CHECKOUT, "not installed, run from /checkout"),
-    ],
-)
-def test_what_runs_is_told(installed: Installed | None, running: Path, checkout: Path | None, found: str) -> None:
-    assert judge_installation(installed, running=running, checkout=checkout) == ("ok", found, "")
-
-
-@pytest.mark.parametrize(
-    ("installed", "running", "checkout", "found"),
-    [
-        (COPY, SITE, CHECKOUT, "copy, /site-packages, while this folder is in the checkout /checkout"),
-        (EDITABLE, CHECKOUT, OTHER, "editable, /checkout, while this folder is in the checkout /other"),
-        (COPY, CHECKOUT, CHECKOUT, "copy, /site-packages, while /checkout is what runs here"),
-    ],
-)
-def test_another_copy_than_the_one_in_sight_is_warned_of(
-    installed: Installed, running: Path, checkout: Path, found: str
-) -> None:
-    state, told, hint = judge_installation(installed, running=running, checkout=checkout)
-
-    assert state == "broken"
-    assert told.endswith(found)
-    assert "pip install --editable ." in hint
-    assert str(checkout) in hint
+def test_what_runs_and_whether_it_is_intended(snapshot: SnapshotAssertion) -> None:
+    cases: list[tuple[Installed | None, Path, Path | None]] = [
+        (EDITABLE, CHECKOUT, CHECKOUT),
+        (EDITABLE, CHECKOUT, None),
+        (COPY, SITE, None),
+        (None, CHECKOUT, CHECKOUT),
+        # Another copy than the one of the current folder.
+        (COPY, SITE, CHECKOUT),
+        (EDITABLE, CHECKOUT, OTHER),
+        (COPY, CHECKOUT, CHECKOUT),
+    ]
+    judged = [judge_installation(one, running=running, checkout=checkout) for one, running, checkout in cases]
+    assert "\n".join(f"{state}: {found} [{hint}]" for state, found, hint in judged) == snapshot
 
 
 def install(site: Path, direct_url: dict[str, Any] | None) -> None:
-    """What pip leaves of a package, as far as it is asked for."""
+    """The files of an installed package that the doctor reads."""
     info = site / "llama_adapter-0.1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.4\nName: llama-adapter\nVersion: 0.1.0\n")
@@ -68,7 +52,7 @@ def install(site: Path, direct_url: dict[str, Any] | None) -> None:
         (None, "copy"),
     ],
 )
-def test_pips_own_notes_tell_editable_installs_from_copies(
+def test_editable_installs_and_copies_are_told_apart_by_pips_notes(
     direct_url: dict[str, Any] | None, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, direct_url)
@@ -97,7 +81,7 @@ def test_a_checkout_is_known_by_its_project_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_copy_that_runs_inside_the_checkout_is_a_warning_of_the_doctor(tmp_path: Path) -> None:
+def test_a_copy_run_in_the_checkout_is_a_warning(tmp_path: Path) -> None:
     install(tmp_path, None)
     ignored = shutil.ignore_patterns("__pycache__", "embedded", "pictures")
     shutil.copytree(ROOT / "llama_adapter", tmp_path / "llama_adapter", ignore=ignored)

@@ -1,4 +1,4 @@
-"""`export onnx` and `export om`: from an adapter to files that other runtimes take, and nothing half-done."""
+"""`export onnx` and `export om`: from an adapter to files for other runtimes, which are written whole or not at all."""
 
 import dataclasses
 import io
@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,19 +17,24 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from syrupy.assertion import SnapshotAssertion
 
+from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.cli import build_parser, main
-from llama_adapter.app.encoder_export import to_om, to_onnx
+from llama_adapter.app.encoder_export import to_onnx
 from llama_adapter.app.encoder_export.output import told_parity
 from llama_adapter.app.encoder_export.to_onnx import EncoderSources, OnnxJob, load_encoder
 from llama_adapter.runtime.errors import CheckpointError, ExitCode
+from llama_adapter.runtime.graphs.atc import AtcSettings
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.sidecar import read_sidecar
 from llama_adapter.vision.config import VisionConfig
-from llama_adapter.vision.export import Parity, export_onnx
+from llama_adapter.vision.export import Parity
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
-from tests.app.golden import GOLDEN, ROOT, picture
+from scripts.pth2onnx import build_parser as build_script_parser
+from scripts.pth2onnx import main as script
+from tests.app.golden import GOLDEN, ROOT, model_options, picture
 
 pytestmark = pytest.mark.slow
 
@@ -94,62 +100,57 @@ def test_an_adapter_becomes_onnx_without_any_llama(exported: Path) -> None:
     assert graph.card.config["channel_order"] == "bgr"
 
 
-def test_the_report_is_talk_and_the_path_is_data(run: Run) -> None:
+def test_stdout_is_the_path_and_stderr_the_report(run: Run, snapshot: SnapshotAssertion) -> None:
+    figures = re.sub(r"[\d.,]+(e-\d+)?(?= (MB|s\b|of|allowed))|(?<=mean )[\d.e-]+|(?<=cosine )[\d.]+", "N", run.stderr)
     assert run.stdout == f"{run.path}\n"
-    for said in ("opset 18", "no complaints", "over 1 picture "):
-        assert said in run.stderr
-    assert "LayerNormalization" not in run.stderr  # the operators are for --debug
+    assert figures.replace(str(run.path), "CLIP.onnx").replace(str(GOLDEN), "GOLDEN") == snapshot
 
 
-def test_the_verdict_is_the_first_word_of_the_comparison_and_the_next_step_the_last_line(run: Run) -> None:
-    lines = run.stderr.splitlines()
-    assert re.match(r"same results as torch: largest difference [\d.e-]+ of [\d.e-]+ allowed", lines[1])
-    command = shlex.split(lines[-1].removeprefix("next: llama-adapter "))
-    assert (lines[-1][:5], command[:4]) == ("next:", ["caption", "PICTURE", "--encoder", str(run.path)])
+def test_the_next_step_is_a_command_that_takes_the_file(run: Run) -> None:
+    command = shlex.split(run.stderr.splitlines()[-1].removeprefix("next: llama-adapter "))
     parsed = build_parser().parse_args(command)
+    assert command[:4] == ["caption", "PICTURE", "--encoder", str(run.path)]
     assert (parsed.adapter, parsed.channel_order) == (str(ADAPTER), "bgr")
+    with Captioner.load(**model_options(), channel_order="bgr", encoder=run.path):
+        pass  # the card is that of the model
 
 
-def test_a_failed_comparison_does_not_begin_like_a_good_one() -> None:
+def test_the_verdict_is_the_first_word_of_the_comparison() -> None:
     parity = Parity(max_abs=1.0, mean_abs=0.5, cosine_min=0.1, num_pictures=2, tolerance=1e-4, ok=False)
     assert told_parity(parity).startswith("other results than torch")
-    assert told_parity(parity).endswith("over 2 pictures")
 
 
-def test_a_file_that_is_there_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "clip.onnx"
-    out.write_text("mine")
+def test_a_file_is_replaced_only_with_force_and_the_script_of_the_guide_writes_the_same(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = [str(ADAPTER), "--dtype", "float16", *MODEL[2:]]
+    (tmp_path / "clip.onnx").write_text("mine")
 
-    assert main(["export", "onnx", *MODEL, "--out", str(out)]) == ExitCode.USAGE
-    assert "--force" in capsys.readouterr().err
-    assert out.read_text() == "mine"
-
-
-def test_a_file_is_replaced_by_force_and_an_export_is_repeatable(exported: Path, tmp_path: Path) -> None:
-    out = tmp_path / "clip.onnx"
-    out.write_text("mine")
-
-    assert main(["export", "onnx", *MODEL, "--out", str(out), "--force", "--dtype", "float16"]) == ExitCode.OK
-    assert out.read_bytes() == exported.read_bytes()
+    assert script(asked) == ExitCode.USAGE
+    assert (tmp_path / "clip.onnx").read_text() == "mine"
+    assert capsys.readouterr().out == ""
+    assert script([*asked, "--force"]) == ExitCode.OK
+    assert capsys.readouterr().out == "clip.onnx\n"
+    assert (tmp_path / "clip.onnx").read_bytes() == exported.read_bytes()
 
 
 def test_a_graph_that_computes_something_else_is_not_put_in_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def export_other(config: VisionConfig, *arguments: Any, **keywords: Any) -> Any:
-        return export_onnx(dataclasses.replace(config, channel_order="rgb"), *arguments, **keywords)
+    def export_other(config: VisionConfig, *arguments: Any, check: Callable[[Path], None], **keywords: Any) -> None:
+        check(exported)  # in place of the file of `rgb`
 
     monkeypatch.setattr(to_onnx, "export_onnx", export_other)
-
-    code = main(["export", "onnx", *MODEL, "--dtype", "float16", "--out", str(tmp_path / "clip.onnx")])
+    code = main(["export", "onnx", *MODEL[:-1], "rgb", "--dtype", "float16", "--out", str(tmp_path / "clip.onnx")])
 
     assert code == ExitCode.FAILED
-    assert "does not compute what the encoder does" in capsys.readouterr().err
+    assert "other results than torch" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("place", ["beside", "here", "cache"])
-def test_clip_is_found_where_it_usually_lies(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clip_is_found_in_its_usual_places(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = {"beside": tmp_path / "adapters", "here": tmp_path / "here", "cache": tmp_path / ".cache" / "clip"}
     for folder in folders.values():
         folder.mkdir(parents=True)
@@ -177,9 +178,8 @@ def test_the_embedded_model_has_an_encoder_and_a_bundle_may_be_named() -> None:
     assert {str(tensor.dtype) for tensor in embedded.state.values()} == {"torch.float32"}
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
+def test_flags_of_the_export_to_onnx_that_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags in (
         ["--clip", str(CLIP)],
         ["--visual-heads", "4"],
         ["--model", "bundle", "--adapter", str(ADAPTER)],
@@ -188,17 +188,13 @@ def test_the_embedded_model_has_an_encoder_and_a_bundle_may_be_named() -> None:
         ["--opset", "20"],
         ["--dtype", "bfloat16"],
         ["--out", "clip.pt"],
-    ],
-)
-def test_flags_that_cannot_be_meant_are_usage_errors(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    out = [] if "--out" in flags else ["--out", "clip.onnx"]
-
-    assert main(["export", "onnx", *flags, *out]) == ExitCode.USAGE
-    assert capsys.readouterr().err.startswith("error: ")
+    ):
+        assert main(["export", "onnx", "--out", "clip.onnx", *flags]) == ExitCode.USAGE
+        assert capsys.readouterr().err.startswith("error: ")
 
 
 @pytest.mark.usefixtures("without_atc")
-def test_the_command_is_printed_where_there_is_no_atc(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_atc_the_command_can_be_printed(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["export", "om", str(exported), "--print-command", "--soc-version", "Ascend910B3", "--out", "clips/clip"]
     code = main([*asked, "--batch-sizes", "1,8", "--atc-flag=--op_precision_mode=my mode.ini"])
 
@@ -218,7 +214,7 @@ def test_the_command_is_printed_where_there_is_no_atc(exported: Path, capsys: py
     ("flags", "said"),
     [([], "npu-smi"), (["--print-command"], "npu-smi"), (["--soc-version", "Ascend310P3"], "no `atc`")],
 )
-def test_what_is_missing_is_told(
+def test_without_atc_or_a_chip_nothing_is_converted(
     exported: Path, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["export", "om", str(exported), *flags]) == ExitCode.FAILED
@@ -247,7 +243,7 @@ def test_an_onnx_becomes_om(
 
 
 @pytest.mark.usefixtures("with_atc")
-def test_what_the_lint_refuses_is_converted_only_by_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_graph_that_the_lint_refuses_needs_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ("batch", 4)) for name in ("input", "output")]
     graph = helper.make_graph([helper.make_node("Gelu", ["input"], ["output"])], "test", ports[:1], ports[1:])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), tmp_path / "gelu.onnx")
@@ -261,18 +257,12 @@ def test_what_the_lint_refuses_is_converted_only_by_force(tmp_path: Path, capsys
     assert [path.name for path in tmp_path.iterdir()] == ["gelu.onnx"]
 
 
-@pytest.mark.parametrize("sizes", ["", "1,", "0", "-1,2", "one", "1;2"])
-def test_batch_sizes_are_whole_numbers(exported: Path, sizes: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", "om", str(exported), f"--batch-sizes={sizes}"]) == ExitCode.USAGE
-    assert "whole numbers" in capsys.readouterr().err
-
-
 def test_the_defaults_of_flags_and_jobs_agree() -> None:
     om = build_parser().parse_args(["export", "om", "clip.onnx"])
-    job = to_om.OmJob(onnx="clip.onnx")
-    values: dict[str, Any] = {field.name: getattr(job, field.name) for field in dataclasses.fields(job)}
-    assert {**values, "atc_flags": []} == {name: getattr(om, name) for name in values}
-
+    atc = AtcSettings(batch_sizes=om.batch_sizes)
+    assert (om.gears, om.soc_version, om.precision_mode, om.log_level, tuple(om.atc_flags)) == (
+        *(atc.gears, atc.soc_version, atc.precision_mode, atc.log_level, atc.extra),
+    )
     made = build_parser().parse_args(["export", "onnx", "--out", "clip.onnx"])
     onnx_job = OnnxJob(sources=EncoderSources(), out="clip.onnx")
     for name in ("dtype", "opset", "pictures", "force"):
@@ -280,13 +270,11 @@ def test_the_defaults_of_flags_and_jobs_agree() -> None:
 
 
 def test_the_defaults_of_the_script_are_those_of_the_command() -> None:
-    from scripts.pth2onnx import build_parser as build_script_parser
-
     command = build_parser().parse_args(["export", "onnx", "--out", "clip.onnx"])
-    script = build_script_parser().parse_args(["adapter.pth"])
+    options = build_script_parser().parse_args(["adapter.pth"])
 
     for name in ("clip", "dtype", "opset", "visual_heads", "channel_order", "pictures", "force", "debug"):
-        assert getattr(script, name) == getattr(command, name)
+        assert getattr(options, name) == getattr(command, name)
 
 
 @pytest.mark.parametrize("command", [["-m", "llama_adapter", "export", "om"], ["scripts/pth2onnx.py"]])
@@ -314,7 +302,7 @@ def test_the_script_settles_the_environment_before_anything_imports_torch(tmp_pa
 
 
 @pytest.mark.usefixtures("with_atc")
-def test_an_onnx_of_others_becomes_an_om_whose_gears_are_known(
+def test_an_onnx_file_of_another_program_becomes_an_om(
     exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     foreign = tmp_path / "foreign.onnx"
@@ -331,23 +319,9 @@ def test_an_onnx_of_others_becomes_an_om_whose_gears_are_known(
     assert (sidecar.card, sidecar.batch_sizes) == (None, (1, 4))
 
 
-def test_the_script_of_the_ascend_guide_writes_the_same_file(exported: Path, tmp_path: Path) -> None:
-    asked = [sys.executable, str(ROOT / "scripts" / "pth2onnx.py"), str(ADAPTER), "--dtype", "float16", *MODEL[2:]]
-    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, check=True)
-
-    assert done.stdout == "clip.onnx\n"
-    assert (tmp_path / "clip.onnx").read_bytes() == exported.read_bytes()
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_the_embedded_model_can_be_exported_in_the_older_opset_too(dtype: str, tmp_path: Path) -> None:
-    """In the usual one, tests/e2e/test_ascend_route.py does."""
-    assert main(["export", "onnx", "--out", str(tmp_path / "x.onnx"), "--dtype", dtype, "--opset", "17"]) == ExitCode.OK
-
-
 @pytest.mark.usefixtures("with_atc")
-def test_all_files_are_made_also_when_nobody_reads_their_names(exported: Path, tmp_path: Path) -> None:
-    asked = ["export", "om", str(exported), "--out", str(tmp_path / "clip"), "--batch-sizes", "1,2,4"]
+def test_a_closed_stdout_does_not_stop_the_conversion(exported: Path, tmp_path: Path) -> None:
+    asked = ["export", "om", str(exported), "--out", str(tmp_path / "clip"), "--batch-sizes", "1,2"]
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "llama_adapter", *asked, "--soc-version", "Ascend310P3"]
@@ -356,12 +330,10 @@ def test_all_files_are_made_also_when_nobody_reads_their_names(exported: Path, t
 
     assert done.returncode == ExitCode.OK, done.stderr
     assert "Traceback" not in done.stderr
-    assert [path.name for path in sorted(tmp_path.glob("*.om"))] == ["clip_bs1.om", "clip_bs2.om", "clip_bs4.om"]
+    assert [path.name for path in sorted(tmp_path.glob("*.om"))] == ["clip_bs1.om", "clip_bs2.om"]
 
 
-def test_without_any_picture_that_can_be_read_nothing_is_exported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_readable_picture_nothing_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["export", "onnx", *MODEL, "--out", str(tmp_path / "clip.onnx"), "--pictures", "/none.png"]
 
     assert main(asked) == ExitCode.FAILED
@@ -369,42 +341,36 @@ def test_without_any_picture_that_can_be_read_nothing_is_exported(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--out", ""], "--out must end in a file's name, such as folder/clip, got ''"),
-        (["--out", "."], "--out must"),
-        (["--out", ".."], "--out must"),
-        (["--out", "/"], "--out must"),
-        (["--out", "oms/"], "--out must"),
-        (["--batch-sizes", "5000"], "--batch-sizes must be whole numbers of 1 to 2048"),
-        (["--gears", "--batch-sizes", "4"], "--gears need 2 to 100 different --batch-sizes"),
-        (["--precision-mode", "best"], "--precision-mode must be one of fp16,"),
-        (["--log-level", "loud"], "--log-level must be one of debug,"),
-        (["--soc-version", ""], "--soc-version must be a chip's full name, such as Ascend310P3, got ''"),
-        (["--soc-version", "310P3"], "such as Ascend310P3, got '310P3'"),
-        (["--adopt", ""], "--adopt is empty"),
-        (["--adopt", "x.om"], "--adopt needs the one number of --batch-sizes"),
-        (["--adopt", "x.om", "--out", "y"], "--adopt takes an OM as it is, and excludes --out and --print-command"),
-    ],
-)
-def test_values_that_are_refused_name_their_flags_before_any_file_is_read(
-    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_values_that_the_export_to_om_refuses_before_any_file_is_read(
+    capsys: pytest.CaptureFixture[str], snapshot: SnapshotAssertion
 ) -> None:
-    assert main(["export", "om", "/none.onnx", *flags]) == ExitCode.USAGE
-    assert said in capsys.readouterr().err
+    sizes = [[f"--batch-sizes={sizes}"] for sizes in ("", "1,", "0", "-1,2", "one", "1;2", "5000")]
+    places = [["--out", place] for place in ("", ".", "..", "/", "oms/")]
+    for flags in (
+        *sizes,
+        *places,
+        ["--gears", "--batch-sizes", "4"],
+        ["--precision-mode", "best"],
+        ["--log-level", "loud"],
+        ["--soc-version", ""],
+        ["--soc-version", "310P3"],
+        ["--adopt", ""],
+        ["--adopt", "x.om"],
+        ["--adopt", "x.om", "--out", "y"],
+    ):
+        assert main(["export", "om", "/none.onnx", *flags]) == ExitCode.USAGE
+    assert capsys.readouterr().err == snapshot
 
 
 @pytest.mark.parametrize("flags", [[], ["--print-command"]])
-def test_a_path_that_the_runtime_would_refuse_is_told_before_the_work(
+def test_a_path_that_the_runtime_refuses_is_an_error_before_the_work(
     exported: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["export", "om", str(exported), "--soc-version", "Ascend310P3", "--out", "my clips/clip", *flags]
 
     assert main(asked) == ExitCode.FAILED
     captured = capsys.readouterr()
-    assert "InferSession refuses: ' '" in captured.err
-    assert "--out" in captured.err
+    assert "InferSession" in captured.err
     assert captured.out == ""
 
 
@@ -417,7 +383,7 @@ def test_a_path_that_the_runtime_would_refuse_is_told_before_the_work(
         ["--batch-sizes", "1", "--atc-flag=--input_fp16_nodes=input"],
     ],
 )
-def test_what_is_printed_makes_the_same_om_as_the_command_itself(
+def test_the_printed_command_and_adopting_make_the_same_om(
     exported: Path, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "there").mkdir()
@@ -441,7 +407,7 @@ def test_what_is_printed_makes_the_same_om_as_the_command_itself(
 
 
 @pytest.mark.parametrize("place", ["/proc/q.onnx", "file/q.onnx", "folder.onnx"])
-def test_a_place_that_cannot_be_written_is_told_before_the_model_is_read(
+def test_a_place_that_cannot_be_written_is_an_error_before_the_model_is_read(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
@@ -456,7 +422,7 @@ def test_a_place_that_cannot_be_written_is_told_before_the_model_is_read(
 
 
 @pytest.mark.usefixtures("with_atc")
-def test_free_sides_are_refused_even_by_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_free_sides_are_refused_even_with_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shape = ("batch", "height", "width", 3)
     ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("input", "output")]
     graph = helper.make_graph([helper.make_node("Relu", ["input"], ["output"])], "test", ports[:1], ports[1:])
@@ -469,7 +435,7 @@ def test_free_sides_are_refused_even_by_force(tmp_path: Path, capsys: pytest.Cap
     assert "fixed sides" in capsys.readouterr().err
 
 
-def test_the_help_of_an_export_shows_what_it_uses_and_takes_the_flags_of_a_whole_model() -> None:
+def test_the_help_of_an_export_shows_its_own_flags_and_takes_those_of_a_whole_model() -> None:
     def shown(*command: str) -> str:
         said = io.StringIO()
         with redirect_stdout(said):
@@ -486,16 +452,11 @@ def test_the_help_of_an_export_shows_what_it_uses_and_takes_the_flags_of_a_whole
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["weights/*_BIAS-7B.pth"], "Nothing matches `weights/*_BIAS-7B.pth`"),
-        (["none.pth", "--out", "x.om"], "--out must end in .onnx, got 'x.om'"),
-    ],
+    ("arguments", "named"),
+    [(["weights/*_BIAS-7B.pth"], "`weights/*_BIAS-7B.pth`"), (["none.pth", "--out", "x.om"], "--out")],
 )
-def test_the_script_tells_what_it_cannot_use(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_arguments_that_the_script_refuses(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from scripts.pth2onnx import main as script
-
     assert script(arguments) == ExitCode.USAGE
-    assert said in capsys.readouterr().err
+    assert named in capsys.readouterr().err

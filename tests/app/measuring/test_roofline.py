@@ -32,12 +32,12 @@ VISION = VisionConfig(
 )
 
 
-def test_a_layer_is_counted_with_four_square_matrices_and_three_of_the_feed_forward_network() -> None:
+def test_a_layer_has_four_square_matrices_and_three_of_the_feed_forward_network() -> None:
     assert layer_weights(DECODER) == 3 * (4 * 16 + 3 * 32)  # 480
     assert decoder_weights(DECODER) == 480 + 2 * 40
 
 
-def test_a_decode_step_reads_all_weights_and_what_its_rows_attend_to() -> None:
+def test_a_decode_step_reads_all_weights_and_the_cache_of_its_rows() -> None:
     # Positions 2 and 5 attend to 3 and 6 tokens.
     work = step_work(DECODER, positions=[2, 5], sizes=NumberSizes(2, 2))
 
@@ -49,7 +49,7 @@ def test_a_decode_step_reads_all_weights_and_what_its_rows_attend_to() -> None:
     assert work.bytes == 2 * (480 + 40 + cached + prefix) == 1792
 
 
-def test_a_prefill_counts_the_used_half_of_attention_and_the_logits_that_are_wanted() -> None:
+def test_a_prefill_counts_causal_attention_and_the_requested_logits() -> None:
     work = prefill_work(DECODER, lengths=[3, 2], num_logits=2, sizes=NumberSizes(4, 4))
 
     products = 2 * 5 * 480 + 2 * 2 * 40
@@ -59,7 +59,7 @@ def test_a_prefill_counts_the_used_half_of_attention_and_the_logits_that_are_wan
     assert work.bytes == 4 * (480 + 40 + 2 * 3 * 4 * 5 + 2 * 80) == 3200
 
 
-def test_8_bit_weights_are_one_byte_each_and_the_cache_what_it_was() -> None:
+def test_int8_weights_are_one_byte_each_and_the_cache_is_unchanged() -> None:
     sizes = NumberSizes(weight=1, other=4)
 
     assert step_work(DECODER, positions=[2, 5], sizes=sizes).bytes == 480 + 40 + 4 * (2 * 3 * 4 * 9 + 2 * 80)
@@ -105,7 +105,7 @@ def test_the_least_time_is_set_by_the_lower_ceiling() -> None:
     assert ceiling.seconds(Work(flops=1000, bytes=50)) == (10.0, "arithmetic")
 
 
-def test_what_nothing_explains_is_overhead() -> None:
+def test_unexplained_time_is_overhead() -> None:
     shares = explain([(4.0, 3.0, "memory"), (2.0, 2.5, "arithmetic")], read_s=1.0, wall_s=10.0)
 
     assert shares == pytest.approx({"memory": 0.3, "arithmetic": 0.2, "reading": 0.1, "overhead": 0.4})

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
 import llama_adapter.app.models.checkpoints
@@ -56,7 +57,7 @@ def edited_adapter(tmp_path: Path, edit: Callable[[dict[str, Tensor]], object], 
         {"llama_dir": HUGGINGFACE.parent, "llama_type": None},  # its only model
     ],
 )
-def test_every_way_to_name_a_llama_gives_the_same_model(where: dict[str, Any]) -> None:
+def test_all_ways_to_name_a_llama_give_the_same_model(where: dict[str, Any]) -> None:
     assert_same_weights(assemble_sources(sources(**where)), assemble_sources(sources()))
 
 
@@ -67,7 +68,7 @@ def test_tokenizer_inside_the_folder_is_preferred_to_the_one_beside(tmp_path: Pa
     assert find_llama(tmp_path / "LLaMA", llama_type="TINY").tokenizer.parent.name == "TINY"
 
 
-def test_a_model_says_what_it_was_made_of() -> None:
+def test_a_model_lists_its_sources() -> None:
     model = assemble_sources(sources(adapter=GOLDEN / "adapters" / "LORA-BIAS-TINY.pth", context=77))
     assert [file.role for file in model.sources] == ["llama", "tokenizer", "adapter", "clip"]
     assert model.name == "LORA-BIAS-TINY"
@@ -76,7 +77,7 @@ def test_a_model_says_what_it_was_made_of() -> None:
     assert model.vision_config.channel_order == "rgb"
 
 
-def test_a_trainer_checkpoint_needs_no_clip_and_wins_over_one() -> None:
+def test_clip_in_a_trainer_checkpoint_replaces_the_given_one() -> None:
     adapter = GOLDEN / "adapters" / "training-checkpoint-0.pth"
     alone, beside = assemble_sources(sources(adapter=adapter, clip=None)), assemble_sources(sources(adapter=adapter))
     assert_same_weights(alone, beside)
@@ -103,57 +104,47 @@ def test_a_renamed_release_is_recognised_by_its_content(monkeypatch: pytest.Monk
     assert [file.sha256 for file in model.sources if file.role == "adapter"] == [digest]
 
 
-def test_digest_of_a_model_follows_its_files(tmp_path: Path) -> None:
+def test_the_digest_of_a_model_depends_on_its_files_and_configuration(tmp_path: Path) -> None:
     adapter = edited_adapter(tmp_path, lambda tensors: tensors["clip_proj.bias"].add_(1))
     assert assemble_sources(sources()).digest == assemble_sources(sources()).digest
     assert assemble_sources(sources(adapter=adapter)).digest != assemble_sources(sources()).digest
     assert assemble_sources(sources(visual_heads=2)).digest != assemble_sources(sources()).digest
 
 
-@pytest.mark.parametrize(
-    ("changes", "message", "hint"),
-    [
-        ({"llama_dir": "nowhere"}, "The LLaMA folder `nowhere` does not exist", "--llama-dir"),
-        ({"llama_type": "13B"}, "has no sub-folder `13B`", "`TINY`, `TINY-2SHARD`"),
-        ({"llama_type": None}, "is no LLaMA folder", "--llama-type; there are `TINY`, `TINY-2SHARD`"),
-        ({"llama_dir": GOLDEN / "images", "llama_type": None}, "is no LLaMA folder", "params.json"),
-        ({"llama_dir": LLAMA / "tokenizer.model"}, "is a file", "--llama-dir"),
-        ({"adapter": GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"}, "is a TorchScript archive", "--clip"),
-        ({"llama_dir": LLAMA / "TINY", "llama_type": "7B"}, "has no sub-folder `7B`", "leave out --llama-type"),
-        ({"llama_dir": HUGGINGFACE, "llama_type": "7B"}, "has no sub-folder `7B`", "leave out --llama-type"),
-        ({"visual_heads": None}, "how many heads they have is stored in no file", "--visual-heads"),
-    ],
-)
-def test_what_is_wrong_with_the_places_is_told(changes: dict[str, Any], message: str, hint: str) -> None:
-    with pytest.raises(CheckpointError, match=message) as caught:
-        assemble_sources(sources(**changes))
-    assert hint in caught.value.hint
+WRONG_PLACES: dict[str, dict[str, Any]] = {
+    "no folder": {"llama_dir": "nowhere"},
+    "no sub-folder": {"llama_type": "13B"},
+    "several models": {"llama_type": None},
+    "no LLaMA": {"llama_dir": GOLDEN / "images", "llama_type": None},
+    "a file": {"llama_dir": LLAMA / "tokenizer.model"},
+    "CLIP as adapter": {"adapter": GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"},
+    "the folder is a model itself": {"llama_dir": LLAMA / "TINY", "llama_type": "7B"},
+    "the folder is a model in Hugging Face's form": {"llama_dir": HUGGINGFACE, "llama_type": "7B"},
+    "heads unknown": {"visual_heads": None},
+}
 
 
-def test_a_llama_without_tokenizer_is_told(tmp_path: Path) -> None:
-    shutil.copytree(LLAMA / "TINY", tmp_path / "deep" / "TINY")
-    with pytest.raises(CheckpointError, match=r"There is no tokenizer\.model in .* or in the folder above it$"):
-        find_llama(tmp_path / "deep", llama_type="TINY").require_tokenizer()
-    (tmp_path / "deep" / "TINY" / "tokenizer.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"only a tokenizer\.json"):
-        find_llama(tmp_path / "deep", llama_type="TINY").require_tokenizer()
-
-
-def test_weights_without_params_are_told(tmp_path: Path) -> None:
-    shutil.copytree(LLAMA / "TINY", tmp_path / "TINY")
-    (tmp_path / "TINY" / "params.json").unlink()
-    with pytest.raises(CheckpointError) as caught:
-        find_llama(tmp_path / "TINY")
-    assert "params.json is missing" in caught.value.hint
-
-
-def test_an_adapter_put_together_from_two_is_told(tmp_path: Path) -> None:
+def test_faults_of_the_sources(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     def narrow(tensors: dict[str, Tensor]) -> None:
         tensors["visual_proj.weight"] = torch.ones(32, 48)
         for key in ("visual_proj.bias", "visual_proj_norm.weight", "visual_proj_norm.bias"):
             tensors[key] = torch.ones(32)
 
-    with pytest.raises(
-        CheckpointError, match="makes 10 visual queries of width 32, and its LLaMA part reads 10 of width 64"
-    ):
-        assemble_sources(sources(adapter=edited_adapter(tmp_path, narrow)))
+    for name in ("no tokenizer", "only a fast tokenizer", "no params"):
+        shutil.copytree(LLAMA / "TINY", tmp_path / name / "TINY")
+    (tmp_path / "only a fast tokenizer" / "TINY" / "tokenizer.json").write_text("{}")
+    (tmp_path / "no params" / "TINY" / "params.json").unlink()
+    wrong = {
+        **WRONG_PLACES,
+        "no tokenizer": {"llama_dir": tmp_path / "no tokenizer"},
+        "only a fast tokenizer": {"llama_dir": tmp_path / "only a fast tokenizer"},
+        "no params": {"llama_dir": tmp_path / "no params"},
+        "halves of two adapters": {"adapter": edited_adapter(tmp_path, narrow)},
+    }
+    told = {}
+    for name, changes in wrong.items():
+        with pytest.raises(CheckpointError) as caught:
+            assemble_sources(sources(**changes))
+        text = f"{caught.value.message} [{caught.value.hint}]"
+        told[name] = text.replace(str(GOLDEN), "GOLDEN").replace(str(tmp_path), "FOLDER")
+    assert told == snapshot

@@ -1,4 +1,4 @@
-"""What tells familiar pictures from others: its mathematics, its file, and its way from a bundle to an answer."""
+"""Out-of-distribution detection: its mathematics, its file, and its way from a bundle to an answer."""
 
 import dataclasses
 import hashlib
@@ -72,7 +72,7 @@ def test_the_distance_is_that_of_mahalanobis_with_a_least_variance(fitted: OodDe
     assert fitted.variances_QK.shape == (QUERIES, 4), "only directions above the least variance are kept"
 
 
-def test_familiar_pictures_pass_but_for_the_share_of_the_quantile(fitted: OodDetector) -> None:
+def test_familiar_pictures_pass_apart_from_the_quantile(fitted: OodDetector) -> None:
     assert np.mean(fitted.unfamiliar(familiar(5, count=1000))) < 0.03
 
 
@@ -91,18 +91,18 @@ def test_numbers_that_are_not_finite_are_unfamiliar(fitted: OodDetector) -> None
     assert fitted.unfamiliar(own) == [False, True, False]
 
 
-def test_what_cannot_be_fitted_or_asked_is_refused(fitted: OodDetector) -> None:
-    with pytest.raises(ValueError, match="two pictures or more"):
-        OodDetector.fit(familiar(1, count=1))
-    with pytest.raises(ValueError, match="alike"):
-        OodDetector.fit(np.ones((5, QUERIES, WIDTH), dtype=np.float32))
-    with pytest.raises(ValueError, match="quantile"):
-        fitted.with_threshold(familiar(1), quantile=1.0)
-    with pytest.raises(ValueError, match=r"\(3, 12\)"):
-        fitted.distances(familiar(1)[..., :5])
+def test_invalid_data_is_refused(fitted: OodDetector) -> None:
+    for refused in (
+        lambda: OodDetector.fit(familiar(1, count=1)),
+        lambda: OodDetector.fit(np.ones((5, QUERIES, WIDTH), dtype=np.float32)),
+        lambda: fitted.with_threshold(familiar(1), quantile=1.0),
+        lambda: fitted.distances(familiar(1)[..., :5]),
+    ):
+        with pytest.raises(ValueError, match=r"pictures|alike|quantile|\(3, 12\)"):
+            refused()
 
 
-def test_its_file_gives_back_the_same_distances(fitted: OodDetector, tmp_path: Path) -> None:
+def test_a_saved_detector_gives_the_same_distances(fitted: OodDetector, tmp_path: Path) -> None:
     fitted.save(tmp_path / FAMILIAR)
     again = read_familiarity(tmp_path / FAMILIAR, num_queries=QUERIES, width=WIDTH)
 
@@ -111,30 +111,28 @@ def test_its_file_gives_back_the_same_distances(fitted: OodDetector, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "message"),
+    ("name", "tensor"),
     [
-        ("mean", torch.ones(2, WIDTH), "the model has"),
-        ("directions", torch.ones(QUERIES, 4, 2), "wanted mean"),
-        ("variances", torch.zeros(QUERIES, 4), "at least least_variance"),
-        ("variances", torch.ones(1, 4), "wanted mean"),
-        ("variances", torch.ones(()), "wanted mean"),
-        ("threshold", torch.full((1,), torch.nan), "finite"),
-        ("threshold", torch.full((1,), -3.0), "0 or more"),
-        ("threshold", torch.ones(1, dtype=torch.float64), "float32"),
-        ("more", torch.ones(1), "alone"),
+        ("mean", torch.ones(2, WIDTH)),
+        ("directions", torch.ones(QUERIES, 4, 2)),
+        ("variances", torch.zeros(QUERIES, 4)),
+        ("variances", torch.ones(1, 4)),
+        ("variances", torch.ones(())),
+        ("threshold", torch.full((1,), torch.nan)),
+        ("threshold", torch.full((1,), -3.0)),
+        ("threshold", torch.ones(1, dtype=torch.float64)),
+        ("more", torch.ones(1)),
     ],
 )
-def test_a_damaged_file_is_told(
-    fitted: OodDetector, tmp_path: Path, name: str, tensor: torch.Tensor, message: str
-) -> None:
+def test_a_damaged_file_is_refused(fitted: OodDetector, tmp_path: Path, name: str, tensor: torch.Tensor) -> None:
     fitted.save(tmp_path / FAMILIAR)
     save_file({**load_file(tmp_path / FAMILIAR), name: tensor}, tmp_path / FAMILIAR)
 
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError):
         read_familiarity(tmp_path / FAMILIAR, num_queries=QUERIES, width=WIDTH)
 
 
-def test_a_bundle_carries_it_with_its_digest_and_stays_the_same_model(tmp_path: Path, model: LoadedModel) -> None:
+def test_a_bundle_with_statistics_is_the_same_model(tmp_path: Path, model: LoadedModel) -> None:
     plain = save_bundle(tmp_path / "plain", model=model)
     bundle = bundle_with(tmp_path, model, threshold=7.0)
     entry = read_manifest(bundle)["files"][FAMILIAR]
@@ -150,7 +148,7 @@ def test_a_bundle_carries_it_with_its_digest_and_stays_the_same_model(tmp_path: 
     assert (again / FAMILIAR).read_bytes() == (bundle / FAMILIAR).read_bytes()
 
 
-def test_a_bundle_of_8_bits_keeps_it(tmp_path: Path, model: LoadedModel) -> None:
+def test_an_8_bit_bundle_keeps_the_statistics(tmp_path: Path, model: LoadedModel) -> None:
     bundle = bundle_with(tmp_path, model, threshold=7.0)
     rounded = quantise_bundle(QuantiseJob(model=str(bundle), out=str(tmp_path / "int8")))
 
@@ -158,18 +156,16 @@ def test_a_bundle_of_8_bits_keeps_it(tmp_path: Path, model: LoadedModel) -> None
     assert load_bundle(rounded).ood_detector is not None
 
 
-def test_a_bundle_with_the_file_of_another_model_is_refused(tmp_path: Path, model: LoadedModel) -> None:
+def test_a_bundle_with_the_statistics_of_another_model_is_refused(tmp_path: Path, model: LoadedModel) -> None:
     bundle = save_bundle(tmp_path / "bundle", model=model)
     add_familiarity(bundle, OodDetector.fit(familiar(1)))
 
-    with pytest.raises(CheckpointError, match="cannot tell pictures apart"):
+    with pytest.raises(CheckpointError):
         load_bundle(bundle)
 
 
 @pytest.mark.parametrize(("threshold", "said"), [(0.0, True), (1e30, False)])
-def test_answers_say_whether_their_picture_is_unfamiliar_and_are_the_same(
-    tmp_path: Path, model: LoadedModel, threshold: float, said: bool
-) -> None:
+def test_answers_have_a_mark_and_are_the_same(tmp_path: Path, model: LoadedModel, threshold: float, said: bool) -> None:
     plain = save_bundle(tmp_path / "plain", model=model)
     bundle = bundle_with(tmp_path, model, threshold=threshold)
     answers, wanted = (Captioner.load(each, batch_size=2).generate(PICTURES) for each in (bundle, plain))
@@ -179,7 +175,7 @@ def test_answers_say_whether_their_picture_is_unfamiliar_and_are_the_same(
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in wanted]
 
 
-def test_each_answer_tells_of_its_own_picture(tmp_path: Path, model: LoadedModel) -> None:
+def test_the_mark_is_that_of_the_answers_own_picture(tmp_path: Path, model: LoadedModel) -> None:
     bundle = bundle_with(tmp_path, model, threshold=0.0)
     vision = assemble_parts(CaptionerSpec(model=str(bundle))).vision
     size = vision.image_size
@@ -193,7 +189,7 @@ def test_each_answer_tells_of_its_own_picture(tmp_path: Path, model: LoadedModel
     assert [answer.unfamiliar for answer in answers] == [True, False, True]
 
 
-def test_a_picture_that_is_kept_encoded_keeps_what_is_known_of_it() -> None:
+def test_the_mark_is_kept_with_the_encoded_picture() -> None:
     kept = EncodedPictures(max_bytes=10_000)
     prefix = Prefix(torch.ones(1, 1, 2, 2, 2), torch.ones(1, 1, 2, 2, 2))
     kept.keep("a", EncodedPicture(prefix, unfamiliar=True))
