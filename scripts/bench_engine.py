@@ -23,12 +23,11 @@ from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
-from scripts.common import Tell, parse_settings, parser_of, sample_files, silent, tell
+from scripts.common import Tell, parse_settings, parser_of, sample_files, save_results, silent, tell
 from scripts.engine_bench.batching import measure_batching
 from scripts.engine_bench.folder import measure_folders
 from scripts.engine_bench.reading import SIZES, measure_change, measure_reading
 from scripts.engine_bench.step_time import measure_step
-from scripts.pages.render import save
 
 ModelName = Literal["embedded", "tiny", "160M", "1B"]  # all but the first with random weights
 FOLDER_DTYPE = "float32"
@@ -150,8 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     dtypes = settings.dtypes if options.dtype is None else (options.dtype,)
     content = measure(dataclasses.replace(settings, device=options.device, dtypes=dtypes), tell=tell)
-    if folder is not None:
-        save("engine", content, folder)
+    save_results("engine", content, folder)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def _measured(task: Task) -> Reply:
     about = circumstances(load_before=load_average()) if task.section == "machine" else {}
     started = time.perf_counter()
     if task.only_files:
-        opening.make_files(task, engine)
+        opening.file_of(task, engine)
         return Reply(load_s=time.perf_counter() - started)
     opened = opening.open_engine(task, engine)
     gc.collect()  # plain weights that were replaced by packed ones
@@ -52,12 +52,7 @@ def _measured(task: Task) -> Reply:
     figures = [
         {"name": name, **figure.to_dict(), **more} for name, figure, more in opening.measure(task, engine, opened)
     ]
-    return Reply(
-        figures=figures,
-        load_s=load_s,
-        packages=opening.about(engine),
-        circumstances=about,
-    )
+    return Reply(figures=figures, load_s=load_s, packages=opening.about(engine), circumstances=about)
 
 
 if __name__ == "__main__":
