@@ -47,17 +47,21 @@ class Settings:
     step_rows: tuple[int, ...] = (1, 16)
     megapixels: tuple[int, ...] = tuple(SIZES)
     rounds: int = 3
+    least_pictures: int = 100  # answered per round of a folder
+    num_changed: int | None = None  # samples read in both ways; None means all
 
 
 QUICK = Settings(
     dtypes=("float32",),
     model="tiny",
-    pictures=12,
+    pictures=6,
     num_slots=4,
     folders=(1, 10),
     step_rows=(1, 4),
     megapixels=(1,),
     rounds=1,
+    least_pictures=1,
+    num_changed=2,
 )
 
 
@@ -66,8 +70,10 @@ def measure(settings: Settings, *, tell: Tell = silent) -> dict[str, Any]:
     load_before, started = load_average(), time.perf_counter()
     with opened("embedded", dtype=FOLDER_DTYPE, device=settings.device, num_slots=DEFAULT_BATCH_SIZE) as parts:
         # First, because a process's peak memory never falls.
-        folders = measure_folders(parts, sizes=settings.folders, rounds=settings.rounds)
-        change = measure_change(parts)
+        folders = measure_folders(
+            parts, sizes=settings.folders, rounds=settings.rounds, least_pictures=settings.least_pictures
+        )
+        change = measure_change(parts, sample_files()[: settings.num_changed])
     reading = [measure_reading(megapixels=size, rounds=settings.rounds) for size in settings.megapixels]
     tell(", ".join(f"{row['pictures']} pictures: {row['pictures_per_s']:.1f}/s" for row in folders))
     batching, steps, about = _decoders(settings, tell=tell)
