@@ -121,7 +121,7 @@ def test_a_llama_of_another_size_is_told(llama: Path) -> None:
     (llama / "TINY" / "params.json").write_text(json.dumps(params | {"n_layers": 40}))
     (llama / "TINY" / "checklist.chk").unlink()
     [finding] = errors(changed(llama_dir=llama))
-    assert "speaks of 40 layers, the weights beside it have 4" in finding.sentence
+    assert "says 40 layers, the weights beside it have 4" in finding.sentence
 
 
 def test_unknown_heads_are_asked_for() -> None:
