@@ -145,7 +145,6 @@ def _pixels(size: int) -> np.ndarray:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and write."""
     parser = parser_of(__doc__)
     parser.add_argument("--device", default=Settings().device)
     parser.add_argument("--dtype", choices=tuple(DTYPES), help="of the decoder (default: float32 and bfloat16)")

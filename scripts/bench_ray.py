@@ -135,7 +135,6 @@ def run_one(pictures: str, out: str, *, actors: int | None) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and write."""
     parser = parser_of(__doc__)
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     flags = {"pictures": "of each job", "rounds": "jobs of each variant", "actors": "captioners at once"}

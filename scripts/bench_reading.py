@@ -141,7 +141,6 @@ def _overhead(kind: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and write."""
     flags = {"seconds": "of each row, all rounds together", "rounds": "that the seconds are divided into"}
     run_bench(__doc__, arguments, measure=measure, page="reading", full=Settings(), quick=QUICK, flags=flags)
 

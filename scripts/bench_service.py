@@ -155,7 +155,6 @@ def _end(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and write."""
     flags = {"seconds": "of each load, all rounds together", "rounds": "that the seconds are divided into"}
     flags |= {"clients": "numbers of clients at once"}
     run_bench(

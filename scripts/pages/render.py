@@ -86,7 +86,6 @@ def _cell(value: object) -> str:
 
 
 def main(names: Sequence[str]) -> None:
-    """Render the named pages, or all of them."""
     for name in names or PAGES:
         write(name, read(name))
 

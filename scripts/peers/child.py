@@ -16,7 +16,6 @@ from scripts.peers.task import Reply, Task
 
 
 def main(text: str) -> None:
-    """Answer the task."""
     reply_to = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     warnings.simplefilter("ignore")  # of vendors, about themselves

@@ -90,7 +90,6 @@ class Gathered:
     missing: dict[tuple[str, str, str], Missing] = field(default_factory=dict)
 
     def take(self, task: Task, reply: Reply, *, long_s: float) -> None:
-        """Add one reply."""
         if reply.problem:
             self.missing[task.section, task.engine, task.size] = Missing(
                 engine=task.engine,
