@@ -107,7 +107,7 @@ def test_block_masks_with_restarted_positions_equal_separate_sequences() -> None
 
 
 @pytest.mark.parametrize("num_adapter_layers", [0, 1, 2, 3])
-def test_one_row_of_tokens_stands_for_all_rows_that_differ_by_their_picture_only(num_adapter_layers: int) -> None:
+def test_equal_prompts_share_computation_before_the_adapter(num_adapter_layers: int) -> None:
     config = replace(CONFIG, num_adapter_layers=num_adapter_layers)
     decoder = toy_decoder(config)
     prefix = decoder.project_prefix(toy_visual_queries(3, config=config))
