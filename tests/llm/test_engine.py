@@ -186,16 +186,6 @@ def test_score_that_is_not_finite_ends_its_request_only() -> None:
     assert {output.request_id: output.finish for output in drain(engine)} == {0: "scored", 1: "not_finite"}
 
 
-def test_a_slot_keeps_nothing_of_the_picture_before() -> None:
-    decoder = toy_decoder()
-    first, second = toy_requests(
-        toy_engine(decoder, num_slots=1), [PROMPTS[1]] * 2, sampling=[SamplingParams(max_new_tokens=64)] * 2
-    )
-    together = answer(toy_engine(decoder, num_slots=1), [first, second])
-    assert together[1] == answer(toy_engine(decoder, num_slots=1), [second])[1]
-    assert together[0] != together[1]
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 @pytest.mark.parametrize("backend", [CpuBackend(), QueuedBackend()], ids=["at once", "queued"])
 def test_answers_resumed_after_a_reset_are_the_same(backend: CpuBackend, temperature: float) -> None:

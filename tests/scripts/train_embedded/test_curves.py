@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from scripts.pages.render import as_text
 from scripts.train_embedded.curves import ARM, MOST_POINTS, VARIANT, collect, draw, main, mean_of_tasks, thin
-from scripts.train_embedded.results import PLACE, as_text, put, read
+from scripts.train_embedded.results import PLACE, put, read
 
 TASKS = {"caption": 0.5, "exist": 0.75, "pair-caption": 0.25}
 
