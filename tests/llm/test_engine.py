@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -47,10 +48,15 @@ def run(num_slots: int, order: list[int], *, temperature: float = 0.0, **options
     return answer(engine, [requests[index] for index in order])
 
 
+@cache
+def run_alone(temperature: float) -> Answers:
+    return run(1, list(range(16)), temperature=temperature)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("num_slots", [2, 3, 5, 16])
 def test_answers_do_not_depend_on_the_batch_or_the_order(num_slots: int, temperature: float) -> None:
-    alone = run(1, list(range(16)), temperature=temperature)
+    alone = run_alone(temperature)
     order = random.Random(num_slots).sample(range(16), 16)
     assert run(num_slots, order, temperature=temperature) == alone
     assert run(num_slots, order, temperature=temperature, max_prefill_tokens=40) == alone
