@@ -64,7 +64,6 @@ def measure(kinds: Sequence[str], *, attack_s: float, tree: Path | None, tell: T
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Attack and write."""
     parser = parser_of(__doc__)
     parser.add_argument("--kinds", nargs="+", default=[], metavar="TEXT", help="kinds with this text (default: all)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each attack (default: %(default)g)")

@@ -23,12 +23,11 @@ from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
-from scripts.common import Tell, parse_settings, parser_of, sample_files, silent, tell
+from scripts.common import Tell, parse_settings, parser_of, sample_files, save_results, silent, tell
 from scripts.engine_bench.batching import measure_batching
 from scripts.engine_bench.folder import measure_folders
 from scripts.engine_bench.reading import SIZES, measure_change, measure_reading
 from scripts.engine_bench.step_time import measure_step
-from scripts.pages.render import save
 
 ModelName = Literal["embedded", "tiny", "160M", "1B"]  # all but the first with random weights
 FOLDER_DTYPE = "float32"
@@ -48,17 +47,21 @@ class Settings:
     step_rows: tuple[int, ...] = (1, 16)
     megapixels: tuple[int, ...] = tuple(SIZES)
     rounds: int = 3
+    least_pictures: int = 100  # answered per round of a folder
+    num_changed: int | None = None  # samples read in both ways; None means all
 
 
 QUICK = Settings(
     dtypes=("float32",),
     model="tiny",
-    pictures=12,
+    pictures=6,
     num_slots=4,
     folders=(1, 10),
     step_rows=(1, 4),
     megapixels=(1,),
     rounds=1,
+    least_pictures=1,
+    num_changed=2,
 )
 
 
@@ -67,8 +70,10 @@ def measure(settings: Settings, *, tell: Tell = silent) -> dict[str, Any]:
     load_before, started = load_average(), time.perf_counter()
     with opened("embedded", dtype=FOLDER_DTYPE, device=settings.device, num_slots=DEFAULT_BATCH_SIZE) as parts:
         # First, because a process's peak memory never falls.
-        folders = measure_folders(parts, sizes=settings.folders, rounds=settings.rounds)
-        change = measure_change(parts)
+        folders = measure_folders(
+            parts, sizes=settings.folders, rounds=settings.rounds, least_pictures=settings.least_pictures
+        )
+        change = measure_change(parts, sample_files()[: settings.num_changed])
     reading = [measure_reading(megapixels=size, rounds=settings.rounds) for size in settings.megapixels]
     tell(", ".join(f"{row['pictures']} pictures: {row['pictures_per_s']:.1f}/s" for row in folders))
     batching, steps, about = _decoders(settings, tell=tell)
@@ -140,7 +145,6 @@ def _pixels(size: int) -> np.ndarray:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and write."""
     parser = parser_of(__doc__)
     parser.add_argument("--device", default=Settings().device)
     parser.add_argument("--dtype", choices=tuple(DTYPES), help="of the decoder (default: float32 and bfloat16)")
@@ -150,8 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     dtypes = settings.dtypes if options.dtype is None else (options.dtype,)
     content = measure(dataclasses.replace(settings, device=options.device, dtypes=dtypes), tell=tell)
-    if folder is not None:
-        save("engine", content, folder)
+    save_results("engine", content, folder)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,7 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.record import Record, read_records
 from llama_adapter.app.tasks.question import Question
-from scripts.common import Tell, in_turn, machine, parse_settings, parser_of, sample_files, silent, tell
-from scripts.pages.render import save
+from scripts.common import Tell, in_turn, machine, parse_settings, parser_of, sample_files, save_results, silent, tell
 
 LEAD = 0.2  # share of the pictures that are answered while workers are still starting
 
@@ -136,7 +135,6 @@ def run_one(pictures: str, out: str, *, actors: int | None) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and write."""
     parser = parser_of(__doc__)
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     flags = {"pictures": "of each job", "rounds": "jobs of each variant", "actors": "captioners at once"}
@@ -144,9 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.one is not None:
         print(json.dumps(run_one(*options.one, actors=options.actors[0] if options.actors else None)))
         return
-    content = measure(settings, tell=tell)
-    if folder is not None:
-        save("ray", content, folder)
+    save_results("ray", measure(settings, tell=tell), folder)
 
 
 if __name__ == "__main__":

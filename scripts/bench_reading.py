@@ -22,8 +22,7 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.reading.isolated import IsolatedReader
 from llama_adapter.app.reading.prefetch import Prefetcher
 from llama_adapter.app.reading.reader import PictureReader, Reader
-from scripts.common import Tell, in_turn, machine, parse_settings, parser_of, process_cpu_s, sample_files, silent, tell
-from scripts.pages.render import save
+from scripts.common import Tell, in_turn, machine, process_cpu_s, run_bench, sample_files, silent
 from scripts.photographs import write_photographs
 
 DRAWINGS = "drawings"
@@ -142,14 +141,8 @@ def _overhead(kind: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and write."""
     flags = {"seconds": "of each row, all rounds together", "rounds": "that the seconds are divided into"}
-    _, settings, folder = parse_settings(
-        parser_of(__doc__), arguments, page="reading", full=Settings(), quick=QUICK, flags=flags
-    )
-    content = measure(settings, tell=tell)
-    if folder is not None:
-        save("reading", content, folder)
+    run_bench(__doc__, arguments, measure=measure, page="reading", full=Settings(), quick=QUICK, flags=flags)
 
 
 if __name__ == "__main__":

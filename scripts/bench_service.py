@@ -9,7 +9,8 @@ import asyncio
 import itertools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,7 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.measuring.circumstances import load_average
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE
 from llama_adapter.app.online.types import ServiceLimits
-from scripts.common import Tell, machine, parse_settings, parser_of, silent, tell
-from scripts.pages.render import save_part
+from scripts.common import Tell, in_turn, machine, run_bench, silent
 from scripts.service_bench.load import Sample, run_load, summary, warm_up
 from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.promises import check_equality, end_under_load, overload, own_answers, sampled
@@ -42,20 +42,25 @@ class Settings:
 QUICK = Settings(clients=(1, 4), seconds=0.5, rounds=1, num_questions=6, times_too_many=2, end_after_s=0.3)
 
 
-def measure(settings: Settings, *, tell: Tell = silent) -> dict[str, Any]:
-    """All figures as JSON values; `tell` gets a line for each measurement."""
+def measure(
+    settings: Settings,
+    *,
+    tell: Tell = silent,
+    serve: Callable[[], AbstractContextManager[ServerProcess]] = ServerProcess,
+) -> dict[str, Any]:
+    """All figures as JSON values; `tell` gets a line for each measurement, `serve` starts a server."""
     load_before, started = load_average(), time.perf_counter()
     questions = captions()
     with Captioner.load() as captioner:
         expected = [text for text, _, _ in own_answers(captioner, questions)]
         # Each part gets a fresh server, so that it is not affected by the one before.
-        with ServerProcess() as server:
+        with serve() as server:
             rows, alone = _loads(server, captioner, questions, settings=settings, expected=expected, tell=tell)
-        with ServerProcess() as server:
+        with serve() as server:
             equality = _equality(server, captioner, settings=settings, tell=tell)
-    with ServerProcess() as server:
+    with serve() as server:
         crowded = _overload(server, questions, settings=settings, expected=expected, tell=tell)
-    with ServerProcess() as server:
+    with serve() as server:
         end = _end(server, questions, settings=settings, expected=expected, tell=tell)
     return {
         "rows": rows,
@@ -87,17 +92,20 @@ def _loads(
         asyncio.run(warm_up(server, workload, number=len(questions)))
     seconds = settings.seconds / settings.rounds
     ways = list(itertools.product(workloads, settings.clients))
-    samples: dict[tuple[str, int], list[Sample]] = {way: [] for way in ways}
-    alone: list[float] = []
-    for _ in range(settings.rounds):
-        for name, clients in ways:
-            load = run_load(server, workloads[name], clients=clients, seconds=seconds, expected=expected)
-            samples[name, clients].append(asyncio.run(load))
-        alone.append(_own_rate(captioner, questions, seconds=seconds))
-    rows = [{"pictures": name} | summary(samples[name, clients]) for name, clients in ways]
+
+    def run(way: tuple[str, int]) -> Sample | float:
+        name, clients = way
+        if not clients:
+            return _own_rate(captioner, questions, seconds=seconds)
+        load = run_load(server, workloads[name], clients=clients, seconds=seconds, expected=expected)
+        return asyncio.run(load)
+
+    alone = ("in process", 0)
+    found: dict[tuple[str, int], list[Any]] = in_turn((*ways, alone), run, rounds=settings.rounds)
+    rows = [{"pictures": way[0]} | summary(found[way]) for way in ways]
     for row in rows:
         tell(f"{row['pictures']}, {row['clients']} clients: {row['requests_per_s']:.1f} requests/s")
-    return rows, {"pictures_per_s": statistics.median(alone), "rounds": alone}
+    return rows, {"pictures_per_s": statistics.median(found[alone]), "rounds": found[alone]}
 
 
 def _own_rate(captioner: Captioner, questions: Sequence[Question], *, seconds: float) -> float:
@@ -147,15 +155,11 @@ def _end(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and write."""
     flags = {"seconds": "of each load, all rounds together", "rounds": "that the seconds are divided into"}
     flags |= {"clients": "numbers of clients at once"}
-    _, settings, folder = parse_settings(
-        parser_of(__doc__), arguments, page="service", full=Settings(), quick=QUICK, flags=flags
+    run_bench(
+        __doc__, arguments, measure=measure, page="service", part="load", full=Settings(), quick=QUICK, flags=flags
     )
-    content = measure(settings, tell=tell)
-    if folder is not None:
-        save_part("service", "load", content, folder)
 
 
 if __name__ == "__main__":

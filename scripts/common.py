@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from llama_adapter.app.measuring.circumstances import circumstances
 from llama_adapter.app.models.resources import sample_pictures
-from scripts.pages.render import DOCS
+from scripts.pages.render import DOCS, save, save_part
 
 ROOT = Path(__file__).resolve().parents[1]
 Tell = Callable[[str], None]
@@ -108,6 +108,26 @@ def parse_settings(
         folder.mkdir(parents=True, exist_ok=True)
     chosen: Any = quick if options.quick else full
     return options, dataclasses.replace(chosen, **given), folder
+
+
+def run_bench(
+    doc: str | None,
+    arguments: Sequence[str] | None,
+    *,
+    measure: Callable[..., dict[str, Any]],
+    page: str,
+    part: str | None = None,
+    **options: Any,
+) -> None:
+    """Parse flags, call `measure(settings, tell=tell)`, and write the page or its `part`; `options` as above."""
+    _, settings, folder = parse_settings(parser_of(doc), arguments, page=page, **options)
+    save_results(page, measure(settings, tell=tell), folder, part=part)
+
+
+def save_results(page: str, content: dict[str, Any], folder: Path | None, *, part: str | None = None) -> None:
+    """Write the results, or a part of them, and the page; without a folder nothing."""
+    if folder is not None:
+        save(page, content, folder) if part is None else save_part(page, part, content, folder)
 
 
 def _positive(kind: type[float]) -> Callable[[str], float]:

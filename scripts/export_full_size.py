@@ -41,7 +41,6 @@ _PACKAGES = ("torch", "numpy", *EXPORT_PACKAGES)
 
 
 def main() -> None:
-    """Measure all cases and write both files."""
     torch.manual_seed(0)
     state = PictureEncoder(CONFIG).state_dict()
     encoder, pixels_BHWC = encoder_from_state(CONFIG, state), _pixels()

@@ -30,14 +30,12 @@ NUM_PICTURES, NUM_MANY, NUM_RECORDS = 300, 10_000, 100_000
 
 
 def prove_kills(work: Path, kills: int) -> dict[str, Any]:
-    """Kill jobs at random moments."""
     pictures = write_drawings(work / "pictures", NUM_PICTURES)
     report = kill_again_and_again(pictures, work / "kills", kills=kills, seed=1, tell=tell)
     return {**dataclasses.asdict(report), "most_begun_again": report.most_begun_again}
 
 
 def prove_full_disk(work: Path, kills: int) -> dict[str, Any]:
-    """Full and read-only disks."""
     return prove_disks(write_drawings(work / "pictures", NUM_PICTURES), work / "disk")
 
 
@@ -51,7 +49,6 @@ def prove_memory(work: Path, kills: int) -> dict[str, Any]:
 
 
 def prove_resuming(work: Path, kills: int) -> dict[str, Any]:
-    """Scan a large record file."""
     return time_scan(work / "records.jsonl", NUM_RECORDS, rounds=7)
 
 
@@ -77,7 +74,6 @@ PARTS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the parts and write their results."""
     parser = parser_of(__doc__)
     parser.add_argument("--part", choices=PARTS, action="append", help="part to run; may be repeated (default: all)")
     parser.add_argument("--kills", type=int, default=200, help="number of kills (default: %(default)s)")

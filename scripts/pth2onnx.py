@@ -29,7 +29,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """All flags."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
     parser.add_argument("adapter", metavar="ADAPTER", help="adapter, for example BIAS-7B.pth")
     parser.add_argument(

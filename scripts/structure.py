@@ -4,20 +4,14 @@ python -m scripts.structure                                   this checkout
 python -m scripts.structure OTHER --packages app vision llm   another one, with packages of other names
 """
 
-import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import grimp
 
-ROOT = Path(__file__).resolve().parents[1]
-
-
-def num_lines(files: Iterable[Path]) -> int:
-    """Lines of all files together."""
-    return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+from scripts.common import ROOT, parser_of
 
 
 def circles(imports: Mapping[str, set[str]]) -> list[list[str]]:
@@ -35,7 +29,7 @@ def circles(imports: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("checkout", nargs="?", type=Path, default=ROOT)
     parser.add_argument("--packages", nargs="+", default=["llama_adapter"])
     options = parser.parse_args()
@@ -45,18 +39,18 @@ def main() -> None:
     imports = {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
     rooms: dict[str, set[str]] = defaultdict(set)
     depth = 3 if "llama_adapter" in options.packages else 2
-    room = lambda module: ".".join(module.split(".")[:depth])  # noqa: E731 - used three times, here alone
+    room_of = {module: ".".join(module.split(".")[:depth]) for module in imports}
     for module, imported in imports.items():
-        rooms[room(module)] |= {room(other) for other in imported} - {room(module)}  # type: ignore[no-untyped-call]
-    used = [module for module in imports if graph.find_modules_that_directly_import(module)]
-    single = [module for module in used if len(graph.find_modules_that_directly_import(module)) == 1]
+        rooms[room_of[module]] |= {room_of[other] for other in imported} - {room_of[module]}
+    single = [module for module in imports if len(graph.find_modules_that_directly_import(module)) == 1]
     for name, folders in {
         "product": ("llama_adapter", "app", "vision", "llm", "runtime"),
         "scripts": ("scripts",),
         "tests": ("tests",),
     }.items():
         files = {file.resolve() for folder in folders for file in (root / folder).rglob("*.py")}
-        print(f"{name}: {num_lines(files):,} lines in {len(files)} files")
+        num_lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+        print(f"{name}: {num_lines:,} lines in {len(files)} files")
     print(f"modules with a single importer: {len(single)} of {len(imports)}")
     for what, found in {"files": circles(imports), "rooms": circles(rooms)}.items():
         print(f"circles of {what}: {len(found)}", *(" ".join(group) for group in found), sep="\n  ")

@@ -81,6 +81,6 @@ def test_words_about_devices_are_fine(source: str) -> None:
 
 
 @pytest.mark.parametrize("file", TEXTS_FOR_PEOPLE)
-def test_texts_for_people_may_name_devices_and_code_beside_them_may_not(file: str) -> None:
+def test_help_texts_may_name_devices(file: str) -> None:
     assert device_names("help='cpu or cuda'", file=file) == []
     assert device_names("torch.cuda", file=file)

@@ -45,7 +45,7 @@ def test_a_wheel_installs_nothing_but_llama_adapter(wheel: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_installed_wheel_answers_from_a_folder_with_packages_of_the_same_names(wheel: Path, tmp_path: Path) -> None:
+def test_wheel_works_beside_modules_of_the_same_names(wheel: Path, tmp_path: Path) -> None:
     site, user = tmp_path / "site", tmp_path / "user"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)

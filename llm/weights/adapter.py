@@ -1,6 +1,6 @@
-"""Adapter files, released or written by the trainer: opened, split by owner, and checked to be complete.
+"""Opens adapter files, releases and trainer checkpoints, splits them by owner and checks the LLaMA part.
 
-The visual part is only separated here; `vision.weights` reads it.
+`vision.weights` reads the visual part.
 """
 
 import os
@@ -39,44 +39,40 @@ _MEANING = "the file is damaged, or belongs to another version of the adapter"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterFile:
-    """An adapter file split by owner; every tensor of the file is in exactly one part.
+    """An adapter file. Every tensor of the file is in exactly one of the four parts."""
 
-    `queries` is `adapter_query.weight`, (adapter layers * num_queries, dim). `llama` has its names without the prefix
-    `llama.`, `clip` without `clip.`; `visual` as in the file. `declares` is the file's own config, empty without one.
-    """
-
-    name: str
-    queries: Tensor
-    visual: Mapping[str, Tensor]
-    llama: Mapping[str, Tensor]
-    clip: Mapping[str, Tensor]
-    declares: Mapping[str, Any]
+    name: str  # path, for messages
+    queries: Tensor  # `adapter_query.weight`, (adapter layers * num_queries, dim)
+    visual: Mapping[str, Tensor]  # names as in the file
+    llama: Mapping[str, Tensor]  # names without the prefix `llama.`
+    clip: Mapping[str, Tensor]  # names without the prefix `clip.`
+    declares: Mapping[str, Any]  # config in the file; empty if it has none
 
     @property
     def dim(self) -> int:
-        """Width of the LLaMA the adapter was made for."""
+        """Width of the LLaMA that the adapter was trained on."""
         return int(self.queries.shape[1])
 
     @property
     def num_queries(self) -> int:
-        """Query tokens per layer, read off `visual_query.weight`."""
+        """Query tokens per layer."""
         return int(self.visual["visual_query.weight"].shape[0])
 
     @property
     def num_adapter_layers(self) -> int:
-        """Layers that read the picture, the last ones of the model."""
+        """Number of adapter layers, the last ones of the model."""
         return int(self.queries.shape[0]) // self.num_queries
 
     @property
     def has_lora(self) -> bool:
-        """Whether low-rank updates are in the file."""
+        """Whether the file holds low-rank updates."""
         return any(".lora_" in name for name in self.llama)
 
 
 def open_adapter(path: str | os.PathLike[str]) -> AdapterFile:
-    """Open an adapter release ({"model", "config"}), a trainer checkpoint or a plain dictionary of its tensors.
+    """Open an adapter release ({"model", "config"}), a trainer checkpoint, or a plain dictionary of tensors.
 
-    Raises CheckpointError for a missing, damaged or foreign file, and for tensors of no known owner.
+    Raises CheckpointError if the file is missing, damaged, or no multimodal adapter, or if it has unknown tensors.
     """
     place = Path(path)
     file = read_tensor_file(place)
@@ -89,19 +85,18 @@ def open_adapter(path: str | os.PathLike[str]) -> AdapterFile:
             problem = f"is a LLaMA-Adapter file without {list_keys(lacking)}, so it cannot see pictures"
         raise CheckpointError(
             f"`{place}` {problem}",
-            hint="wanted is a multimodal adapter, with `adapter_query.weight`, `visual_query.weight` and "
-            "`visual_blocks.*`; were two files swapped?",
+            hint="a multimodal adapter has `adapter_query.weight`, `visual_query.weight` and `visual_blocks.*`; "
+            "were two files swapped?",
         )
-    # The picture half looks at its CLIP itself: there are whole numbers among CLIP's own tensors.
+    # CLIP has integer tensors; the vision half checks them.
     check_dense({key: value for key, value in tensors.items() if not key.startswith("clip.")}, what=f"`{place}`")
     adapter = _split(tensors, name=str(place), declares=file.config)
     queries, visual_query = adapter.queries, adapter.visual["visual_query.weight"]
     if queries.ndim != 2 or visual_query.ndim != 2 or not len(queries) or not len(visual_query):
-        raise CheckpointError(f"The queries in `{place}` are no matrices", hint=_MEANING)
+        raise CheckpointError(f"The queries in `{place}` are not matrices", hint=_MEANING)
     if len(queries) % len(visual_query):
         raise CheckpointError(
-            f"`{place}` has {len(queries)} adapter queries, which is no multiple of its {len(visual_query)} visual "
-            "queries",
+            f"`{place}` has {len(queries)} adapter queries, not a multiple of its {len(visual_query)} visual queries",
             hint=_MEANING,
         )
     return adapter
@@ -123,32 +118,30 @@ def _split(tensors: Mapping[str, Tensor], *, name: str, declares: Mapping[str, A
         elif key != "adapter_query.weight":
             unknown.append(key)
     if unknown or twice:
-        problem = f"tensors of no known part: {list_keys(unknown)}" if unknown else f"twice: {list_keys(twice)}"
+        problem = f"unknown tensors: {list_keys(unknown)}" if unknown else f"duplicate tensors: {list_keys(twice)}"
         raise CheckpointError(f"`{name}` has {problem}", hint=_MEANING)
-    llama.pop("rope.freqs", None)  # the rotary table; computed from rope_theta instead
+    llama.pop("rope.freqs", None)  # the rotary table is computed from rope_theta
     queries = tensors["adapter_query.weight"]
     return AdapterFile(name=name, queries=queries, visual=visual, llama=llama, clip=clip, declares=declares)
 
 
 def check_fits(adapter: AdapterFile, llama: LlamaSource) -> None:
-    """Raise CheckpointError unless the adapter's LLaMA part is complete and fits this LLaMA.
+    """Raise CheckpointError unless the LLaMA part of the adapter is complete and fits this LLaMA.
 
-    Gates are required; biases, norms, LoRA, new gates and base matrices may be absent, but only all of a kind
-    together.
+    Gates are required. Biases, norms, LoRA, new gates and base matrices are optional, each kind as a whole.
     """
     dim, num_layers = llama.dim, llama.num_layers
     if adapter.dim != dim:
         raise CheckpointError(
-            f"The adapter `{adapter.name}` was made for a LLaMA of width {adapter.dim}, and `{llama.name}` has width "
-            f"{dim}",
-            hint="7B is 4096 wide, 13B 5120; take the LLaMA the adapter was trained on",
+            f"The adapter `{adapter.name}` needs a LLaMA of width {adapter.dim}, and `{llama.name}` has width {dim}",
+            hint="use the LLaMA that the adapter was trained on; the width of 7B is 4096, of 13B 5120",
         )
     made_for = count_blocks(adapter.llama, "layers.", what=f"The adapter `{adapter.name}`")
     if made_for != num_layers or adapter.num_adapter_layers > num_layers:
         raise CheckpointError(
-            f"The adapter `{adapter.name}` was made for a LLaMA of {max(made_for, adapter.num_adapter_layers)} layers, "
-            f"and `{llama.name}` has {num_layers}",
-            hint="7B has 32 layers, 13B has 40; take the LLaMA the adapter was trained on",
+            f"The adapter `{adapter.name}` needs a LLaMA of {max(made_for, adapter.num_adapter_layers)} layers, and "
+            f"`{llama.name}` has {num_layers}",
+            hint="use the LLaMA that the adapter was trained on; 7B has 32 layers, 13B has 40",
         )
     sides = {"D": dim, "F": llama.ffn_dim}
     wanted = _wanted(adapter, sides=sides, num_layers=num_layers, num_heads=llama.num_heads)
@@ -156,7 +149,7 @@ def check_fits(adapter: AdapterFile, llama: LlamaSource) -> None:
     if any(name in adapter.llama for name in base if "norm" not in name):
         wanted |= base
     what = f"The LLaMA part of the adapter `{adapter.name}`"
-    # A gate of a layer that reads no picture has no effect, and may be absent.
+    # Gates of layers without adapter have no effect and are optional.
     idle = [f"layers.{layer}.attention.gate" for layer in range(num_layers - adapter.num_adapter_layers)]
     names = [name for name in wanted if name not in idle or name in adapter.llama]
     check_names(list(adapter.llama), names, what=what, meaning=_MEANING)
@@ -165,7 +158,7 @@ def check_fits(adapter: AdapterFile, llama: LlamaSource) -> None:
 
 
 def _wanted(adapter: AdapterFile, *, sides: Mapping[str, int], num_layers: int, num_heads: int) -> dict[str, Shape]:
-    """Shapes of the kinds of tensors that the file holds or declares."""
+    """Names and shapes of all kinds of tensors that the file holds or declares."""
     found = adapter.llama
     has_lora = adapter.has_lora or adapter.declares.get("w_lora") is True
     has_biases = adapter.declares.get("w_bias") is True or any(name.endswith(".bias") for name in found)
@@ -198,6 +191,6 @@ def lora_names(matrix: str) -> tuple[str, str]:
 
 
 def _rank(found: Mapping[str, Tensor]) -> int:
-    # The rank in the file's config is not to be trusted: the public extraction script writes 16 whatever it is.
+    # Read from a tensor: the public extraction script always writes 16 into the config.
     factors = (tensor for name, tensor in found.items() if re.search(r"\.lora_\w+_l1\.weight$", name))
     return next((int(tensor.shape[0]) for tensor in factors if tensor.ndim), 0)

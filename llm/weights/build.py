@@ -1,6 +1,6 @@
-"""From an opened LLaMA and an adapter to the decoder's configuration and state dict.
+"""Builds the configuration and the state dict of a decoder from a LLaMA and an adapter, on the CPU.
 
-LoRA is merged and gates are folded here, in float32, and cast last. Runs on the CPU.
+LoRA is merged and gates are folded in float32; the cast to the target dtype comes last.
 """
 
 import dataclasses
@@ -20,15 +20,15 @@ _ROTATED = ("attention.wq", "attention.wk")
 def plan_decoder(
     source: LlamaSource, adapter: AdapterFile | None, *, vocab_size: int, context: int = 512
 ) -> DecoderConfig:
-    """Check that everything fits, and return the decoder's configuration; the tensors stay on disk.
+    """The configuration of the decoder. No tensor is read.
 
-    Without an adapter, LLaMA alone. `vocab_size` is the tokenizer's. Raises CheckpointError where tokenizer, LLaMA and
-    adapter do not fit together or the adapter is incomplete.
+    Without an adapter it is a plain LLaMA. `vocab_size` is that of the tokenizer, `context` is in tokens. Raises
+    CheckpointError if tokenizer, LLaMA and adapter do not fit together, or if the adapter is incomplete.
     """
     if source.vocab_size != vocab_size:
         raise CheckpointError(
             f"The tokenizer has {vocab_size} pieces, and the LLaMA in `{source.name}` has {source.vocab_size} tokens",
-            hint="take the `tokenizer.model` that came with these weights; LLaMA-7B's has 32000 pieces",
+            hint="use the `tokenizer.model` of these weights; that of LLaMA-7B has 32000 pieces",
         )
     if adapter is not None:
         check_fits(adapter, source)
@@ -47,8 +47,8 @@ def plan_decoder(
         )
     except ValueError as error:
         raise CheckpointError(
-            f"The sizes of the LLaMA in `{source.name}` are impossible: {error}",
-            hint="its configuration is damaged or another model's; copy it again",
+            f"The sizes of the LLaMA in `{source.name}` are invalid: {error}",
+            hint="its configuration is damaged or belongs to another model; copy it again",
         ) from None
     return dataclasses.replace(config, context=context)
 
@@ -56,21 +56,21 @@ def plan_decoder(
 def decoder_tensors(
     config: DecoderConfig, *, source: LlamaSource, adapter: AdapterFile | None, dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
-    """The state dict of `config` tensor by tensor, each name once; only one layer is held in memory at a time.
+    """The state dict tensor by tensor, so that memory holds one layer at a time.
 
-    `config` is `plan_decoder`'s for the same source and adapter.
+    `config` must come from `plan_decoder` with the same source and adapter.
     """
     for name, value in _Merge(config, source, adapter).tensors():
         yield name, value.to(dtype).contiguous()
 
 
 def low_rank_update(l1: Tensor, l2: Tensor) -> Tensor:
-    """The matrix that y += L2 (L1 x) adds to its layer, with scale 1, in float32. l1 is (rank, in), l2 (out, rank)."""
+    """The update L2 L1 of a weight, float32 (out, in), with scale 1. `l1` is (rank, in), `l2` (out, rank)."""
     return l2.float() @ l1.float()
 
 
 class _Merge:
-    """One pass over both sources. Sums are made in float32; what is only moved keeps the type of its file."""
+    """Merges LLaMA and adapter. Computed tensors are float32, unchanged ones keep the dtype of their file."""
 
     def __init__(self, config: DecoderConfig, source: LlamaSource, adapter: AdapterFile | None) -> None:
         self.config = config
@@ -85,7 +85,7 @@ class _Merge:
             yield from self._layer(layer)
         yield "norm.weight", self._base("norm.weight")
         head = self._base("output.weight")
-        # Tied in the source, two parameters here: training must not write through one into the other.
+        # Tied weights become two parameters: training must not change one through the other.
         yield "head.weight", head.clone() if head.data_ptr() == embedding.data_ptr() else head
         yield from self._adapter_queries_and_gates()
 
@@ -126,7 +126,7 @@ class _Merge:
         yield "adapter.gates", gates
 
     def _base(self, name: str) -> Tensor:
-        """A tensor of LLaMA; the adapter's file wins where it holds one (always for trained norms)."""
+        """A tensor of LLaMA. One in the adapter file, such as a trained norm, takes precedence."""
         override = self.adapter.get(name)
         return self.source.tensors[name].read() if override is None else override
 

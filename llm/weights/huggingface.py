@@ -1,4 +1,4 @@
-"""Opens LLaMA folders in Hugging Face's form: `config.json` beside safetensors or `pytorch_model*.bin` files."""
+"""Opens LLaMA folders in Hugging Face's format: `config.json` beside safetensors or `pytorch_model*.bin` files."""
 
 import os
 from collections.abc import Mapping
@@ -7,12 +7,17 @@ from typing import Any
 
 from torch import Tensor
 
-from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, check_layers, from_huggingface, llama_shapes
+from llama_adapter.llm.weights.names import (
+    LlamaSource,
+    SplitTensor,
+    check_heads,
+    check_layers,
+    checked_source,
+    from_huggingface,
+)
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.files import (
     check_dense,
-    check_names,
-    check_shapes,
     list_keys,
     read_json,
     read_tensor_file,
@@ -22,7 +27,7 @@ from llama_adapter.runtime.text import shown_excerpt
 
 _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _SINGLE = ("model.safetensors", "pytorch_model.bin")
-_MEANING = "the folder is incomplete, or config.json and weights come from different models; fetch it again"
+_MEANING = "the folder is incomplete, or config.json and weights come from different models; download it again"
 
 
 def open_huggingface(folder: str | os.PathLike[str]) -> LlamaSource:
@@ -51,19 +56,17 @@ def open_huggingface(folder: str | os.PathLike[str]) -> LlamaSource:
     }
     renamed = _rename(by_key, tied=bool(config.get("tie_word_embeddings", False)))
     check_layers(list(renamed), sizes["num_layers"], config=place / "config.json")
-    wanted = llama_shapes(**sizes)
-    check_names(list(renamed), list(wanted), what=f"LLaMA in `{place}`", meaning=_MEANING)
-    shapes = {name: tuple(tensor.shape) for name, tensor in renamed.items()}
-    check_shapes(shapes, wanted, what=f"LLaMA in `{place}` does not fit its config.json", meaning=_MEANING)
-    return LlamaSource(
-        name=str(place),
-        **sizes,
+    return checked_source(
+        place,
+        files,
+        {name: SplitTensor((tensor,)) for name, tensor in renamed.items()},
+        sizes=sizes,
+        config="config.json",
+        meaning=_MEANING,
         num_heads=config["num_attention_heads"],
         norm_eps=float(config["rms_norm_eps"]),
         rope_theta=rope_theta,
         half_split=True,
-        tensors={name: SplitTensor((tensor,)) for name, tensor in renamed.items()},
-        files=tuple(str(path) for path in files),
     )
 
 
@@ -72,31 +75,25 @@ def _check_config(config: Mapping[str, Any], place: Path) -> float:
     kind = config.get("model_type")
     if kind != "llama":
         raise CheckpointError(
-            f"`{place}` holds a model of type {shown_excerpt(str(kind))!r}, where 'llama' is wanted",
+            f"`{place}` holds a model of type {shown_excerpt(str(kind))!r}, not 'llama'",
             hint="the adapters extend LLaMA; pass a LLaMA folder as --llama-dir",
         )
     # transformers 5 puts both into rope_parameters; before, they were rope_theta and rope_scaling.
     rope = config.get("rope_parameters") or {}
     if not isinstance(rope, dict):
-        raise CheckpointError(f"`{place / 'config.json'}` has rope_parameters that are no table", hint=_MEANING)
+        raise CheckpointError(f"`{place / 'config.json'}` has `rope_parameters` that are not an object", hint=_MEANING)
     theta = rope.get("rope_theta", config.get("rope_theta"))
     used = {**config, "rope_theta": 10000.0 if theta is None else theta}
     require_numbers(used, path=place / "config.json", whole=_SIZES, real=("rms_norm_eps", "rope_theta"), hint=_MEANING)
     heads = config["num_attention_heads"]
-    kv_heads = config.get("num_key_value_heads")
-    if kv_heads is not None and kv_heads != heads:
-        raise CheckpointError(
-            f"The LLaMA in `{place}` shares keys among heads (num_key_value_heads {shown_excerpt(str(kv_heads))}, "
-            f"num_attention_heads {heads}); only models with as many key heads as query heads are supported",
-            hint="LLaMA 7B, 13B, 30B and 65B and LLaMA-2 7B and 13B are of that kind; LLaMA-2 70B and LLaMA 3 are not",
-        )
+    check_heads(config, "num_attention_heads", "num_key_value_heads", folder=place)
     if config.get("head_dim") not in (None, config["hidden_size"] // heads):
         raise CheckpointError(f"The LLaMA in `{place}` has heads of another width than hidden_size / heads")
     scaling = config.get("rope_scaling") or (rope if rope.get("rope_type", "default") != "default" else None)
     if scaling:
         raise CheckpointError(
             f"The LLaMA in `{place}` scales its rotary embedding (rope_scaling), which is not supported",
-            hint="take a LLaMA without rope_scaling; the adapters were trained on LLaMA-7B",
+            hint="use a LLaMA without rope_scaling; the adapters were trained on LLaMA-7B",
         )
     unsupported = [name for name in ("attention_bias", "mlp_bias", "quantization_config") if config.get(name)]
     if config.get("hidden_act", "silu") != "silu":
@@ -105,7 +102,7 @@ def _check_config(config: Mapping[str, Any], place: Path) -> float:
         raise CheckpointError(
             f"The LLaMA in `{place}` is computed in a way that is not supported: its config.json sets "
             f"{list_keys(unsupported)}",
-            hint="take the unmodified LLaMA weights",
+            hint="use the unmodified LLaMA weights",
         )
     return float(used["rope_theta"])
 
@@ -128,8 +125,8 @@ def _weight_files(place: Path) -> list[Path]:
         if (place / single).exists():
             return [place / single]
     raise CheckpointError(
-        f"`{place}` has a config.json and no weights",
-        hint=f"wanted: {' or '.join(_SINGLE)}, or shards with an index",
+        f"`{place}` has a config.json but no weights",
+        hint=f"weights are {' or '.join(_SINGLE)}, or shards with an index",
     )
 
 
@@ -144,7 +141,7 @@ def _rename(by_key: Mapping[str, Tensor], *, tied: bool) -> dict[str, Tensor]:
     renamed: dict[str, Tensor] = {}
     for key, tensor in by_key.items():
         if key.endswith(".rotary_emb.inv_freq"):
-            continue  # the rotary table of older files; computed from rope_theta instead
+            continue  # the rotary table of older files is computed from rope_theta
         renamed[from_huggingface(key) or key] = tensor
     if tied and "tok_embeddings.weight" in renamed:
         renamed["output.weight"] = renamed["tok_embeddings.weight"]

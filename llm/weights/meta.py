@@ -1,4 +1,4 @@
-"""Opens LLaMA folders in Meta's form: `params.json` beside one or several `consolidated.NN.pth`."""
+"""Opens LLaMA folders in Meta's format: `params.json` beside one or several `consolidated.NN.pth`."""
 
 import itertools
 import os
@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, check_layers, llama_shapes
+from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, check_heads, check_layers, checked_source
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.files import (
     check_dense,
     check_names,
-    check_shapes,
     list_keys,
     read_json,
     read_tensor_file,
@@ -59,42 +58,25 @@ def open_meta(folder: str | os.PathLike[str]) -> LlamaSource:
     check_layers(list(shards[0]), num_layers, config=place / "params.json")
     _check_shard_count(shards, dim=dim, place=place)
     tensors = {name: _join(name, [shard[name] for shard in shards], place=place) for name in shards[0]}
-    wanted = llama_shapes(
-        vocab_size=_size(tensors, "output.weight", place),
-        dim=dim,
-        num_layers=num_layers,
-        ffn_dim=_size(tensors, "layers.0.feed_forward.w1.weight", place),
+    sizes = {
+        "vocab_size": _size(tensors, "output.weight", place),
+        "dim": dim,
+        "num_layers": num_layers,
+        "ffn_dim": _size(tensors, "layers.0.feed_forward.w1.weight", place),
+    }
+    settings = {name: float(params[name]) for name in _FACTORS} | {"num_heads": params["n_heads"]}
+    source = checked_source(
+        place, files, tensors, sizes=sizes, config="params.json", meaning=_MEANING, half_split=False, **settings
     )
-    check_names(list(tensors), list(wanted), what=f"LLaMA in `{place}`", meaning=_MEANING)
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    check_shapes(shapes, wanted, what=f"LLaMA in `{place}` does not fit its params.json", meaning=_MEANING)
     _check_no_copies(files, tensors["layers.0.attention.wq.weight"])
-    return LlamaSource(
-        name=str(place),
-        vocab_size=wanted["output.weight"][0],
-        dim=dim,
-        num_layers=num_layers,
-        num_heads=params["n_heads"],
-        ffn_dim=wanted["layers.0.feed_forward.w1.weight"][0],
-        norm_eps=float(params["norm_eps"]),
-        rope_theta=float(params["rope_theta"]),
-        half_split=False,
-        tensors=tensors,
-        files=tuple(str(path) for path in files),
-    )
+    return source
 
 
 def _read_params(path: Path) -> dict[str, Any]:
     params = {"rope_theta": 10000.0, **{name: value for name, value in read_json(path).items() if value is not None}}
-    hint = "take the params.json that came with the weights"
+    hint = "use the params.json of these weights"
     require_numbers(params, path=path, whole=_SIZES, real=_FACTORS, hint=hint)
-    heads, kv_heads = params["n_heads"], params.get("n_kv_heads")
-    if kv_heads is not None and kv_heads != heads:
-        raise CheckpointError(
-            f"The LLaMA in `{path.parent}` shares keys among heads (n_kv_heads {shown_excerpt(str(kv_heads))}, "
-            f"n_heads {heads}); only models with as many key heads as query heads are supported",
-            hint="LLaMA 7B, 13B, 30B and 65B and LLaMA-2 7B and 13B are of that kind; LLaMA-2 70B and LLaMA 3 are not",
-        )
+    check_heads(params, "n_heads", "n_kv_heads", folder=path.parent)
     known = {*_SIZES, *_FACTORS, *_HARMLESS, "n_kv_heads"}
     foreign = [name for name, value in params.items() if name not in known and value is not False]
     if foreign:
@@ -113,7 +95,7 @@ def _shard_files(place: Path) -> list[Path]:
     }
     if not numbered:
         raise CheckpointError(
-            f"`{place}` has a params.json and no `consolidated.00.pth`",
+            f"`{place}` has a params.json but no `consolidated.00.pth`",
             hint="the weights themselves are missing",
         )
     absent = [f"consolidated.{number:02d}.pth" for number in range(len(numbered)) if number not in numbered]
@@ -130,10 +112,10 @@ def _read_shard(path: Path) -> dict[str, Tensor]:
     if "tok_embeddings.weight" not in tensors:
         kind = what_is(list(tensors))
         raise CheckpointError(
-            f"`{path}` is no LLaMA in Meta's form" + (f": it is {kind}" if kind else ""),
+            f"`{path}` is not a LLaMA in Meta's format" + (f": it is {kind}" if kind else ""),
             hint="it should hold `tok_embeddings.weight` and `layers.N.attention.wq.weight`; were two files swapped?",
         )
-    tensors.pop("rope.freqs", None)  # the rotary table; computed from rope_theta instead
+    tensors.pop("rope.freqs", None)  # the rotary table is computed from rope_theta
     check_dense(tensors, what=f"`{path}`")
     return tensors
 
@@ -143,8 +125,8 @@ def _check_shard_count(shards: list[dict[str, Tensor]], *, dim: int, place: Path
     norm = shards[0].get("norm.weight")
     if norm is not None and tuple(norm.shape) != (dim,):
         raise CheckpointError(
-            f"The params.json of `{place}` speaks of width {dim}, its weights have width {norm.numel()}",
-            hint="params.json and weights come from LLaMAs of different size; 7B is 4096 wide, 13B 5120",
+            f"The params.json of `{place}` says width {dim}, its weights have width {norm.numel()}",
+            hint="params.json and weights come from LLaMAs of different sizes; the width of 7B is 4096, of 13B 5120",
         )
     query = shards[0].get("layers.0.attention.wq.weight")
     if query is None or query.ndim != 2 or not 0 < query.shape[0] <= dim or dim % query.shape[0]:
@@ -157,7 +139,7 @@ def _check_shard_count(shards: list[dict[str, Tensor]], *, dim: int, place: Path
         )
     if wanted < len(shards):
         raise CheckpointError(
-            f"`{place}` has {len(shards)} shards, where {wanted} already make the whole model",
+            f"`{place}` has {len(shards)} shards, and the model has {wanted}",
             hint="remove the files that belong to another model",
         )
 
@@ -168,7 +150,7 @@ def _check_no_copies(files: list[Path], split: SplitTensor) -> None:
         if torch.equal(part, its):
             raise CheckpointError(
                 f"`{other}` holds the same part of the model as `{one.name}`",
-                hint="one was copied over the other; fetch both again",
+                hint="one was copied over the other; download both again",
             )
 
 

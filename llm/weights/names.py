@@ -1,15 +1,17 @@
-"""The tensor names of LLaMA as Meta and Hugging Face write them, an opened LLaMA, and the row order of q and k."""
+"""Tensor names of LLaMA in Meta's and Hugging Face's formats, the row order of q and k, and an opened LLaMA."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.tensor_files.files import Shape, count_blocks
+from llama_adapter.runtime.tensor_files.files import Shape, check_names, check_shapes, count_blocks
+from llama_adapter.runtime.text import shown_excerpt
 
 # Matrices of a layer and how their two sides are called below; D model width, F feed-forward width.
 MATRICES = {
@@ -79,8 +81,19 @@ def check_layers(found: Collection[str], num_layers: int, *, config: Path) -> No
     layers = count_blocks(found, "layers.", what=f"The weights beside `{config}`")
     if layers != num_layers:
         raise CheckpointError(
-            f"`{config}` speaks of {num_layers} layers, the weights beside it have {layers}",
-            hint="they come from LLaMAs of different size, or a file is missing; 7B has 32 layers, 13B has 40",
+            f"`{config}` says {num_layers} layers, the weights beside it have {layers}",
+            hint="they come from LLaMAs of different sizes, or a file is missing; 7B has 32 layers, 13B has 40",
+        )
+
+
+def check_heads(config: Mapping[str, object], heads: str, kv_heads: str, *, folder: Path) -> None:
+    """Raise CheckpointError for grouped-query attention. `heads` and `kv_heads` are entries of `config`."""
+    found = config.get(kv_heads)
+    if found is not None and found != config[heads]:
+        raise CheckpointError(
+            f"The LLaMA in `{folder}` shares keys among heads ({kv_heads} {shown_excerpt(str(found))}, {heads} "
+            f"{config[heads]}); only models with as many key heads as query heads are supported",
+            hint="LLaMA 7B, 13B, 30B and 65B and LLaMA-2 7B and 13B are supported; LLaMA-2 70B and LLaMA 3 are not",
         )
 
 
@@ -107,10 +120,7 @@ class SplitTensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlamaSource:
-    """A complete LLaMA: every tensor of `llama_shapes` is in `tensors`, with that shape.
-
-    `half_split` says that the rows of wq and wk are in Hugging Face's order already.
-    """
+    """A complete LLaMA: `tensors` holds every tensor of `llama_shapes`, with that shape."""
 
     name: str  # for messages and records: the folder
     vocab_size: int
@@ -120,6 +130,30 @@ class LlamaSource:
     ffn_dim: int
     norm_eps: float
     rope_theta: float
-    half_split: bool
+    half_split: bool  # whether the rows of wq and wk are in Hugging Face's order
     tensors: Mapping[str, SplitTensor]
     files: tuple[str, ...]  # paths of the tensor files, in order
+
+
+def checked_source(
+    folder: Path,
+    files: Sequence[Path],
+    tensors: Mapping[str, SplitTensor],
+    *,
+    sizes: Mapping[str, int],
+    config: str,
+    meaning: str,
+    half_split: bool,
+    **settings: Any,
+) -> LlamaSource:
+    """The LLaMA of `tensors`; `sizes` are the arguments of `llama_shapes`, `settings` the other fields.
+
+    Raises CheckpointError, with `meaning` as hint, for a missing, unknown or misshapen tensor. `config` is the name of
+    the file that says the sizes.
+    """
+    wanted = llama_shapes(**sizes)
+    check_names(list(tensors), list(wanted), what=f"LLaMA in `{folder}`", meaning=meaning)
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    check_shapes(shapes, wanted, what=f"LLaMA in `{folder}` does not fit its {config}", meaning=meaning)
+    paths = tuple(map(str, files))
+    return LlamaSource(name=str(folder), tensors=tensors, files=paths, half_split=half_split, **{**sizes, **settings})

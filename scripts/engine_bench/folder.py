@@ -14,18 +14,20 @@ from llama_adapter.app.captioning.captioner import Answer, Captioner, work_items
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from scripts.common import in_turn, sample_files
 
-_LEAST_PICTURES = 100  # answered per round; smaller jobs are repeated
 _MEGABYTE = 1e6
 
 
-def measure_folders(parts: Parts, *, sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
+def measure_folders(parts: Parts, *, sizes: Sequence[int], rounds: int, least_pictures: int) -> list[dict[str, Any]]:
     """Run caption jobs of these sizes in turn over repeated samples, after a small warm-up job.
 
-    Rates and times are medians. Memory is that of the process after the first round, in which sizes increase.
+    Jobs below `least_pictures` are repeated. Rates and times are medians. Memory is that of the process after the first
+    round, in which sizes increase.
     """
     captioner = Captioner(parts)
     _answer(captioner, pictures=parts.runner.config.num_slots)
-    found = in_turn(sorted(sizes), lambda size: _measure(captioner, size), rounds=rounds)
+    found = in_turn(
+        sorted(sizes), lambda size: _measure(captioner, size, repeats=max(1, least_pictures // size)), rounds=rounds
+    )
     results = []
     for size in sizes:
         rates, cpu_ms, resident_mb, peak_mb = zip(*found[size], strict=True)
@@ -42,9 +44,8 @@ def measure_folders(parts: Parts, *, sizes: Sequence[int], rounds: int) -> list[
     return results
 
 
-def _measure(captioner: Captioner, size: int) -> tuple[float, float, float, float]:
+def _measure(captioner: Captioner, size: int, *, repeats: int) -> tuple[float, float, float, float]:
     """Pictures per second, processor ms per picture, resident and peak MB."""
-    repeats = max(1, _LEAST_PICTURES // size)
     started, cpu_started = time.perf_counter(), time.process_time()
     for _ in range(repeats):
         _answer(captioner, pictures=size)

@@ -3,8 +3,9 @@
 import io
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import Reading, preprocess
-from scripts.common import in_turn, sample_files
+from scripts.common import in_turn
 from scripts.photographs import photograph
 
 SIZES: Mapping[int, tuple[int, int]] = {1: (1152, 864), 12: (4000, 3000)}  # by megapixels
@@ -45,9 +46,9 @@ def measure_reading(*, megapixels: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def measure_change(parts: Parts) -> dict[str, Any]:
+def measure_change(parts: Parts, files: Sequence[Path]) -> dict[str, Any]:
     """Compare the captions and visual queries of enlarged samples, read fast and exactly."""
-    pictures = [_jpeg(_enlarged(Image.open(file))) for file in sample_files()]
+    pictures = [_jpeg(_enlarged(Image.open(file))) for file in files]
     queries = {
         reading: parts.vision.encode(np.stack([read(data, reading) for data in pictures])).float()
         for reading in READINGS

@@ -125,5 +125,4 @@ def _settle(report: KillReport, work: Path, out: Path, command: Sequence[str], *
 
 
 def _lines(path: Path) -> list[bytes]:
-    """Whole lines."""
     return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]

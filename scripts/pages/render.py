@@ -6,7 +6,7 @@ Usage: python -m scripts.pages.render [NAME ...]
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,17 @@ def save_part(name: str, part: str, figures: Any, folder: Path = DOCS) -> None:
     save(name, {**whole, part: figures}, folder)
 
 
+def as_text(value: object, indent: str = "") -> str:
+    """JSON with one line for each list of plain values, and for each entry of other lists."""
+    inner = indent + " "
+    if isinstance(value, Mapping) and value:
+        entries = (f"{inner}{json.dumps(key)}: {as_text(each, inner)}" for key, each in value.items())
+        return "{\n" + ",\n".join(entries) + f"\n{indent}}}"
+    if isinstance(value, list) and any(isinstance(each, (list, Mapping)) for each in value):
+        return "[\n" + ",\n".join(inner + json.dumps(each, allow_nan=False) for each in value) + f"\n{indent}]"
+    return json.dumps(value, allow_nan=False)
+
+
 def write(name: str, figures: Any, folder: Path = DOCS) -> None:
     """Write the page of `figures` into `folder`."""
     (folder / f"{name}.md").write_text(render(name, figures), encoding="utf-8")
@@ -86,7 +97,6 @@ def _cell(value: object) -> str:
 
 
 def main(names: Sequence[str]) -> None:
-    """Render the named pages, or all of them."""
     for name in names or PAGES:
         write(name, read(name))
 

@@ -16,7 +16,6 @@ from scripts.peers.task import Reply, Task
 
 
 def main(text: str) -> None:
-    """Answer the task."""
     reply_to = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     warnings.simplefilter("ignore")  # of vendors, about themselves
@@ -44,7 +43,7 @@ def _measured(task: Task) -> Reply:
     about = circumstances(load_before=load_average()) if task.section == "machine" else {}
     started = time.perf_counter()
     if task.only_files:
-        opening.make_files(task, engine)
+        opening.file_of(task, engine)
         return Reply(load_s=time.perf_counter() - started)
     opened = opening.open_engine(task, engine)
     gc.collect()  # plain weights that were replaced by packed ones
@@ -52,12 +51,7 @@ def _measured(task: Task) -> Reply:
     figures = [
         {"name": name, **figure.to_dict(), **more} for name, figure, more in opening.measure(task, engine, opened)
     ]
-    return Reply(
-        figures=figures,
-        load_s=load_s,
-        packages=opening.about(engine),
-        circumstances=about,
-    )
+    return Reply(figures=figures, load_s=load_s, packages=opening.about(engine), circumstances=about)
 
 
 if __name__ == "__main__":

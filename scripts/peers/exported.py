@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.export import export_onnx
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
+from scripts.common import sample_files
 from scripts.peers.packages import require
 
 ONNXRUNTIME_PACKAGES = ("onnxruntime", "onnx")
@@ -95,8 +95,8 @@ def quantise_openvino(source: Path, target: Path, *, num_pictures: int = 4) -> N
     nncf = require("nncf", package="nncf")
     model = openvino.Core().read_model(str(source))
     size = int(model.inputs[0].get_partial_shape()[1].get_length())
-    files = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))[:num_pictures]
-    pictures = [preprocess(load_picture(str(file)).image, size=size)[None].astype(np.float32) for file in files]
+    files = sample_files()[:num_pictures]
+    pictures = [preprocess(load_picture(file).image, size=size)[None].astype(np.float32) for file in files]
     quantised = nncf.quantize(
         model,
         nncf.Dataset(pictures),

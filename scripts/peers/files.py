@@ -6,7 +6,7 @@ from pathlib import Path
 from llama_adapter.app.models.random_model import WiderTokenizer
 from scripts.peers.exported import export_tower, quantise_onnx, quantise_openvino
 from scripts.peers.gguf_file import write_gguf
-from scripts.peers.llama_cpp import quantise_gguf
+from scripts.peers.llama_cpp import Quantisation, quantise_gguf
 from scripts.peers.sizes import place_of
 from scripts.peers.weights import bare_tower, decoder_sizes, decoder_state, encoder_state
 
@@ -45,14 +45,18 @@ _SOURCES: Mapping[str, str] = {
     "tower-int8.onnx": "tower.onnx",
     "tower-int8.xml": "tower.onnx",
 }
+
+
+def _quantise(kind: Quantisation) -> Callable[[Path, str, int], None]:
+    return lambda place, size, threads: quantise_gguf(
+        place.with_name("bf16.gguf"), place, kind=kind, num_threads=threads
+    )
+
+
 _MAKERS: Mapping[str, Callable[[Path, str, int], None]] = {
     "bf16.gguf": _write_bf16,
-    "q8_0.gguf": lambda place, size, threads: quantise_gguf(
-        place.with_name("bf16.gguf"), place, kind="q8_0", num_threads=threads
-    ),
-    "q4_0.gguf": lambda place, size, threads: quantise_gguf(
-        place.with_name("bf16.gguf"), place, kind="q4_0", num_threads=threads
-    ),
+    "q8_0.gguf": _quantise("q8_0"),
+    "q4_0.gguf": _quantise("q4_0"),
     "tower.onnx": _write_tower,
     "tower-int8.onnx": lambda place, size, threads: quantise_onnx(place.with_name("tower.onnx"), place),
     "tower-int8.xml": lambda place, size, threads: quantise_openvino(place.with_name("tower.onnx"), place),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
 from scripts.peers.packages import require
+from scripts.peers.weights import plain_llama
 
 GgufType = Literal["f32", "bf16"]
 
@@ -55,23 +56,11 @@ def write_gguf(
 
 
 def gguf_tensors(state: Mapping[str, Tensor], config: DecoderConfig) -> Iterator[tuple[str, Tensor]]:
-    """Names and float32 tensors as llama.cpp's LLaMA has them; our biases are left out: the random ones are 0."""
-    yield "token_embd.weight", state["embedding.weight"].float()
-    yield "output_norm.weight", state["norm.weight"].float()
-    yield "output.weight", state["head.weight"].float()
-    for layer in range(config.num_layers):
-        ours, theirs = f"layers.{layer}", f"blk.{layer}"
-        q, k, v = state[f"{ours}.attention.qkv.weight"].float().chunk(3)
-        gate, up = state[f"{ours}.feed_forward.gate_up.weight"].float().chunk(2)
-        yield f"{theirs}.attn_norm.weight", state[f"{ours}.attention_norm.weight"].float()
-        yield f"{theirs}.attn_q.weight", interleaved(q, num_heads=config.num_heads)
-        yield f"{theirs}.attn_k.weight", interleaved(k, num_heads=config.num_heads)
-        yield f"{theirs}.attn_v.weight", v.contiguous()
-        yield f"{theirs}.attn_output.weight", state[f"{ours}.attention.out.weight"].float()
-        yield f"{theirs}.ffn_norm.weight", state[f"{ours}.feed_forward_norm.weight"].float()
-        yield f"{theirs}.ffn_gate.weight", gate.contiguous()
-        yield f"{theirs}.ffn_up.weight", up.contiguous()
-        yield f"{theirs}.ffn_down.weight", state[f"{ours}.feed_forward.down.weight"].float()
+    """Names and float32 tensors as llama.cpp's LLaMA has them."""
+    for _, name, tensor in plain_llama(state, config):
+        is_rotated = name.endswith((".attn_q.weight", ".attn_k.weight"))
+        rows = tensor.float()
+        yield name, interleaved(rows, num_heads=config.num_heads) if is_rotated else rows.contiguous()
 
 
 def interleaved(weight: Tensor, *, num_heads: int) -> Tensor:

@@ -57,7 +57,6 @@ class Figure:
     spent_s: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         return asdict(self)
 
 

@@ -8,12 +8,14 @@ from typing import Any, cast
 
 from llama_adapter.app.measuring.roofline import decoder_shapes, encoder_shapes
 from llama_adapter.app.models.random_model import WiderTokenizer
+from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.runtime.ceilings import measure_bandwidth, measure_matmul
 from llama_adapter.runtime.devices import DTYPES, open_backend
 from llama_adapter.runtime.schemes import Precision
+from llama_adapter.vision.config import VisionConfig
 from scripts.peers import exported, huggingface, llama_cpp
 from scripts.peers.files import end_id, make_file
-from scripts.peers.measuring import DecoderEngine, Figure, Rungs, VisionEngine, measure_decoder, measure_vision
+from scripts.peers.measuring import Figure, Rungs, measure_decoder, measure_vision
 from scripts.peers.ours import JobResult, OurDecoder, OurJob, OurVision, open_parts
 from scripts.peers.packages import versions
 from scripts.peers.reference import ReferenceJob
@@ -30,11 +32,8 @@ PRECISIONS: tuple[tuple[str, str, Precision], ...] = (
     ("bfloat16", "bfloat16", "float"),
     ("int8", "float32", "int8"),
 )
-PACKAGES: Mapping[str, tuple[str, ...]] = {
+PACKAGES: Mapping[str, tuple[str, ...]] = {  # of a program, by its name before the first dash
     "hf": huggingface.PACKAGES,
-    "hf-dynamic": huggingface.PACKAGES,
-    "hf-static": huggingface.PACKAGES,
-    "hf-compiled": huggingface.PACKAGES,
     "llama.cpp": llama_cpp.PACKAGES,
     "onnxruntime": exported.ONNXRUNTIME_PACKAGES,
     "openvino": exported.OPENVINO_PACKAGES,
@@ -58,42 +57,35 @@ def _ceiling(rate: float, *, started: float) -> Figure:
     return Figure(part="ceiling", batch=1, rate=rate, spent_s=time.perf_counter() - started)
 
 
-def make_files(task: Task, engine: Engine) -> None:
-    """Make the files that the engine needs, if they are missing."""
-    if engine.file:
-        make_file(engine.file, work=_work(task), size=task.size, num_threads=task.threads)
+def file_of(task: Task, engine: Engine) -> Path:
+    """The file that the engine runs, made if it is missing."""
+    return make_file(engine.file, work=Path(task.work), size=task.size, num_threads=task.threads)
 
 
 def measure(task: Task, engine: Engine, opened: Any) -> Iterator[Named]:
     """Figures of an engine from `open_engine`."""
+    if task.section == "machine":
+        yield from ((name, figure, {}) for name, figure in _ceilings(task.size))
+        return
+    if task.section == "job":
+        yield _measure_job(engine, opened)
+        return
     rungs = Rungs(
         batch_sizes=task.batch_sizes,
         prefill_batch_sizes=task.prefill_batch_sizes,
         left_out=frozenset(task.left_out),
     )
-    match task.section:
-        case "machine":
-            yield from ((name, figure, {}) for name, figure in _ceilings(task.size))
-        case "decode":
-            figures = measure_decoder(
-                cast(DecoderEngine, opened), rungs, num_steps=task.num_steps, budget_s=task.budget_s
-            )
-            yield from ((engine.name, figure, {}) for figure in figures)
-        case "vision":
-            figures = measure_vision(
-                cast(VisionEngine, opened),
-                rungs,
-                image_size=bare_tower(task.size).clip.image_size,
-                budget_s=task.budget_s,
-            )
-            yield from ((engine.name, figure, {}) for figure in figures)
-        case "job":
-            yield _measure_job(engine, opened)
+    if task.section == "decode":
+        figures = measure_decoder(opened, rungs, num_steps=task.num_steps, budget_s=task.budget_s)
+    else:
+        image_size = bare_tower(task.size).clip.image_size
+        figures = measure_vision(opened, rungs, image_size=image_size, budget_s=task.budget_s)
+    yield from ((engine.name, figure, {}) for figure in figures)
 
 
 def about(engine: Engine) -> dict[str, str]:
     """Versions of the engine's packages, and the instruction sets of llama.cpp."""
-    told = versions(PACKAGES.get(engine.program, ()))
+    told = versions(PACKAGES.get(engine.program.partition("-")[0], ()))
     return {**told, "llama.cpp for": llama_cpp.instructions()} if engine.program == "llama.cpp" else told
 
 
@@ -128,17 +120,19 @@ def _our_vision(task: Task, engine: Engine) -> OurVision:
     return OurVision(parts.vision)
 
 
-def _our_job(task: Task, engine: Engine) -> OurJob:
+def _job_sizes(task: Task) -> tuple[DecoderConfig, VisionConfig]:
     decoder, encoder = task.size.split("+")
     config = decoder_sizes(decoder)
-    vision = encoder_sizes(encoder, output_dim=config.dim)
+    return config, encoder_sizes(encoder, output_dim=config.dim)
+
+
+def _our_job(task: Task, engine: Engine) -> OurJob:
+    config, vision = _job_sizes(task)
     return OurJob(open_parts(config, vision, dtype=engine.dtype, precision=engine.precision, batch_size=len(JOB_ENDS)))
 
 
 def _reference_job(task: Task, engine: Engine) -> ReferenceJob:
-    decoder, encoder = task.size.split("+")
-    config = decoder_sizes(decoder)
-    vision = encoder_sizes(encoder, output_dim=config.dim)
+    config, vision = _job_sizes(task)
     return ReferenceJob(
         config,
         vision,
@@ -163,27 +157,18 @@ def _huggingface_vision(task: Task, engine: Engine) -> huggingface.HuggingFaceVi
 
 
 def _llama_cpp(task: Task, engine: Engine) -> llama_cpp.LlamaCpp:
-    return llama_cpp.LlamaCpp(
-        make_file(engine.file, work=_work(task), size=task.size, num_threads=task.threads),
-        num_rows=max((*task.batch_sizes, *task.prefill_batch_sizes)),
-        num_threads=task.threads,
-        flash=cast(llama_cpp.FlashAttention, task.flash),
-    )
+    most = max((*task.batch_sizes, *task.prefill_batch_sizes))
+    flash = cast(llama_cpp.FlashAttention, task.flash)
+    return llama_cpp.LlamaCpp(file_of(task, engine), num_rows=most, num_threads=task.threads, flash=flash)
 
 
 def _onnxruntime(task: Task, engine: Engine) -> exported.OnnxRuntimeVision:
-    path = make_file(engine.file, work=_work(task), size=task.size, num_threads=task.threads)
-    return exported.OnnxRuntimeVision(path, num_threads=task.threads)
+    return exported.OnnxRuntimeVision(file_of(task, engine), num_threads=task.threads)
 
 
 def _openvino(task: Task, engine: Engine) -> exported.OpenVinoVision:
-    path = make_file(engine.file, work=_work(task), size=task.size, num_threads=task.threads)
     precision: exported.OpenVinoPrecision = "bf16" if engine.dtype == "bfloat16" else "f32"
-    return exported.OpenVinoVision(path, num_threads=task.threads, precision=precision)
-
-
-def _work(task: Task) -> Path:
-    return Path(task.work)
+    return exported.OpenVinoVision(file_of(task, engine), num_threads=task.threads, precision=precision)
 
 
 OPENERS: Mapping[tuple[str, str], Opener] = {

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from llama_adapter.app.captioning.assemble import Parts, assemble_parts
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
@@ -22,6 +21,7 @@ from llama_adapter.runtime.devices import DTYPES, open_backend
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.vision.backends.base import VisionBackend
 from llama_adapter.vision.config import VisionConfig
+from scripts.common import sample_files
 from scripts.peers.packages import MissingPackage
 from scripts.peers.sizes import JOB_ENDS, prompt_ids
 from scripts.peers.weights import random_weights
@@ -126,5 +126,4 @@ class OurJob:
 
 def job_pictures(count: int) -> list[Path]:
     """The first sample pictures."""
-    files = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
-    return files[:count]
+    return sample_files()[:count]

@@ -2,10 +2,13 @@
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from llama_adapter.runtime.atomic_write import atomic_write
+from scripts.pages.render import as_text
 
 Key = tuple[str, str, str, int, int, str]
 
@@ -103,14 +106,14 @@ def from_json(values: Mapping[str, Any]) -> Results:
 
 def save(results: Results, path: Path) -> None:
     """Write JSON atomically, with one row per line."""
-    runs = json.dumps(dict(results.runs), indent=1)
-    rows = _lines(asdict(row) for row in _rounded(results.rows))
-    missing = _lines(asdict(one) for one in results.missing)
-    content = f'{{"runs": {runs},\n"rows": [\n{rows}\n],\n"missing": [\n{missing}\n]}}\n'
+    content = {
+        "runs": results.runs,
+        "rows": [_stated(row) for row in _rounded(results.rows)],
+        "missing": [_stated(one) for one in results.missing],
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(content, encoding="utf-8")
-    partial.replace(path)
+    with atomic_write(path) as file:
+        file.write((as_text(content) + "\n").encode())
 
 
 def _rounded(rows: Sequence[Row]) -> list[Row]:
@@ -128,9 +131,9 @@ def _four_digits(number: float) -> float:
     return float(f"{number:.4g}")
 
 
-def _lines(values: Iterable[Mapping[str, Any]]) -> str:
-    stated = ({name: value for name, value in one.items() if value not in ({}, "")} for one in values)
-    return ",\n".join(map(json.dumps, stated))
+def _stated(one: Row | Missing) -> dict[str, Any]:
+    """The fields that are not empty."""
+    return {name: value for name, value in asdict(one).items() if value not in ({}, "")}
 
 
 def _place(one: Missing) -> tuple[str, str, str, int]:

@@ -4,6 +4,7 @@ import itertools
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from typing import Any
 
 from scripts.common import ROOT, Tell
 from scripts.peers.results import Missing, Results, Row
-from scripts.peers.sizes import DECODERS, ENCODERS, JOB_ENCODERS, JOB_ENDS, NUM_STEPS, job_size, place_of
+from scripts.peers.sizes import ENCODERS, JOB_ENCODERS, JOB_ENDS, NUM_STEPS, job_size, place_of
 from scripts.peers.table import MACHINE, PARTS_OF, Section, chosen_engines, find_engine
 from scripts.peers.task import Reply, Task
 
@@ -30,22 +31,19 @@ Runner = Callable[[Task], Reply]
 class Plan:
     """What a run measures, as plain values."""
 
-    sections: tuple[Section, ...]
-    sizes: tuple[str, ...]  # of decoders and encoders
-    engines: tuple[str, ...] | None  # None: all but the slow variants
+    sections: tuple[Section, ...] = ("decode", "job", "vision")
+    sizes: tuple[str, ...] = ("1B", "160M", "ViT-L/14")  # of decoders and encoders
+    engines: tuple[str, ...] | None = None  # None: all but the slow variants
     batch_sizes: tuple[int, ...] = (1, 5, 16)
     prefill_batch_sizes: tuple[int, ...] = (1, 5)
     rounds: int = 3
     threads: int = 1
-    work: str
+    work: str = str(Path(tempfile.gettempdir()) / "llama-adapter-peers")
     budget_s: float = 2.5
     long_s: float = 8.0  # what took longer in the first round is not repeated
     flash: str = "auto"
 
     def __post_init__(self) -> None:
-        for size in self.sizes:
-            if size not in (*DECODERS, *ENCODERS):
-                raise ValueError(f"sizes are {', '.join((*DECODERS, *ENCODERS))}, got {size!r}")
         for name in ("rounds", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -92,7 +90,6 @@ class Gathered:
     missing: dict[tuple[str, str, str], Missing] = field(default_factory=dict)
 
     def take(self, task: Task, reply: Reply, *, long_s: float) -> None:
-        """Add one reply."""
         if reply.problem:
             self.missing[task.section, task.engine, task.size] = Missing(
                 engine=task.engine,

@@ -1,7 +1,7 @@
 """The random weights that every engine computes with: ours, and under the names and layouts of the others."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -96,32 +96,41 @@ def random_weights(
     )
 
 
-def huggingface_decoder(state: Mapping[str, Tensor], config: DecoderConfig, *, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The state dict of `LlamaForCausalLM`, which knows no adapter; its query and key rows are half-split as well.
+_TOP = {  # our module -> that of Hugging Face, that of llama.cpp
+    "embedding": ("model.embed_tokens", "token_embd"),
+    "norm": ("model.norm", "output_norm"),
+    "head": ("lm_head", "output"),
+}
+_LAYER = {
+    "attention_norm": (("input_layernorm", "attn_norm"),),
+    "attention.qkv": (
+        *(("self_attn.q_proj", "attn_q"), ("self_attn.k_proj", "attn_k")),
+        ("self_attn.v_proj", "attn_v"),
+    ),
+    "attention.out": (("self_attn.o_proj", "attn_output"),),
+    "feed_forward_norm": (("post_attention_layernorm", "ffn_norm"),),
+    "feed_forward.gate_up": (("mlp.gate_proj", "ffn_gate"), ("mlp.up_proj", "ffn_up")),
+    "feed_forward.down": (("mlp.down_proj", "ffn_down"),),
+}
 
-    Our biases are left out: the random ones are 0.
+
+def plain_llama(state: Mapping[str, Tensor], config: DecoderConfig) -> Iterator[tuple[str, str, Tensor]]:
+    """Names at Hugging Face and in llama.cpp of all tensors but the adapter's, and the tensors.
+
+    Biases are left out: the random ones are 0.
     """
-    named = {
-        "model.embed_tokens.weight": state["embedding.weight"],
-        "model.norm.weight": state["norm.weight"],
-        "lm_head.weight": state["head.weight"],
-    }
+    for ours, (huggingface, llama_cpp) in _TOP.items():
+        yield f"{huggingface}.weight", f"{llama_cpp}.weight", state[f"{ours}.weight"]
     for layer in range(config.num_layers):
-        ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
-        q, k, v = state[f"{ours}.attention.qkv.weight"].chunk(3)
-        gate, up = state[f"{ours}.feed_forward.gate_up.weight"].chunk(2)
-        named |= {
-            f"{theirs}.input_layernorm.weight": state[f"{ours}.attention_norm.weight"],
-            f"{theirs}.post_attention_layernorm.weight": state[f"{ours}.feed_forward_norm.weight"],
-            f"{theirs}.self_attn.q_proj.weight": q,
-            f"{theirs}.self_attn.k_proj.weight": k,
-            f"{theirs}.self_attn.v_proj.weight": v,
-            f"{theirs}.self_attn.o_proj.weight": state[f"{ours}.attention.out.weight"],
-            f"{theirs}.mlp.gate_proj.weight": gate,
-            f"{theirs}.mlp.up_proj.weight": up,
-            f"{theirs}.mlp.down_proj.weight": state[f"{ours}.feed_forward.down.weight"],
-        }
-    return {name: tensor.to(dtype) for name, tensor in named.items()}
+        for ours, names in _LAYER.items():
+            parts = state[f"layers.{layer}.{ours}.weight"].chunk(len(names))
+            for (huggingface, llama_cpp), part in zip(names, parts, strict=True):
+                yield f"model.layers.{layer}.{huggingface}.weight", f"blk.{layer}.{llama_cpp}.weight", part
+
+
+def huggingface_decoder(state: Mapping[str, Tensor], config: DecoderConfig, *, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The state dict of `LlamaForCausalLM`; its query and key rows are half-split as well."""
+    return {name: tensor.to(dtype) for name, _, tensor in plain_llama(state, config)}
 
 
 def huggingface_tower(state: Mapping[str, Tensor], *, num_layers: int, dtype: torch.dtype) -> dict[str, Tensor]:

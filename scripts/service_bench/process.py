@@ -66,7 +66,6 @@ class ServerProcess:
         return self._process.pid
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
         self._process.send_signal(signal.SIGTERM)
 
     def wait(self, *, timeout_s: float) -> int:

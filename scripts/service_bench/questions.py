@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llama_adapter.app.models.resources import sample_pictures
+from scripts.common import sample_files
 
 CAPTION = "Generate caption of this image"
 
@@ -63,8 +64,7 @@ class Template:
 
 def captions() -> list[Question]:
     """The caption question about each sample picture."""
-    files = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
-    return [Question(name=file.name, picture=file.read_bytes(), prompt=CAPTION) for file in files]
+    return [Question(name=file.name, picture=file.read_bytes(), prompt=CAPTION) for file in sample_files()]
 
 
 def all_questions() -> list[Question]:

@@ -82,7 +82,6 @@ def network() -> Network:
 
 
 def main() -> int:
-    """Serve with this network."""
     from llama_adapter.__main__ import main as serve
 
     fetching.Network = network  # type: ignore[assignment, misc]

@@ -40,7 +40,6 @@ def put_scores(path: Path, name: str, result: Mapping[str, Any]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write both files."""
     parser = parser_of(__doc__)
     parser.add_argument("--scores", action="append", default=[], metavar="NAME=FILE", help="result of score.py --json")
     parser.add_argument("--familiar", type=Path, metavar="FILE", help="result of familiar_score.py --json")

@@ -1,12 +1,12 @@
 """The figures of the embedded model in one JSON file: read them, and put values into them."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from llama_adapter.runtime.atomic_write import atomic_write
-from scripts.pages.render import DOCS
+from scripts.pages.render import DOCS, as_text
 
 PLACE = DOCS / "embedded-model.json"
 
@@ -31,17 +31,6 @@ def put(path: Path, *keys: str, value: object) -> None:
     inner[keys[-1]] = value
     with atomic_write(path) as file:
         file.write((as_text(content) + "\n").encode())
-
-
-def as_text(value: object, indent: str = "") -> str:
-    """JSON with one line for each list of plain values, and for each entry of other lists."""
-    inner = indent + " "
-    if isinstance(value, Mapping) and value:
-        entries = (f"{inner}{json.dumps(key)}: {as_text(each, inner)}" for key, each in value.items())
-        return "{\n" + ",\n".join(entries) + f"\n{indent}}}"
-    if isinstance(value, list) and any(isinstance(each, (list, Mapping)) for each in value):
-        return "[\n" + ",\n".join(inner + json.dumps(each, allow_nan=False) for each in value) + f"\n{indent}]"
-    return json.dumps(value, allow_nan=False)
 
 
 def table(heads: Sequence[object], rows: Iterable[Sequence[object]]) -> str:

@@ -22,22 +22,6 @@ WHOLE = "03-purple-triangle.png"  # the sample that is cut off for assets/broken
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Composed:
-    """A picture in words: (size, color, shape, position) of each thing, and a seed that gives a wanted background."""
-
-    words: tuple[tuple[str, ...], ...]
-    seed: int
-    faults: Faults
-    suffix: str
-
-
-def _composed_of(text: str, *, seed: int, faults: Faults = CLEAN, suffix: str = ".png") -> Composed:
-    """Parse "size color shape position, ..."."""
-    words = tuple(tuple(thing.split(maxsplit=3)) for thing in text.split(", "))
-    return Composed(words=words, seed=seed, faults=faults, suffix=suffix)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
     """A drawn picture with its file name, scene and questions."""
 
@@ -48,20 +32,15 @@ class Sample:
     questions: tuple[Question, ...]  # the caption first
 
 
-COMPOSED = (
-    _composed_of("small orange circle top, large orange cross center", seed=108),
-    _composed_of("small green heart left, large white moon center, small blue square right", seed=118),
-    _composed_of(
+# Pictures in words, a seed that gives a wanted background, faults, and the suffix of the file.
+COMPOSED: tuple[tuple[str, int, Faults, str], ...] = (
+    ("small orange circle top, large orange cross center", 108, CLEAN, ".png"),
+    ("small green heart left, large white moon center, small blue square right", 118, CLEAN, ".png"),
+    (
         "small yellow moon top left, large yellow moon center, small yellow moon bottom right",
-        seed=104,
-        faults=Faults(blur=1.0, noise=0.0, jpeg=0.0),
+        *(104, Faults(blur=1.0, noise=0.0, jpeg=0.0), ".png"),
     ),
-    _composed_of(
-        "large orange cross bottom left, small white cross right",
-        seed=101,
-        faults=Faults(blur=0.0, noise=1.0, jpeg=1.0),
-        suffix=".jpg",
-    ),
+    ("large orange cross bottom left, small white cross right", 101, Faults(blur=0.0, noise=1.0, jpeg=1.0), ".jpg"),
 )
 
 
@@ -84,7 +63,7 @@ def samples() -> Iterator[Sample]:
     for index in range(NUM_PLAIN + NUM_PAIRS):
         yield _drawn_at_random(index)
     for index, composed in enumerate(COMPOSED, NUM_PLAIN + NUM_PAIRS):
-        yield _composed(composed, index)
+        yield _composed(*composed, index=index)
 
 
 def write_broken(folder: Path, *, whole: Path) -> None:
@@ -112,20 +91,20 @@ def _drawn_at_random(index: int) -> Sample:
     )
 
 
-def _composed(composed: Composed, index: int) -> Sample:
-    rng = np.random.default_rng([SAMPLE_SEED, composed.seed])
-    things = place(rng, scene_from_words(composed.words))
+def _composed(text: str, seed: int, faults: Faults, suffix: str, *, index: int) -> Sample:
+    rng = np.random.default_rng([SAMPLE_SEED, seed])
+    things = place(rng, scene_from_words([thing.split(maxsplit=3) for thing in text.split(", ")]))
     if things is None:
-        raise ValueError(f"no room for {composed.words} with the seed {composed.seed}: take another seed")
+        raise ValueError(f"no room for `{text}` with the seed {seed}: take another seed")
     scene = in_order(things)
-    pixels = draw_scene(scene, rng, faults=composed.faults)
+    pixels = draw_scene(scene, rng, faults=faults)
     asked = [Question(task="caption", text=text, answer=caption(scene)) for text in CAPTION_QUESTIONS]
     for _ in range(NUM_ASKED):
         asked += [question for question in sample_questions(scene, rng) if question not in asked]
     return Sample(
-        name=file_name(scene, index) + composed.suffix,
+        name=file_name(scene, index) + suffix,
         scene=scene,
-        faults=composed.faults,
+        faults=faults,
         pixels=pixels,
         questions=tuple(sorted(asked, key=lambda question: TASKS.index(question.task))),
     )

@@ -19,10 +19,10 @@ from llama_adapter.app.models.bundle import read_manifest as read_bundle
 from llama_adapter.app.models.checkpoints import open_clip
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.llm.tokenizer import Tokenizer
+from llama_adapter.llm.weights import names
 from llama_adapter.llm.weights.adapter import open_adapter
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
-from llama_adapter.llm.weights.names import llama_shapes
 from llama_adapter.runtime.errors import CheckpointError, GraphError
 from llama_adapter.runtime.graphs.card import GraphCard
 from llama_adapter.runtime.graphs.sidecar import OmInput, OmSidecar
@@ -164,25 +164,13 @@ def _ones(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
 
 
 def _llama() -> dict[str, Tensor]:
-    return _ones(llama_shapes(vocab_size=_VOCAB, dim=_DIM, num_layers=_LAYERS, ffn_dim=_FFN))
+    return _ones(names.llama_shapes(vocab_size=_VOCAB, dim=_DIM, num_layers=_LAYERS, ffn_dim=_FFN))
 
 
 def _as_huggingface() -> dict[str, Tensor]:
-    theirs = {
-        "attention.wq": "self_attn.q_proj", "attention.wk": "self_attn.k_proj", "attention.wv": "self_attn.v_proj",
-        "attention.wo": "self_attn.o_proj", "feed_forward.w1": "mlp.gate_proj", "feed_forward.w2": "mlp.down_proj",
-        "feed_forward.w3": "mlp.up_proj", "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-    }  # fmt: skip
-    tops = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
-
-    def name(ours: str) -> str:
-        stem = ours.removesuffix(".weight")
-        if stem in tops:
-            return f"{tops[stem]}.weight"
-        _, layer, rest = stem.split(".", 2)
-        return f"model.layers.{layer}.{theirs[rest]}.weight"
-
-    return {name(ours): tensor for ours, tensor in _llama().items()}
+    keys = [f"model.layers.{layer}.{part}.weight" for layer in range(_LAYERS) for part in names._HUGGINGFACE_LAYER]
+    ours = _llama()
+    return {key: ours[str(names.from_huggingface(key))] for key in (*names._HUGGINGFACE_TOP, *keys)}
 
 
 @cache

@@ -26,7 +26,7 @@ def told(found: Finding, folder: Path) -> str:
 
 
 @ANY_TARGET
-def test_seeds_and_what_once_showed_a_fault_are_taken_or_refused(name: str, tmp_path: Path) -> None:
+def test_seeds_and_earlier_findings(name: str, tmp_path: Path) -> None:
     outcomes = []
     for data in entries(TARGETS[name]).values():
         found, outcome = finding_of(TARGETS[name], data)
@@ -39,7 +39,7 @@ def test_seeds_and_what_once_showed_a_fault_are_taken_or_refused(name: str, tmp_
 
 
 @ANY_TARGET
-def test_mutations_are_taken_or_refused(name: str, tmp_path: Path) -> None:
+def test_mutations(name: str, tmp_path: Path) -> None:
     target, random = TARGETS[name], Random(name)
     good = list(entries(target).values())
     outcomes: Counter[str] = Counter()
@@ -52,7 +52,7 @@ def test_mutations_are_taken_or_refused(name: str, tmp_path: Path) -> None:
     assert len(outcomes) >= 2, f"mutations of {name} change nothing: {outcomes}"
 
 
-def test_files_of_the_corpus_belong_to_targets_and_are_small() -> None:
+def test_corpus_files_are_small_and_belong_to_targets() -> None:
     for path in FOLDER.rglob("*") if FOLDER.exists() else ():
         if path.is_file():
             assert path.parent.name in TARGETS
@@ -70,7 +70,7 @@ def toy(name: str = "toy") -> Target:
     return Target(name=name, about="", run=run, seeds=dict, mutate=lambda data, random: data)
 
 
-def test_a_finding_is_made_small_and_can_be_seen_again(tmp_path: Path) -> None:
+def test_findings_are_minimised_and_replayable(tmp_path: Path) -> None:
     found, _ = finding_of(toy(), b"a" * 1000 + b"X" + b"b" * 777)
     assert found is not None
 
@@ -83,7 +83,7 @@ def test_a_finding_is_made_small_and_can_be_seen_again(tmp_path: Path) -> None:
     assert f"replay toy {path}" in path.with_name(path.name + ".txt").read_text()
 
 
-def test_an_input_that_takes_too_long_is_a_finding_at_the_place_where_it_was(tmp_path: Path) -> None:
+def test_timeout_is_a_finding_at_its_place(tmp_path: Path) -> None:
     (tmp_path / CURRENT).write_bytes(b"slow")
     place = FOLDER.parents[2] / "vision" / "image.py"
     said = f'Timeout (0:00:10)!\nThread 0x7 (most recent call first):\n  File "{place}", line 9 in load_picture\n'

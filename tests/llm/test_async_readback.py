@@ -179,7 +179,7 @@ def alone(decoder: LlamaAdapterDecoder, request: GenerateRequest) -> list[int]:
     return answer(toy_engine(decoder, num_slots=1, eos_id=NEVER), [request])[request.id][0]
 
 
-def test_a_surplus_step_that_overflows_harms_no_later_row_of_the_slot() -> None:
+def test_overflow_in_a_surplus_step_does_not_reach_the_next_row() -> None:
     decoder = toy_decoder(SMALL)
     prompts: list[tuple[int, ...]] = [(6, 7, 8, 9), (6,)]
     first, second = small_requests(prompts, max_new_tokens=[9, 9])
@@ -193,7 +193,7 @@ def test_a_surplus_step_that_overflows_harms_no_later_row_of_the_slot() -> None:
     assert given[1] == (expected, "length")
 
 
-def test_a_row_that_moves_before_it_proves_not_finite_harms_no_row_in_its_old_slot() -> None:
+def test_moved_row_that_is_not_finite_leaves_its_old_slot_clean() -> None:
     decoder = toy_decoder(SMALL)
     prompts: list[tuple[int, ...]] = [(14, 24), (14, 12), (22, 15, 25, 12, 10, 27), (36,), (12,)]
     requests = small_requests(prompts, max_new_tokens=[12, 3, 9, 8, 8])
@@ -215,7 +215,7 @@ def test_a_row_that_moves_before_it_proves_not_finite_harms_no_row_in_its_old_sl
     assert [given[index][0] for index in (0, 1, 3, 4)] == [expected[index] for index in (0, 1, 3, 4)]
 
 
-def test_rows_that_end_together_not_finite_harm_no_row_that_gets_their_slots() -> None:
+def test_rows_that_end_not_finite_leave_their_slots_clean() -> None:
     decoder = small_decoder(with_harm=True)
     prompts: list[tuple[int, ...]] = [(6,), (7, 8), (9, HARMFUL_IDS[0]), (10, 11), (HARMFUL_IDS[1], 12)]
     requests = small_requests(prompts * 2, max_new_tokens=[8] * 10)
@@ -227,7 +227,7 @@ def test_rows_that_end_together_not_finite_harm_no_row_that_gets_their_slots() -
         assert {given[index][1] for index in (2, 4, 7, 9)} == {"not_finite"}
 
 
-def test_a_cancelled_row_of_which_nothing_was_read_harms_no_later_row_of_the_slot() -> None:
+def test_row_cancelled_before_reading_leaves_its_slot_clean() -> None:
     decoder = small_decoder(with_harm=True)
     first, second = small_requests([(6, 7, 8, HARMFUL_IDS[0], 9, 10), (6,)], max_new_tokens=[9, 9])
     expected = alone(decoder, second)
@@ -250,7 +250,7 @@ def test_a_cancelled_id_can_be_used_again_at_once() -> None:
     assert answer(engine, [replace(second, id=first.id)])[first.id][0] == alone(decoder, second)
 
 
-def test_an_engine_ignores_the_unread_step_of_an_earlier_one_on_the_same_runner() -> None:
+def test_engine_ignores_the_unread_step_of_an_earlier_engine() -> None:
     decoder = toy_decoder(SMALL)
     first, second = small_requests([(6, 7), (8,)], max_new_tokens=[9, 9])
     abandoned = whole_context_engine(decoder, num_slots=1)
@@ -262,7 +262,7 @@ def test_an_engine_ignores_the_unread_step_of_an_earlier_one_on_the_same_runner(
     assert given[second.id][0] == alone(decoder, second)
 
 
-def test_scores_do_not_wait_for_steps_and_steps_not_for_scores() -> None:
+def test_scores_and_steps_do_not_wait_for_each_other() -> None:
     results = []
     for backend in (CpuBackend(), QueuedBackend()):
         engine = toy_engine(toy_decoder(), num_slots=2, backend=backend)
@@ -313,7 +313,7 @@ def test_positions_stay_in_the_context_and_tokens_on_the_device(monkeypatch: pyt
         assert {kind for kind, _ in fed} == {kind}
 
 
-def test_an_engine_whose_requests_are_all_cancelled_is_idle_and_goes_on_with_the_next() -> None:
+def test_engine_is_idle_after_cancelling_everything() -> None:
     decoder = toy_decoder()
     engine = toy_engine(decoder, num_slots=2, backend=QueuedBackend())
     requests = toy_requests(engine, toy_prompts(3), sampling=[SamplingParams(max_new_tokens=6)] * 3)
@@ -329,7 +329,7 @@ def test_an_engine_whose_requests_are_all_cancelled_is_idle_and_goes_on_with_the
 
 
 @pytest.mark.parametrize("num_slots", [1, 3])
-def test_a_warm_up_runs_every_step_that_requests_need_and_leaves_nothing(num_slots: int) -> None:
+def test_warm_up_runs_all_needed_steps_and_clears_the_cache(num_slots: int) -> None:
     decoder = toy_decoder()
     runner, _ = recording_runner(decoder, num_slots=num_slots)
     engine = Engine(runner, eos_id=EOS_ID)

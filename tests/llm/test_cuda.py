@@ -107,7 +107,7 @@ def test_a_gpu_has_a_queue_and_graphs_and_its_own_operators(cuda: FakeCuda) -> N
         backend.compile(lambda: None, mode="inductor")
 
 
-def test_recorded_steps_read_late_give_the_answers_of_eager_ones(cuda: FakeCuda) -> None:
+def test_recorded_steps_answer_as_eager_ones(cuda: FakeCuda) -> None:
     prompts = toy_prompts(6, longest=70)
     sampling = [
         SamplingParams(max_new_tokens=2 + 6 * index, temperature=index % 2, top_k=20, seed=index) for index in range(6)
@@ -137,7 +137,7 @@ def test_a_warm_up_records_everything_up_front(cuda: FakeCuda) -> None:
     assert cuda.num_captures() == 9
 
 
-def test_a_step_that_reads_from_the_device_cannot_be_recorded(cuda: FakeCuda) -> None:
+def test_step_that_reads_from_the_device_is_refused(cuda: FakeCuda) -> None:
     decoder = toy_decoder()
     use_operators(decoder, replace(FUSED, swiglu=lambda x: ATEN.swiglu(x) * (2.0 if bool(x.isnan().any()) else 1.0)))
     runner = GraphRunner(decoder, eager_config(decoder, num_slots=2, mode="cuda_graph"), backend=HostCuda())
@@ -146,7 +146,7 @@ def test_a_step_that_reads_from_the_device_cannot_be_recorded(cuda: FakeCuda) ->
     assert caught.value.hint == "pass `--mode eager`"
 
 
-def test_a_graph_computes_with_what_it_is_given_each_time_and_keeps_nothing(cuda: FakeCuda) -> None:
+def test_graph_computes_with_its_current_inputs(cuda: FakeCuda) -> None:
     graphs = CudaGraphs(torch.device("cpu"))
     held = torch.zeros(3)
 

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -47,10 +48,15 @@ def run(num_slots: int, order: list[int], *, temperature: float = 0.0, **options
     return answer(engine, [requests[index] for index in order])
 
 
+@cache
+def run_alone(temperature: float) -> Answers:
+    return run(1, list(range(16)), temperature=temperature)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("num_slots", [2, 3, 5, 16])
 def test_answers_do_not_depend_on_the_batch_or_the_order(num_slots: int, temperature: float) -> None:
-    alone = run(1, list(range(16)), temperature=temperature)
+    alone = run_alone(temperature)
     order = random.Random(num_slots).sample(range(16), 16)
     assert run(num_slots, order, temperature=temperature) == alone
     assert run(num_slots, order, temperature=temperature, max_prefill_tokens=40) == alone
@@ -58,7 +64,7 @@ def test_answers_do_not_depend_on_the_batch_or_the_order(num_slots: int, tempera
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS[:8], [PROMPTS[5]] * 8], ids=["ragged", "equal"])
-def test_rows_that_end_together_leave_the_others_untouched(prompts: list[tuple[int, ...]]) -> None:
+def test_rows_ending_together_do_not_change_others(prompts: list[tuple[int, ...]]) -> None:
     # Equal limits end several rows in one step, so that slots move in a chain. Equal prompts share their computation.
     decoder = toy_decoder()
     sampling = [SamplingParams(max_new_tokens=[4, 9][index % 2]) for index in range(8)]
@@ -70,7 +76,7 @@ def test_rows_that_end_together_leave_the_others_untouched(prompts: list[tuple[i
     assert len({tuple(ids) for ids, _ in results[0].values()}) > 2
 
 
-def test_every_row_stops_at_the_end_token_and_does_not_output_it() -> None:
+def test_end_token_stops_a_row_and_is_not_returned() -> None:
     engine = toy_engine(toy_decoder(), num_slots=4)
     (request,) = toy_requests(engine, PROMPTS[:1], sampling=[SamplingParams(max_new_tokens=30)])
     free_running, _ = answer(engine, [request])[0]
@@ -101,7 +107,7 @@ def test_context_limit_and_known_tokens_bound_the_answer(
     assert (len(ids), finish) == (num_tokens, "length")
 
 
-def test_a_prompt_beyond_the_context_is_refused_with_both_lengths() -> None:
+def test_prompts_beyond_the_context_are_refused() -> None:
     engine = toy_engine(toy_decoder(), num_slots=1)
     for prompt_length, continuations, num_tokens in ((65, (), 65), (64, ((5, 6, 7),), 66)):
         with pytest.raises(PromptTooLongError) as caught:
@@ -111,14 +117,14 @@ def test_a_prompt_beyond_the_context_is_refused_with_both_lengths() -> None:
 
 
 @pytest.mark.parametrize(("prompt", "continuations"), [((), ()), ((1, 300), ()), ((-1,), ()), ((1,), ((5,), ()))])
-def test_ids_that_the_model_does_not_have_are_refused(
+def test_ids_outside_the_vocabulary_are_refused(
     prompt: tuple[int, ...], continuations: tuple[tuple[int, ...], ...]
 ) -> None:
     with pytest.raises(PromptError):
         toy_engine(toy_decoder(), num_slots=1).check(prompt, continuations)
 
 
-def test_cancelled_requests_free_their_slot_and_output_nothing_more() -> None:
+def test_cancelled_requests_free_their_slot() -> None:
     decoder = toy_decoder()
     engine = toy_engine(decoder, num_slots=2)
     requests = toy_requests(engine, PROMPTS[:6], sampling=[SamplingParams(max_new_tokens=12)] * 6)
@@ -159,7 +165,7 @@ def naive_logprob(prompt: tuple[int, ...], continuation: tuple[int, ...]) -> flo
     return sum(float(logprobs[len(prompt) - 1 + i, token]) for i, token in enumerate(continuation))
 
 
-def test_continuations_are_scored_as_if_each_followed_the_prompt_alone() -> None:
+def test_continuations_are_scored_independently() -> None:
     continuations = ((7,), (8, 9, 10), (8, 11), (EOS_ID,))
     expected = [naive_logprob(PROMPTS[3], continuation) for continuation in continuations]
     for companions in ([], PROMPTS[1:3]):
@@ -169,7 +175,7 @@ def test_continuations_are_scored_as_if_each_followed_the_prompt_alone() -> None
 
 
 @pytest.mark.parametrize("prompts", [[PROMPTS[3]] * 5, [PROMPTS[3]] * 4 + [PROMPTS[4]]], ids=["equal", "different"])
-def test_prompts_about_many_pictures_are_scored_as_each_alone(prompts: list[tuple[int, ...]]) -> None:
+def test_scores_do_not_depend_on_the_batch(prompts: list[tuple[int, ...]]) -> None:
     continuations = ((7,), (8, 9, 10), (8, 11))
     alone, together = (score(prompts, continuations, num_slots=num_slots) for num_slots in (1, 5))
     for one, other in zip(alone, together, strict=True):
@@ -177,23 +183,13 @@ def test_prompts_about_many_pictures_are_scored_as_each_alone(prompts: list[tupl
     assert len(set(alone)) == 5
 
 
-def test_a_score_that_is_not_finite_ends_its_own_request_only() -> None:
+def test_score_that_is_not_finite_ends_its_request_only() -> None:
     engine = toy_engine(toy_decoder(), num_slots=2)
     good, bad = engine.project_prefix(toy_visual_queries(2))
     bad = bad._replace(k=bad.k * float("nan"))
     for index, prefix in enumerate((good, bad)):
         engine.submit(ScoreRequest(id=index, prompt_ids=PROMPTS[1], prefix=prefix, continuations=((5,), (6, 7))))
     assert {output.request_id: output.finish for output in drain(engine)} == {0: "scored", 1: "not_finite"}
-
-
-def test_a_slot_keeps_nothing_of_the_picture_before() -> None:
-    decoder = toy_decoder()
-    first, second = toy_requests(
-        toy_engine(decoder, num_slots=1), [PROMPTS[1]] * 2, sampling=[SamplingParams(max_new_tokens=64)] * 2
-    )
-    together = answer(toy_engine(decoder, num_slots=1), [first, second])
-    assert together[1] == answer(toy_engine(decoder, num_slots=1), [second])[1]
-    assert together[0] != together[1]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
@@ -228,7 +224,7 @@ def test_answers_resumed_after_a_reset_are_the_same(backend: CpuBackend, tempera
     assert answers(outputs + drain(engine)) == expected
 
 
-def test_nothing_that_a_failed_step_left_in_a_slot_reaches_later_rows() -> None:
+def test_slots_are_clean_after_a_failed_step() -> None:
     decoder = toy_decoder(SMALL)
     runner = eager(decoder, num_slots=4, shapes=WHOLE_CONTEXT)
     engine = Engine(runner, eos_id=EOS_ID)
@@ -240,7 +236,7 @@ def test_nothing_that_a_failed_step_left_in_a_slot_reaches_later_rows() -> None:
     assert answer(engine, requests) == answer(toy_engine(decoder, num_slots=4), requests)
 
 
-def test_no_more_rows_run_than_the_limit_and_running_rows_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_limit_applies_to_new_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[tuple[type, int]] = []
     plain = EagerRunner.run
 

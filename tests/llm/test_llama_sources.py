@@ -126,7 +126,7 @@ def test_harmless_params_are_tolerated(meta: Path) -> None:
     assert_equal(state_of(open_meta(meta)), state_of(open_meta(ONE_SHARD)))
 
 
-def test_llama_wrapped_by_a_trainer_is_the_same_model(meta: Path) -> None:
+def test_weights_wrapped_by_a_trainer(meta: Path) -> None:
     torch.save({"model": torch.load(meta / SHARD, weights_only=True), "epoch": 3}, meta / SHARD)
     assert_equal(state_of(open_meta(meta)), state_of(open_meta(ONE_SHARD)))
 

@@ -30,11 +30,11 @@ def planned(num_rows: int) -> MemoryPlan:
         (None, 4, 4),
     ],
 )
-def test_the_largest_power_of_two_that_leaves_a_tenth(free: int | None, most: int, rows: int) -> None:
+def test_rows_that_leave_a_tenth_of_the_memory(free: int | None, most: int, rows: int) -> None:
     assert fitting_rows(planned, free=free, most=most, unknown=8) == rows
 
 
-def test_a_plan_counts_weights_slots_and_reserved_bytes_and_must_fit() -> None:
+def test_plan_counts_all_bytes_and_must_fit() -> None:
     state = toy_decoder().state_dict()
     config = EngineConfig(decoder=CONFIG, dtype=torch.float32, num_slots=2)
     plan = planner(config, state, backend=CpuBackend(), reserved=1000)(2)

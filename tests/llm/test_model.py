@@ -91,23 +91,8 @@ def test_a_decoder_without_adapter_layers_runs() -> None:
     assert decoder(torch.ones(2, 4, dtype=torch.long), torch.arange(4)[None], mask, prefix).shape == (2, 4, CONFIG.dim)
 
 
-def test_block_masks_with_restarted_positions_equal_separate_sequences() -> None:
-    """How several questions about one picture are trained and how continuations are scored."""
-    decoder = toy_decoder()
-    prefix = decoder.project_prefix(toy_visual_queries(1))
-    shared, ends = [1, 40, 41, 42], ([50, 51, 52], [60, 61])
-    packed = torch.tensor([[*shared, *ends[0], *ends[1]]])
-    owner = torch.tensor([0] * 4 + [1] * 3 + [2] * 2)
-    mask = ((owner[None] == 0) | (owner[None] == owner[:, None])) & torch.ones(9, 9, dtype=torch.bool).tril()
-    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 4, 5]])
-    together = decoder.logits(decoder(packed, positions, mask[None, None], prefix))
-    for end, places in zip(ends, (slice(4, 7), slice(7, 9)), strict=True):
-        alone = full_forward(torch.tensor([[*shared, *end]]), prefix)
-        torch.testing.assert_close(together[:, places], alone[:, 4:], atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize("num_adapter_layers", [0, 1, 2, 3])
-def test_one_row_of_tokens_stands_for_all_rows_that_differ_by_their_picture_only(num_adapter_layers: int) -> None:
+def test_equal_prompts_share_computation_before_the_adapter(num_adapter_layers: int) -> None:
     config = replace(CONFIG, num_adapter_layers=num_adapter_layers)
     decoder = toy_decoder(config)
     prefix = decoder.project_prefix(toy_visual_queries(3, config=config))

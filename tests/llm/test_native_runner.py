@@ -71,7 +71,7 @@ def test_prefill_and_steps_give_the_plain_decoders_logits(config: DecoderConfig,
     torch.testing.assert_close(*logits, atol=TOLERANCE[dtype], rtol=2e-5)
 
 
-def test_new_rows_behind_running_ones_and_moved_rows_go_on_as_they_were() -> None:
+def test_new_and_moved_rows_continue_correctly() -> None:
     ours, plain = runners()
     prompts, pictures = toy_prompts(5), prefixes(plain, 5)
     logits = []
@@ -85,7 +85,7 @@ def test_new_rows_behind_running_ones_and_moved_rows_go_on_as_they_were() -> Non
     torch.testing.assert_close(*logits, atol=2e-5, rtol=2e-5)
 
 
-def test_a_row_has_the_same_bits_alone_and_among_others() -> None:
+def test_rows_are_bitwise_independent_of_the_batch() -> None:
     ours, _ = runners()
     prompts, pictures = toy_prompts(6), prefixes(ours, 6)
     positions = [len(prompt) for prompt in prompts]
@@ -144,7 +144,7 @@ def test_the_engine_answers_as_with_the_plain_decoder() -> None:
     assert collected[0] == collected[1]
 
 
-def test_a_picture_without_numbers_ends_its_own_row_only() -> None:
+def test_nan_prefix_ends_its_row_only() -> None:
     ours, _ = runners()
     pictures = prefixes(ours, 2)
     broken = Prefix(pictures[1].k, pictures[1].v * float("nan"))
@@ -207,7 +207,7 @@ def test_an_adapter_without_queries_adds_nothing() -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_a_prompt_gives_the_same_bits_at_once_and_token_by_token(dtype: torch.dtype) -> None:
+def test_prefill_equals_single_steps_bitwise(dtype: torch.dtype) -> None:
     ours, _ = runners(dtype=dtype)
     [prompt], [picture] = toy_prompts(1, longest=20), prefixes(ours, 1)
     whole = ours.prefill([prompt], [picture], first_slot=0).logits_RV
@@ -219,7 +219,7 @@ def test_a_prompt_gives_the_same_bits_at_once_and_token_by_token(dtype: torch.dt
     assert torch.equal(logits, whole)
 
 
-def test_decoders_that_the_kernels_do_not_take_run_by_torch() -> None:
+def test_unsupported_decoders_run_in_torch() -> None:
     narrow = dataclasses.replace(CONFIG, num_heads=16)
     state = toy_decoder(narrow).state_dict()
 
@@ -228,7 +228,7 @@ def test_decoders_that_the_kernels_do_not_take_run_by_torch() -> None:
     assert type(runner) is EagerRunner
 
 
-def test_quantised_weights_run_by_the_kernels_and_are_widened_without_them() -> None:
+def test_int8_weights_run_in_kernels_or_are_dequantised() -> None:
     library = find_library().library
     assert library is not None
     state = dict(toy_decoder(CONFIG).state_dict())
@@ -253,7 +253,7 @@ def test_quantised_weights_run_by_the_kernels_and_are_widened_without_them() -> 
     assert 1e-5 < error < 0.05
 
 
-def test_torch_has_its_threads_back_after_each_call_also_after_a_failing_one() -> None:
+def test_threads_of_torch_are_restored_after_calls_and_errors() -> None:
     ours, _ = runners()
     before = torch.get_num_threads()
     torch.set_num_threads(3)

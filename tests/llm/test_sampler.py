@@ -84,7 +84,7 @@ def test_tiny_temperatures_take_the_best_token(temperature: float) -> None:
     assert sample(logits, [draw] * 3) == logits.argmax(-1).tolist()
 
 
-def test_a_row_that_is_not_finite_has_no_token_and_leaves_the_others_alone() -> None:
+def test_row_that_is_not_finite_has_no_token() -> None:
     logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
     draws: list[Draw | None] = [Draw(1.0, 0.75, 0, 0.3)] * 3
     expected = sample(logits, draws)

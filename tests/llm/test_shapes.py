@@ -86,7 +86,7 @@ def test_rounded_shapes_give_the_same_answers(num_slots: int) -> None:
     assert any(len(ids) > 30 for ids, _ in exact.values())
 
 
-def test_a_row_that_is_not_finite_leaves_nothing_behind_for_padding_rows() -> None:
+def test_row_that_is_not_finite_does_not_reach_padding() -> None:
     decoder = toy_decoder(WIDE)
     engine = toy_engine(decoder, num_slots=4, shapes=BUCKETED)
     good = toy_requests(engine, PROMPTS[:6], sampling=[SamplingParams(max_new_tokens=30)] * 6)
@@ -97,7 +97,7 @@ def test_a_row_that_is_not_finite_leaves_nothing_behind_for_padding_rows() -> No
     assert with_bad == answer(toy_engine(decoder, num_slots=1), good)
 
 
-def test_padding_is_as_finite_as_the_row_that_it_fills() -> None:
+def test_padding_does_not_introduce_infinities() -> None:
     # A token that overflows harms the rows that hold it, and no row that is padded beside it.
     decoder = toy_decoder(WIDE)
     decoder.embedding.weight[0] = float("inf")
@@ -128,7 +128,7 @@ def test_compiled_steps_give_the_same_answers() -> None:
     assert {length for _, length in runner._programs} <= {64, 128}
 
 
-def test_the_mode_decides_the_runner_and_an_unknown_one_is_refused() -> None:
+def test_mode_chooses_the_runner() -> None:
     state, backend = toy_decoder().state_dict(), TracingBackend()
     mode = resolve_mode("graph", backend=backend)
 
@@ -141,7 +141,7 @@ def test_the_mode_decides_the_runner_and_an_unknown_one_is_refused() -> None:
         resolve_mode("graph", backend=CpuBackend())
 
 
-def test_a_failing_compiler_is_reported_as_the_modes_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_failure_is_a_device_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def compiled(*_: Tensor) -> Tensor:
         raise ValueError("no kernel for this\nand a long story")
 

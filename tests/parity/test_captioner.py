@@ -46,7 +46,7 @@ def edge_case(name: str) -> Any:
     return next(case["value"] for case in CASES["edge_cases"] if case["name"] == name)
 
 
-def test_a_row_that_fills_the_window_ends_while_its_neighbour_goes_on() -> None:
+def test_full_context_ends_one_row_only() -> None:
     case = GENERATE["bias_b3_mixed"]
     captioner = load("BIAS-TINY", context=70)
     pictures = [GOLDEN / "images" / image for image in case["images"][:2]]

@@ -28,7 +28,7 @@ def test_a_row_is_the_median_of_its_rounds_and_counts_what_differs() -> None:
     }
 
 
-def test_pictures_are_copies_of_the_samples_under_names_of_their_own(tmp_path: Path) -> None:
+def test_pictures_are_copies_of_the_samples(tmp_path: Path) -> None:
     folder = make_pictures(tmp_path / "pictures", number=34)
 
     files = list(folder.iterdir())

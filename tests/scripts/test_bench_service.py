@@ -1,9 +1,9 @@
-"""The load on a service: it counts what it says it counts; how fast a server is, is nobody's promise."""
+"""The load on a service: what is counted. Speed is not tested."""
 
 import asyncio
 import base64
 import json
-from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from scripts.bench_service import QUICK, measure
 from scripts.pages.render import render
 from scripts.service_bench import slow_files
 from scripts.service_bench.client import Reply, ask_once
+from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.promises import at_the_end
 from scripts.service_bench.questions import CAPTION, Question, Workload
 
@@ -36,15 +37,13 @@ def whole(content: dict[str, Any], *, status: str = "200 OK", more: str = "") ->
 
 
 def asked(page: bytes | None, *, timeout_s: float = 20.0) -> Reply:
-    """What the client makes of a server that says this and hangs up; None says nothing and waits."""
+    """The client's view of a server that sends this and disconnects; with None it sends nothing and waits."""
 
     async def run() -> Reply:
-        done: list[asyncio.Task[Any]] = []
+        handlers: list[asyncio.Task[Any]] = []
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            done.append(task)
+            handlers.append(asyncio.current_task())  # type: ignore[arg-type]
             await reader.readuntil(b"the body")
             if page is None:
                 await reader.read()
@@ -53,41 +52,25 @@ def asked(page: bytes | None, *, timeout_s: float = 20.0) -> Reply:
             writer.close()
             await writer.wait_closed()
 
-        return await _with_server(serve, done, timeout_s=timeout_s)
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        try:
+            return await ask_once("127.0.0.1", server.sockets[0].getsockname()[1], b"the body", timeout_s=timeout_s)
+        finally:
+            server.close()
+            await server.wait_closed()
+            await asyncio.gather(*handlers, return_exceptions=True)
 
     return asyncio.run(run())
 
 
-async def _with_server(
-    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-    done: list[asyncio.Task[Any]],
-    *,
-    timeout_s: float,
-) -> Reply:
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    try:
-        return await ask_once("127.0.0.1", port, b"the body", timeout_s=timeout_s)
-    finally:
-        server.close()
-        await server.wait_closed()
-        await asyncio.gather(*done, return_exceptions=True)
-
-
-def test_a_whole_answer_is_read() -> None:
-    reply = asked(
-        whole(
-            {
-                "choices": [{"message": {"content": "a star"}, "finish_reason": "stop"}],
-                "usage": {"completion_tokens": 2},
-            }
-        )
-    )
+def test_answer_without_streaming() -> None:
+    choice = {"message": {"content": "a star"}, "finish_reason": "stop"}
+    reply = asked(whole({"choices": [choice], "usage": {"completion_tokens": 2}}))
 
     assert (reply.outcome, reply.text, reply.finish, reply.num_tokens) == ("answered", "a star", "stop", 2)
 
 
-def test_a_stream_is_put_together() -> None:
+def test_streamed_answer() -> None:
     usage = {"choices": [], "usage": {"completion_tokens": 2}}
     page = STREAM_HEAD + chunked(delta(""), delta("a "), delta("star"), delta("", finish="stop"), usage, "[DONE]")
     reply = asked(page + b"0\r\n\r\n")
@@ -96,7 +79,7 @@ def test_a_stream_is_put_together() -> None:
     assert 0 < reply.first_token_s <= reply.total_s
 
 
-def test_a_refusal_keeps_its_code_and_headers() -> None:
+def test_refusal_has_code_and_headers() -> None:
     reply = asked(whole({"error": {"code": "busy"}}, status="429 Too Many Requests", more="Retry-After: 3\r\n"))
 
     assert (reply.outcome, reply.status, reply.code) == ("refused", 429, "busy")
@@ -114,15 +97,15 @@ def test_a_refusal_keeps_its_code_and_headers() -> None:
         (whole({"error": {"code": "busy"}}, status="429 Too Many Requests")[:-3], "broken"),
     ],
 )
-def test_an_answer_that_is_not_whole_is_told_from_none_at_all(page: bytes, outcome: str) -> None:
+def test_outcomes_of_incomplete_answers(page: bytes, outcome: str) -> None:
     assert asked(page).outcome == outcome
 
 
-def test_a_server_that_says_nothing_is_hung() -> None:
+def test_silent_server_counts_as_hung() -> None:
     assert asked(None, timeout_s=0.05).outcome == "hung"
 
 
-def test_new_pictures_differ_in_their_bytes_and_known_ones_do_not() -> None:
+def test_only_new_pictures_differ_in_their_bytes() -> None:
     question = Question(name="a", picture=b"\x89PNG", prompt=CAPTION)
     for is_new in (True, False):
         workload = Workload([question], is_new=is_new)
@@ -132,7 +115,7 @@ def test_new_pictures_differ_in_their_bytes_and_known_ones_do_not() -> None:
 
 
 @pytest.mark.parametrize("picture", [b"", b"a", b"ab", b"abc"])
-def test_bytes_are_put_behind_a_picture_of_any_length(picture: bytes) -> None:
+def test_bytes_are_appended_to_pictures_of_any_length(picture: bytes) -> None:
     body = Question(name="a", picture=picture, prompt=CAPTION).template(stream=True).body(7)
     url = json.loads(body)["messages"][0]["content"][0]["image_url"]["url"]
 
@@ -154,15 +137,16 @@ def test_bytes_are_put_behind_a_picture_of_any_length(picture: bytes) -> None:
         (2.0, "refused", 0),
     ],
 )
-def test_what_counts_as_lost_at_the_end(started: float, outcome: Any, num_lost: int) -> None:
+def test_lost_requests_at_the_end(started: float, outcome: Any, num_lost: int) -> None:
     reply = Reply(outcome=outcome, started=started, total_s=5.0, text="a star")
 
     assert at_the_end([(0, reply)], ended_at=1.0, expected=["a star"])["num_lost"] == num_lost
 
 
 @pytest.mark.slow
-def test_a_service_keeps_its_promises_under_a_short_load() -> None:
-    figures = measure(QUICK)
+def test_service_keeps_its_promises_under_a_short_load() -> None:
+    with ServerProcess() as server:  # one for all parts; the last part ends it
+        figures = measure(QUICK, serve=lambda: nullcontext(server))
 
     assert all(row["requests"] > 0 and not row["others"] and row["num_wrong"] == 0 for row in figures["rows"])
     assert [row["different"] for row in figures["equality"]] == [0, 0]
@@ -175,7 +159,7 @@ def test_a_service_keeps_its_promises_under_a_short_load() -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_picture_among_good_ones_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attack_with_a_slow_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = {"small": lambda: slow_files.progressive_jpeg(side=256, num_scans=50)}
     monkeypatch.setattr(attack_service, "KINDS", kinds)
     monkeypatch.setattr(attack_service, "CALM_S", 0.5)

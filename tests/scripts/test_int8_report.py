@@ -11,7 +11,7 @@ from scripts.int8_measures import VARIANTS, Halves, agreement, compare_logits, m
 ANSWER = Answer(index=0, picture="x", digest="", prompt="", text="", token_ids=(5, 6, 7), finish="stop")
 
 
-def test_agreement_counts_tokens_at_their_places_and_what_one_caption_lacks() -> None:
+def test_agreement_of_captions_and_tokens() -> None:
     expected = [ANSWER, ANSWER]
     answers = [ANSWER, replace(ANSWER, token_ids=(5, 9))]
 
@@ -35,7 +35,7 @@ def test_a_variant_has_the_halves_that_it_names() -> None:
             assert any(tensor.dtype == torch.int8 for tensor in state.values()) == (wanted == "int8")
 
 
-def test_forced_logits_are_those_that_lead_to_the_greedy_answer() -> None:
+def test_forced_logits_lead_to_the_greedy_answer() -> None:
     from llama_adapter.app.captioning.captioner import Captioner
     from llama_adapter.app.models.resources import sample_pictures
 

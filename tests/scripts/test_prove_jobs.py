@@ -11,7 +11,7 @@ from scripts.job_proofs.resuming import time_scan
 from scripts.pages.render import read
 
 
-def test_what_is_promised_is_what_was_measured() -> None:
+def test_committed_results_keep_the_promises() -> None:
     content = read("jobs")
     kills, disks = content["kills"], content["disks"]
 
@@ -33,7 +33,7 @@ def test_records_for_the_scan_are_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_two_pictures_of_a_folder_are_alike(tmp_path: Path) -> None:
+def test_pictures_of_a_folder_are_different(tmp_path: Path) -> None:
     drawings = write_drawings(tmp_path / "drawings", 6)
     write_variations(tmp_path / "many", 12, drawings=4)
 

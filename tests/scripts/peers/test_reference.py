@@ -42,7 +42,7 @@ def test_the_reference_loop_gives_the_greedy_tokens_of_our_engine(lengths: tuple
     assert [row[:NUM_NEW_TOKENS] for row in rows] == ours
 
 
-def test_the_picture_changes_what_the_reference_loop_says() -> None:
+def test_reference_loop_depends_on_the_picture() -> None:
     config = decoder_sizes("tiny")
     loop = ReferenceLoop(decoder_state(config, eos_id=EOS_ID), config, num_rows=1)
     queries = [torch.full((1, config.num_queries, config.dim), value) for value in (0.0, 3.0)]

@@ -1,4 +1,4 @@
-"""The rounds and their results: nothing is measured here, replies are made up."""
+"""The rounds and their results, with made-up replies."""
 
 import importlib
 import sys
@@ -66,36 +66,30 @@ def plan(tmp_path: Path, **changes: Any) -> Plan:
     return Plan(**values)
 
 
-def test_every_round_starts_every_engine_once_and_in_turn(tmp_path: Path) -> None:
+def rounds_of(tmp_path: Path, made_up: MadeUp, *, count: int = 2) -> Results:
+    return run_rounds(plan(tmp_path, rounds=count), tell=lambda line: None, keep=lambda results: None, run=made_up)
+
+
+def test_engines_run_in_turn_and_long_figures_are_not_repeated(tmp_path: Path) -> None:
     made_up = MadeUp()
 
-    run_rounds(plan(tmp_path, rounds=2), tell=lambda line: None, keep=lambda results: None, run=made_up)
+    found = rounds_of(tmp_path, made_up)
 
     assert [task.engine for task in made_up.tasks] == ["machine", "ours-float32", "hf-float32"] * 2
+    assert {one.batch: len(one.rates) for one in found.rows if one.part == "decode"} == {1: 2, 5: 1, 16: 1}
 
 
-def test_what_took_long_is_not_repeated(tmp_path: Path) -> None:
-    made_up = MadeUp()
-
-    found = run_rounds(plan(tmp_path, rounds=2), tell=lambda line: None, keep=lambda results: None, run=made_up)
-
-    lengths = {one.batch: len(one.rates) for one in found.rows if one.part == "decode"}
-    assert lengths == {1: 2, 5: 1, 16: 1}
-
-
-def test_an_engine_of_which_all_took_long_is_not_started_again(tmp_path: Path) -> None:
+def test_engine_with_long_figures_only_is_not_started_again(tmp_path: Path) -> None:
     made_up = MadeUp(spent_s=5.0)
-
-    run_rounds(plan(tmp_path, rounds=3), tell=lambda line: None, keep=lambda results: None, run=made_up)
-
+    rounds_of(tmp_path, made_up, count=3)
     assert len(made_up.tasks) == 3
 
 
 @pytest.mark.parametrize("problem", ["missing", "failed"])
-def test_an_engine_that_cannot_be_measured_is_told_of_and_stops_nothing(tmp_path: Path, problem: Any) -> None:
+def test_failed_engine_is_listed_and_stops_nothing(tmp_path: Path, problem: Any) -> None:
     made_up = MadeUp(problems={"hf-float32": Reply(problem=problem, reason=f"no luck in {tmp_path}, {sys.prefix}")})
 
-    found = run_rounds(plan(tmp_path, rounds=2), tell=lambda line: None, keep=lambda results: None, run=made_up)
+    found = rounds_of(tmp_path, made_up)
 
     assert [(one.engine, one.problem, one.reason) for one in found.missing] == [
         ("hf-float32", problem, "no luck in WORK, PYTHON")
@@ -104,7 +98,7 @@ def test_an_engine_that_cannot_be_measured_is_told_of_and_stops_nothing(tmp_path
     assert "no luck in WORK, PYTHON" in render("peers", asdict(found))
 
 
-def test_a_missing_package_is_an_answer_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     importing = importlib.import_module
 
     def without_transformers(name: str, package: str | None = None) -> Any:
@@ -121,7 +115,7 @@ def test_a_missing_package_is_an_answer_and_no_failure(monkeypatch: pytest.Monke
     assert "peers" in reply.reason
 
 
-def test_8_bits_are_not_measured_where_they_would_be_widened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_is_not_measured_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "llama_adapter.runtime.devices.CpuBackend.computes_in",
         lambda self, precision, activations, **more: precision == "float",
@@ -133,7 +127,7 @@ def test_8_bits_are_not_measured_where_they_would_be_widened(monkeypatch: pytest
     assert "widened" in reply.reason
 
 
-def test_an_engine_that_breaks_is_an_answer_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_engine_is_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(task: Task, engine: object) -> None:
         raise RuntimeError("it broke\nin two lines")
 
@@ -143,7 +137,7 @@ def test_an_engine_that_breaks_is_an_answer_too(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-def test_a_child_answers_on_its_standard_output(tmp_path: Path) -> None:
+def test_child_process_replies_on_stdout(tmp_path: Path) -> None:
     task = Task(
         section="decode",
         engine="ours-float32",
@@ -163,7 +157,7 @@ def test_a_child_answers_on_its_standard_output(tmp_path: Path) -> None:
     assert all(figure["rate"] > 0 for figure in reply.figures)
 
 
-def test_a_task_and_a_reply_survive_their_way_to_another_process() -> None:
+def test_task_and_reply_round_trip_through_json() -> None:
     task = replace(TASK, left_out=(("prefill", 5),))
     reply = Reply(figures=[{"name": "one", "rate": 1.5}], packages={"gguf": "0.1"})
 
@@ -171,7 +165,7 @@ def test_a_task_and_a_reply_survive_their_way_to_another_process() -> None:
     assert Reply.from_json(reply.to_json()) == reply
 
 
-def test_a_new_run_replaces_its_own_rows_and_no_others(tmp_path: Path) -> None:
+def test_new_run_replaces_its_own_rows_only(tmp_path: Path) -> None:
     before = results(row("hf-float32", (1.0,)), row("ours-float32", (2.0,)))
     after = Results(runs={"second": {}}, rows=(row("ours-float32", (3.0, 4.0), run="second"),))
     place = tmp_path / "docs" / "peers.json"
@@ -186,13 +180,13 @@ def test_a_new_run_replaces_its_own_rows_and_no_others(tmp_path: Path) -> None:
     assert set(load(place).runs) == {"first", "second"}
 
 
-def test_a_run_of_which_nothing_is_left_is_forgotten() -> None:
+def test_run_without_rows_is_dropped() -> None:
     after = Results(runs={"second": {}}, rows=(row("hf-float32", (3.0,), run="second"),))
 
     assert set(results(row("hf-float32", (1.0,))).merged(after).runs) == {"second"}
 
 
-def test_a_missing_engine_is_forgotten_when_it_is_measured() -> None:
+def test_measured_engine_is_no_longer_missing() -> None:
     gone = Missing(engine="hf-float32", size="1B", section="decode", threads=1, problem="missing", reason="none")
     before = replace(results(), missing=(gone,))
 
@@ -200,7 +194,7 @@ def test_a_missing_engine_is_forgotten_when_it_is_measured() -> None:
     assert before.merged(results(row("hf-float32", (1.0,)))).missing == ()
 
 
-def test_a_target_is_a_ratio_of_medians_over_the_best_peer() -> None:
+def test_target_is_a_ratio_of_medians_to_the_best_peer() -> None:
     target = Target(part="decode", ours="ours-int8", peers=("slow", "fast", "absent"), size="1B", batch=1, wanted=1.5)
     found = results(row("ours-int8", (9.0, 30.0, 28.0)), row("slow", (5.0,)), row("fast", (20.0, 10.0, 21.0)))
 
@@ -213,14 +207,14 @@ def test_a_target_is_a_ratio_of_medians_over_the_best_peer() -> None:
     assert check(replace(target, wanted=1.4), found, threads=1).is_met is True
 
 
-def test_a_target_that_was_not_measured_is_neither_met_nor_missed() -> None:
+def test_target_without_figures_is_undecided() -> None:
     target = Target(part="decode", ours="ours-int8", peers=("fast",), size="1B", batch=1, wanted=1.5)
 
     assert check(target, results(row("ours-int8", (1.0,))), threads=1).is_met is None
     assert check(target, results(row("ours-int8", (1.0,)), row("fast", (1.0,))), threads=2).is_met is None
 
 
-def test_every_target_is_of_engines_and_figures_that_are_measured() -> None:
+def test_targets_name_measured_engines() -> None:
     measured = {(part, engine.name) for engine in ENGINES if engine.by_default for part in PARTS_OF[engine.section]}
 
     for target in TARGETS:
@@ -228,7 +222,7 @@ def test_every_target_is_of_engines_and_figures_that_are_measured() -> None:
         assert set(target.size.split("+")) <= {*DECODERS, *ENCODERS, "embedded"}
 
 
-def test_the_page_marks_what_was_missed_and_says_what_bounds_it() -> None:
+def test_page_marks_missed_targets_and_their_bound() -> None:
     # 1.26 billion weights in bfloat16 are 2.5 GB: 10 steps a second take 25 GB/s of the 30 GB/s there are.
     found = results(
         row("ours-bfloat16", (10.0,)),
@@ -246,7 +240,7 @@ def test_the_page_marks_what_was_missed_and_says_what_bounds_it() -> None:
     assert share_of(found.rows[1], found) is None
 
 
-def test_a_share_is_of_the_ceilings_of_its_own_run() -> None:
+def test_shares_use_ceilings_of_the_same_run() -> None:
     ceilings = {"read": 30e9, "matmul-float32": 300e9}
     before = results(
         row("ours-float32", (1.0,)), *(row(name, (rate,), part="ceiling") for name, rate in ceilings.items())
@@ -262,20 +256,20 @@ def test_a_share_is_of_the_ceilings_of_its_own_run() -> None:
     assert {one.run for one in before.merged(again).rows} == {"second"}
 
 
-def test_figures_of_different_runs_are_told_apart() -> None:
+def test_page_marks_figures_of_another_run() -> None:
     found = results(row("ours-float32", (10.0,)), row("hf-float32", (5.0,), run="second"), second={})
 
     assert "hf-float32 (another run)" in render("peers", asdict(found))
 
 
-def test_the_report_alone_measures_nothing(tmp_path: Path) -> None:
+def test_report_measures_nothing(tmp_path: Path) -> None:
     save(results(row("ours-float32", (10.0,))), tmp_path / "peers.json")
 
     assert main(["--report", "--out", str(tmp_path / "peers.json")]) == 0
     assert "ours-float32" in (tmp_path / "peers.md").read_text(encoding="utf-8")
 
 
-def test_a_run_in_which_no_engine_could_be_measured_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_without_any_engine_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = MadeUp(problems={"hf-float32": Reply(problem="failed", reason="no luck")})
     monkeypatch.setattr("scripts.peers.rounds.run_child", broken)
     flags = ["--sizes", "tiny", "--sections", "decode", "--rounds", "1"]
@@ -285,23 +279,17 @@ def test_a_run_in_which_no_engine_could_be_measured_has_failed(tmp_path: Path, m
     assert main([*flags, *places, "--engines", "ours-float32"]) == 0
 
 
-def test_flags_that_make_no_sense_are_a_usage_error() -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--rounds", "0"])
-    assert ended.value.code == 2
+@pytest.mark.parametrize("flags", ["--rounds 0", "--threads 0", "--batch-sizes 0", "--sizes 2B"])
+def test_invalid_flags_are_usage_errors(flags: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(flags.split())
 
 
-def test_options_are_measured_only_when_they_are_named() -> None:
+def test_slow_variants_are_measured_only_if_named() -> None:
     names = [engine.name for engine in chosen_engines(None, "decode")]
 
     assert "hf-bfloat16-compiled" not in names
     assert [one.name for one in chosen_engines(["hf-bfloat16-compiled"], "decode")] == ["hf-bfloat16-compiled"]
-
-
-@pytest.mark.parametrize("changes", [{"sizes": ("2B",)}, {"rounds": 0}, {"threads": 0}, {"batch_sizes": ()}])
-def test_a_plan_that_cannot_be_is_refused(tmp_path: Path, changes: Any) -> None:
-    with pytest.raises(ValueError, match=r"sizes are|at least 1"):
-        plan(tmp_path, **changes)
 
 
 class Counting:
@@ -322,7 +310,7 @@ class Counting:
         return list(token_ids)
 
 
-def test_rows_are_copied_where_their_prefill_is_not_measured() -> None:
+def test_rows_are_copied_if_prefill_is_not_measured() -> None:
     engine = Counting()
 
     figures = list(
@@ -335,6 +323,6 @@ def test_rows_are_copied_where_their_prefill_is_not_measured() -> None:
     assert engine.calls.count(("step", 16)) == 5  # a warm-up and four, which is the least
 
 
-def test_the_first_call_counts_only_where_there_are_few() -> None:
+def test_first_call_is_a_warm_up_unless_there_are_few() -> None:
     assert median_of_warm([9.0, 1.0, 2.0, 3.0]) == 2.0
     assert median_of_warm([4.0, 2.0]) == 3.0

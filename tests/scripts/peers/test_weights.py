@@ -44,7 +44,7 @@ def our_decoder(config: DecoderConfig, state: dict[str, Tensor]) -> OurDecoder:
     return OurDecoder(open_runner(config, state, backend=open_backend("cpu"), num_slots=3))
 
 
-def test_copies_of_a_row_go_on_as_rows_of_that_prompt_do() -> None:
+def test_spread_copies_a_row() -> None:
     config = decoder_sizes("tiny")
     engine = our_decoder(config, decoder_state(config, eos_id=EOS_ID))
 
@@ -59,7 +59,7 @@ def test_copies_of_a_row_go_on_as_rows_of_that_prompt_do() -> None:
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("spread", [False, True])
-def test_hugging_face_says_the_same_from_the_same_weights(cache: str, spread: bool) -> None:
+def test_hugging_face_gives_the_same_tokens(cache: str, spread: bool) -> None:
     pytest.importorskip("transformers")
     config, state = without_adapter()
     theirs = HuggingFaceDecoder(state, config, dtype=torch.float32, cache="static" if cache == "static" else "dynamic")
@@ -69,7 +69,7 @@ def test_hugging_face_says_the_same_from_the_same_weights(cache: str, spread: bo
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_hugging_face_sees_the_same_with_the_same_weights() -> None:
+def test_hugging_face_gives_the_same_features() -> None:
     pytest.importorskip("transformers")
     config = bare_tower("vit-tiny")
     state = encoder_state(config)
@@ -117,7 +117,7 @@ def test_a_gguf_file_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spread", [False, True])
-def test_llama_cpp_says_the_same_from_the_same_weights(tmp_path: Path, spread: bool) -> None:
+def test_llama_cpp_gives_the_same_tokens(tmp_path: Path, spread: bool) -> None:
     pytest.importorskip("gguf")
     pytest.importorskip("llama_cpp")
     from scripts.peers.gguf_file import write_gguf

@@ -79,7 +79,7 @@ def _hidden(decoder: LlamaAdapterDecoder, visual_query: Tensor) -> Tensor:
     return hidden
 
 
-def test_low_rank_additions_begin_as_nothing_and_merge_into_what_they_were(folder: Path) -> None:
+def test_low_rank_additions_start_at_zero_and_merge_exactly(folder: Path) -> None:
     visual_query = torch.randn(2, 10, 192)
     arms = {arm: ablation.build_arm(arm, folder)[1] for arm in ("frozen", "lora")}
     with torch.no_grad():
@@ -99,7 +99,7 @@ def test_low_rank_additions_begin_as_nothing_and_merge_into_what_they_were(folde
 
 
 @pytest.mark.parametrize("arm", ablation.ARMS)
-def test_a_trained_arm_is_read_back_as_it_was_and_has_nothing_left_to_merge(folder: Path, arm: str) -> None:
+def test_trained_arm_round_trip(folder: Path, arm: str) -> None:
     encoder, decoder = ablation.build_arm(arm, folder)
     with torch.no_grad():
         for weight in [*encoder.query.parameters(), *decoder.parameters()]:

@@ -8,9 +8,7 @@ from scripts.train_embedded.__main__ import main
 
 
 @pytest.mark.parametrize("steps", ["0", "-5"])
-def test_no_steps_at_all_are_refused_before_anything_is_written(
-    steps: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_number_of_steps_must_be_positive(steps: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["text", f"--steps={steps}", "--work", str(tmp_path / "work")])
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from scripts.pages.render import as_text
 from scripts.train_embedded.curves import ARM, MOST_POINTS, VARIANT, collect, draw, main, mean_of_tasks, thin
-from scripts.train_embedded.results import PLACE, as_text, put, read
+from scripts.train_embedded.results import PLACE, put, read
 
 TASKS = {"caption": 0.5, "exist": 0.75, "pair-caption": 0.25}
 
@@ -22,7 +23,7 @@ def write_curve(run: Path, name: str, points: list[dict[str, Any]]) -> None:
     (run / f"{name}.curve.jsonl").write_text("".join(json.dumps(one) + "\n" for one in points))
 
 
-def test_a_series_is_thinned_to_points_that_were_there_and_keeps_its_ends() -> None:
+def test_thinned_series_keeps_its_ends() -> None:
     series = thin([point(step, figures={"loss": 1 / (step + 1)}) for step in range(400)], "figures")
 
     assert {len(column) for column in series.values()} == {MOST_POINTS}
@@ -32,7 +33,7 @@ def test_a_series_is_thinned_to_points_that_were_there_and_keeps_its_ends() -> N
     assert series["loss"][-1] == 0.0025
 
 
-def test_figures_and_scores_are_series_of_their_own_and_what_is_no_number_is_a_gap() -> None:
+def test_missing_and_infinite_values_are_gaps() -> None:
     points = [
         point(25, figures={"loss": float("nan")}),
         point(50, figures={"loss": 0.123456, "words": 0.5}),
@@ -56,7 +57,7 @@ def test_the_mean_is_over_tasks_and_over_never_drawn_pairs_apart() -> None:
     assert mean_of_tasks(scores, pairs=True) == [0.25, None]
 
 
-def test_curves_training_and_arms_are_collected_and_what_was_known_stays(tmp_path: Path) -> None:
+def test_collecting_keeps_known_figures(tmp_path: Path) -> None:
     run, into = tmp_path / "run", tmp_path / "figures.json"
     put(into, "training", "vision", value={"steps": 7})
     put(into, "ablation", f"{ARM}frozen", "scores", value={"caption": 50.0})
@@ -136,7 +137,7 @@ def test_a_file_that_holds_no_object_is_refused_and_stays(tmp_path: Path, text: 
     assert path.read_text() == text
 
 
-def test_the_file_of_figures_has_a_line_for_each_series_and_reads_back() -> None:
+def test_file_of_figures_has_one_line_per_series() -> None:
     content = {"a": {"b": [1, 2.5, None]}, "rows": [["x", 1], ["y", 2]], "none": {}, "empty": []}
 
     assert json.loads(as_text(content)) == content

@@ -23,7 +23,7 @@ def quarters(pictures: Sequence[Pixels]) -> Floats:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_worlds_are_pictures_of_the_right_form_and_alike_for_a_seed(kind: str) -> None:
+def test_other_worlds_are_deterministic_pictures(kind: str) -> None:
     first, again, other = (draw_others(kind, count=2, seed=seed) for seed in ((1, 2), (1, 2), (1, 3)))
     for picture in first:
         assert (picture.shape, picture.dtype) == ((PICTURE_SIZE, PICTURE_SIZE, 3), np.uint8)
@@ -37,7 +37,7 @@ def test_own_pictures_of_each_use_are_different_ones() -> None:
     assert len({picture.tobytes() for picture in drawn}) == 4
 
 
-def test_what_is_fitted_to_the_world_finds_noise_and_passes_the_world() -> None:
+def test_fitted_detector_separates_noise_from_the_world() -> None:
     ood_detector = fit([quarters, quarters], num_pictures=24)
     own, noise = (
         quarters(pictures) for pictures in (draw_own(use=FRESH, count=10), draw_others("noise", count=10, seed=(1,)))
@@ -60,9 +60,7 @@ def test_the_area_under_the_curve_counts_pairs() -> None:
     assert area_under_curve(np.array([2.5, 0.0]), own) == pytest.approx(1 / 3)
 
 
-def test_a_folder_is_read_by_name_and_what_is_no_picture_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folder_is_read_by_name_without_broken_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Image.new("RGB", (300, 200), "red").save(tmp_path / "b.png")
     Image.new("RGB", (20, 30), "blue").save(tmp_path / "a.png")
     (tmp_path / "c.png").write_bytes(b"broken")

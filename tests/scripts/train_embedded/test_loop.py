@@ -45,9 +45,7 @@ def _train(folder: Path, *, num_steps: int = 12, stop_at: int | None = None) -> 
     return layer.weight.detach().clone()
 
 
-def test_a_stage_that_was_stopped_ends_with_the_weights_of_one_that_was_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_stage_gives_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = _train(tmp_path / "whole")
     monkeypatch.setattr(loop, "CHECKPOINT_EVERY_S", 0)
     with pytest.raises(_StoppedError):
@@ -86,7 +84,7 @@ def _points(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / "toy.curve.jsonl").read_text().splitlines()]
 
 
-def test_every_example_comes_once_before_any_comes_again() -> None:
+def test_epochs_visit_each_example_once() -> None:
     epochs = [
         np.concatenate([loop.shuffled_at(step, count=10, batch_size=5, seed=3) for step in steps])
         for steps in ((0, 1), (2, 3))

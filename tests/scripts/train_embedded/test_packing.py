@@ -27,7 +27,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.load(path)
 
 
-def test_the_tokenizer_keeps_line_feeds_and_words_it_has_never_seen(tokenizer: Tokenizer) -> None:
+def test_tokenizer_keeps_line_feeds_and_unknown_words(tokenizer: Tokenizer) -> None:
     assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id) == (512, 1, 2)
     for text in (format_prompt("What color is the star?") + "red", "Привет,  {мир}\n\n", "x"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -52,7 +52,7 @@ def test_packed_tokens_are_those_of_prompt_and_answer_encoded_together(tokenizer
         assert tokenizer.decode(targets[:-1]).strip() == question.answer
 
 
-def test_a_scene_in_words_stands_before_each_question_within_the_instruction(tokenizer: Tokenizer) -> None:
+def test_scenes_in_words_precede_their_questions(tokenizer: Tokenizer) -> None:
     rng = np.random.default_rng(3)
     scenes = [sample_scene(rng, num_objects=count, placed=False) for count in (1, 2, 3)]
     questions = [ask_many(scene, rng, count=3) for scene in scenes]
@@ -74,7 +74,7 @@ def _focus_tokens(packed: Packed) -> list[int]:
     return [int(token) for token in packed.tokens_BS[packed.focus_row_F, packed.focus_column_F]]
 
 
-def test_a_question_gets_the_same_hidden_states_alone_and_packed(tokenizer: Tokenizer) -> None:
+def test_packing_does_not_change_hidden_states(tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
     decoder = build_decoder()
     with torch.no_grad():

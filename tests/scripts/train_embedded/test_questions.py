@@ -82,7 +82,7 @@ def test_relations_are_only_asked_where_columns_or_rows_differ() -> None:
     assert not _asked(scene_from_words([STAR]), "rel_yn")
 
 
-def test_what_is_there_is_only_asked_where_exactly_one_object_is() -> None:
+def test_relations_to_several_objects_are_not_asked() -> None:
     asked = _asked(scene_from_words([STAR, RING, CROSS]), "rel_what")
     assert "What is to the left of the cross?" not in asked
 

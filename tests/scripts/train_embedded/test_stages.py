@@ -51,7 +51,7 @@ def test_the_scene_code_can_be_read_back() -> None:
         assert torch.equal(scores.argmax(-1), label)
 
 
-def test_the_code_itself_has_no_slot_loss_worth_mentioning_and_noise_has() -> None:
+def test_slot_loss_is_small_for_the_code_and_large_for_noise() -> None:
     code, labels = SceneCode(), _labels(64)
     right, noise = code(labels), torch.randn(64, 10, 192)
     assert slot_loss(code, right, labels) < 1.0 < slot_loss(code, noise, labels)
@@ -76,7 +76,7 @@ def test_closed_gates_are_the_tanh_of_the_trained_ones() -> None:
 
 
 @pytest.mark.parametrize(("variant", "learned"), [("as-it-is", True), ("without-words", False)])
-def test_the_head_that_asks_words_learns_unless_it_is_left_out(
+def test_variant_without_words_does_not_train_the_head(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, variant: str, learned: bool
 ) -> None:
     shrink(monkeypatch, code_stage)
@@ -87,7 +87,7 @@ def test_the_head_that_asks_words_learns_unless_it_is_left_out(
     assert all(bool(moment.any()) == learned for moment in moments)
 
 
-def test_the_text_stage_trains_the_llama_and_leaves_its_adapter_shut(
+def test_text_stage_trains_the_llama_only(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shrink(monkeypatch, text_stage)
@@ -102,7 +102,7 @@ def test_the_text_stage_trains_the_llama_and_leaves_its_adapter_shut(
     assert not after["adapter.gates"].any()
 
 
-def test_scenes_without_pairs_have_none_and_the_others_do() -> None:
+def test_never_drawn_pairs_are_sampled_on_request() -> None:
     rng = np.random.default_rng(0)
     for never_drawn, expected in (("without", {False}), ("with", {True}), ("any", {False, True})):
         scenes = [code_stage.sample_questions_scene(rng, never_drawn=never_drawn) for _ in range(60)]
