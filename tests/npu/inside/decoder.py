@@ -11,21 +11,11 @@ from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest, ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.devices import Backend, CpuBackend
-from tests.llm.toys import answers, drain, open_runner, toy_decoder, toy_prompts, toy_visual_queries
+from tests.llm.toys import CONFIG, answers, drain, open_runner, toy_decoder, toy_prompts, toy_visual_queries
 from tests.npu.inside.host_ops import HostOps, MixedDevicesError
 
 # Heads of 64, as the fused rotation wants them; and of 16, which it refuses.
-FUSED = DecoderConfig(
-    vocab_size=300,
-    dim=128,
-    num_layers=3,
-    num_heads=2,
-    ffn_dim=80,
-    norm_eps=1e-6,
-    context=96,
-    num_adapter_layers=2,
-    num_queries=5,
-)
+FUSED = dataclasses.replace(CONFIG, dim=128, num_layers=2, num_heads=2, ffn_dim=80, num_adapter_layers=1)
 SMALL = dataclasses.replace(FUSED, num_heads=8)
 NUM_REQUESTS = 5  # on 3 slots: ragged lengths, freed slots, moved rows
 
@@ -50,13 +40,10 @@ def results(
 
 
 def runs(backend: Backend) -> list[dict[str, Any]]:
-    """Both configurations in every dtype of the chip, with its own operators and with plain ones."""
-    return [
-        one_run(label, config, name, wanted, backend)
-        for label, config in (("fused", FUSED), ("small", SMALL))
-        for name in backend.capabilities.dtypes
-        for wanted in ("auto", "aten")
-    ]
+    """The larger heads in every dtype of the chip, with its own operators and with plain ones; small heads in two."""
+    runs = [("fused", FUSED, name, wanted) for name in backend.capabilities.dtypes for wanted in ("auto", "aten")]
+    runs += [("small", SMALL, name, "auto") for name in ("float16", "float32")]
+    return [one_run(*run, backend) for run in runs]
 
 
 def one_run(label: str, config: DecoderConfig, name: str, wanted: str, backend: Any) -> dict[str, Any]:
