@@ -259,7 +259,7 @@ def test_other_errors_are_not_taken_for_failed_extensions() -> None:
 
 FAILURES = {
     "libraries": ("the libraries of CANN are not found", "set_env.sh"),
-    "home": ("environment variables of CANN lead nowhere", "set_env.sh"),
+    "home": ("environment variables of CANN point to missing", "set_env.sh"),
     "cuda": ("built for another accelerator", "CPU build"),
     "version": ("fit neither this torch", "compatibility table"),
 }

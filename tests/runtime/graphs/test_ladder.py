@@ -1,4 +1,4 @@
-"""Any batch through a few compiled batch sizes: nothing lost, nothing invented, no more calls than pay."""
+"""Any batch runs in calls of a few compiled batch sizes, at the least cost and in order."""
 
 import itertools
 
@@ -52,7 +52,7 @@ def test_no_other_choice_of_calls_is_cheaper(num_pictures: int, sizes: list[int]
         (21, [(8, 8), (8, 8), (4, 4), (1, 1)]),
     ],
 )
-def test_padding_is_chosen_where_a_call_costs_more(num_pictures: int, calls: list[tuple[int, int]]) -> None:
+def test_padding_is_chosen_if_another_call_costs_more(num_pictures: int, calls: list[tuple[int, int]]) -> None:
     assert split(num_pictures, (1, 4, 8)) == calls
     assert CALL_OVERHEAD == 1.0
 
@@ -62,7 +62,7 @@ def test_a_graph_for_any_batch_runs_in_one_call() -> None:
 
 
 @pytest.mark.parametrize(("num_pictures", "sizes"), [(-1, [1]), (1, []), (1, [0, 4])])
-def test_senseless_numbers_are_refused(num_pictures: int, sizes: list[int]) -> None:
+def test_impossible_numbers_are_refused(num_pictures: int, sizes: list[int]) -> None:
     with pytest.raises(ValueError, match="must be"):
         split(num_pictures, sizes)
 
