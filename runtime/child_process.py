@@ -101,7 +101,7 @@ class ChildProcess:
                 os.close(descriptor)
 
     def has_ended(self, *, within_s: float = 0.0) -> bool:
-        """Whether it has ended by now, or ends within so many seconds."""
+        """Whether it has ended, or ends within `within_s` seconds."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=within_s)
         return self.process.returncode is not None
@@ -191,7 +191,7 @@ def answer(question: str, *arguments: str) -> None:
 def run_program(
     command: Sequence[str], *, environ: Mapping[str, str], seconds: float
 ) -> "subprocess.CompletedProcess[str] | str":
-    """What a program printed and how it ended, or in words why it did not."""
+    """The output and exit code of a program, or a text that says why it did not finish."""
     try:
         return subprocess.run(
             command,

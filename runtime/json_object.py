@@ -1,4 +1,4 @@
-"""Reads JSON objects from files that may have been changed by hand; errors are in words."""
+"""Reads and checks JSON objects from files that may have been edited by hand."""
 
 import json
 from collections.abc import Mapping
@@ -45,5 +45,5 @@ def check_fields(values: Any, fields: Mapping[str, type | tuple[type, ...]], *, 
 
 
 def told_kind(value: Any) -> str:
-    """The kind of a JSON value for people, such as `a text` or `null`."""
+    """The type of a JSON value for messages, such as `a text` or `null`."""
     return _KINDS[type(value)]

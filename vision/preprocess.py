@@ -1,4 +1,4 @@
-"""A decoded picture -> 224 x 224 RGB bytes. The only place with pixel arithmetic on the host."""
+"""Resizes and crops a decoded picture to 224 x 224 RGB bytes, as CLIP does."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
@@ -9,12 +9,12 @@ from PIL import Image
 
 from llama_adapter.vision.errors import PictureError
 
-# Up to this ratio of long to short side the whole picture is resized and then cropped, as CLIP does. Beyond it the
-# resized picture would be mostly thrown away, and enormous: 1 x 60,000 pixels become 224 x 13,440,000.
+# Largest ratio of long to short side at which the whole picture is resized and then cropped, as CLIP does. Beyond it
+# the resized picture is enormous and most of it is cropped away: 1 x 60,000 pixels become 224 x 13,440,000.
 MAX_ASPECT_RESIZED_WHOLE: Final = 64
 
-# Modes that Pillow's resize refuses or treats unlike CLIP's usual ones, and their everyday equivalents.
-_EVERYDAY_MODE: Final = {"La": "LA", "PA": "RGBA", "RGBa": "RGBA"}
+# Modes that Pillow cannot resize, or resizes in another way than common ones -> the common equivalent.
+_COMMON_MODE: Final = {"La": "LA", "PA": "RGBA", "RGBa": "RGBA"}
 
 Reading = Literal["exact", "fast"]
 
@@ -27,41 +27,35 @@ def preprocess(
     convert: Literal["last", "first"] = "last",
     reading: Reading = "exact",
 ) -> NDArray[np.uint8]:
-    """CLIP's transform up to the tensor: resize the shorter side to `size`, crop the centre, convert to RGB.
+    """Resize the shorter side to `size`, crop the centre, convert to RGB: uint8 (size, size, 3), 0..255, contiguous.
 
-    Returns (size, size, 3) uint8, contiguous, R G B in 0..255; division and normalisation belong to the encoder.
+    The result equals CLIP's own transform with the installed Pillow: bicubic, antialiased, in the picture's own mode,
+    converted last. Alpha affects the resampling and is then dropped; palette and 1-bit pictures are resampled with
+    nearest neighbour. Pillow 13 changed the order of passes for some tall pictures, so versions may differ in rounding.
 
-    Equal to CLIP's own transform with the installed Pillow (bicubic, antialiased, resized and cropped in the picture's
-    own mode, converted last): alpha weighs in the resampling and is then dropped, palette and 1-bit pictures are
-    resampled with nearest neighbour. Pillow 13 changed the order of the two passes for some tall pictures, so another
-    Pillow may give other last bits.
+    There are two differences from CLIP:
 
-    `convert="first"` goes to RGB before resizing, as programs do that read with OpenCV: the released adapters were
-    trained so. It differs for transparent, palette and 1-bit pictures: alpha is dropped at once and does not weigh in.
+    - Values of more than 8 bits are scaled, where Pillow clips at 255. 16 bits keep their high byte. 32-bit integers
+      count as 8 bits if all fit, else as 16 bits; floats as 0..1 if all fit, else as 0..255.
+    - Beyond a ratio of sides of 64, only the neighbourhood of the centre is resampled, which may change the rounding.
 
-    `reading="fast"` resamples grey and RGB pictures by torch, in the same way and faster; values differ by a level here
-    and there (noise in tall pictures, which Pillow 13 resamples in another order, by more). Everything else, and what
-    needs no resampling, is as with "exact".
+    `convert="first"` converts to RGB before resizing, as programs that use OpenCV do; the released adapters were
+    trained this way. It differs for pictures with alpha, a palette or 1 bit.
 
-    Two departures, where CLIP's transform fails its user:
+    `reading="fast"` resamples grey and RGB pictures with torch; few values differ, by a level, or by more in noisy
+    tall pictures. Other modes, and pictures that need no resampling, are as with "exact".
 
-    - more than 8 bits per value are scaled, where Pillow clips at 255: 16 bits keep their high byte, as Pillow does
-      for 16-bit RGB. 32-bit integers count as 8 bits if they fit, else as 16; floats as 0..1 if they fit, else 0..255
-    - beyond a ratio of sides of 64, only the neighbourhood of the centre is resampled: the same picture, but rounding
-      may differ (by a level or so; more where noise meets the changed order of passes)
-
-    Raises `PictureError`: unsupported for values outside those ranges or a mode without a way to RGB, too_large when
-    memory runs out, truncated if `image` was not decoded yet (`load_picture` decodes) and cannot be. Messages quote
-    `name` unchanged; pass `LoadedPicture.name` for a loaded picture.
+    Raises `PictureError`: unsupported for values outside those ranges or a mode that cannot become RGB, too_large when
+    memory runs out, truncated if `image` is not decoded yet and cannot be. Messages call the picture `name`.
     """
     try:
         image.load()
     except Exception as error:
         raise PictureError("truncated", f"Wanted a decoded picture, but decoding {name} fails: {error}") from error
     try:
-        everyday = _with_everyday_mode(image, name=name)
-        plain = everyday.convert("RGB") if convert == "first" else everyday
-        cropped = _resized_and_cropped(plain, size=size, resize=_RESIZE[reading])
+        common = _in_common_mode(image, name=name)
+        plain = common.convert("RGB") if convert == "first" else common
+        cropped = _resize_and_crop(plain, size=size, resize=_RESIZE[reading])
         return np.array(cropped.convert("RGB"), dtype=np.uint8, order="C")
     except PictureError:
         raise
@@ -79,11 +73,11 @@ def preprocess(
         ) from error
 
 
-def _resized_and_cropped(image: Image.Image, *, size: int, resize: "Resize") -> Image.Image:
+def _resize_and_crop(image: Image.Image, *, size: int, resize: "Resize") -> Image.Image:
     width, height = image.size
     short, long = sorted((width, height))
     if long > short * MAX_ASPECT_RESIZED_WHOLE:
-        return _resampled_centre(image, size=size)
+        return _resample_centre(image, size=size)
     if short != size:
         resized_long = size * long // short
         new_size = (size, resized_long) if width < height else (resized_long, size)
@@ -92,15 +86,15 @@ def _resized_and_cropped(image: Image.Image, *, size: int, resize: "Resize") -> 
     return image.crop((left, top, left + size, top + size))
 
 
-def _resized_by_pillow(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+def _resize_by_pillow(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     return image.resize(size, Image.Resampling.BICUBIC)
 
 
-def _resized_by_torch(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """`size` is (width, height). In modes without alpha or palette both resample alike, in whole numbers."""
+def _resize_by_torch(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """`size` is (width, height). Modes with alpha or a palette are left to Pillow."""
     if image.mode not in ("L", "RGB"):
-        return _resized_by_pillow(image, size)
-    import torch  # here, since reading exactly does without
+        return _resize_by_pillow(image, size)
+    import torch  # here, because exact reading needs no torch
     from torch.nn.functional import interpolate
 
     width, height = size
@@ -111,22 +105,22 @@ def _resized_by_torch(image: Image.Image, size: tuple[int, int]) -> Image.Image:
 
 
 Resize = Callable[[Image.Image, tuple[int, int]], Image.Image]
-_RESIZE: Final[Mapping[Reading, Resize]] = {"exact": _resized_by_pillow, "fast": _resized_by_torch}
+_RESIZE: Final[Mapping[Reading, Resize]] = {"exact": _resize_by_pillow, "fast": _resize_by_torch}
 
 
 def _crop_offset(length: int, *, size: int) -> int:
     return round((length - size) / 2)  # halves to the even number, as CLIP's crop
 
 
-def _resampled_centre(image: Image.Image, *, size: int) -> Image.Image:
-    """What resizing and cropping would leave, without making the rest."""
+def _resample_centre(image: Image.Image, *, size: int) -> Image.Image:
+    """The same as resizing and cropping, without the pixels that would be cropped away."""
     short, long = sorted(image.size)
     resized_long = size * long // short
     scale = long / resized_long  # source pixels per pixel of the result
     start = _crop_offset(resized_long, size=size) * scale
     stop = start + size * scale
-    # Cut to whole pixels first: Pillow keeps a box in single precision, too coarse a million pixels from the edge.
-    reach = int(2 * max(scale, 1.0)) + 2  # the bicubic kernel's, so that the cut edges have no influence
+    # Crop to whole pixels first: Pillow stores a box in single precision, too coarse a million pixels from the edge.
+    reach = int(2 * max(scale, 1.0)) + 2  # of the bicubic kernel, so that the new edges do not matter
     first, last = max(0, int(start) - reach), min(long, int(stop) + reach)
     if image.width < image.height:
         image = image.crop((0, first, image.width, last))
@@ -137,11 +131,11 @@ def _resampled_centre(image: Image.Image, *, size: int) -> Image.Image:
     return image.resize((size, size), Image.Resampling.BICUBIC, box=box)
 
 
-def _with_everyday_mode(image: Image.Image, *, name: str) -> Image.Image:
-    """The picture in a mode that CLIP's transform handles; at most 8 bits per value."""
+def _in_common_mode(image: Image.Image, *, name: str) -> Image.Image:
+    """The picture in a mode that CLIP's transform handles, with at most 8 bits per value."""
     mode = image.mode
-    if mode in _EVERYDAY_MODE:
-        return image.convert(_EVERYDAY_MODE[mode])
+    if mode in _COMMON_MODE:
+        return image.convert(_COMMON_MODE[mode])
     if mode.startswith("I;16"):
         return Image.fromarray(_high_byte(np.asarray(image)))
     if mode == "I":

@@ -50,5 +50,5 @@ UNKNOWN = ChipFamily(name="unknown", soc_versions=())
 
 
 def family_of(soc_version: int) -> ChipFamily:
-    """The family of a chip's code; `UNKNOWN`, which computes by plain torch alone, for codes of tomorrow."""
+    """The family of a chip's code; `UNKNOWN`, which uses plain torch only, for codes of future chips."""
     return next((family for family in FAMILIES if soc_version in family.soc_versions), UNKNOWN)

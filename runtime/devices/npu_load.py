@@ -11,8 +11,8 @@ import torch
 
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.explanation import Explanation, first_that_fits
+from llama_adapter.runtime.graphs.toolkit import SET_ENV
 
-SOURCE_CANN = "source <CANN>/set_env.sh (cann/ or, up to 8.3, ascend-toolkit/)"
 OTHERWISE = "; or pass `--device cpu`"
 
 # The first match counts. Texts of torch_npu 2.13 and of the dynamic linker.
@@ -30,12 +30,12 @@ FAILURES = (
     Explanation(
         r"lib\w+\.so[.\d]*: cannot open shared object file",
         "torch_npu is installed, but the libraries of CANN are not found",
-        f"install CANN, or {SOURCE_CANN} in this shell",
+        f"install CANN, or {SET_ENV} in this shell",
     ),
     Explanation(
         r"ASCEND_\w+_PATH",
-        "The environment variables of CANN lead nowhere",
-        f"{SOURCE_CANN} again, in a fresh shell and from the CANN that is installed",
+        "The environment variables of CANN point to missing or incomplete folders",
+        f"{SET_ENV} again, in a fresh shell and from the CANN that is installed",
     ),
     Explanation(
         r"Only a single TORCH_LIBRARY|already (?:been )?registered",

@@ -51,7 +51,7 @@ _TICK_S: Final = 30.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AtcSettings:
-    """How ATC is to convert. Raises ValueError for what ATC would refuse."""
+    """Settings of a conversion. Raises ValueError for those that ATC refuses."""
 
     batch_sizes: tuple[int, ...]  # 1 to 2048 each
     gears: bool = False  # one OM for all batch sizes, 2 to 100 of them, rather than one OM each
@@ -120,7 +120,7 @@ def plan(graph: Graph, onnx: Path, output: Path, settings: AtcSettings) -> list[
 
 
 def command(request: AtcRequest, *, output: Path | None = None) -> list[str]:
-    """The arguments after `atc`; `output` stands in for the request's own."""
+    """The arguments after `atc`; `output` replaces the request's own."""
     settings = request.settings
     batch = "-1" if settings.gears else str(request.batch_sizes[0])
     shape = ",".join((batch, *(str(size) for size in request.port.shape[1:])))
@@ -147,7 +147,7 @@ def command(request: AtcRequest, *, output: Path | None = None) -> list[str]:
 def make_om(request: AtcRequest, *, atc: Path, graph: Graph, tick: Callable[[float], None] | None = None) -> Path:
     """Run ATC and put its OM in place, with its side-car; returns the OM's path. `graph` is that of the ONNX file.
 
-    `tick` gets the seconds since the start, about every 30 s. An older OM is replaced at the end, and stays where ATC
+    `tick` gets the seconds since the start, about every 30 s. An older OM is replaced at the end, and kept if ATC
     fails. Raises GraphError with ATC's last lines.
     """
     target = Path(os.path.abspath(request.output))
@@ -156,7 +156,7 @@ def make_om(request: AtcRequest, *, atc: Path, graph: Graph, tick: Callable[[flo
     partial = Path(tempfile.mkdtemp(prefix=f".{target.stem}.", suffix=".partial", dir=target.parent))
     try:
         absolute = dataclasses.replace(request, onnx=Path(os.path.abspath(request.onnx)))
-        # In a folder of its own, where ATC may leave other files.
+        # In a separate folder, because ATC may leave other files.
         _run(atc, command(absolute, output=partial / target.name), folder=partial, tick=tick)
         made = _find_result(partial, target.stem)
         made.chmod(OM_MODE)
@@ -192,7 +192,7 @@ def _run(atc: Path, flags: list[str], *, folder: Path, tick: Callable[[float], N
 
 
 def _wait(process: "subprocess.Popen[str]", *, tick: Callable[[float], None] | None) -> str:
-    """What it printed until its end."""
+    """Its whole output."""
     start = time.monotonic()
     while True:
         try:
@@ -208,8 +208,8 @@ def _find_result(folder: Path, stem: str) -> Path:
     if len(found) != 1:
         there = ", ".join(sorted(file.name for file in folder.iterdir())) or "nothing"
         raise GraphError(
-            f"ATC reported success, and left no {stem}.om but {there}",
-            hint="run it by hand with the line of --print-command",
+            f"ATC reported success without {stem}.om; its folder contains {there}",
+            hint="run the command of --print-command by hand",
         )
     return found[0]
 
@@ -218,7 +218,7 @@ def describe(request: AtcRequest, made: Path, *, graph: Graph) -> OmSidecar:
     """The side-car of the OM `made` by `request`."""
     settings = request.settings
     batch = -1 if settings.gears else request.batch_sizes[0]
-    assert settings.soc_version is not None, "there is an OM for a chip"
+    assert settings.soc_version is not None, "an OM is compiled for a chip"
     return OmSidecar(
         card=graph.card,
         input=OmInput(dtype=_input_dtype(request), shape=(batch, *request.port.shape[1:])),
@@ -241,17 +241,17 @@ def _input_dtype(request: AtcRequest) -> str:
 
 
 def _put_in_place(made: Path, target: Path, sidecar: OmSidecar) -> None:
-    """There is never an old side-car beside a new OM."""
+    """Replace an OM and its side-car; an old side-car never stays beside a new OM."""
     sidecar_path(target).unlink(missing_ok=True)
     os.replace(made, target)
     write_sidecar(target, sidecar)
 
 
 def adopt_om(request: AtcRequest, *, graph: Graph) -> Path:
-    """Write the side-car of the OM `request.output`, which ATC made elsewhere, and close the file to other writers.
+    """Write the side-car of the OM `request.output`, which ATC made elsewhere, and remove write permission of others.
 
-    Returns its path. Apart from the digests, the side-car repeats the caller's word, which only a device can check.
-    Raises GraphError for a file that InferSession would still refuse.
+    Returns its path. Apart from the digests, the side-car holds the caller's settings, which only a device can check.
+    Raises GraphError for a file that InferSession refuses nevertheless.
     """
     target = Path(os.path.abspath(request.output))
     check_om_path(target)

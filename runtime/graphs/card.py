@@ -7,16 +7,17 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.ports import Port
 from llama_adapter.runtime.json_object import check_fields, read_object
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 GraphDtype = Literal["float32", "float16"]
 
@@ -104,13 +105,15 @@ def check_dtypes(card: GraphCard | None, ports: Iterable[Port], *, file: str) ->
         )
 
 
-def fingerprint(state: Mapping[str, Tensor]) -> dict[str, str]:
+def fingerprint(state: "Mapping[str, Tensor]") -> dict[str, str]:
     """Names the weights of each half of a state dict, whatever number type they have. Compare with `is_same`.
 
     A half is what stands before the first dot of a name: `clip` and `query` for a `PictureEncoder`. Of the first
     numbers of each tensor: a digest of their signs, which rounding does not change, and their mean sizes, which it
     changes little. So a float16 export is recognised as that of a float32 checkpoint.
     """
+    import torch  # here, so that a process that only runs graphs loads no torch
+
     fingerprints = {}
     for half in sorted({name.partition(".")[0] for name in state}):
         digest = hashlib.sha256()

@@ -1,20 +1,20 @@
-"""Any batch through a graph that was compiled for a few batch sizes: which calls to make, and padding."""
+"""Runs any batch through a graph that was compiled for a few batch sizes."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 
-# What a call costs beside its rows, in rows. A guess, not a measurement: it makes three rows one padded call of four
-# rather than three calls of one, and leaves five as four and one where sizes 1, 4 and 8 are there.
+# Cost of a call beside its rows, in rows; an estimate. With sizes 1, 4 and 8, three rows are one padded call of four
+# instead of three calls of one, and five rows are calls of four and one.
 CALL_OVERHEAD: Final = 1.0
 
 
-def split(num_rows: int, sizes: Sequence[int] | None, *, overhead: float = CALL_OVERHEAD) -> list[tuple[int, int]]:
+def split(num_rows: int, sizes: Sequence[int] | None) -> list[tuple[int, int]]:
     """The calls that run `num_rows` at the least cost: (batch size, rows in it), the largest first.
 
-    `sizes` are the compiled batch sizes; None means any. A call costs its batch size plus `overhead`. Only the last
-    call may be padded. Raises ValueError for a negative number of rows and for sizes below 1.
+    `sizes` are the compiled batch sizes; None means any. A call costs its batch size plus CALL_OVERHEAD. Only
+    the last call may be padded. Raises ValueError for a negative number of rows and for sizes below 1.
     """
     if num_rows < 0:
         raise ValueError(f"num_rows must be at least 0, got {num_rows}")
@@ -25,7 +25,7 @@ def split(num_rows: int, sizes: Sequence[int] | None, *, overhead: float = CALL_
     if not sizes or min(sizes) < 1:
         raise ValueError(f"sizes must be whole numbers of at least 1, got {list(sizes)}")
     calls, left = [], num_rows
-    for size in _cheapest(num_rows, sorted(set(sizes)), overhead=overhead):
+    for size in _cheapest(num_rows, sorted(set(sizes))):
         calls.append((size, min(size, left)))
         left -= calls[-1][1]
     return calls
@@ -48,12 +48,12 @@ def run_ladder(
     return results[0] if len(results) == 1 else [np.concatenate(parts) for parts in zip(*results, strict=True)]
 
 
-def _cheapest(num_rows: int, sizes: Sequence[int], *, overhead: float) -> list[int]:
+def _cheapest(num_rows: int, sizes: Sequence[int]) -> list[int]:
     """The batch sizes whose sum reaches `num_rows` at the least cost, the largest first."""
     costs: list[float] = [0.0]
     choices = [0]
     for wanted in range(1, num_rows + 1):
-        cost, size = min((size + overhead + costs[max(0, wanted - size)], size) for size in sizes)
+        cost, size = min((size + CALL_OVERHEAD + costs[max(0, wanted - size)], size) for size in sizes)
         costs.append(cost)
         choices.append(size)
     chosen, left = [], num_rows
@@ -64,7 +64,7 @@ def _cheapest(num_rows: int, sizes: Sequence[int], *, overhead: float) -> list[i
 
 
 def _padded(rows: np.ndarray, size: int) -> np.ndarray:
-    """The rows, then the last one again up to `size`: values of the range that the graph is made for."""
+    """The rows, then copies of the last one up to `size`, whose values are in the range of real ones."""
     if len(rows) < size:
         rows = np.concatenate([rows, np.repeat(rows[-1:], size - len(rows), axis=0)])
     return np.ascontiguousarray(rows)

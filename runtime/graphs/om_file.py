@@ -118,15 +118,15 @@ class OmFile:
         return tuple(map(_port, inputs)), tuple(map(_port, outputs)), num_bytes
 
     def _check_sidecar(self) -> None:
-        """Raise GraphError where the side-car tells of another input than the file has."""
+        """Raise GraphError if the side-car describes another input than the file has."""
         if self._sidecar is None:
             return
-        told = self._sidecar.input
-        if [(told.dtype, told.shape)] != [(port.dtype, port.shape) for port in self.inputs]:
+        stored = self._sidecar.input
+        if [(stored.dtype, stored.shape)] != [(port.dtype, port.shape) for port in self.inputs]:
             has_aipp = any(port.dtype == "uint8" for port in self.inputs)
             raise GraphError(
-                f"`{self.file}` takes {_list(self.inputs)}, and its side-car says that it takes {told}",
-                hint=f"the side-car was changed, or is that of another file: {HINT}"
+                f"`{self.file}` takes {_list(self.inputs)}, and its side-car says that it takes {stored}",
+                hint=f"the side-car was changed, or belongs to another file: {HINT}"
                 + "; preprocessing compiled into the file (AIPP) is not used here" * has_aipp,
             )
 

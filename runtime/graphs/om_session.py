@@ -3,10 +3,13 @@
 import atexit
 import functools
 import os
+import queue
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,7 +18,8 @@ from llama_adapter.runtime.graphs.card import is_same_model
 from llama_adapter.runtime.graphs.ladder import run_ladder
 from llama_adapter.runtime.graphs.om_file import HINT, OmFile
 from llama_adapter.runtime.graphs.session import GraphInfo, check_owner, closed_error
-from llama_adapter.runtime.graphs.worker import Worker
+
+T = TypeVar("T")
 
 
 class OmSession:
@@ -32,10 +36,10 @@ class OmSession:
         self.device_ms: float | None = None
         paths = _om_files(Path(path))
         self._owner = os.getpid()
-        self._worker = Worker(name=name)
+        self._worker = _Worker(name=name)
         self._files: list[OmFile] = []
-        # For a session that nobody closes: at the end of the object, or of the program. There it must come before
-        # what was registered earlier, such as torch_npu's own end, so weakref's own exit function will not do.
+        # Frees a session that is not closed, with the object or at exit. At exit it must run before functions that
+        # were registered earlier, such as torch_npu's, which weakref's own exit function does not.
         self._finalizer = weakref.finalize(self, _shut_down, self._worker, self._files, self._owner)
         self._finalizer.atexit = False
         atexit.register(self._finalizer)
@@ -86,6 +90,52 @@ class OmSession:
         return outputs
 
 
+class _Worker:
+    """Runs functions one after another in a thread of its own.
+
+    Unlike a `ThreadPoolExecutor` it still works while the interpreter exits, when a session that was not closed
+    releases its device.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock, self._ended = threading.Lock(), False
+        self._thread = threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """What `function` returns or raises in the thread. Raises RuntimeError after `end`."""
+        future: Future[T] = Future()
+
+        def job() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        with self._lock:
+            if self._ended:
+                raise RuntimeError("the thread has ended")
+            self._jobs.put(job)
+        return future.result()
+
+    def end(self, last: Callable[[], None], *, wait: bool) -> None:
+        """Run `last`, which must not raise, after all earlier calls; then the thread ends."""
+        with self._lock:
+            self._ended = True
+            self._jobs.put(last)
+            self._jobs.put(None)
+        if wait:
+            self._thread.join()
+
+
+def _work(jobs: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
+    """Holds no reference to the `_Worker`, which would keep an unused one alive."""
+    while (job := jobs.get()) is not None:
+        job()
+        del job
+
+
 def _om_files(path: Path) -> list[Path]:
     files = sorted(path.glob("*.om")) if path.is_dir() else [path]
     if not files:
@@ -96,7 +146,7 @@ def _om_files(path: Path) -> list[Path]:
 
 
 def _by_size(files: list[OmFile], *, path: str) -> dict[int, OmFile]:
-    """Which file runs which batch size, ascending. Raises GraphError where they are not of one model."""
+    """Batch size -> file, ascending. Raises GraphError unless all files belong to one model."""
     found: dict[int, OmFile] = {}
     first = files[0]
     for file in files:
@@ -116,21 +166,21 @@ def _by_size(files: list[OmFile], *, path: str) -> dict[int, OmFile]:
 
 
 def _sides(file: OmFile) -> tuple[object, ...]:
-    """What all files of a folder have in common. ATC may have changed the types of the inputs."""
+    """The sizes and types that all files of a folder share. ATC may change the types of inputs."""
     return tuple(port.shape[1:] for port in file.inputs), tuple((port.dtype, port.shape[1:]) for port in file.outputs)
 
 
-def _shut_down(worker: Worker, files: list[OmFile], owner: int) -> None:
-    """For a session that nobody closed: waits at the end of the program only.
+def _shut_down(worker: _Worker, files: list[OmFile], owner: int) -> None:
+    """Frees a session that was not closed. Waits only in the main thread, at the end of the program.
 
-    An object may be collected in any thread, also in one that the files' thread waits for. A forked process has
+    The garbage collector may run in any thread, even one that the files' thread waits for. A forked process has
     neither that thread nor the device.
     """
     if os.getpid() == owner:
         _end(worker, files, wait=threading.current_thread() is threading.main_thread())
 
 
-def _end(worker: Worker, files: list[OmFile], *, wait: bool) -> None:
+def _end(worker: _Worker, files: list[OmFile], *, wait: bool) -> None:
     def free() -> None:
         while files:
             files.pop().free()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import check_dtypes, find_card
@@ -29,13 +28,13 @@ class OnnxSession:
 
     device_ms = None
 
-    def __init__(self, path: str | os.PathLike[str], *, threads: int | None = None) -> None:
-        """`threads` compute one call; None: as many as torch uses.
+    def __init__(self, path: str | os.PathLike[str], *, threads: int) -> None:
+        """`threads`, at least 1, compute one call.
 
         Raises GraphError for a file that cannot be run, or that was changed after its export.
         """
         file = str(path)
-        self._session = _open(Path(path), threads=threads or torch.get_num_threads())
+        self._session = _open(Path(path), threads=threads)
         metadata = self._session.get_modelmeta().custom_metadata_map
         inputs, outputs = _ports(self._session.get_inputs()), _ports(self._session.get_outputs())
         check_fixed_batch(inputs, file=file, hint=_HINT)

@@ -5,8 +5,6 @@ import functools
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import torch
-
 from llama_adapter.runtime.graphs.om_session import OmSession
 from llama_adapter.runtime.graphs.onnx_session import OnnxSession
 from llama_adapter.runtime.graphs.process_session import ProcessSession
@@ -39,9 +37,15 @@ class GraphSpec:
 def open_session(spec: GraphSpec) -> GraphSession:
     """The graph of `spec`, loaded and checked, not warmed up. Raises GraphError."""
     if spec.own_process:
-        # A fresh process would not know how many threads this one was told to use.
-        here = dataclasses.replace(spec, own_process=False, threads=spec.threads or torch.get_num_threads())
+        # A fresh process does not know how many threads this one may use.
+        here = dataclasses.replace(spec, own_process=False, threads=spec.threads or _torch_threads())
         return ProcessSession(functools.partial(open_session, here), file=spec.path)
     if spec.kind == "onnx":
-        return OnnxSession(spec.path, threads=spec.threads)
+        return OnnxSession(spec.path, threads=spec.threads or _torch_threads())
     return OmSession(spec.path, device_id=spec.device_id)
+
+
+def _torch_threads() -> int:
+    import torch  # here, so that a process that only runs graphs loads no torch
+
+    return torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""Which operators are chosen for which chip and model; no torch_npu is needed to ask."""
+"""The choice of operators for a chip and a model; it needs no torch_npu."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -56,7 +56,7 @@ def test_each_family_gets_the_operators_that_are_documented_for_it(family: str, 
 
 
 @pytest.mark.parametrize("family", BY_NAME)
-def test_plain_torch_is_used_when_asked_for(family: str) -> None:
+def test_plain_torch_can_be_chosen(family: str) -> None:
     operators, chosen, reasons = implementations(BY_NAME[family], wanted="aten")
 
     assert operators == ATEN
@@ -107,7 +107,7 @@ def test_linear_weights_are_tiled_where_that_pays(family: str, dtype: torch.dtyp
     assert (chosen[LAYOUT], reasons[LAYOUT]) == (layout, reason)
 
 
-def test_no_code_of_a_chip_belongs_to_two_families() -> None:
+def test_a_code_of_a_chip_belongs_to_one_family() -> None:
     codes = [code for family in FAMILIES for code in family.soc_versions]
 
     assert len(codes) == len(set(codes))

@@ -1,4 +1,4 @@
-"""Graph modes: torch_npu's own compiler takes our decode step, and what it captures computes what eager mode does.
+"""Graph modes: torch_npu's own compiler accepts our decode step, and its graph computes the same as eager mode.
 
 Capture and replay are acted out on the host (tests/npu/inside/graphs.py). `ge_graph` needs the graph engine of CANN, of
 which nothing can be acted out: only the signatures are checked, in test_wheel.py.

@@ -1,10 +1,11 @@
-"""Every way in which torch_npu cannot be had ends in one error with a hint; here, packages that do nothing but fail."""
+"""Every failure of loading torch_npu is one error with a hint; here with packages that only fail."""
 
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.devices.npu_load import load_torch_npu
@@ -34,51 +35,27 @@ def failure() -> DeviceError:
     return caught.value
 
 
-@pytest.mark.parametrize(
-    ("source", "message", "hint"),
-    [
-        (
-            "raise ImportError('libhccl.so: cannot open shared object file: No such file or directory')",
-            "the libraries of CANN are not found",
-            "set_env.sh",
-        ),
-        (
-            "raise Exception('ASCEND_HOME_PATH : /opt/x does not exist. Please run set_env.sh')",
-            "environment variables of CANN lead nowhere",
-            "again",
-        ),
-        (
-            "raise RuntimeError('Two accelerators cannot be used at the same time in PyTorch: npu and cuda')",
-            "built for another accelerator",
-            "CPU build",
-        ),
-        (
-            "raise ImportError('/x/libtorch_npu.so: undefined symbol: _ZN3c10')",
-            "fit neither this torch",
-            "compatibility table",
-        ),
-        (
-            "raise RuntimeError('Only a single TORCH_LIBRARY can be used to register the namespace npu')",
-            "failed to load earlier",
-            "start again",
-        ),
-        ("import no_such_package", "a Python package that it needs", "extra `npu`"),
-        ("raise OSError('out of luck')", "cannot be imported (OSError: out of luck)", "doctor"),
-    ],
-)
-def test_a_torch_npu_that_fails_to_load_is_explained(installed, source: str, message: str, hint: str) -> None:
+FAILURES = [
+    "raise ImportError('libhccl.so: cannot open shared object file: No such file or directory')",
+    "raise Exception('ASCEND_HOME_PATH : /opt/x does not exist. Please run set_env.sh')",
+    "raise RuntimeError('Two accelerators cannot be used at the same time in PyTorch: npu and cuda')",
+    "raise ImportError('/x/libtorch_npu.so: undefined symbol: _ZN3c10')",
+    "raise RuntimeError('Only a single TORCH_LIBRARY can be used to register the namespace npu')",
+    "import no_such_package",
+    "raise OSError('out of luck')",
+]
+
+
+@pytest.mark.parametrize("source", FAILURES)
+def test_a_torch_npu_that_fails_to_load_is_explained(installed, source: str, snapshot: SnapshotAssertion) -> None:
     installed(source)
 
     error = failure()
 
-    assert message in error.message
-    assert hint in error.hint
-    assert "--device cpu" in error.hint
-    quoted = source.partition("'")[2].rstrip("')") or "No module named 'no_such_package'"
-    assert quoted in error.message
+    assert f"{error.message}\n    {error.hint}".replace(torch.__version__, "VERSION") == snapshot
 
 
-def test_a_torch_npu_for_another_torch_is_not_even_loaded(installed) -> None:
+def test_a_torch_npu_for_another_torch_is_not_loaded(installed) -> None:
     installed("raise SystemExit('loaded')", version="2.1.0.post13")
 
     error = failure()
@@ -89,7 +66,7 @@ def test_a_torch_npu_for_another_torch_is_not_even_loaded(installed) -> None:
 
 
 @pytest.mark.skipif("torch_npu" in sys.modules, reason="torch_npu is installed here")
-def test_without_torch_npu_the_device_says_what_to_install() -> None:
+def test_without_torch_npu_the_error_says_what_to_install() -> None:
     with pytest.raises(DeviceError) as caught:
         open_backend("npu:0")
 
@@ -97,7 +74,7 @@ def test_without_torch_npu_the_device_says_what_to_install() -> None:
     assert "`npu`" in caught.value.hint
 
 
-def test_what_torch_npu_prints_while_loading_stays_out_of_the_answers(installed, capsys) -> None:
+def test_output_of_torch_npu_while_loading_goes_to_stderr(installed, capsys) -> None:
     installed("print('Warning: ASCEND_HOME_PATH environment variable is not set.')")
 
     load_torch_npu()
@@ -108,7 +85,7 @@ def test_what_torch_npu_prints_while_loading_stays_out_of_the_answers(installed,
 
 
 @pytest.mark.parametrize(("kind", "version"), [("cuda", "13.0"), ("hip", "7.0")])
-def test_the_wheel_is_not_tried_on_a_torch_that_it_refuses(
+def test_the_wheel_is_not_tried_on_an_unsuitable_torch(
     kind: str, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)

@@ -1,4 +1,4 @@
-"""Questions for a child process: one that is answered, and three that fail in the ways there are."""
+"""Questions for a child process: one has an answer, three fail in different ways."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Child processes answer whatever happens to them, and import nothing from the current folder."""
+"""Every outcome of a child process is an answer, and it imports nothing from the current folder."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.app.golden import ROOT
         ("hangs", (), broken("its check did not end within 1 s")),
     ],
 )
-def test_whatever_becomes_of_a_child_is_an_answer(question: str, arguments: tuple[str, ...], wanted: Any) -> None:
+def test_every_outcome_of_a_child_is_an_answer(question: str, arguments: tuple[str, ...], wanted: Any) -> None:
     seconds = 1 if question == "hangs" else 60
     said = ask_child(f"tests.runtime.child_questions:{question}", *arguments, environ=os.environ, seconds=seconds)
 

@@ -27,15 +27,9 @@ from llama_adapter.vision.export import BOUNDS, compare, export_onnx, judge
 
 pytestmark = pytest.mark.slow
 
-# Each two values of different columns meet somewhere.
 REFERENCE = np.random.default_rng(0).normal(size=(3, 4, 8)).astype(np.float32)
-CASES = [
-    ("bgr", "float32", 17),
-    ("rgb", "float16", 18),
-    ("rgb", "float32", 17),
-    ("bgr", "float32", 18),
-    ("bgr", "float16", 17),
-]
+# Any two values of different columns occur together.
+CASES = [("rgb", "float16", 18), ("rgb", "float32", 17), ("bgr", "float32", 18), ("bgr", "float16", 17)]
 
 
 @pytest.mark.parametrize(("order", "dtype", "opset"), CASES)
@@ -49,15 +43,7 @@ def test_the_graph_computes_what_the_encoder_does(
     assert parity.ok
     assert parity.num_pictures == 4
     assert parity.max_abs < (1e-5 if dtype == "float32" else 1e-2)
-
-
-@pytest.mark.parametrize(("order", "dtype", "opset"), CASES)
-def test_the_graph_has_nothing_to_complain_about(
-    exported: Callable[..., Any], order: str, dtype: str, opset: int
-) -> None:
-    made = exported(order, dtype, opset)
     graph = read_graph(made.path)
-
     assert lint_graph(graph) == []
     onnx.checker.check_model(made.path, full_check=True)
     assert graph.opset == opset
@@ -67,7 +53,7 @@ def test_the_graph_has_nothing_to_complain_about(
 
 
 def test_the_order_of_colours_is_in_the_weights(exported: Callable[..., Any]) -> None:
-    made = exported("bgr", "float32", 17)
+    made = exported("bgr", "float32", 18)
     session = onnxruntime.InferenceSession(made.path, providers=["CPUExecutionProvider"])
     swapped = np.ascontiguousarray(made.pixels[:2, ..., ::-1])
 
@@ -80,8 +66,8 @@ def test_the_order_of_colours_is_in_the_weights(exported: Callable[..., Any]) ->
     assert np.abs(query - of_swapped).max() < 1e-5
 
 
-def test_the_card_is_in_the_file_and_tells_of_the_model_as_it_was(exported: Callable[..., Any]) -> None:
-    made = exported("bgr", "float32", 17)
+def test_the_card_in_the_file_describes_the_original_model(exported: Callable[..., Any]) -> None:
+    made = exported("bgr", "float32", 18)
     entries = {entry.key: entry.value for entry in onnx.load(made.path).metadata_props}
 
     assert entries.keys() == {METADATA_KEYS["vision"], SEAL_KEY}
@@ -89,16 +75,11 @@ def test_the_card_is_in_the_file_and_tells_of_the_model_as_it_was(exported: Call
     assert GraphCard.from_json(entries[METADATA_KEYS["vision"]], file="clip.onnx") == card == read_graph(made.path).card
     assert made.card.vision.channel_order == "bgr"
     assert made.card.fingerprint.keys() == {"clip", "query"}
-    assert json.loads(entries[METADATA_KEYS["vision"]])["opset"] == 17
+    assert json.loads(entries[METADATA_KEYS["vision"]])["opset"] == 18
+    assert made.card.fingerprint == exported("rgb", "float16", 18).card.fingerprint  # before flip and rounding
 
 
-def test_a_float16_export_has_the_fingerprint_of_its_float32_checkpoint(exported: Callable[..., Any]) -> None:
-    assert (
-        exported("rgb", "float16", 18).card.fingerprint == exported("bgr", "float32", 17).card.fingerprint
-    )  # of the weights as they were, before the flip
-
-
-def test_nothing_in_the_file_names_a_place_of_this_machine(exported: Callable[..., Any]) -> None:
+def test_the_file_contains_no_path_of_this_machine(exported: Callable[..., Any]) -> None:
     model = onnx.load(exported("rgb", "float16", 18).path)
     del model.graph.initializer[:]
 
@@ -106,30 +87,17 @@ def test_nothing_in_the_file_names_a_place_of_this_machine(exported: Callable[..
     assert ".py" not in str(model)
 
 
-def test_exporting_says_nothing(
-    exported: Callable[..., Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    made = exported("rgb", "float16", 18)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        export_onnx(made.encoder.config, made.encoder.state_dict(), tmp_path / "clip.onnx", name="tiny")
-
-    assert capfd.readouterr() == ("", "")
-    assert [path.name for path in tmp_path.iterdir()] == ["clip.onnx"]
-
-
 def test_weights_that_float16_cannot_hold_are_refused(exported: Callable[..., Any], tmp_path: Path) -> None:
     made = exported("rgb", "float16", 18)
     state = made.encoder.state_dict() | {"query.queries": torch.full_like(made.encoder.query.queries, 1e6)}
 
-    with pytest.raises(GraphError, match=r"`query\.queries` are too large for float16") as caught:
+    with pytest.raises(GraphError, match=r"`query\.queries`"):
         export_onnx(made.encoder.config, state, tmp_path / "clip.onnx", name="tiny", dtype="float16")
 
-    assert "float32" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_packages_are_told_with_the_way_to_get_them(
+def test_missing_packages_are_an_error_with_the_command_to_install_them(
     exported: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = exported("rgb", "float16", 18)
@@ -142,27 +110,33 @@ def test_missing_packages_are_told_with_the_way_to_get_them(
 
 
 @pytest.mark.parametrize("settings", [{"opset": 19}, {"opset": 16}, {"dtype": "bfloat16"}])
-def test_what_atc_or_the_runtimes_do_not_take_is_refused(settings: Any, tmp_path: Path) -> None:
+def test_other_opsets_and_types_are_refused(settings: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must be"):
         export_onnx(None, {}, tmp_path / "clip.onnx", name="tiny", **settings)  # type: ignore[arg-type]
 
 
-def test_weights_that_one_file_cannot_hold_go_beside_it(
-    exported: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_large_weights_go_into_a_second_file_and_nothing_is_printed(
+    exported: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     made = exported("rgb", "float16", 18)
     monkeypatch.setattr("llama_adapter.runtime.graphs.onnx_export._MAX_PROTOBUF_BYTES", 1_000_000)
     path = tmp_path / "clip.onnx"
 
-    export_onnx(made.encoder.config, made.encoder.state_dict(), path, name="tiny", dtype="float16")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        export_onnx(made.encoder.config, made.encoder.state_dict(), path, name="tiny", dtype="float16")
 
+    assert capfd.readouterr() == ("", "")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["clip.onnx", "clip.onnx.data"]
     assert read_graph(path).num_bytes == sum(file.stat().st_size for file in tmp_path.iterdir()) > 1_000_000
     assert path.stat().st_size < 200_000
     assert compare(path, made.encoder, made.pixels[:2]).ok
 
 
-def test_altered_weights_are_found(exported: Callable[..., Any], tmp_path: Path) -> None:
+def test_changed_weights_are_found(exported: Callable[..., Any], tmp_path: Path) -> None:
     made = exported("rgb", "float16", 18)
     model = onnx.load(made.path)
     norm = next(tensor for tensor in model.graph.initializer if tensor.name.endswith("pre_norm.weight"))
@@ -182,14 +156,16 @@ def test_altered_weights_are_found(exported: Callable[..., Any], tmp_path: Path)
 
 
 def test_the_other_order_of_colours_is_found(exported: Callable[..., Any]) -> None:
-    rgb, bgr = exported("rgb", "float16", 18), exported("bgr", "float32", 17)
+    rgb, bgr = exported("rgb", "float16", 18), exported("bgr", "float32", 18)
 
     assert not compare(bgr.path, rgb.encoder, rgb.pixels).ok
     assert not compare(rgb.path, bgr.encoder, rgb.pixels).ok
 
 
-def test_equal_queries_are_equal() -> None:
+def test_equal_queries_are_equal_and_other_shapes_are_another_model() -> None:
     parity = judge(np.stack([REFERENCE, REFERENCE]), REFERENCE, bound=BOUNDS["float32"])
+    with pytest.raises(GraphError, match=r"\(4, 7\).*\(4, 8\)"):
+        judge(REFERENCE[None, ..., :7], REFERENCE, bound=BOUNDS["float32"])
 
     assert parity.ok
     assert parity.max_abs == parity.mean_abs == 0.0
@@ -198,7 +174,7 @@ def test_equal_queries_are_equal() -> None:
 
 @pytest.mark.parametrize("fault", [1e-2, np.nan, np.inf])
 @pytest.mark.parametrize("run", [0, 1])
-def test_one_wrong_number_in_one_run_is_enough(fault: float, run: int) -> None:
+def test_one_wrong_number_in_one_run_fails(fault: float, run: int) -> None:
     runs = np.stack([REFERENCE, REFERENCE])
     runs[run, 1, 2, 3] += fault
 
@@ -212,15 +188,3 @@ def test_the_tolerance_grows_with_the_queries_and_never_shrinks() -> None:
 
     assert tolerance(0.01) == BOUNDS["float16"].max_abs
     assert tolerance(100.0) == pytest.approx(100 * tolerance(1.0), rel=0.1)
-
-
-def test_queries_of_another_shape_are_another_model() -> None:
-    with pytest.raises(GraphError, match=r"\(4, 7\).*\(4, 8\)"):
-        judge(REFERENCE[None, ..., :7], REFERENCE, bound=BOUNDS["float32"])
-
-
-def test_without_pictures_there_is_nothing_to_compare(exported: Callable[..., Any]) -> None:
-    made = exported("rgb", "float16", 18)
-
-    with pytest.raises(ValueError, match="at least one picture"):
-        compare(made.path, made.encoder, made.pixels[:0])

@@ -1,8 +1,7 @@
-"""Reading pictures: every good file is decoded as it is meant, every bad one becomes a `PictureError` with its code."""
+"""Reading pictures: good files are decoded, bad ones become a `PictureError` with a code."""
 
 import hashlib
 import os
-import pickle
 import random
 import struct
 import zlib
@@ -49,7 +48,7 @@ def refusal(source: Any, **options: Any) -> PictureError:
 
 
 def outcome(data: bytes, **options: Any) -> NDArray[np.uint8] | PictureError:
-    """What becomes of a file that may be damaged; any other exception passes through and fails the test."""
+    """The result for a file that may be damaged; any other exception fails the test."""
     try:
         return preprocess(load_picture(data, **options).image)
     except PictureError as error:
@@ -93,12 +92,6 @@ def test_every_listed_format_is_read(kind: str) -> None:
         assert np.abs(difference).mean() < 40
 
 
-def test_a_wrong_suffix_does_not_matter(tmp_path: Path) -> None:
-    path = tmp_path / "really_a_png.jpg.txt"
-    path.write_bytes(encoded(asymmetric(), "PNG"))
-    assert load_picture(path).image.size == (31, 17)
-
-
 def test_names_that_are_not_utf8_are_opened_and_shown(tmp_path: Path) -> None:
     directory = os.fsencode(tmp_path)
     raw = directory + b"/caf\xe9\n.png"
@@ -111,7 +104,7 @@ def test_names_that_are_not_utf8_are_opened_and_shown(tmp_path: Path) -> None:
     assert r"caf\xe9\n-" in refusal(os.fsdecode(raw[:-4] + b"-")).message
 
 
-def test_of_an_animation_the_first_frame_is_taken() -> None:
+def test_the_first_frame_of_an_animation_is_read() -> None:
     frames = [Image.new("RGB", (12, 8), colour) for colour in ("red", "lime", "blue")]
     for kind in ("GIF", "PNG", "WEBP"):
         options = {"lossless": True} if kind == "WEBP" else {}
@@ -155,7 +148,7 @@ def test_an_unknown_orientation_leaves_the_picture_as_stored(value: int) -> None
     assert np.array_equal(np.asarray(loaded.image), np.asarray(asymmetric()))
 
 
-def test_damaged_metadata_does_not_cost_the_picture() -> None:
+def test_damaged_metadata_is_ignored() -> None:
     for junk in (
         b"Exif\0\0junk",
         b"Exif\0\0II*\0\xff\xff\xff\x7f",
@@ -164,7 +157,7 @@ def test_damaged_metadata_does_not_cost_the_picture() -> None:
         assert load_picture(encoded(asymmetric(), "PNG", exif=junk)).image.size == (31, 17)
 
 
-def test_pil_images_are_taken_as_they_are_with_a_digest_of_their_pixels() -> None:
+def test_pil_images_get_a_digest_of_their_pixels_and_are_turned_upright() -> None:
     image = asymmetric()
     digest = load_picture(image).digest
     assert load_picture(image.copy()).digest == digest
@@ -176,13 +169,9 @@ def test_pil_images_are_taken_as_they_are_with_a_digest_of_their_pixels() -> Non
     repainted.putpalette([255 - value for value in palette.getpalette() or []])
     digests = [load_picture(other).digest for other in (image, changed, reshaped, palette, repainted)]
     assert len(set(digests)) == len(digests)
-
-
-def test_a_pil_image_opened_from_a_file_is_turned_upright_too() -> None:
-    with Image.open(GOLDEN / "images" / "exif6_160x120.jpg") as image:
-        assert load_picture(image).image.size == (120, 160)
-    with Image.open(GOLDEN / "images" / "exif6_160x120.jpg") as image:
-        assert load_picture(image, orientation="ignore").image.size == (160, 120)
+    with Image.open(GOLDEN / "images" / "exif6_160x120.jpg") as stored:
+        assert load_picture(stored, orientation="ignore").image.size == (160, 120)
+        assert load_picture(stored).image.size == (120, 160)
 
 
 # Bad files
@@ -198,13 +187,7 @@ def test_a_path_without_file_is_missing(tmp_path: Path) -> None:
         assert refusal(name).code == "missing"
 
 
-def test_a_circle_of_links_is_unreadable(tmp_path: Path) -> None:
-    (tmp_path / "a.png").symlink_to(tmp_path / "b.png")
-    (tmp_path / "b.png").symlink_to(tmp_path / "a.png")
-    assert refusal(tmp_path / "a.png").code == "unreadable"
-
-
-def test_folders_pipes_and_devices_are_not_files_and_nothing_waits_for_them(tmp_path: Path) -> None:
+def test_folders_pipes_and_devices_are_refused_without_waiting(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.png"
     os.mkfifo(pipe)
     for path in (tmp_path, pipe, "/dev/zero", "/dev/tty"):
@@ -212,7 +195,7 @@ def test_folders_pipes_and_devices_are_not_files_and_nothing_waits_for_them(tmp_
             assert refusal(path).code == "not_a_file"
 
 
-def test_a_pipe_put_in_place_of_a_file_after_the_check_is_not_waited_for(
+def test_a_pipe_that_replaces_a_file_after_the_check_is_refused_without_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe, file = tmp_path / "pipe.png", tmp_path / "file.png"
@@ -222,15 +205,10 @@ def test_a_pipe_put_in_place_of_a_file_after_the_check_is_not_waited_for(
     assert refusal(pipe).code == "not_a_file"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")
-def test_a_file_without_permission_is_unreadable(tmp_path: Path) -> None:
-    path = tmp_path / "secret.png"
-    path.write_bytes(encoded(asymmetric(), "PNG"))
-    path.chmod(0)
-    assert refusal(path).code == "unreadable"
-
-
-def test_what_the_system_refuses_is_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_system_are_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.png").symlink_to(tmp_path / "b.png")
+    (tmp_path / "b.png").symlink_to(tmp_path / "a.png")
+    assert refusal(tmp_path / "a.png").code == "unreadable"
     path = tmp_path / "picture.png"
     path.write_bytes(encoded(asymmetric(), "PNG"))
     for error in (PermissionError(13, "Permission denied"), OSError(5, "Input/output error")):
@@ -270,17 +248,14 @@ def test_zero_bytes_are_empty(tmp_path: Path) -> None:
         (b"RIFF\x10", "truncated", "WEBP"),
     ],
 )
-def test_other_bytes_are_told_apart(data: bytes, code: str, word: str) -> None:
+def test_other_bytes_get_their_code(data: bytes, code: str, word: str) -> None:
     error = refusal(data)
     assert (error.code, word in error.message) == (code, True)
 
 
-def test_things_that_are_no_source_are_unsupported() -> None:
+def test_other_objects_and_pictures_without_pixels_are_unsupported() -> None:
     for source in (None, 5, ["a.png"], object()):
         assert refusal(source).code == "unsupported"
-
-
-def test_a_picture_without_pixels_is_unsupported() -> None:
     assert refusal(Image.new("RGB", (0, 7))).code == "unsupported"
 
 
@@ -340,7 +315,7 @@ def test_the_byte_limit_is_compared_with_the_disk_before_reading(tmp_path: Path)
 
 
 @pytest.mark.skipif(not Path("/proc/version").exists(), reason="needs a file that cannot tell its size")
-def test_a_file_that_cannot_tell_its_size_is_still_read_and_limited() -> None:
+def test_a_file_without_a_size_is_read_and_limited() -> None:
     assert refusal("/proc/version").code == "not_a_picture"
     assert refusal("/proc/version", max_bytes=10).code == "too_large"
 
@@ -400,11 +375,6 @@ def test_damaged_files_give_a_picture_or_a_picture_error_and_nothing_else(kind: 
 
 
 # The rest of the promise
-
-
-def test_an_error_survives_pickling() -> None:
-    error = pickle.loads(pickle.dumps(PictureError("empty", "Wanted a picture.")))
-    assert (error.code, error.message, str(error)) == ("empty", "Wanted a picture.", "Wanted a picture.")
 
 
 def test_an_unknown_orientation_rule_is_the_callers_mistake() -> None:
@@ -475,11 +445,6 @@ def test_a_picture_decoded_at_less_than_its_size_is_turned_upright() -> None:
     assert (loaded.width, loaded.height) == (1200, 1600)
 
 
-def test_a_jpeg_of_four_colours_is_decoded_whole() -> None:
+def test_other_jpegs_are_decoded_whole_and_damaged_ones_refused() -> None:
     assert load_picture(jpeg(1600, 1200, mode="CMYK"), least_side=448).image.size == (1600, 1200)
-
-
-def test_a_damaged_jpeg_is_told_of_when_less_is_decoded() -> None:
-    with pytest.raises(PictureError) as error:
-        load_picture(jpeg(1600, 1200)[:2000], least_side=448)
-    assert error.value.code == "truncated"
+    assert refusal(jpeg(1600, 1200)[:2000], least_side=448).code == "truncated"

@@ -1,4 +1,4 @@
-"""The encoder in the form for the host answers as the plain one."""
+"""The encoder for the host gives the same results as the plain one."""
 
 import dataclasses
 
@@ -33,7 +33,7 @@ def test_folded_patches_are_normalisation_and_embedding(order: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_the_form_for_the_host_is_as_near_to_float32_as_the_plain_one(dtype: torch.dtype) -> None:
+def test_the_host_encoder_is_as_close_to_float32_as_the_plain_one(dtype: torch.dtype) -> None:
     pixels = torch.from_numpy(sample_pixels()[:3])
     reference = random_encoder()(pixels)
     plain_error = (random_encoder(dtype=dtype)(pixels).float() - reference).square().mean().sqrt()
@@ -44,7 +44,7 @@ def test_the_form_for_the_host_is_as_near_to_float32_as_the_plain_one(dtype: tor
     assert (ours.float() - reference).square().mean().sqrt() < 1.5 * plain_error + 1e-6
 
 
-def test_the_encoder_that_it_is_made_of_stays_as_it_is_and_shares_its_tensors() -> None:
+def test_the_original_encoder_stays_unchanged_and_shares_its_tensors() -> None:
     encoder = random_encoder(dtype=torch.bfloat16)
     pixels = torch.from_numpy(sample_pixels()[:1])
     before = encoder(pixels)
@@ -72,7 +72,7 @@ def test_products_of_bfloat16_are_softmax_attention() -> None:
 
 
 @pytest.mark.parametrize("has_instructions", [True, False])
-def test_plain_products_serve_bfloat16_where_the_processor_has_instructions_for_it(
+def test_bfloat16_uses_plain_products_if_the_processor_has_instructions_for_it(
     has_instructions: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_instructions)

@@ -30,15 +30,12 @@ def test_a_whole_file_of_a_rare_kind_is_unsupported_and_named(file: RareFile) ->
     assert error.code == "unsupported"
     assert error.message.startswith("`a.picture` is ")
     assert file.kind in error.message
-    assert "convert it to" in error.message
 
 
 @pytest.mark.parametrize("file", CUT, ids=lambda file: file.name)
 @pytest.mark.parametrize("part", [0.5, 0.9])
 def test_a_rare_file_that_ends_early_is_truncated(file: RareFile, part: float) -> None:
-    error = refusal(file.content[: int(len(file.content) * part)])
-    assert error.code == "truncated"
-    assert "save or copy it again" in error.message
+    assert refusal(file.content[: int(len(file.content) * part)]).code == "truncated"
 
 
 def test_data_that_do_not_decompress_are_damaged_where_the_compression_is_decoded() -> None:

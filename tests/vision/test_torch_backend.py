@@ -1,4 +1,4 @@
-"""The encoder as torch runs it, and how many pictures the host encodes in one call."""
+"""The encoder in torch, and the number of pictures that the host encodes in one call."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def numbers_given_to(backend: TorchVisionBackend, pixels: np.ndarray) -> tuple[torch.Tensor, list[int]]:
-    """The visual query, and how many pictures each call of the module had."""
+    """The visual query, and the number of pictures in each call of the module."""
     given: list[int] = []
     handle = backend.module.register_forward_pre_hook(lambda _, inputs: given.append(len(inputs[0])))
     try:
@@ -31,7 +31,7 @@ def numbers_given_to(backend: TorchVisionBackend, pixels: np.ndarray) -> tuple[t
 
 
 @pytest.mark.parametrize("num_pictures", [1, 3, 4, 7, 9])
-def test_batches_are_filled_up_to_the_sizes_there_are(num_pictures: int) -> None:
+def test_batches_are_padded_to_the_given_sizes(num_pictures: int) -> None:
     encoder = embedded_encoder()
     plain = TorchVisionBackend(encoder, device=CPU)
     filled = TorchVisionBackend(encoder, device=CPU, batch_sizes=(1, 4, 8))
@@ -64,7 +64,7 @@ def test_no_pictures_give_no_visual_queries() -> None:
 
 
 @given(st.integers(1, 300), st.integers(1, 40))
-def test_the_fewest_calls_hold_all_pictures_as_evenly_as_can_be(num_pictures: int, largest: int) -> None:
+def test_calls_are_few_and_of_even_size(num_pictures: int, largest: int) -> None:
     sizes = even_batches(num_pictures, largest=largest)
 
     assert sum(sizes) == num_pictures
@@ -95,7 +95,7 @@ def test_the_widest_activations_of_a_batch_take_a_quarter_of_the_cache() -> None
         ([], USUAL_CACHE_BYTES),
     ],
 )
-def test_the_largest_cache_counts_where_the_system_tells(texts: list[str], expected: int, tmp_path: Path) -> None:
+def test_the_largest_cache_of_the_system_counts(texts: list[str], expected: int, tmp_path: Path) -> None:
     for index, text in enumerate(texts):
         (tmp_path / f"index{index}").mkdir()
         (tmp_path / f"index{index}" / "size").write_text(text + "\n")

@@ -40,13 +40,10 @@ def results(
 
 
 def runs(backend: Backend) -> list[dict[str, Any]]:
-    """Both configurations in every dtype of the chip, with its own operators and with plain ones."""
-    return [
-        one_run(label, config, name, wanted, backend)
-        for label, config in (("fused", FUSED), ("small", SMALL))
-        for name in backend.capabilities.dtypes
-        for wanted in ("auto", "aten")
-    ]
+    """The larger heads in every dtype of the chip, with its own operators and with plain ones; small heads in two."""
+    runs = [("fused", FUSED, name, wanted) for name in backend.capabilities.dtypes for wanted in ("auto", "aten")]
+    runs += [("small", SMALL, name, "auto") for name in ("float16", "float32")]
+    return [one_run(*run, backend) for run in runs]
 
 
 def one_run(label: str, config: DecoderConfig, name: str, wanted: str, backend: Any) -> dict[str, Any]:

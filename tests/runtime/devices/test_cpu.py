@@ -1,4 +1,4 @@
-"""The memory of the host, of a container within it, and errors for want of it."""
+"""Memory of the host and of its container, and errors of failed allocations."""
 
 from pathlib import Path
 
@@ -17,14 +17,14 @@ def group(folder: Path, *, limit: str, used: int = GIB, inactive: int = 0) -> Pa
     return folder
 
 
-def test_a_container_has_what_its_limit_leaves(tmp_path: Path) -> None:
+def test_a_container_has_the_rest_of_its_limit(tmp_path: Path) -> None:
     small = group(tmp_path, limit=str(GIB), used=GIB // 2, inactive=GIB // 8)
 
     assert free_host_bytes(small) == GIB // 2 + GIB // 8
     assert total_host_bytes(small) == GIB
 
 
-def test_a_container_that_is_full_has_nothing(tmp_path: Path) -> None:
+def test_a_full_container_has_no_memory(tmp_path: Path) -> None:
     assert free_host_bytes(group(tmp_path, limit=str(GIB), used=GIB + 1)) == 0
 
 
@@ -51,5 +51,5 @@ def test_without_a_limit_the_machine_counts(tmp_path: Path) -> None:
         ("shape mismatch", False),
     ],
 )
-def test_a_shortage_is_known_by_its_words(text: str, is_one: bool) -> None:
+def test_a_failed_allocation_is_recognised_by_its_words(text: str, is_one: bool) -> None:
     assert tells_shortage(text) is is_one

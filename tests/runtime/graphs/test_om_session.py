@@ -1,6 +1,7 @@
 """OM files through the fake ais_bench: torch's numbers at every batch size, one thread, nothing left behind."""
 
 import contextlib
+import ctypes
 import dataclasses
 import gc
 import logging
@@ -38,15 +39,12 @@ def sizes_run(acl: Any) -> list[int]:
     [
         ("float16", [1], slice(32), [1] * 32),
         ("float16", [5], slice(32), [5] * 7),
-        ("float16", [1, 4, 8], slice(32), [8] * 4),
         ("float32", [1, 4, 8], slice(32), [8] * 4),
-        ("float16", [1, 4, 8], slice(3, 4), [1]),
         ("float16", [1, 4, 8], slice(3, 6), [4]),
         ("float16", [1, 4, 8], slice(3, 8), [4, 1]),
-        ("float16", [1, 4, 8], slice(3, 15), [8, 4]),
     ],
 )
-def test_pictures_get_the_visual_query_of_torch_by_the_cheapest_calls(
+def test_pictures_get_torchs_visual_query_by_the_cheapest_calls(
     acl: Any, dtype: Any, batch_sizes: Sequence[int], pictures: slice, calls: list[int], tmp_path: Path
 ) -> None:
     with contextlib.closing(open_om(make_om(tmp_path / "clip.om", batch_sizes, dtype=dtype))) as encoder:
@@ -69,7 +67,7 @@ def test_a_folder_of_fixed_files_is_one_encoder_of_several_batch_sizes(acl: Any,
 
 
 def two_files(folder: Path, change: Callable[[GraphCard], GraphCard]) -> None:
-    """An OM for one picture and one for four, whose card is changed."""
+    """An OM for one picture and one for four, whose card differs."""
     for size in (1, 4):
         make_om(folder / f"clip_bs{size}.om", [size])
     sidecar = read_sidecar(folder / "clip_bs4.om")
@@ -91,8 +89,7 @@ def with_config(card: GraphCard, **changes: Any) -> GraphCard:
     ],
     ids=["channel order", "heads", "weights"],
 )
-def test_a_folder_of_files_that_answer_differently_is_refused(acl: Any, change: Any, tmp_path: Path) -> None:
-    """The batch size would decide the visual query of a picture."""
+def test_a_folder_of_two_models_is_refused(acl: Any, change: Any, tmp_path: Path) -> None:
     two_files(tmp_path, change)
 
     with pytest.raises(GraphError, match="are not of one model"):
@@ -101,7 +98,7 @@ def test_a_folder_of_files_that_answer_differently_is_refused(acl: Any, change: 
     assert acl.RECORD.freed == acl.RECORD.loaded
 
 
-def test_a_folder_of_one_encoder_in_two_precisions_is_accepted(acl: Any, tmp_path: Path) -> None:
+def test_a_folder_of_one_model_in_two_precisions_is_accepted(acl: Any, tmp_path: Path) -> None:
     """Rounding changes the last digits of a fingerprint."""
 
     def rounded(card: GraphCard) -> GraphCard:
@@ -116,7 +113,7 @@ def test_a_folder_of_one_encoder_in_two_precisions_is_accepted(acl: Any, tmp_pat
         assert encoder.batch_sizes == (1, 4)
 
 
-def test_a_forked_process_leaves_the_files_alone(acl: Any, tmp_path: Path) -> None:
+def test_a_forked_process_cannot_use_the_files(acl: Any, tmp_path: Path) -> None:
     encoder = open_om(make_om(tmp_path / "clip.om", [1]))
     child = os.fork()
     if not child:
@@ -164,9 +161,7 @@ def test_the_time_on_the_device_is_that_of_the_last_call(acl: Any, tmp_path: Pat
 
 
 @pytest.mark.parametrize("num_encoders", [1, 2])
-def test_everything_happens_in_one_thread_of_its_own_and_nothing_at_once(
-    acl: Any, num_encoders: int, tmp_path: Path
-) -> None:
+def test_everything_happens_in_one_thread(acl: Any, num_encoders: int, tmp_path: Path) -> None:
     context = acl.STATE.context
     om = make_om(tmp_path / "clip.om", [1, 4])
     encoders = [open_om(om) for _ in range(num_encoders)]
@@ -189,7 +184,7 @@ def test_everything_happens_in_one_thread_of_its_own_and_nothing_at_once(
     assert (acl.RECORD.loaded, acl.RECORD.freed, acl.RECORD.finalized) == (num_encoders, num_encoders, 0)
 
 
-def test_closing_twice_frees_once_and_ends_the_thread(acl: Any, tmp_path: Path) -> None:
+def test_closing_or_dropping_a_session_frees_it_and_ends_its_thread(acl: Any, tmp_path: Path) -> None:
     encoder = open_om(make_om(tmp_path / "clip.om", [1]))
     assert any("ais_bench" in thread.name for thread in threading.enumerate())
     for _ in range(2):
@@ -199,30 +194,25 @@ def test_closing_twice_frees_once_and_ends_the_thread(acl: Any, tmp_path: Path) 
     with pytest.raises(GraphError, match="was closed"):
         encoder.encode(sample_pixels()[:1])
 
-
-def test_an_encoder_without_references_is_freed(acl: Any, tmp_path: Path) -> None:
-    encoder = open_om(make_om(tmp_path / "clip.om", [1]))
-    encoder.encode(sample_pixels()[:1])
-    del encoder
+    dropped = open_om(tmp_path / "clip.om")
+    del dropped
     gc.collect()
-    assert acl.RECORD.freed == 1
+    assert acl.RECORD.freed == 2
 
 
-def test_nothing_is_written_on_stdout(acl: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_stdout_and_the_root_logger_stay_as_they_are(
+    install: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])
+    install("2024", "aclruntime")
     print("one")
     encoder = open_om(make_om(tmp_path / "clip.om", [1, 4]))
     print("two")
     encoder.encode(sample_pixels()[:5])
     print("three")
     encoder.close()
-    acl.LIBC.fflush(None)
+    ctypes.CDLL(None).fflush(None)
     assert capfd.readouterr() == ("one\ntwo\nthree\n", "")
-
-
-def test_the_root_logger_is_left_as_it_was(install: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(logging.root, "handlers", [])
-    install("2024", "aclruntime")
-    open_om(make_om(tmp_path / "clip.om", [1])).close()
     assert (logging.root.handlers, logging.root.level) == ([], logging.WARNING)
 
 
@@ -247,7 +237,7 @@ sys.modules["aclruntime"].InferenceSession.free_resource = lambda self: print("f
     assert result.stderr == "freed\nafter others that were there before\n"
 
 
-def test_the_types_are_the_files_own_and_not_those_of_its_card(acl: Any, tmp_path: Path) -> None:
+def test_the_file_decides_the_types(acl: Any, tmp_path: Path) -> None:
     """ATC can be told to keep or change the types at the border."""
     om = make_om(tmp_path / "clip.om", [1], dtype="float32", output={"dtype": "float16"})
     with contextlib.closing(open_om(om)) as encoder:

@@ -1,4 +1,4 @@
-"""The exported encoder in onnxruntime: the numbers of torch, any number of pictures, and refusals that say why."""
+"""The exported encoder in onnxruntime: torch's numbers for any number of pictures, and refused files."""
 
 import importlib.util
 import os
@@ -43,18 +43,11 @@ def test_all_sample_pictures_get_the_visual_query_of_torch(dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("num_pictures", [1, 3])
-def test_a_picture_is_encoded_alike_alone_and_among_others(num_pictures: int) -> None:
+def test_the_batch_does_not_change_a_picture(num_pictures: int) -> None:
     backend = open_onnx(embedded_onnx(), threads=1)
-    together = backend.encode(sample_pixels()[:6])
+    together = backend.encode(np.asfortranarray(sample_pixels()[:6]))
     apart = [backend.encode(sample_pixels()[i : i + num_pictures]) for i in range(0, 6, num_pictures)]
     assert float((torch.cat(apart) - together).abs().max()) < 1e-5
-
-
-def test_pixels_of_a_reversed_view_are_read_in_their_own_order() -> None:
-    backend, pixels = open_onnx(embedded_onnx()), sample_pixels()[:2]
-    mirrored = pixels[:, :, ::-1]
-    assert not mirrored.flags.c_contiguous
-    assert torch.equal(backend.encode(mirrored), backend.encode(np.ascontiguousarray(mirrored)))
 
 
 def test_a_foreign_file_with_a_fixed_batch_runs_any_number_of_pictures(tmp_path: Path) -> None:
@@ -66,54 +59,50 @@ def test_a_foreign_file_with_a_fixed_batch_runs_any_number_of_pictures(tmp_path:
     expected = pixels.reshape(7, -1).mean(axis=1)[:, None] * np.arange(1, 7)
     assert np.allclose(queries.numpy().reshape(7, 6), expected)
     assert (backend.card, backend.batch_sizes, backend.image_size) == (None, (4,), 2)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_foreign_file_for_any_batch_is_accepted(dtype: str, tmp_path: Path) -> None:
-    backend = open_onnx(foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3), dtype=dtype))
-    assert backend.batch_sizes is None
-    assert backend.encode(np.full((3, 2, 2, 3), 255, dtype=np.uint8))[:, 0, 0].tolist() == [255.0, 255.0, 255.0]
+    free = open_onnx(foreign_onnx(tmp_path / "b.onnx", ("n", 2, 2, 3)))
+    assert free.batch_sizes is None
+    assert np.allclose(free.encode(pixels).numpy().reshape(7, 6), expected)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"shape": ("n", 3, 2, 2)}, r"takes float32 \(any, 3, 2, 2\).*\(B, S, S, 3\).*NCHW.*wrong order"),
-        ({"shape": ("n", "h", "w", 3)}, r"takes float32 \(any, any, any, 3\)"),
-        ({"shape": ("n", 2, 4, 3)}, r"takes float32 \(any, 2, 4, 3\)"),
-        ({"shape": ("n", 12)}, r"takes float32 \(any, 12\)"),
-        ({"shape": ("n", 2, 2, 3), "dtype": "uint8"}, r"takes pixels of uint8.*float32 or float16"),
-        ({"shape": ("n", 2, 2, 3), "outputs": 2}, r"has 2 outputs, and an encoder has one: query0 .*query1"),
-        ({"shape": ("n", 2, 2, 3), "output_shape": ("n", 6)}, r"gives float32 \(any, 6\).*\(B, Q, D\)"),
+        ({"shape": ("n", 3, 2, 2)}, "NCHW"),
+        ({"shape": ("n", "h", "w", 3)}, r"float32 \(any, any, any, 3\)"),
+        ({"shape": ("n", 2, 4, 3)}, r"float32 \(any, 2, 4, 3\)"),
+        ({"shape": ("n", 12)}, r"float32 \(any, 12\)"),
+        ({"shape": ("n", 2, 2, 3), "dtype": "uint8"}, "uint8"),
+        ({"shape": ("n", 2, 2, 3), "outputs": 2}, "query1"),
+        ({"shape": ("n", 2, 2, 3), "output_shape": ("n", 6)}, r"float32 \(any, 6\)"),
+        ({"shape": ("n", 2, 2, 3), "metadata": {METADATA_KEYS["vision"]: "{}"}}, "card of"),
+        ({"shape": (0, 2, 2, 3), "output_shape": (0, 2, 3)}, "empty batch"),
+        ({"shape": (10**12, 2, 2, 3), "output_shape": (10**12, 2, 3)}, "1,000,000,000,000"),
     ],
 )
-def test_a_file_that_is_no_picture_encoder_is_refused_by_what_it_is(
-    changes: dict[str, Any], words: str, tmp_path: Path
-) -> None:
+def test_a_file_that_is_not_an_encoder_is_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     file = foreign_onnx(tmp_path / "foreign.onnx", **changes)
     with pytest.raises(GraphError, match=words) as caught:
         open_onnx(file)
     assert str(file) in caught.value.message
-    assert "llama-adapter export onnx" in caught.value.hint
 
 
 @pytest.mark.parametrize(
     ("pixels", "words"),
     [
-        (np.zeros((1, 3, 224, 224), dtype=np.uint8), r"uint8 \(B, 224, 224, 3\).*given uint8 \(1, 3, 224, 224\)"),
+        (np.zeros((1, 3, 224, 224), dtype=np.uint8), r"given uint8 \(1, 3, 224, 224\)"),
         (np.zeros((1, 224, 224, 3), dtype=np.float32), r"given float32 \(1, 224, 224, 3\)"),
         (np.zeros((224, 224, 3), dtype=np.uint8), r"given uint8 \(224, 224, 3\)"),
         (np.zeros((1, 336, 336, 3), dtype=np.uint8), r"given uint8 \(1, 336, 336, 3\)"),
-        (np.zeros((0, 224, 224, 3), dtype=np.uint8), r"B at least 1.*given uint8 \(0, 224, 224, 3\)"),
+        (np.zeros((0, 224, 224, 3), dtype=np.uint8), r"given uint8 \(0, 224, 224, 3\)"),
     ],
 )
-def test_pixels_of_another_form_are_refused_before_they_are_run(pixels: np.ndarray, words: str) -> None:
+def test_other_pixels_are_refused(pixels: np.ndarray, words: str) -> None:
     backend = open_onnx(embedded_onnx())
     with pytest.raises(GraphError, match=words):
         backend.encode(pixels)
 
 
-def test_a_missing_file_a_folder_and_noise_are_told_apart(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_graph_is_refused(tmp_path: Path) -> None:
     noise = tmp_path / "noise.onnx"
     noise.write_bytes(b"no graph at all" * 100)
     cut = tmp_path / "cut.onnx"
@@ -123,13 +112,13 @@ def test_a_missing_file_a_folder_and_noise_are_told_apart(tmp_path: Path) -> Non
         (tmp_path, "is not a file"),
         (noise, "cannot open"),
         (cut, "cannot open"),
+        (Path("clip.om"), "is an OM file by its name"),
     ):
-        with pytest.raises(GraphError, match=words) as caught:
+        with pytest.raises(GraphError, match=words):
             open_onnx(path)
-        assert "export" in caught.value.hint
 
 
-def test_a_card_of_another_graph_is_not_believed(tmp_path: Path) -> None:
+def test_a_card_must_fit_its_graph(tmp_path: Path) -> None:
     card = open_onnx(embedded_onnx()).card
     assert card is not None
     file = foreign_onnx(
@@ -139,15 +128,7 @@ def test_a_card_of_another_graph_is_not_believed(tmp_path: Path) -> None:
         open_onnx(file)
 
 
-def test_a_card_that_cannot_be_read_is_an_error_of_its_own(tmp_path: Path) -> None:
-    file = foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3), metadata={METADATA_KEYS["vision"]: "{}"})
-    with pytest.raises(GraphError, match=r"card of .* cannot be read"):
-        open_onnx(file)
-
-
-def test_a_failure_of_the_runtime_names_the_model_and_what_it_was_given(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_call_names_the_file_and_the_arrays(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3), only_batch=4)
     with pytest.raises(GraphError, match=r"onnxruntime failed on .*a\.onnx` with float32 \(3, 2, 2, 3\): .*Reshape"):
         open_onnx(file).encode(np.zeros((3, 2, 2, 3), dtype=np.uint8))
@@ -158,13 +139,15 @@ def test_a_failure_of_the_runtime_names_the_model_and_what_it_was_given(
     "output",
     [np.zeros((1, 9, 192), "f4"), np.zeros((2, 10, 192), "f4"), np.zeros((10, 192), "f4"), np.zeros((1, 10, 192))],
 )
-def test_a_result_of_another_size_or_type_than_promised_is_refused(output: np.ndarray) -> None:
+def test_a_result_of_another_form_is_refused(output: np.ndarray) -> None:
     promised = Port(name="output", dtype="float32", shape=(-1, 10, 192))
     with pytest.raises(GraphError, match=r"promises float32 \(1, 10, 192\) for a batch of 1, and gave float"):
         check_outputs([output], [promised], batch=1, file="a.onnx")
 
 
-def test_without_the_package_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_package_is_an_error_with_the_command_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     file = foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3))
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find(name))
@@ -173,7 +156,7 @@ def test_without_the_package_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
     assert caught.value.hint == "in the folder of this project: pip install --editable '.[onnx]'"
 
 
-def test_a_package_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failed_import_is_an_error_with_its_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fail(name: str) -> Any:
         raise ImportError("numpy.core.multiarray failed to import")
 
@@ -182,7 +165,7 @@ def test_a_package_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPa
         open_onnx(foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3)))
 
 
-def test_a_closed_backend_says_so_and_may_be_closed_again() -> None:
+def test_a_closed_backend_cannot_run() -> None:
     backend = open_onnx(embedded_onnx())
     for _ in range(2):
         backend.close()
@@ -191,26 +174,24 @@ def test_a_closed_backend_says_so_and_may_be_closed_again() -> None:
 
 
 @pytest.mark.slow
-def test_a_program_imports_the_runtime_late_and_finds_no_log_in_its_home_folder(tmp_path: Path) -> None:
+def test_the_runtime_is_imported_late_and_writes_no_log(tmp_path: Path) -> None:
     file = foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3))
     code = f"""
 import os, sys
 os.environ.pop("ORT_DISABLE_TELEMETRY", None)
 from llama_adapter.runtime.graphs.open_session import GraphSpec, open_session
-print([name for name in ("onnxruntime", "onnx", "ais_bench", "aclruntime") if name in sys.modules])
-open_session(GraphSpec(kind="onnx", path={str(file)!r}))
-print(os.environ["ORT_DISABLE_TELEMETRY"], "onnxruntime" in sys.modules)
+print([name for name in ("torch", "onnxruntime", "onnx", "ais_bench", "aclruntime") if name in sys.modules])
+open_session(GraphSpec(kind="onnx", path={str(file)!r}, threads=1))
+print(os.environ["ORT_DISABLE_TELEMETRY"], "onnxruntime" in sys.modules, "torch" in sys.modules)
 """
     home = {**os.environ, "HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
     (tmp_path / "home").mkdir()
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=home)
-    assert result.stdout == "[]\n1 True\n"
+    assert result.stdout == "[]\n1 True False\n"
     assert list((tmp_path / "home").iterdir()) == []
 
 
-def test_whatever_damage_a_file_has_nothing_is_said_on_stdout(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_graph_prints_nothing_on_stdout(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """onnxruntime announces a second try, on the same provider, for what raises a RuntimeError."""
     whole = onnx.load(foreign_onnx(tmp_path / "whole.onnx", ("n", 2, 2, 3)))
     whole.graph.node[0].op_type = "Nonsense"
@@ -228,33 +209,7 @@ def test_whatever_damage_a_file_has_nothing_is_said_on_stdout(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_session_is_opened_without_a_second_try(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    import onnxruntime
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("Exception during initialization")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(onnxruntime.InferenceSession, "_create_inference_session", fail)
-        with pytest.raises(GraphError, match="Exception during initialization"):
-            open_onnx(foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3)))
-
-    assert capfd.readouterr().out == ""
-
-
-@pytest.mark.parametrize(
-    ("batch", "words"), [(0, "an empty batch"), (10**12, r"compiled for a batch of 1,000,000,000,000")]
-)
-def test_a_batch_that_nobody_can_give_is_refused_when_the_file_is_opened(
-    batch: int, words: str, tmp_path: Path
-) -> None:
-    file = foreign_onnx(tmp_path / "a.onnx", (batch, 2, 2, 3), output_shape=(batch, 2, 3))
-    with pytest.raises(GraphError, match=words) as caught:
-        open_onnx(file)
-    assert "--batch-size" not in caught.value.hint
-
-
-def test_memory_that_a_fixed_batch_exhausts_is_not_blamed_on_the_callers_batch(tmp_path: Path) -> None:
+def test_too_little_memory_gets_a_hint_that_fits_the_batch(tmp_path: Path) -> None:
     def exhaust(_: Any) -> Any:
         raise MemoryError
 
@@ -266,7 +221,7 @@ def test_memory_that_a_fixed_batch_exhausts_is_not_blamed_on_the_callers_batch(t
         assert words in caught.value.hint
 
 
-def test_a_card_of_another_type_than_its_graph_is_not_believed(tmp_path: Path) -> None:
+def test_a_card_must_have_the_type_of_its_graph(tmp_path: Path) -> None:
     model = onnx.load(embedded_onnx())
     entry = next(entry for entry in model.metadata_props if entry.key == METADATA_KEYS["vision"])
     assert '"float32"' in entry.value
@@ -278,23 +233,16 @@ def test_a_card_of_another_type_than_its_graph_is_not_believed(tmp_path: Path) -
             read(file)
 
 
-def test_an_om_is_told_by_its_name() -> None:
-    with pytest.raises(GraphError, match="is an OM file by its name") as caught:
-        open_onnx("clip.om")
-    assert "--vision om" in caught.value.hint
-
-
 @pytest.mark.parametrize("place", [0.25, 0.5, 0.9])
 def test_a_file_whose_weights_were_changed_is_refused(tmp_path: Path, place: float) -> None:
     content = bytearray(embedded_onnx().read_bytes())
     content[int(place * len(content))] ^= 1
     (tmp_path / "clip.onnx").write_bytes(content)
-    with pytest.raises(GraphError, match=r"clip\.onnx` was changed after its export") as caught:
+    with pytest.raises(GraphError, match=r"clip\.onnx` was changed after its export"):
         open_onnx(tmp_path / "clip.onnx")
-    assert "export the model again" in caught.value.hint
 
 
-def test_weights_in_a_file_of_their_own_are_sealed_too(tmp_path: Path) -> None:
+def test_external_weights_are_sealed_too(tmp_path: Path) -> None:
     path = tmp_path / "clip.onnx"
     path.write_bytes(b"graph" + SEAL_KEY.encode() + b"\x12\x4a" + blank_seal("clip.onnx.data").encode() + b"end")
     (tmp_path / "clip.onnx.data").write_bytes(b"weights")

@@ -1,4 +1,4 @@
-"""Side-cars survive their way to the disk, and OM files that the runtime would refuse are told with the reason."""
+"""Side-cars are read as they were written; damaged ones, and OM files that the runtime refuses, are errors."""
 
 import dataclasses
 import json
@@ -46,7 +46,8 @@ SIDECAR = OmSidecar(
 )
 
 
-PYTHON = re.compile(r"NoneType|__init__|object has|argument|subscript|'(dict|list|int|str)'|codec|recursion")
+# Words of Python's own errors, which no message of ours has.
+PYTHON = re.compile(r"NoneType|__init__|object has|argument|subscript|'(dict|list|int|str)'|codec|recursion|digit")
 
 
 @pytest.fixture
@@ -57,13 +58,12 @@ def om(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_sidecar_survives_its_way_to_the_disk(om: Path) -> None:
+def test_a_sidecar_is_read_as_it_was_written(om: Path) -> None:
     assert read_sidecar(om) is None
 
-    path = write_sidecar(om, SIDECAR)
-
-    assert path == sidecar_path(om) == om.with_name("clip.om.json")
-    assert read_sidecar(om) == SIDECAR
+    for sidecar in (dataclasses.replace(SIDECAR, card=None), SIDECAR):
+        assert write_sidecar(om, sidecar) == sidecar_path(om) == om.with_name("clip.om.json")
+        assert read_sidecar(om) == sidecar
     assert sorted(file.name for file in om.parent.iterdir()) == ["clip.om", "clip.om.json"]
 
 
@@ -72,45 +72,30 @@ def test_a_sidecar_survives_its_way_to_the_disk(om: Path) -> None:
     [
         {"version": 1},
         {"batch_sizes": []},
-        {"batch_sizes": "1,2"},
         {"batch_sizes": [4, 1]},
-        {"batch_sizes": None},
-        {"has_gears": "yes"},
+        {"batch_sizes": [0]},
         {"has_gears": False},
-        {"sha256": 3},
         {"card": {}},
-        {"input": None},
         {"input": {"dtype": "float16", "shape": [-1, 4, 4, 3]}},
         {"input": {"dtype": "float16", "shape": [-1, 4, 4, 3], "layout": "NCHW"}},
-        {"input": {"dtype": "float16", "shape": [-1, 4, 4, "3"], "layout": "NHWC"}},
-        {"input": {"dtype": 1, "shape": [-1, 4, 4, 3], "layout": "NHWC"}},
         {"unknown": "value"},
-        {"sha256": None},
-        {"card": []},
-        {"card": {"version": 1}},
-        {"card": {"version": [1]}},
-        {"input": {"dtype": "float16", "shape": 4, "layout": "NHWC"}},
-        {"version": None},
-        {"version": {"a": 1}},
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        b"[" * 100_000,
+        b"{}",
+        b"9" * 5000,
     ],
 )
-def test_a_damaged_sidecar_is_told_with_its_name(om: Path, change: dict[str, Any]) -> None:
-    sidecar_path(om).write_text(json.dumps(json.loads(SIDECAR.to_json()) | change))
+def test_a_damaged_sidecar_is_an_error_with_its_name(om: Path, change: dict[str, Any] | bytes) -> None:
+    content = change if isinstance(change, bytes) else json.dumps(json.loads(SIDECAR.to_json()) | change).encode()
+    sidecar_path(om).write_bytes(content)
 
     with pytest.raises(GraphError, match=r"clip\.om\.json") as caught:
         read_sidecar(om)
 
-    assert "export" in caught.value.hint
     assert not PYTHON.search(caught.value.message)
-
-
-def test_an_encoder_that_was_not_exported_here_has_a_sidecar_without_a_card(om: Path) -> None:
-    foreign = dataclasses.replace(SIDECAR, card=None)
-
-    write_sidecar(om, foreign)
-
-    assert json.loads(sidecar_path(om).read_text())["card"] is None
-    assert read_sidecar(om) == foreign
 
 
 @pytest.mark.parametrize(
@@ -131,17 +116,7 @@ def test_the_digest_of_several_files_is_that_of_all_their_bytes(tmp_path: Path) 
     assert file_sha256(tmp_path / "a", tmp_path / "b") == file_sha256(tmp_path / "c") != file_sha256(tmp_path / "a")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"\xff", b"[" * 100_000, b"{}", b"9" * 5000])
-def test_what_is_no_sidecar_is_told(om: Path, content: bytes) -> None:
-    sidecar_path(om).write_bytes(content)
-
-    with pytest.raises(GraphError, match=r"clip\.om\.json") as caught:
-        read_sidecar(om)
-
-    assert not re.search("codec|recursion|digit", caught.value.message)
-
-
-def test_every_field_of_a_card_and_of_a_sidecar_is_refused_in_words_where_it_is_of_another_type(om: Path) -> None:
+def test_every_field_of_another_type_is_refused(om: Path) -> None:
     told = 0
     for path in places(json.loads(SIDECAR.to_json())):
         for odd in (None, 3.5, "odd", [1], {"odd": 1}, True, 10**4000):
@@ -168,20 +143,14 @@ def read_with_card(om: Path) -> None:
 
 
 def places(values: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where the values of a JSON document are, those inside of others too."""
+    """Paths of all values in a JSON document."""
     for key, value in values.items() if isinstance(values, dict) else enumerate(values):
         yield (*path, key)
         if isinstance(value, dict | list):
             yield from places(value, (*path, key))
 
 
-@pytest.mark.parametrize("change", [{"batch_sizes": (0,)}, {"batch_sizes": (2, 1)}, {"has_gears": False}])
-def test_impossible_batch_sizes_are_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"batch[_ ]size"):
-        dataclasses.replace(SIDECAR, **change)
-
-
-def test_a_usual_file_is_fine(om: Path) -> None:
+def test_a_private_file_is_accepted(om: Path) -> None:
     check_om_file(om)
     om.chmod(0o600)
     check_om_file(om)
@@ -199,7 +168,7 @@ def test_a_usual_file_is_fine(om: Path) -> None:
         ("clip.onnx", "is an ONNX file, where an OM is wanted"),
     ],
 )
-def test_what_the_runtime_would_refuse_is_told(om: Path, name: str, said: str) -> None:
+def test_a_file_that_the_runtime_refuses_is_an_error(om: Path, name: str, said: str) -> None:
     om.with_name("link.om").symlink_to(om)
     om.with_name("folder.om").mkdir()
 
@@ -208,7 +177,7 @@ def test_what_the_runtime_would_refuse_is_told(om: Path, name: str, said: str) -
 
 
 @pytest.mark.parametrize("mode", [0o660, 0o602, 0o777])
-def test_a_file_that_others_may_write_is_refused(om: Path, mode: int) -> None:
+def test_a_file_that_others_can_write_is_refused(om: Path, mode: int) -> None:
     om.chmod(mode)
 
     with pytest.raises(GraphError, match="can be written by others") as caught:
@@ -227,7 +196,7 @@ def test_an_empty_and_a_huge_file_are_refused(om: Path, monkeypatch: pytest.Monk
         check_om_file(om)
 
 
-def test_a_strangers_file_is_refused_unless_it_is_of_a_group_of_ours(om: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_another_user_and_group_is_refused(om: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: om.stat().st_uid + 1)
     monkeypatch.setattr(os, "getegid", lambda: om.stat().st_gid + 1)
     monkeypatch.setattr(os, "getgroups", lambda: [])

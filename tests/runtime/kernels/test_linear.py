@@ -143,7 +143,7 @@ def test_an_outlier_spoils_its_own_group_of_inputs_only(library: Library) -> Non
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
-def test_what_is_not_finite_stays_in_its_row_and_is_seen(kind: torch.dtype, broken: float, library: Library) -> None:
+def test_a_value_that_is_not_finite_affects_its_row_only(kind: torch.dtype, broken: float, library: Library) -> None:
     native = NativeLinear(layer(kind, num_in=256, num_out=70, library=library), library=library)
     x = activations(4, 256, kind=kind)
     before = native(x)
@@ -169,7 +169,7 @@ def test_subnormal_activations_do_no_harm(library: Library) -> None:
     torch.testing.assert_close(ours[0], linear.bias)
 
 
-def test_views_that_are_not_contiguous_are_taken(library: Library) -> None:
+def test_views_that_are_not_contiguous_are_accepted(library: Library) -> None:
     linear = layer(torch.float32, num_in=48, num_out=80, library=library)
     x = torch.randn(48, 6).T
 
@@ -187,21 +187,21 @@ def test_views_that_are_not_contiguous_are_taken(library: Library) -> None:
     ],
     ids=["another width", "no width", "bfloat16", "float64", "elsewhere"],
 )
-def test_what_a_layer_of_float32_cannot_read_is_refused(x: Tensor, library: Library) -> None:
+def test_other_inputs_are_refused(x: Tensor, library: Library) -> None:
     native = NativeLinear(layer(torch.float32, num_in=48, num_out=80, library=library), library=library)
 
     with pytest.raises(RuntimeError, match="48 inputs"):
         native(x)
 
 
-def test_layers_are_not_copied_together_with_addresses_of_another(library: Library) -> None:
+def test_layers_with_addresses_cannot_be_copied(library: Library) -> None:
     native = NativeLinear(layer(torch.float32, num_in=48, num_out=80, library=library), library=library)
 
     with pytest.raises(ValueError, match="pointers"):
         copy.deepcopy(native)
 
 
-def test_threads_give_back_their_memory_when_they_end(library: Library) -> None:
+def test_threads_release_their_memory_when_they_end(library: Library) -> None:
     native = NativeLinear(layer(torch.bfloat16, num_in=4096, num_out=64, library=library), library=library)
     x = activations(500, 4096, kind=torch.float32)  # 4 MB in bfloat16
     torch.set_num_threads(1)
@@ -228,7 +228,7 @@ def test_two_callers_at_once_get_the_same_bits(library: Library) -> None:
     assert all(torch.equal(result, expected_bits) for result in results)
 
 
-def test_plain_weights_are_let_go_one_by_one(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_weights_are_released_one_by_one(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     module = nn.Sequential(*[nn.Sequential(nn.Linear(48, 48)) for _ in range(5)])
     kept = [weakref.ref(part[0].weight) for part in module]
     alive = []
@@ -252,7 +252,10 @@ def test_part_of_a_layer_is_a_layer_in_the_same_memory(library: Library) -> None
     assert torch.equal(out, native(x)[:, 64:164])
 
 
-def test_all_linear_layers_of_a_decoder_are_replaced_and_nothing_else(library: Library) -> None:
+def test_only_supported_linear_layers_are_replaced(library: Library) -> None:
+    odd, half = nn.Linear(6, 4), nn.Linear(8, 4, dtype=torch.float16)
+    assert not can_take(odd, activations=torch.float32, library=library)
+    assert install_kernels(nn.Sequential(odd, half), library=library) == 0
     decoder = toy_decoder()
     num_linear = sum(isinstance(module, nn.Linear) for module in decoder.modules())
     embedding = decoder.embedding
@@ -262,15 +265,7 @@ def test_all_linear_layers_of_a_decoder_are_replaced_and_nothing_else(library: L
     assert decoder.embedding is embedding
 
 
-def test_layers_that_the_kernels_do_not_take_stay(library: Library) -> None:
-    odd, half = nn.Linear(6, 4), nn.Linear(8, 4, dtype=torch.float16)
-
-    assert not can_take(odd, activations=torch.float32, library=library)
-    assert not can_take(half, activations=torch.float16, library=library)
-    assert install_kernels(nn.Sequential(odd, half), library=library) == 0
-
-
-def test_who_wants_plain_operators_gets_no_kernels(library: Library) -> None:
+def test_plain_operators_use_no_kernels(library: Library) -> None:
     plain, ours = nn.Sequential(nn.Linear(16, 16)), nn.Sequential(nn.Linear(16, 16))
     backend = CpuBackend()
 

@@ -1,4 +1,4 @@
-"""Where the kernels' memory is not to be had, nothing is computed and the error is that of torch's tensors."""
+"""A failed allocation of the kernels' memory raises torch's error, and nothing is computed."""
 
 import dataclasses
 import os
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_libr
 
 
 class Host:
-    """A machine that has so many bytes for scratch; None for any number."""
+    """A machine with `num_bytes` for scratch memory; None means unlimited."""
 
     def __init__(self) -> None:
         self.num_bytes: int | None = None
@@ -57,7 +57,7 @@ def host_fixture(monkeypatch: pytest.MonkeyPatch) -> Host:
 
 @pytest.fixture(name="thread")
 def thread_fixture() -> Iterator[Callable[..., object]]:
-    """Runs a call in a thread that holds no scratch at first, the same for all of a test."""
+    """Runs calls of a test in one thread, which starts without scratch memory."""
     with ThreadPoolExecutor(1) as pool:
         yield lambda call, *arguments, **options: pool.submit(call, *arguments, **options).result()
 
@@ -100,7 +100,7 @@ def blocks(library: Library) -> tuple[NativeBlocks, torch.Tensor]:
 
 
 def works(runner: NativeRunner, library: Library) -> dict[str, Callable[[], torch.Tensor]]:
-    """A call of each function of the kernels that needs scratch, with what comes of it."""
+    """A call of each kernel function that needs scratch memory."""
     prompts, pictures = toy_prompts(6), prefixes(runner)
     plan = ScorePlan(range(6), prompts, [((3, 4), (5,))] * 6, pictures)
     stack, x_BTW = blocks(library)
@@ -116,7 +116,7 @@ def works(runner: NativeRunner, library: Library) -> dict[str, Callable[[], torc
 
 
 @pytest.mark.parametrize("name", ["prefill", "decode", "score", "blocks", "linear"])
-def test_a_shortage_is_torchs_own_and_the_next_call_computes_the_same(
+def test_after_a_failed_allocation_the_next_call_computes_the_same(
     name: str, host: Host, thread: Callable[..., torch.Tensor], library: Library
 ) -> None:
     if name == "linear" and not library.takes(torch.bfloat16):
@@ -151,7 +151,7 @@ def test_half_the_rows_need_half_the_scratch(
     assert host.asked[1] < 0.6 * host.asked[0]
 
 
-def test_scratch_too_small_makes_room_before_more_is_asked_for(
+def test_small_scratch_is_released_before_more_is_allocated(
     host: Host, thread: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = runner()
@@ -169,9 +169,7 @@ def test_scratch_too_small_makes_room_before_more_is_asked_for(
     assert held == [0]
 
 
-def test_steps_that_see_a_place_more_each_ask_for_no_more_memory(
-    host: Host, thread: Callable[..., torch.Tensor]
-) -> None:
+def test_longer_steps_allocate_nothing_more(host: Host, thread: Callable[..., torch.Tensor]) -> None:
     ours = runner()
     ours.prefill([[3, 4]] * 6, prefixes(ours), first_slot=0)  # in another thread, whose scratch is its own
     host.asked.clear()
@@ -182,7 +180,7 @@ def test_steps_that_see_a_place_more_each_ask_for_no_more_memory(
     assert len(host.asked) == 1
 
 
-def test_threads_compute_in_pieces_of_their_own(library: Library) -> None:
+def test_the_number_of_threads_does_not_change_the_result(library: Library) -> None:
     stack, x_BTW = blocks(library)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -190,7 +188,7 @@ def test_threads_compute_in_pieces_of_their_own(library: Library) -> None:
 
     results = []
     try:
-        # Jobs of many threads and of few in turn: who comes late from the one has no place in the other.
+        # Jobs of many and of few threads in turn: a late thread of one must not compute in the other.
         for num_threads in (7, 2) * 25:
             torch.set_num_threads(num_threads)
             results.append(stack(x_BTW))
@@ -200,7 +198,7 @@ def test_threads_compute_in_pieces_of_their_own(library: Library) -> None:
     assert all(torch.equal(result, expected) for result in results)
 
 
-def test_nothing_in_the_library_asks_for_memory_or_ends_the_process() -> None:
+def test_the_library_allocates_nothing_and_never_ends_the_process() -> None:
     names = set(compiled(next(compilers())).read_bytes().split(b"\0"))
 
     # The last one is how a loaded library finds a thread's own variables: without memory for them it ends the process.
@@ -236,7 +234,7 @@ else:
 
 
 @pytest.mark.slow
-def test_a_process_that_may_have_no_more_memory_lives_on_and_takes_fewer_rows() -> None:
+def test_a_process_at_its_memory_limit_continues_with_fewer_rows() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(CHILD)],
         capture_output=True,

@@ -47,7 +47,7 @@ def test_a_scheme_stores_the_tensors_that_it_declares(precision: str) -> None:
     assert scheme.dequantise(parts).shape == weight.shape
 
 
-def test_schemes_are_told_apart_by_bundle_version_and_stored_dtype() -> None:
+def test_schemes_differ_in_bundle_version_and_stored_dtype() -> None:
     schemes = [find_scheme(precision) for precision in PRECISIONS]
 
     assert [scheme.bundle_version for scheme in schemes] == [1, 2]  # in bundles that exist already
@@ -103,7 +103,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(broken: float) -> None:
         dict(quantise([("head.weight", weight)], linears={"head.weight"}, dtype=torch.float32, precision="int8"))
 
 
-def test_linear_layers_are_quantised_and_nothing_else() -> None:
+def test_only_linear_layers_are_quantised() -> None:
     decoder = toy_decoder()
     names = linear_weights(decoder)
 
@@ -189,7 +189,7 @@ def test_dequantised_weights_are_counted_in_the_float_type() -> None:
 
 
 @pytest.mark.parametrize("missing", ["head.weight_scale", "layers.1.attention.out.weight_scale"])
-def test_quantised_weights_without_their_scales_are_no_module(missing: str) -> None:
+def test_quantised_weights_need_their_scales(missing: str) -> None:
     state = convert_precision(toy_decoder().state_dict(), sketch(CONFIG), dtype=torch.float32, wanted="int8")
     del state[missing]
     with pytest.raises(RuntimeError, match=missing.replace(".", r"\.")):
