@@ -14,6 +14,7 @@ import llama_adapter.app.online.service
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
 from llama_adapter.app.captioning.captioner import Answer, Captioner, TextDelta
 from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.online.service import (
     Ask,
     BusyError,
@@ -23,8 +24,7 @@ from llama_adapter.app.online.service import (
     ServiceLimits,
     UnavailableError,
 )
-from llama_adapter.app.reading.isolated import IsolatedReader
-from llama_adapter.app.reading.reader import PictureReading
+from llama_adapter.app.reading.reader import PictureLimits, PictureReader, PictureReading
 from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from scripts.service_bench import slow_files
@@ -80,11 +80,33 @@ class Starter:
             service.close()
 
 
+class InlineReader(PictureReader):
+    """Reads in the pool's threads: most tests need no processes, whose start takes longer than the test."""
+
+    def __init__(self, spec: CaptionerSpec, *, size: int, limits: PictureLimits, **_: object) -> None:
+        super().__init__(spec, size=size, limits=limits)
+
+    def start(self) -> None:
+        pass
+
+    wait_until_ready = start
+
+    def read(self, source: Any, *, keep_waiting: Any, **options: Any) -> PictureReading:
+        return super().read(source, **options)
+
+
 @pytest.fixture
-def start() -> Iterator[Starter]:
+def isolated() -> Iterator[Starter]:
+    """As `start`, with processes that read pictures."""
     starter = Starter()
     yield starter
     starter.close()
+
+
+@pytest.fixture
+def start(isolated: Starter, monkeypatch: pytest.MonkeyPatch) -> Starter:
+    monkeypatch.setattr(llama_adapter.app.online.service, "IsolatedReader", InlineReader)
+    return isolated
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +234,7 @@ def test_a_picture_whose_reading_fails_as_none_ever_did_is_answered(
 
     service = start()
     with monkeypatch.context() as patch:
-        patch.setattr(IsolatedReader, "read", failing)
+        patch.setattr(InlineReader, "read", failing)
         answer = service.submit(ask(0)).result()
 
     assert code_of(answer) == "reading_failed"
@@ -557,7 +579,7 @@ def test_limits_that_let_nothing_through_are_refused(name: str) -> None:
 @pytest.mark.slow
 def test_hundreds_of_requests_with_random_cancels_all_end(start: Starter) -> None:
     service = start(limits=ServiceLimits(max_waiting=1000, max_waiting_per_client=1000))
-    handles = [service.submit(ask(number % len(BYTES), client=str(number % 7))) for number in range(400)]
+    handles = [service.submit(ask(number % len(BYTES), client=str(number % 7))) for number in range(200)]
     for handle in handles[::3]:
         handle.cancel()
     answers = [handle.result() for handle in handles]
@@ -579,8 +601,8 @@ def ask_slow(number: int, **options: Any) -> Ask:
     return Ask(picture=picture, label="slow.jpg", prompt=CAPTION, **options)
 
 
-def test_pictures_that_take_minutes_keep_no_other_from_being_answered(start: Starter) -> None:
-    service = start(limits=SLOW_LIMITS)
+def test_pictures_that_take_minutes_keep_no_other_from_being_answered(isolated: Starter) -> None:
+    service = isolated(limits=SLOW_LIMITS)
     known = service.submit(ask(0)).result()
     slow = [service.submit(ask_slow(number, client="slow")) for number in range(8)]
     wait_for(lambda: service.status().num_slow_reading > 0)
@@ -595,8 +617,8 @@ def test_pictures_that_take_minutes_keep_no_other_from_being_answered(start: Sta
         handle.cancel()
 
 
-def test_a_picture_that_is_not_read_in_time_is_answered_with_that(start: Starter) -> None:
-    service = start(limits=replace(SLOW_LIMITS, picture_timeout_s=0.5))
+def test_a_picture_that_is_not_read_in_time_is_answered_with_that(isolated: Starter) -> None:
+    service = isolated(limits=replace(SLOW_LIMITS, picture_timeout_s=0.5))
     answer = service.submit(ask_slow(0)).result()
 
     assert code_of(answer) == "timeout"
@@ -604,8 +626,8 @@ def test_a_picture_that_is_not_read_in_time_is_answered_with_that(start: Starter
     assert "disk" not in answer.error.message
 
 
-def test_a_picture_that_takes_more_memory_than_it_may_is_refused_and_the_next_one_is_read(start: Starter) -> None:
-    service = start(limits=ServiceLimits(reading_memory_bytes=64 * 2**20))
+def test_a_picture_that_takes_more_memory_than_it_may_is_refused_and_the_next_one_is_read(isolated: Starter) -> None:
+    service = isolated(limits=ServiceLimits(reading_memory_bytes=64 * 2**20))
     picture = slow_files.segmented_jpeg(num_bytes=8 * 2**20)
     answer = service.submit(Ask(picture=picture, label="large.jpg", prompt=CAPTION)).result()
 
@@ -613,8 +635,8 @@ def test_a_picture_that_takes_more_memory_than_it_may_is_refused_and_the_next_on
     assert service.submit(ask(0)).result().error is None
 
 
-def test_a_cancelled_request_ends_the_reading_of_its_picture(start: Starter) -> None:
-    service = start(limits=SLOW_LIMITS)
+def test_a_cancelled_request_ends_the_reading_of_its_picture(isolated: Starter) -> None:
+    service = isolated(limits=SLOW_LIMITS)
     handle = service.submit(ask_slow(0))
     wait_for(lambda: service.status().num_slow_reading == 1)
     handle.cancel()
@@ -622,8 +644,8 @@ def test_a_cancelled_request_ends_the_reading_of_its_picture(start: Starter) -> 
     wait_for(lambda: service.status().num_reading == 0)
 
 
-def test_a_view_is_cancelled_with_its_future(start: Starter) -> None:
-    service = start(limits=SLOW_LIMITS)
+def test_a_view_is_cancelled_with_its_future(isolated: Starter) -> None:
+    service = isolated(limits=SLOW_LIMITS)
     view = service.view(ask_slow(0).picture, name="slow.jpg", side=100, client="page")
     wait_for(lambda: service.status().num_slow_reading == 1)
     assert view.cancel()
@@ -634,9 +656,9 @@ def test_a_view_is_cancelled_with_its_future(start: Starter) -> None:
     assert (seen.pixels.shape, seen.width, seen.height) == ((100, 100, 3), 224, 224)
 
 
-def test_views_beyond_their_bytes_are_refused(start: Starter) -> None:
+def test_views_beyond_their_bytes_are_refused(isolated: Starter) -> None:
     picture = ask_slow(0).picture
-    service = start(limits=replace(SLOW_LIMITS, max_waiting_bytes=8 * len(picture)))
+    service = isolated(limits=replace(SLOW_LIMITS, max_waiting_bytes=8 * len(picture)))
     views: list[Future[PictureReading]] = []
 
     def ask_for_views() -> None:
@@ -651,8 +673,8 @@ def test_views_beyond_their_bytes_are_refused(start: Starter) -> None:
     assert all(view.exception(WAIT_S) is not None for view in views)
 
 
-def test_closing_waits_for_no_reading(start: Starter) -> None:
-    service = start(limits=SLOW_LIMITS)
+def test_closing_waits_for_no_reading(isolated: Starter) -> None:
+    service = isolated(limits=SLOW_LIMITS)
     handles = [service.submit(ask_slow(number)) for number in range(4)]
     wait_for(lambda: service.status().num_slow_reading > 0)
     service.close()

@@ -6,7 +6,7 @@ import stat
 import struct
 import zipfile
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("damaged")
 
 
-def opened(path: Path, limits: ArchiveLimits = LIMITS) -> Archive:
-    return Archive(path, name=path.name, limits=limits)
+def opened(path: Path, limits: ArchiveLimits = LIMITS) -> closing[Archive]:
+    return closing(Archive(path, name=path.name, limits=limits))
 
 
 def error_of(archive: Archive, number: int = 0) -> PictureError:
