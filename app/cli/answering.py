@@ -200,17 +200,17 @@ def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
         "needs_question": needs_question,
     }
     job = settings(Job, {**vars(options), **values})
-    if options.engine == "ray":
-        ray = settings(RayOptions, {**vars(options), "address": options.ray_address})
-        from llama_adapter.app.jobs.run import run_job
-        from llama_adapter.app.scale.runner import RayRunner
-
-        return run_job(job, RayRunner(ray))
-    if options.actors is not None or options.ray_address is not None:
+    is_ray = options.engine == "ray"
+    if not is_ray and (options.actors is not None or options.ray_address is not None):
         raise UsageError("--actors and --ray-address go with --engine ray, which is missing")
+    ray = settings(RayOptions, {**vars(options), "address": options.ray_address})
     from llama_adapter.app.jobs.run import run_job
 
-    return run_job(job)
+    if not is_ray:
+        return run_job(job)
+    from llama_adapter.app.scale.runner import RayRunner
+
+    return run_job(job, RayRunner(ray))
 
 
 def _add_calibrating(group: Any) -> None:

@@ -361,7 +361,7 @@ def test_a_running_request_beyond_its_time_ends_with_what_it_has(start: Starter)
     service = start(observer=gate)
     handle = service.submit(ask(0, timeout_s=1.0))
     assert gate.reached.wait(WAIT_S)
-    wait_for(lambda: time.perf_counter() > service._running[handle.id].entry.deadline)
+    wait_for(lambda: time.perf_counter() > service._running[handle.id].deadline)
     gate.open()
 
     answer = handle.result()
