@@ -16,7 +16,7 @@ from llama_adapter.app.http_api.metrics import Metrics
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.online.request_handle import RequestHandle
 from llama_adapter.app.online.service import Service
-from llama_adapter.app.online.types import BusyError, ServiceLimits, UnavailableError
+from llama_adapter.app.online.types import ServiceLimits
 from llama_adapter.app.tasks.answers import AnswerError, TextDelta
 from tests.app.http_api.live import StubService, answer, served
 from tests.app.http_api.requests import RED_STAR, data_uri, image, user
@@ -211,25 +211,6 @@ def test_an_engine_that_breaks_in_a_stream_raises_in_the_client() -> None:
 
     assert received == ["", "a "]
     assert (caught.value.code, caught.value.message) == ("engine_failed", "The engine failed.")
-
-
-@pytest.mark.parametrize(
-    ("refusal", "kind"),
-    [
-        (BusyError("Full", retry_after_s=7.0), openai.RateLimitError),
-        (UnavailableError("Draining", retry_after_s=7.0), openai.InternalServerError),
-    ],
-)
-def test_a_full_or_draining_service_says_when_to_come_back(
-    refusal: Exception, kind: type[openai.APIStatusError]
-) -> None:
-    def refuse(handle: RequestHandle) -> None:
-        raise refusal
-
-    with stub_client(StubService(refuse)) as client, pytest.raises(kind) as caught:
-        client.chat.completions.create(model="default", messages=star("What?"))
-
-    assert caught.value.response.headers["retry-after"] == "7"
 
 
 @contextmanager
