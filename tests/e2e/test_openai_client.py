@@ -1,6 +1,5 @@
 """OpenAI's client against the API with the embedded model: answers, streams and errors."""
 
-import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -160,11 +159,6 @@ def test_what_the_client_s_helpers_make_of_an_answer_can_be_sent_back(client: op
         assert said.choices[0].message.content == "star"
 
 
-def test_the_model_is_listed(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["embedded"]
-    assert client.models.retrieve("embedded").id == "embedded"
-
-
 def test_errors_are_those_that_the_client_knows(client: openai.OpenAI) -> None:
     create = client.chat.completions.create
 
@@ -184,18 +178,6 @@ def test_errors_are_those_that_the_client_knows(client: openai.OpenAI) -> None:
     assert unreadable.value.code == "truncated"
     assert too_long.value.code == "context_length_exceeded"
     assert unknown.value.code == "invalid_api_key"
-
-
-def test_many_asynchronous_clients_are_all_answered(url: str) -> None:
-    async def ask_all() -> list[str | None]:
-        async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=60.0) as client:
-            asked = [
-                client.chat.completions.create(model="default", messages=star("What color is the star?"))
-                for _ in range(40)
-            ]
-            return [said.choices[0].message.content for said in await asyncio.gather(*asked)]
-
-    assert asyncio.run(ask_all()) == ["red"] * 40
 
 
 def test_an_engine_that_breaks_in_a_stream_raises_in_the_client() -> None:

@@ -118,7 +118,7 @@ def test_nohup_is_respected() -> None:
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_nothing_is_lost_if_nobody_reads_its_log(number: signal.Signals, expected: int) -> None:
+def test_no_request_is_lost_if_stderr_is_closed(number: signal.Signals, expected: int) -> None:
     command = [sys.executable, "-m", "llama_adapter", "serve", "--port", "0"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None

@@ -76,7 +76,7 @@ def test_names_may_stand_between_flags(arguments: list[str], names: str) -> None
     assert vars(build_parser().parse_args(arguments))[names] == ["a.png", "b.png", "c d.png"]
 
 
-def test_names_behind_two_dashes_may_begin_with_one_also_where_others_came_before_a_flag() -> None:
+def test_names_behind_two_dashes_may_begin_with_a_dash() -> None:
     options = build_parser().parse_args(["caption", "a.png", "--limit", "2", "b.png", "--", "-c.png", "--quiet"])
 
     assert (options.paths, options.quiet) == (["a.png", "b.png", "-c.png", "--quiet"], False)
@@ -432,9 +432,7 @@ def test_help_shows_a_folder_job_and_what_is_made_of_it(run: Run) -> None:
     assert caption.out.index("\noutput:") < caption.out.index("\nmodel:")
 
 
-def test_a_current_folder_that_was_removed_is_told_before_anything_is_loaded(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_removed_current_folder_is_a_usage_error(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)

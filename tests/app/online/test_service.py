@@ -226,9 +226,7 @@ def test_a_bad_picture_gets_its_reason_under_its_own_name_and_the_others_their_a
     assert good.result().error is None
 
 
-def test_a_picture_whose_reading_fails_as_none_ever_did_is_answered(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reader_failure_is_answered_and_shows_as_stalled(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
@@ -258,15 +256,13 @@ def test_pictures_above_the_limits_are_refused(start: Starter, limits: ServiceLi
         (ask(0, ("x", "y" * 30_000)), PromptError),
     ],
 )
-def test_what_cannot_be_answered_is_refused_before_anything_is_done(
-    shared: Service, request_: Ask, error: type[Exception]
-) -> None:
+def test_invalid_requests_are_refused_at_submit(shared: Service, request_: Ask, error: type[Exception]) -> None:
     with pytest.raises(error):
         shared.submit(request_)
     assert shared.status().num_waiting == 0
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_back(start: Starter) -> None:
+def test_full_queue_refuses_with_retry_after(start: Starter) -> None:
     limits = ServiceLimits(max_waiting=3, max_waiting_per_client=2)
     service, gate, first = held(start, limits=limits)
     waiting = [service.submit(ask(number, client="a")) for number in (1, 2)]
@@ -283,7 +279,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(start: Starter) -> None
     assert service.submit(ask(4, client="a")).result().error is None
 
 
-def test_pictures_that_wait_may_only_have_so_many_bytes(start: Starter) -> None:
+def test_waiting_pictures_have_a_byte_limit(start: Starter) -> None:
     service, gate, _ = held(start, limits=ServiceLimits(max_waiting_bytes=len(BYTES[1]) + 10))
     service.submit(ask(1))
 
@@ -292,7 +288,7 @@ def test_pictures_that_wait_may_only_have_so_many_bytes(start: Starter) -> None:
     gate.open()
 
 
-def test_a_client_with_one_request_is_not_behind_all_of_anothers(start: Starter) -> None:
+def test_clients_take_turns_in_the_queue(start: Starter) -> None:
     service, gate, first = held(start, batch_size=1)
     order: list[str] = []
     handles = {f"many {number}": service.submit(ask(number, client="many")) for number in range(1, 6)}
@@ -348,7 +344,7 @@ def test_cancelling_what_is_answered_changes_nothing(shared: Service) -> None:
     assert shared.submit(ask(0)).result().error is None
 
 
-def test_a_request_that_waits_beyond_its_time_is_told_although_the_engine_stands_still(start: Starter) -> None:
+def test_deadline_of_a_waiting_request_while_the_engine_hangs(start: Starter) -> None:
     service, gate, _ = held(start, batch_size=1)
     answer = service.submit(ask(1, timeout_s=0.05)).result()
 
@@ -356,7 +352,7 @@ def test_a_request_that_waits_beyond_its_time_is_told_although_the_engine_stands
     gate.open()
 
 
-def test_a_running_request_beyond_its_time_ends_with_what_it_has(start: Starter) -> None:
+def test_deadline_of_a_running_request(start: Starter) -> None:
     gate = Gate()
     service = start(observer=gate)
     handle = service.submit(ask(0, timeout_s=1.0))
@@ -382,7 +378,7 @@ def failing_steps(monkeypatch: pytest.MonkeyPatch, *, times: int) -> None:
     monkeypatch.setattr(CaptionLoop, "step", failing)
 
 
-def test_a_failed_engine_is_replaced_and_only_what_it_was_answering_fails(
+def test_failed_engine_is_replaced_and_only_running_requests_fail(
     start: Starter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = Gate()
@@ -402,7 +398,7 @@ def test_a_failed_engine_is_replaced_and_only_what_it_was_answering_fails(
     assert gate.num_restarts == 1
 
 
-def test_loading_the_engine_is_retried_for_as_long_as_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_the_engine_is_retried_until_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_adapter.app.online.service, "_FIRST_BACKOFF_S", 0.0)
     states: list[str] = []  # at each load
 
@@ -426,7 +422,7 @@ def test_loading_the_engine_is_retried_for_as_long_as_it_fails(monkeypatch: pyte
         service.close()
 
 
-def test_an_engine_that_cannot_even_be_given_up_is_replaced(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_is_replaced_if_closing_it_fails(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(captioner: Captioner) -> None:
         raise RuntimeError("the process of the encoder is gone")
 
@@ -440,7 +436,7 @@ def test_an_engine_that_cannot_even_be_given_up_is_replaced(start: Starter, monk
     assert service.submit(ask(0)).result().error is None
 
 
-def test_an_observer_that_raises_hurts_nobody(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_observer_errors_do_not_affect_answers(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(Observer):
         def _raise(self, *_: object) -> None:
             raise RuntimeError("nothing can be counted")
@@ -461,9 +457,7 @@ def test_an_observer_that_raises_hurts_nobody(start: Starter, monkeypatch: pytes
     assert all(thread.is_alive() for thread in service._threads)
 
 
-def test_while_the_engine_restarts_requests_are_refused_for_a_while(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_are_refused_while_the_engine_restarts(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     may_load = threading.Event()
     may_load.set()
 
@@ -483,7 +477,7 @@ def test_while_the_engine_restarts_requests_are_refused_for_a_while(
     wait_for(lambda: service.status().state == "ready")
 
 
-def test_a_model_that_cannot_be_loaded_is_told_to_who_waits_for_it() -> None:
+def test_load_error_reaches_wait_until_ready() -> None:
     service = Service(lambda: Captioner.load(model="no such bundle"))
     try:
         service.start()
@@ -496,7 +490,7 @@ def test_a_model_that_cannot_be_loaded_is_told_to_who_waits_for_it() -> None:
         service.close()
 
 
-def test_what_was_accepted_before_draining_is_answered_and_nothing_more_is_taken(start: Starter) -> None:
+def test_draining_finishes_accepted_requests_and_refuses_new_ones(start: Starter) -> None:
     service, gate, first = held(start, batch_size=1)
     waiting = [service.submit(ask(number)) for number in (1, 2)]
     service.drain()
@@ -510,7 +504,7 @@ def test_what_was_accepted_before_draining_is_answered_and_nothing_more_is_taken
     assert service.wait_until_idle(WAIT_S)
 
 
-def test_closing_answers_everybody(start: Starter) -> None:
+def test_close_answers_all_requests(start: Starter) -> None:
     service, gate, first = held(start, batch_size=1)
     waiting = [service.submit(ask(number)) for number in (1, 2)]
     closing = threading.Thread(target=service.close)
@@ -526,9 +520,7 @@ def test_closing_answers_everybody(start: Starter) -> None:
     service.close()
 
 
-def test_closing_does_not_wait_for_ever_for_an_engine_that_hangs(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_does_not_wait_for_a_hung_engine(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_adapter.app.online.service, "_CLOSE_S", 0.05)
     service, gate, first = held(start, batch_size=1)
     waiting = service.submit(ask(1))
@@ -563,7 +555,7 @@ def test_the_observer_is_told_of_every_request(start: Starter) -> None:
     assert gate.num_first_tokens == 1
 
 
-def test_a_step_that_does_not_end_shows(start: Starter) -> None:
+def test_hung_step_shows_as_stalled(start: Starter) -> None:
     service, gate, _ = held(start, limits=ServiceLimits(stall_s=0.01))
     wait_for(lambda: service.status().is_stalled)
     gate.open()
@@ -571,7 +563,7 @@ def test_a_step_that_does_not_end_shows(start: Starter) -> None:
 
 
 @pytest.mark.parametrize("name", ["max_waiting", "timeout_s", "max_pixels"])
-def test_limits_that_let_nothing_through_are_refused(name: str) -> None:
+def test_zero_limits_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         ServiceLimits(**{name: 0})
 
@@ -601,7 +593,7 @@ def ask_slow(number: int, **options: Any) -> Ask:
     return Ask(picture=picture, label="slow.jpg", prompt=CAPTION, **options)
 
 
-def test_pictures_that_take_minutes_keep_no_other_from_being_answered(isolated: Starter) -> None:
+def test_slow_pictures_do_not_block_others(isolated: Starter) -> None:
     service = isolated(limits=SLOW_LIMITS)
     known = service.submit(ask(0)).result()
     slow = [service.submit(ask_slow(number, client="slow")) for number in range(8)]
@@ -617,7 +609,7 @@ def test_pictures_that_take_minutes_keep_no_other_from_being_answered(isolated: 
         handle.cancel()
 
 
-def test_a_picture_that_is_not_read_in_time_is_answered_with_that(isolated: Starter) -> None:
+def test_read_timeout_is_an_error_answer(isolated: Starter) -> None:
     service = isolated(limits=replace(SLOW_LIMITS, picture_timeout_s=0.5))
     answer = service.submit(ask_slow(0)).result()
 
@@ -673,7 +665,7 @@ def test_views_beyond_their_bytes_are_refused(isolated: Starter) -> None:
     assert all(view.exception(WAIT_S) is not None for view in views)
 
 
-def test_closing_waits_for_no_reading(isolated: Starter) -> None:
+def test_close_does_not_wait_for_readings(isolated: Starter) -> None:
     service = isolated(limits=SLOW_LIMITS)
     handles = [service.submit(ask_slow(number)) for number in range(4)]
     wait_for(lambda: service.status().num_slow_reading > 0)
