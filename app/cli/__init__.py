@@ -4,8 +4,8 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
 
+from llama_adapter import __version__
 from llama_adapter.app.cli.answering import add_tasks
 from llama_adapter.app.cli.bench import add_bench
 from llama_adapter.app.cli.doctor import add_doctor
@@ -64,7 +64,7 @@ def _check_current_folder() -> None:
 def build_parser() -> Parser:
     """All commands and flags. Their defaults are those of the dataclasses that take them."""
     parser = Parser(prog="llama-adapter", description=_DESCRIPTION, epilog=EXIT_CODES)
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and stop")
+    parser.add_argument("--version", action="version", version=f"llama-adapter {__version__}", help="print the version")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     add_tasks(commands)
@@ -76,16 +76,3 @@ def build_parser() -> Parser:
     add_serving(commands)
     add_doctor(commands)
     return parser
-
-
-class _Version(argparse.Action):
-    """Prints the version."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            print(f"llama-adapter {version('llama-adapter')}")
-        except PackageNotFoundError:
-            print("llama-adapter (run from a checkout, not installed)")
-        parser.exit()

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from llama_adapter.app.cli.calibrating import add_calibrating, run_calibrate
 from llama_adapter.app.cli.model_flags import SPEC, add_batch_size, add_computation, add_model
 from llama_adapter.app.cli.parser import Parser, command, default
 from llama_adapter.app.cli.records import add_deciding
@@ -47,7 +46,7 @@ def add_tasks(commands: Any) -> None:
         )
         if any(entry.has_probabilities for entry in entries):
             add_deciding(parser.add_argument_group("decisions, with --choices; records keep the probabilities"))
-            add_calibrating(parser.add_argument_group("calibration, in place of answering"))
+            _add_calibrating(parser.add_argument_group("calibration, in place of answering"))
         _add_output(parser)
         add_model(parser)
         _add_sampling(parser.add_argument_group("answer"))
@@ -181,7 +180,7 @@ def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
         given = flags["instruction"]
         raise UsageError(f"--questions and {given} exclude each other", hint="put all questions into the sheet")
     if getattr(options, "calibrate", None) is not None:
-        return run_calibrate(options)
+        return _calibrate(options)
     if any(getattr(options, name, None) is not None for name in ("calibration_out", "plot")):
         raise UsageError("--calibration-out and --plot go with --calibrate, which is missing")
     is_asked = options.questions is not None or not common.is_caption
@@ -201,17 +200,47 @@ def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
         "needs_question": needs_question,
     }
     job = settings(Job, {**vars(options), **values})
-    if options.engine == "ray":
-        ray = settings(RayOptions, {**vars(options), "address": options.ray_address})
-        from llama_adapter.app.jobs.run import run_job
-        from llama_adapter.app.scale.runner import RayRunner
-
-        return run_job(job, RayRunner(ray))
-    if options.actors is not None or options.ray_address is not None:
+    is_ray = options.engine == "ray"
+    if not is_ray and (options.actors is not None or options.ray_address is not None):
         raise UsageError("--actors and --ray-address go with --engine ray, which is missing")
+    ray = settings(RayOptions, {**vars(options), "address": options.ray_address})
     from llama_adapter.app.jobs.run import run_job
 
-    return run_job(job)
+    if not is_ray:
+        return run_job(job)
+    from llama_adapter.app.scale.runner import RayRunner
+
+    return run_job(job, RayRunner(ray))
+
+
+def _add_calibrating(group: Any) -> None:
+    group.add_argument(
+        "--calibrate",
+        metavar="FILE",
+        help="a .csv, .tsv or .jsonl table with columns picture (relative to the table's folder), label (one of "
+        "--choices) and optionally prompt: fit a temperature and a threshold to the labels; PICTURES restrict it",
+    )
+    group.add_argument("--calibration-out", metavar="FILE.json", help="where to write the calibration")
+    group.add_argument(
+        "--target-precision", metavar="P", type=float, default=0.95, help=default("of answers above the threshold")
+    )
+    group.add_argument("--plot", metavar="FILE.png", help="draw a reliability diagram (extra `bench`)")
+    group.add_argument("--force", action="store_true", help="replace existing files")
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    for name in ("questions", "lists", "manifests", "shard", "out", "threshold", "abstain", "calibration"):
+        if getattr(options, name):
+            flag = "--" + name.rstrip("s" if name in ("lists", "manifests") else "").replace("_", "-")
+            raise UsageError(f"--calibrate takes its pictures from its table, and {flag} has no meaning beside it")
+    for name in ("calibration_out", "choices"):
+        if getattr(options, name) is None:
+            raise UsageError(f"--calibrate goes with --{name.replace('_', '-')}, which is missing")
+    spec = spec_from(options)
+    from llama_adapter.app.jobs.calibrate import CalibrationJob, run_calibration
+
+    values = {"spec": spec, "question": options.instruction, "pictures": tuple(options.paths)}
+    return run_calibration(settings(CalibrationJob, {**vars(options), **values}))
 
 
 def _check_out(out: str | None) -> None:

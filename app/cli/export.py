@@ -10,32 +10,33 @@ from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.graphs import defaults as export_defaults
 
 _EXPORT = """\
-Write the picture encoder as a file for other runtimes: as ONNX, and an ONNX file as OM for Ascend chips.
+Export the picture encoder for other runtimes: to ONNX, and from ONNX to OM for Ascend chips.
 
   llama-adapter export onnx --adapter BIAS-7B.pth --clip ViT-L-14.pt --out clip.onnx
   llama-adapter export om clip.onnx --soc-version Ascend310P3
 """
 
 _EXPORT_ONNX = """\
-Write the encoder as ONNX, with normalisation inside: `input` (B, S, S, 3), RGB pixels in 0..255, to `output` (B, Q, D).
-The file is compared with the encoder on pictures, and with what Ascend's ATC takes, before it is put in place. With
---adapter no LLaMA is needed; without --clip, ViT-L-14.pt is looked for beside the adapter, here and in ~/.cache/clip.
+Export the encoder, including normalisation, to ONNX. It maps `input` (B, S, S, 3), RGB pixels in 0..255, to `output`
+(B, Q, D). Before the file is saved, its outputs are compared with the encoder's on pictures, and its operators are
+checked against those that Ascend's ATC supports. With --adapter, no LLaMA is needed. Without --clip, ViT-L-14.pt is
+searched beside the adapter, in the current folder and in ~/.cache/clip.
 """
 
 _EXPORT_OM = """\
-Convert an ONNX file to OM by Ascend's ATC, which has to be installed here: an OM for each batch size, or one with gears
-for all of them. Beside each OM a side-car FILE.om.json says what is in it. --print-command needs no ATC; an OM that its
-line has made gets its side-car by --adopt FILE.om, with the flags that it was made with.
+Convert an ONNX file to OM with Ascend's ATC, which must be installed on this machine. The result is one OM per batch
+size, or one with gears for all of them. A side-car FILE.om.json describes each OM. --print-command prints the ATC
+command and needs no ATC. If you run that command elsewhere, --adopt FILE.om writes the side-car; pass the same flags.
 """
 
 
 def add_export(commands: Any) -> None:
     export = commands.add_parser(
-        "export", help="write the encoder for other runtimes", description=_EXPORT, epilog=EXIT_CODES
+        "export", help="export the encoder for other runtimes", description=_EXPORT, epilog=EXIT_CODES
     )
     kinds = export.add_subparsers(metavar="KIND", required=True)
 
-    onnx = command(kinds, "onnx", _run_export_onnx, help="the encoder as ONNX", description=_EXPORT_ONNX)
+    onnx = command(kinds, "onnx", _run_export_onnx, help="export the encoder to ONNX", description=_EXPORT_ONNX)
     add_model(onnx, llama=False)
     onnx.add_argument("--out", metavar="FILE.onnx", required=True, help="file to write")
     onnx.add_argument("--dtype", choices=export_defaults.DTYPES, default=export_defaults.DTYPE, help=default())
@@ -43,23 +44,31 @@ def add_export(commands: Any) -> None:
         "--opset", type=int, choices=export_defaults.OPSETS, default=export_defaults.OPSET, help=default()
     )
     onnx.add_argument(
-        "--pictures", metavar="PICTURE", nargs="+", default=(), help="to compare with (default: sample pictures)"
+        "--pictures",
+        metavar="PICTURE",
+        nargs="+",
+        default=(),
+        help="pictures for the comparison (default: the samples)",
     )
-    onnx.add_argument("--force", action="store_true", help="replace the file when it is there already")
+    onnx.add_argument("--force", action="store_true", help="replace an existing file")
 
-    om = command(kinds, "om", _run_export_om, help="an ONNX file as OM for Ascend chips", description=_EXPORT_OM)
-    om.add_argument("onnx", metavar="FILE.onnx", help="written by `export onnx`; others are tried too")
-    om.add_argument("--out", metavar="NAME", help="OM to write, NAME_bsN.om without gears (default: as the ONNX file)")
+    om = command(
+        kinds, "om", _run_export_om, help="convert an ONNX file to OM for Ascend chips", description=_EXPORT_OM
+    )
+    om.add_argument("onnx", metavar="FILE.onnx", help="file written by `export onnx`; others may work")
+    om.add_argument(
+        "--out", metavar="NAME", help="OM to write, NAME_bsN.om without gears (default: the ONNX file's name)"
+    )
     om.add_argument(
         "--batch-sizes",
         metavar="N,...",
         type=parse_batch_sizes,
         default=",".join(map(str, export_defaults.BATCH_SIZES)),
-        help=default("to compile for"),
+        help=default("batch sizes to compile for"),
     )
-    om.add_argument("--gears", action="store_true", help="one OM that takes any of the batch sizes")
+    om.add_argument("--gears", action="store_true", help="one OM for all batch sizes")
     om.add_argument(
-        "--soc-version", metavar="CHIP", help="such as Ascend310P3 or Ascend910B3 (default: as npu-smi says)"
+        "--soc-version", metavar="CHIP", help="such as Ascend310P3 or Ascend910B3 (default: what npu-smi reports)"
     )
     om.add_argument(
         "--precision-mode",
@@ -71,21 +80,24 @@ def add_export(commands: Any) -> None:
         "--log-level",
         metavar="LEVEL",
         default=export_defaults.LOG_LEVEL,
-        help=default("of ATC: info, error, ..."),
+        help=default("log level of ATC: info, error, ..."),
     )
     om.add_argument(
-        "--atc-flag", metavar="FLAG", dest="atc_flags", action="append", default=[], help="further, as --atc-flag=--x=y"
+        "--atc-flag",
+        metavar="FLAG",
+        dest="atc_flags",
+        action="append",
+        default=[],
+        help="additional ATC flag, as --atc-flag=--x=y; may be repeated",
     )
-    om.add_argument("--print-command", action="store_true", help="print what to run, and convert nothing")
-    om.add_argument(
-        "--adopt", metavar="FILE.om", help="write the side-car of an OM that atc made elsewhere, and convert nothing"
-    )
-    om.add_argument("--force", action="store_true", help="replace files, and convert what the lint refuses")
+    om.add_argument("--print-command", action="store_true", help="print the ATC command without running it")
+    om.add_argument("--adopt", metavar="FILE.om", help="write only the side-car, for an OM converted elsewhere")
+    om.add_argument("--force", action="store_true", help="replace existing files, and ignore errors of the lint")
 
 
 def _run_export_onnx(options: argparse.Namespace) -> int:
     if options.llama_dir is not None and options.adapter is None:
-        raise UsageError("--llama-dir holds no encoder: it is in --adapter, which is missing")
+        raise UsageError("The encoder is in --adapter, which is missing; --llama-dir has none")
     from llama_adapter.app.encoder_export.to_onnx import EncoderSources, OnnxJob, run_export_onnx
 
     values = {**vars(options), "pictures": tuple(options.pictures), "sources": settings(EncoderSources, vars(options))}

@@ -1,4 +1,4 @@
-"""Flags of a model and of what computes it, which most commands share."""
+"""Flags that most commands share: the model, and how it is computed."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ SPEC = CaptionerSpec()
 
 
 def add_model(parser: Parser, *, bundle: bool = True, llama: bool = True) -> None:
-    """Without `llama`, flags of the language model are taken, as a line for another command has them, and not shown."""
+    """Add the flags of a model. Without `llama`, those of the language model are accepted but hidden from the help."""
 
     def shown(text: str) -> str:
         return text if llama else argparse.SUPPRESS
@@ -37,7 +37,7 @@ def add_model(parser: Parser, *, bundle: bool = True, llama: bool = True) -> Non
         "--channel-order",
         choices=("rgb", "bgr"),
         default=SPEC.channel_order,
-        help="colours' order in training (default: the bundle's own; bgr for released adapters, else rgb)",
+        help="channel order in training (default: the bundle's; bgr for released adapters, else rgb)",
     )
     group.add_argument(
         "--context",
@@ -54,7 +54,7 @@ def add_batch_size(group: Any) -> None:
         type=parse_batch_size,
         default=SPEC.batch_size,
         help=default(
-            "pictures answered at once; auto: as many as the device's memory is good for, at most 16 on the CPU and 64 "
+            "pictures answered at once; auto: the largest that fits the device's memory, up to 16 on the CPU and 64 "
             "elsewhere"
         ),
     )
@@ -77,13 +77,13 @@ def add_computation(compute: Any) -> None:
         "--operators", choices=("auto", "aten"), default=SPEC.operators, help=default("aten avoids fused operators")
     )
     compute.add_argument(
-        "--exif", choices=("upright", "ignore"), default=SPEC.exif, help=default("orientation that cameras store")
+        "--exif", choices=("upright", "ignore"), default=SPEC.exif, help=default("the orientation stored by cameras")
     )
     compute.add_argument(
         "--reading",
         choices=("exact", "fast"),
         default=SPEC.reading,
-        help=default("of pictures; fast differs by a level or so, much faster for large JPEGs"),
+        help=default("how pictures are decoded; fast differs by about one level and is much faster for large JPEGs"),
     )
 
 
@@ -92,7 +92,7 @@ def add_precision(group: Any) -> None:
     group.add_argument(
         "--precision",
         choices=tuple(PRECISIONS),
-        help=f"of the linear layers' weights: {meanings} (default: as stored)",
+        help=f"number format of the linear layers' weights: {meanings} (default: as stored)",
     )
 
 
@@ -100,7 +100,7 @@ def add_encoder(group: Any) -> None:
     group.add_argument(
         "--vision",
         choices=("torch", "onnx", "om"),
-        help="what runs the picture encoder (default: torch, or what --encoder is a file of)",
+        help="runtime of the picture encoder (default: torch, or that of the --encoder file)",
     )
     group.add_argument("--encoder", metavar="FILE", help="exported encoder: an .onnx, an .om, or a folder of .om")
     group.add_argument(

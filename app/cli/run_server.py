@@ -7,9 +7,8 @@ import os
 import re
 import signal
 import stat
-import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, closing, suppress
+from contextlib import AbstractContextManager, ExitStack, closing
 from typing import TYPE_CHECKING
 
 from llama_adapter.app.captioning.captioner import Captioner
@@ -19,6 +18,7 @@ from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import ServiceLimits
+from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.app.terminal.wording import EMBEDDED_NOTE
 from llama_adapter.runtime.devices import EAGER
 from llama_adapter.runtime.errors import ExitCode, UsageError
@@ -97,7 +97,7 @@ def run_serve(job: ServeJob) -> int:
             drain_s=job.drain_s,
             tell=tell,
             # Also when quiet: with port 0, this is the only source of the port.
-            on_start=lambda: _say(f"serving on {address}"),
+            on_start=lambda: say(f"serving on {address}"),
         )
     return ExitCode.INTERRUPTED if ended_by == signal.SIGINT else ExitCode.OK
 
@@ -190,7 +190,7 @@ def _teller(*, quiet: bool) -> Callable[[str], None]:
     log.handlers[:] = [handler]
     log.propagate = False
     log.setLevel(logging.WARNING if quiet else logging.INFO)
-    return (lambda text: None) if quiet else _say
+    return (lambda text: None) if quiet else say
 
 
 class _OneLine(logging.Formatter):
@@ -198,9 +198,3 @@ class _OneLine(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return shown_text(super().formatMessage(record))
-
-
-def _say(text: str) -> None:
-    """Print on stderr; a full disk or a closed pipe does not stop the server."""
-    with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)

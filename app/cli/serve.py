@@ -1,6 +1,7 @@
 """`serve` and `web`."""
 
 import argparse
+from functools import partial
 from typing import Any
 
 from llama_adapter.app.cli.model_flags import add_batch_size, add_computation, add_model
@@ -25,10 +26,12 @@ unless --host is given, and has no password: use a proxy that asks for one.
 
 
 def add_serving(commands: Any) -> None:
-    serve = command(commands, "serve", _run_serve, help="serve an OpenAI-compatible HTTP API", description=_SERVE)
-    _add_server(serve, port=8000)
-    web = command(commands, "web", _run_web, help="serve a page for the browser, and the API", description=_WEB)
-    _add_server(web, port=7860)
+    for name, has_page, port, text, description in (
+        ("serve", False, 8000, "serve an OpenAI-compatible HTTP API", _SERVE),
+        ("web", True, 7860, "serve a page for the browser, and the API", _WEB),
+    ):
+        run = partial(_serve, has_page=has_page)
+        _add_server(command(commands, name, run, help=text, description=description), port=port)
 
 
 def _add_server(parser: Parser, *, port: int) -> None:
@@ -95,14 +98,6 @@ def _add_server(parser: Parser, *, port: int) -> None:
     compute = parser.add_argument_group("computation")
     add_batch_size(compute)
     add_computation(compute)
-
-
-def _run_serve(options: argparse.Namespace) -> int:
-    return _serve(options, has_page=False)
-
-
-def _run_web(options: argparse.Namespace) -> int:
-    return _serve(options, has_page=True)
 
 
 def _serve(options: argparse.Namespace, *, has_page: bool) -> int:

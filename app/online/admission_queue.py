@@ -32,6 +32,8 @@ class Entry:
     task: ReadingTask | None = None  # once its reading begins
     reading: PictureReading | None = None  # once it is read
     active: ActiveRequest | None = None  # once it is admitted
+    encoded: EncodedPicture | None = None  # once admitted, if the picture is in the cache
+    request_id: int = -1  # of the loop, once submitted
     has_text: bool = False
     is_done: bool = False
 
@@ -51,28 +53,23 @@ class Entry:
             ms={"queue": max(0.0, waited_ms), "read": read_ms},
         )
 
-    def admit(self) -> "Admitted":
-        """Hand the request to the engine."""
-        assert self.reading is not None, "pictures are read before requests are admitted"
-        self.active = self.activate()
-        return Admitted(entry=self, reading=self.reading, active=self.active)
+    @property
+    def read(self) -> PictureReading:
+        """What was read, of a request that is ready."""
+        assert self.reading is not None
+        return self.reading
 
-
-@dataclass(eq=False, kw_only=True, slots=True)
-class Admitted:
-    """A request in the engine."""
-
-    entry: Entry
-    reading: PictureReading
-    active: ActiveRequest
-    encoded: EncodedPicture | None = None  # if the picture was in the cache
-    request_id: int = -1  # of the loop, once submitted
+    @property
+    def in_loop(self) -> ActiveRequest:
+        """The request for the caption loop, of one that is admitted."""
+        assert self.active is not None
+        return self.active
 
     @property
     def pixels(self) -> np.ndarray:
         """uint8 (size, size, 3), of a picture that was read and is not in the cache."""
-        assert self.reading.pixels is not None
-        return self.reading.pixels
+        assert self.read.pixels is not None
+        return self.read.pixels
 
 
 class AdmissionQueue:

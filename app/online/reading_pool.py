@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Protocol
 
 from llama_adapter.app.online.fair_queue import FairQueue
 from llama_adapter.app.online.types import ServiceLimits
-from llama_adapter.app.reading.process import KeepWaiting, ReadingProcess
+from llama_adapter.app.reading.isolated import IsolatedReader
+from llama_adapter.app.reading.process import ReadingProcess
 from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.errors import LlamaAdapterError
@@ -35,24 +35,6 @@ class ReadingDroppedError(LlamaAdapterError):
 
     def __init__(self) -> None:
         super().__init__("The picture is not read: the service is closing")
-
-
-class ClientReader(Protocol):
-    """The reader of a pool: `IsolatedReader`."""
-
-    def read(
-        self,
-        source: bytes,
-        *,
-        name: str | None,
-        wants_pixels: Callable[[str], bool],
-        side: int | None,
-        keep_waiting: KeepWaiting,
-    ) -> PictureReading: ...
-
-    def start(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -87,7 +69,7 @@ class ReadingPool:
     `reader` needs a process for each place of both lanes; the pool closes it.
     """
 
-    def __init__(self, reader: ClientReader, *, limits: ServiceLimits, num_fast: int) -> None:
+    def __init__(self, reader: IsolatedReader, *, limits: ServiceLimits, num_fast: int) -> None:
         self._reader, self._limits = reader, limits
         self._changed = threading.Condition()  # guards everything below
         self._num_places = {False: num_fast, True: limits.max_slow_pictures}  # by `ReadingTask.is_slow`

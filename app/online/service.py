@@ -19,7 +19,7 @@ from llama_adapter.app.captioning.captioner import Captioner, ModelInfo
 from llama_adapter.app.captioning.encoded_pictures import EncodedPicture, EncodedPictures
 from llama_adapter.app.captioning.stage_clock import STAGES, StageClock
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.online.admission_queue import AdmissionQueue, Admitted, Entry
+from llama_adapter.app.online.admission_queue import AdmissionQueue, Entry
 from llama_adapter.app.online.reading_pool import (
     NO_READING,
     READING_FAILED,
@@ -97,7 +97,7 @@ class Service:
         self._captioner: Captioner | None = None
         self._pool: ReadingPool | None = None  # once a model was loaded
         self._readers_failed_at: float | None = None  # by `time.perf_counter()`; None since a picture was read
-        self._running: dict[int, Admitted] = {}  # in the loop, by handle; of the engine thread
+        self._running: dict[int, Entry] = {}  # in the loop, by handle; of the engine thread
         self._encoded = EncodedPictures(max_bytes=self.limits.encoded_bytes)
         self._stage_seconds = dict.fromkeys(STAGES, 0.0)
         self._started = self._heartbeat = time.perf_counter()
@@ -489,66 +489,64 @@ class Service:
     def _sweep(self, loop: CaptionLoop) -> None:
         """Remove cancelled and late requests from the engine."""
         now = time.perf_counter()
-        for admitted in list(self._running.values()):
-            entry = admitted.entry
+        for entry in list(self._running.values()):
             if entry.is_done or entry.handle.is_cancelled or now > entry.deadline:
-                loop.cancel(admitted.request_id)
+                loop.cancel(entry.request_id)
                 del self._running[entry.handle.id]
                 self._fail(entry, _CANCELLED if entry.handle.is_cancelled else _late(entry))
 
     def _admit(self, loop: CaptionLoop) -> None:
         """Fill free slots: encode new pictures, submit requests."""
-        readable: list[Admitted] = []
-        for admitted in self._take_ready(loop.num_free):
-            self._note_stage("read", admitted.reading.elapsed_ms / 1e3)
-            if admitted.reading.error is None:
-                readable.append(admitted)
+        readable: list[Entry] = []
+        for entry in self._take_ready(loop.num_free):
+            self._note_stage("read", entry.read.elapsed_ms / 1e3)
+            if entry.read.error is None:
+                readable.append(entry)
                 continue
-            del self._running[admitted.entry.handle.id]
-            self._finish(admitted.entry, admitted.active.failed(admitted.reading.error))
-        for admitted, picture in zip(readable, self._encode(readable, loop), strict=True):
-            admitted.request_id = loop.submit(admitted.active, picture)
+            del self._running[entry.handle.id]
+            self._finish(entry, entry.in_loop.failed(entry.read.error))
+        for entry, picture in zip(readable, self._encode(readable, loop), strict=True):
+            entry.request_id = loop.submit(entry.in_loop, picture)
 
-    def _take_ready(self, count: int) -> list[Admitted]:
+    def _take_ready(self, count: int) -> list[Entry]:
         """Take up to `count` ready requests. If the cache dropped a picture meanwhile, it is read first."""
-        taken: list[Admitted] = []
+        taken: list[Entry] = []
         forgotten: list[Entry] = []
         with self._changed:
             for entry in self._queue.take_ready(count):
-                assert entry.reading is not None, "pictures are read before requests are ready"
-                encoded = self._encoded.find(entry.reading.digest)
-                if encoded is None and entry.reading.is_only_digest:
+                entry.encoded = self._encoded.find(entry.read.digest)
+                if entry.encoded is None and entry.read.is_only_digest:
                     self._queue.add(entry)
                     forgotten.append(entry)
                     continue
-                admitted = self._running[entry.handle.id] = entry.admit()
-                admitted.encoded = encoded
-                taken.append(admitted)
+                entry.active = entry.activate()
+                self._running[entry.handle.id] = entry
+                taken.append(entry)
         for entry in forgotten:
             self._read(entry)
         return taken
 
-    def _encode(self, asked: Sequence[Admitted], loop: CaptionLoop) -> list[EncodedPicture]:
+    def _encode(self, asked: Sequence[Entry], loop: CaptionLoop) -> list[EncodedPicture]:
         """The encoded picture of each request; the same picture is encoded once."""
         pictures: dict[str, EncodedPicture] = {}
-        new: dict[str, Admitted] = {}
-        for admitted in asked:
-            digest = admitted.reading.digest
-            admitted.active.is_reused = admitted.encoded is not None or digest in new
-            if admitted.encoded is not None:
-                pictures[digest] = admitted.encoded
+        new: dict[str, Entry] = {}
+        for entry in asked:
+            digest = entry.read.digest
+            entry.in_loop.is_reused = entry.encoded is not None or digest in new
+            if entry.encoded is not None:
+                pictures[digest] = entry.encoded
             else:
-                new.setdefault(digest, admitted)
+                new.setdefault(digest, entry)
         if new:
-            found, clip_ms = loop.encode([admitted.pixels for admitted in new.values()])
-            for (digest, admitted), picture in zip(new.items(), found, strict=True):
+            found, clip_ms = loop.encode([entry.pixels for entry in new.values()])
+            for (digest, entry), picture in zip(new.items(), found, strict=True):
                 pictures[digest] = self._encoded.keep(digest, picture)
-                admitted.active.ms["clip"] = clip_ms
-        return [pictures[admitted.reading.digest] for admitted in asked]
+                entry.in_loop.ms["clip"] = clip_ms
+        return [pictures[entry.read.digest] for entry in asked]
 
     def _deliver(self, events: Sequence[Event]) -> None:
         for event in events:
-            entry = self._running[event.index].entry
+            entry = self._running[event.index]
             if isinstance(event, Answer):
                 del self._running[event.index]
                 self._finish(entry, event)
@@ -583,7 +581,7 @@ class Service:
             self._running.clear()
             self._changed.notify_all()
         code = "out_of_memory" if problem.http_status == 503 else "engine_failed"
-        for entry in [admitted.entry for admitted in running]:
+        for entry in running:
             self._fail(entry, AnswerError(code=code, message="The engine failed during this request; try again."))
         self._tell(self._observer.restarted)
 

@@ -8,8 +8,7 @@ import threading
 import zipfile
 from collections import Counter
 from dataclasses import dataclass
-from types import TracebackType
-from typing import BinaryIO, Final, Self
+from typing import BinaryIO, Final
 
 from llama_adapter.app.web.html import counted
 from llama_adapter.runtime.text import shown_name
@@ -45,7 +44,7 @@ class ArchiveEntry:
 class Archive:
     """An open zip: its pictures in order, and what was skipped and why. Thread-safe.
 
-    Opening raises PictureError for files that are not zips or have too many entries. Close it, or use it in a `with`.
+    Opening raises PictureError for files that are not zips or have too many entries. Close it.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, name: str, limits: ArchiveLimits) -> None:
@@ -74,14 +73,6 @@ class Archive:
             self._file.close()
             raise _not_a_zip(name, error) from error
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Close the file. May be called again."""
         with self._lock:
@@ -108,7 +99,8 @@ class Archive:
                 ) from error
             self._num_bytes_left = max(0, self._num_bytes_left - len(data))
         if len(data) > most:
-            raise self._too_large(label, is_entry=most == self.limits.max_entry_bytes)
+            whose = label if most == self.limits.max_entry_bytes else f"`{self.name}` up to {label}"
+            raise PictureError("too_large", f"Wanted at most {most:,} unpacked bytes, but {whose} has more.")
         return data
 
     def notes(self) -> list[str]:
@@ -127,19 +119,6 @@ class Archive:
             while unpacked.tell() < most and (chunk := file.read(min(_CHUNK_BYTES, most - unpacked.tell()))):
                 unpacked.write(chunk)
         return unpacked.getvalue()
-
-    def _too_large(self, label: str, *, is_entry: bool) -> PictureError:
-        if is_entry:
-            return PictureError(
-                "too_large",
-                f"Wanted at most {self.limits.max_entry_bytes:,} bytes, but {label} has more once unpacked; "
-                "make it smaller.",
-            )
-        return PictureError(
-            "too_large",
-            f"The pictures of `{self.name}` take more than {self.limits.max_total_bytes:,} bytes once unpacked, and "
-            f"{label} is past that limit; split the archive.",
-        )
 
     def _choose(self) -> None:
         """Split the entries into pictures and skipped kinds."""

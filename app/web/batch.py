@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -294,7 +294,7 @@ class BatchEvents:
         """One run, from opening the files to its downloads."""
         shown = session.begin(question.task.continuations)
         yield _update(session, progress=render("batch", "opening"), shown=shown, is_running=True)
-        with await asyncio.to_thread(BatchFiles, *chosen, limits=self._service.limits) as files:
+        with closing(await asyncio.to_thread(BatchFiles, *chosen, limits=self._service.limits)) as files:
             batch = BatchRun(
                 self._service,
                 files.pictures,

@@ -2,10 +2,9 @@
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from llama_adapter.app.online.service import ServiceLimits
 from llama_adapter.app.web.archive import Archive, ArchiveLimits, safe_name, unique_name
@@ -19,7 +18,7 @@ MAX_PICTURES: Final = 2_000
 
 
 class BatchFiles:
-    """The pictures of one run, with the archives that they are read from. Close it, or use it in a `with`."""
+    """The pictures of one run, with the archives that they are read from. Close it."""
 
     def __init__(
         self,
@@ -54,14 +53,6 @@ class BatchFiles:
             left_out = counted(self._num_left_out, "more")
             self.notes.append(f"One batch takes {max_pictures:,} pictures; {left_out} were left out.")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Close the archives. May be called again."""
         self._archives.close()
@@ -92,7 +83,7 @@ class BatchFiles:
             real = uploaded(path)
             if real is None:
                 raise PictureError("missing", f"`{name}` is no longer on the server; add it again.")
-            archive = self._archives.enter_context(Archive(real, name=name, limits=limits))
+            archive = self._archives.enter_context(closing(Archive(real, name=name, limits=limits)))
         except PictureError as error:
             self._add(name, partial(_raise, error.code, error.message))
             return

@@ -84,10 +84,5 @@ def page_settings(service: Service) -> dict[str, Any]:
         "pwa": False,
         "mcp_server": False,
         # Starlette takes its middlewares as (class, arguments, keywords).
-        "app_kwargs": {
-            "middleware": [(ClosedRoutes, (), {}), (BodyLimit, (), _EVENT_LIMIT)],
-            "docs_url": None,
-            "redoc_url": None,
-            "openapi_url": None,
-        },
+        "app_kwargs": {"middleware": [(ClosedRoutes, (), {}), (BodyLimit, (), _EVENT_LIMIT)]},
     }

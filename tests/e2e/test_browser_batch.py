@@ -218,18 +218,6 @@ def test_cancelling_keeps_the_answers_so_far(visit: Visit, served: ServedPage) -
     expect(visit.page.locator("#batch-start")).to_be_enabled()
 
 
-def test_closing_the_page_cancels_its_batch(visit: Visit, served: ServedPage) -> None:
-    add(visit, *SAMPLES)
-    served.gate.close()
-    visit.press("Start")
-    until(lambda: served.service.status().num_waiting > 0)
-    visit.page.close()
-    until(lambda: served.service.status().num_waiting == 0)
-    served.gate.open()
-
-    assert served.service.wait_until_idle(30)
-
-
 def test_runs_and_measurements_are_plotted_and_downloaded(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llama_adapter.app.web.throughput.SECONDS_EACH", 0.2)
     add(visit, *SAMPLES[:4])

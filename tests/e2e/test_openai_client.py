@@ -1,6 +1,5 @@
 """OpenAI's client against the API with the embedded model: answers, streams and errors."""
 
-import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from llama_adapter.app.http_api.metrics import Metrics
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.online.request_handle import RequestHandle
 from llama_adapter.app.online.service import Service
-from llama_adapter.app.online.types import BusyError, ServiceLimits, UnavailableError
+from llama_adapter.app.online.types import ServiceLimits
 from llama_adapter.app.tasks.answers import AnswerError, TextDelta
 from tests.app.http_api.live import StubService, answer, served
 from tests.app.http_api.requests import RED_STAR, data_uri, image, user
@@ -160,11 +159,6 @@ def test_what_the_client_s_helpers_make_of_an_answer_can_be_sent_back(client: op
         assert said.choices[0].message.content == "star"
 
 
-def test_the_model_is_listed(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["embedded"]
-    assert client.models.retrieve("embedded").id == "embedded"
-
-
 def test_errors_are_those_that_the_client_knows(client: openai.OpenAI) -> None:
     create = client.chat.completions.create
 
@@ -186,18 +180,6 @@ def test_errors_are_those_that_the_client_knows(client: openai.OpenAI) -> None:
     assert unknown.value.code == "invalid_api_key"
 
 
-def test_many_asynchronous_clients_are_all_answered(url: str) -> None:
-    async def ask_all() -> list[str | None]:
-        async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=60.0) as client:
-            asked = [
-                client.chat.completions.create(model="default", messages=star("What color is the star?"))
-                for _ in range(40)
-            ]
-            return [said.choices[0].message.content for said in await asyncio.gather(*asked)]
-
-    assert asyncio.run(ask_all()) == ["red"] * 40
-
-
 def test_an_engine_that_breaks_in_a_stream_raises_in_the_client() -> None:
     def break_down(handle: RequestHandle) -> None:
         handle.deliver(TextDelta(index=0, text="a "))
@@ -211,25 +193,6 @@ def test_an_engine_that_breaks_in_a_stream_raises_in_the_client() -> None:
 
     assert received == ["", "a "]
     assert (caught.value.code, caught.value.message) == ("engine_failed", "The engine failed.")
-
-
-@pytest.mark.parametrize(
-    ("refusal", "kind"),
-    [
-        (BusyError("Full", retry_after_s=7.0), openai.RateLimitError),
-        (UnavailableError("Draining", retry_after_s=7.0), openai.InternalServerError),
-    ],
-)
-def test_a_full_or_draining_service_says_when_to_come_back(
-    refusal: Exception, kind: type[openai.APIStatusError]
-) -> None:
-    def refuse(handle: RequestHandle) -> None:
-        raise refusal
-
-    with stub_client(StubService(refuse)) as client, pytest.raises(kind) as caught:
-        client.chat.completions.create(model="default", messages=star("What?"))
-
-    assert caught.value.response.headers["retry-after"] == "7"
 
 
 @contextmanager

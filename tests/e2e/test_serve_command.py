@@ -92,7 +92,7 @@ def test_nothing_accepted_is_lost_by_sigterm_under_load(tmp_path: Path) -> None:
     assert not [secret for secret in ("moon", "base64", KEY) if secret in said]
 
 
-def test_a_closed_terminal_ends_it_as_sigterm_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sighup_drains_and_removes_uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with ServerProcess(command=("-m", "llama_adapter", "web")) as server:
         code, said = ended(server, signal.SIGHUP)
@@ -114,7 +114,7 @@ def test_nohup_is_respected() -> None:
         assert ended(server, signal.SIGTERM)[0] == 0
 
 
-def test_nothing_is_lost_by_ctrl_c_if_nobody_reads_its_log() -> None:
+def test_no_request_is_lost_by_ctrl_c_if_stderr_is_closed() -> None:
     command = [sys.executable, "-m", "llama_adapter", "serve", "--port", "0"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None

@@ -79,7 +79,7 @@ def test_flags_reach_the_job(jobs: list[ServeJob]) -> None:
         (["--batch-size", "0"], "--batch-size"),
     ],
 )
-def test_flags_that_cannot_be_meant_are_told_by_their_name(
+def test_invalid_flag_values_are_named(
     jobs: list[ServeJob], capsys: pytest.CaptureFixture[str], flags: list[str], word: str
 ) -> None:
     assert main(["serve", *flags]) == ExitCode.USAGE

@@ -160,7 +160,7 @@ def test_a_client_that_hangs_up_cancels_its_request(
     assert service.cancelled.wait(30)
 
 
-def test_a_client_that_reads_nothing_is_given_up(service: StubService, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_reader_is_disconnected(service: StubService, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_module, "STALLED_READER_S", 0.2)
 
     def flood(handle: RequestHandle) -> None:
@@ -236,9 +236,7 @@ def test_the_log_has_a_line_a_request_and_nothing_of_what_was_asked(
     assert SECRET.lower() not in "".join(record.getMessage() for record in caplog.records).lower()
 
 
-def test_a_fault_of_the_program_is_a_500_that_quotes_nothing(
-    service: StubService, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_internal_error_is_500_without_details(service: StubService, caplog: pytest.LogCaptureFixture) -> None:
     service.on_submit = raising(KeyError(SECRET))
 
     with client_of(service) as client:

@@ -94,7 +94,7 @@ def test_an_error_ends_the_stream_in_the_place_of_a_reason() -> None:
     assert chunks[-1] == "[DONE]"
 
 
-def test_a_client_that_reads_all_but_the_end_is_given_up_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_stalled_at_the_end_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat, "STALLED_READER_S", 0.05)
     handle = RequestHandle(0, cancel=lambda handle: None)
     handle.deliver(answer())

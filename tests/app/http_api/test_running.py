@@ -67,25 +67,25 @@ def seconds_open(client: socket.socket, *, trickle: bytes = b"") -> float:
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET / HTTP/1.1\r\nHost: "])
-def test_a_connection_that_asks_nothing_is_closed(address: tuple[str, int], begun: bytes) -> None:
+def test_connection_without_a_request_is_closed(address: tuple[str, int], begun: bytes) -> None:
     with socket.create_connection(address) as client:
         client.sendall(begun)
         assert 0.2 < seconds_open(client) < 5
 
 
-def test_bytes_do_not_lengthen_the_time(address: tuple[str, int]) -> None:
+def test_single_bytes_do_not_extend_the_head_timeout(address: tuple[str, int]) -> None:
     with socket.create_connection(address) as client:
         client.sendall(b"GET / HTTP/1.1\r\nX: ")
         assert seconds_open(client, trickle=b"a") < 5
 
 
-def test_nor_does_the_body_of_a_request_that_is_answered(address: tuple[str, int]) -> None:
+def test_body_bytes_do_not_extend_the_head_timeout(address: tuple[str, int]) -> None:
     with socket.create_connection(address) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n")
         assert seconds_open(client, trickle=b"a") < 5
 
 
-def test_who_is_being_answered_has_all_the_time(address: tuple[str, int]) -> None:
+def test_no_head_timeout_while_answering(address: tuple[str, int]) -> None:
     with socket.create_connection(address) as client:
         client.sendall(ASKED.replace(b"/ ", b"/news ", 1))
         time.sleep(0.8)
@@ -95,7 +95,7 @@ def test_who_is_being_answered_has_all_the_time(address: tuple[str, int]) -> Non
             client.recv(4096)
 
 
-def test_a_connection_asks_again_after_an_answer(address: tuple[str, int]) -> None:
+def test_keep_alive_after_an_answer(address: tuple[str, int]) -> None:
     with socket.create_connection(address) as client:
         client.settimeout(5)
         for _ in range(3):
@@ -108,7 +108,7 @@ def test_a_connection_asks_again_after_an_answer(address: tuple[str, int]) -> No
             assert b"closed" not in answer
 
 
-def test_streams_without_an_end_do_not_hold_a_server_up() -> None:
+def test_endless_streams_do_not_delay_shutdown() -> None:
     with serving() as (address, server), socket.create_connection(address) as client:
         client.settimeout(5)
         client.sendall(ASKED.replace(b"/ ", b"/news ", 1))
@@ -121,7 +121,7 @@ def test_streams_without_an_end_do_not_hold_a_server_up() -> None:
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has it")
-def test_connections_have_the_time_limit_of_who_takes_nothing() -> None:
+def test_connections_have_tcp_user_timeout() -> None:
     with closing(bind("127.0.0.1", 0)) as listener:
         listener.listen()
         with socket.create_connection(listener.getsockname()), closing(listener.accept()[0]) as accepted:

@@ -27,7 +27,7 @@ def test_owners_take_turns() -> None:
     assert drained(queue) == ["a1", "b1", "c1", "a2", "c2", "a3"]
 
 
-def test_who_comes_late_with_one_item_is_not_behind_a_hundred() -> None:
+def test_late_owner_with_one_item_is_next() -> None:
     queue = filled([f"a{number}" for number in range(100)])
     queue.take()
     queue.put("b1", owner="b")
@@ -46,7 +46,7 @@ def test_removed_items_do_not_come_out() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["put", "take", "remove"])), max_size=60))
-def test_it_is_each_owners_own_queue(steps: list[tuple[str, str]]) -> None:
+def test_each_owner_has_a_fifo_queue(steps: list[tuple[str, str]]) -> None:
     queue: FairQueue[tuple[str, int]] = FairQueue()
     expected: dict[str, list[tuple[str, int]]] = {"a": [], "b": [], "c": []}
     for number, (owner, step) in enumerate(steps):

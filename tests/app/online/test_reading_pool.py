@@ -114,7 +114,7 @@ def test_a_slow_picture_leaves_its_place_to_others(pool: Pool) -> None:
     assert pool.reader.begun == ["slow 1", "good"]
 
 
-def test_where_the_slow_lane_is_full_a_slow_picture_is_stopped_for_those_that_wait_and_begins_again_later(
+def test_full_slow_lane_postpones_slow_pictures(
     pool: Pool,
 ) -> None:
     pool.submit("slow 1")
@@ -132,7 +132,7 @@ def test_where_the_slow_lane_is_full_a_slow_picture_is_stopped_for_those_that_wa
     assert pool.error_of("slow 2") is None
 
 
-def test_a_slow_picture_stays_where_it_is_while_nobody_waits_for_its_place(pool: Pool) -> None:
+def test_slow_picture_keeps_its_place_while_nobody_waits(pool: Pool) -> None:
     for name in ("slow 1", "slow 2"):
         pool.submit(name)
     wait_for(lambda: pool.pool.status().num_slow == 2)  # the second one hangs
@@ -142,7 +142,7 @@ def test_a_slow_picture_stays_where_it_is_while_nobody_waits_for_its_place(pool:
     assert pool.reader.begun == ["slow 1", "slow 2"]
 
 
-def test_too_many_slow_pictures_are_refused_with_when_to_ask(pool: Pool) -> None:
+def test_too_many_slow_pictures_are_refused(pool: Pool) -> None:
     for number in range(1, 4):
         pool.submit(f"slow {number}")
     pool.submit("good")
@@ -154,7 +154,7 @@ def test_too_many_slow_pictures_are_refused_with_when_to_ask(pool: Pool) -> None
     assert pool.error_of("good") is None
 
 
-def test_a_picture_that_nobody_wants_any_more_gives_its_place_back(pool: Pool) -> None:
+def test_cancelled_picture_frees_its_place(pool: Pool) -> None:
     wanted = {"slow 1"}
     pool.submit("slow 1", is_wanted=lambda: "slow 1" in wanted)
     wait_for(lambda: pool.reader.begun)
@@ -188,7 +188,7 @@ def test_clients_take_turns(pool: Pool) -> None:
     assert pool.reader.begun[1:] == ["a1", "b1", "a2", "a3"]
 
 
-def test_closing_ends_what_hangs_and_drops_what_waits(pool: Pool) -> None:
+def test_close_ends_hung_readings_and_drops_waiting_ones(pool: Pool) -> None:
     for number in range(4):
         pool.submit(f"slow {number}")
     wait_for(lambda: pool.pool.status().num_reading == 2)
@@ -202,7 +202,7 @@ def test_closing_ends_what_hangs_and_drops_what_waits(pool: Pool) -> None:
     assert all(isinstance(pool.delivered[name], Exception) for name in ("late", "slow 2", "slow 3"))
 
 
-def test_a_slow_picture_that_nobody_wants_any_more_is_not_queued_again(pool: Pool) -> None:
+def test_cancelled_slow_picture_is_not_queued_again(pool: Pool) -> None:
     wanted = {"slow 2"}
     pool.submit("slow 1")
     wait_for(lambda: pool.reader.spent == ["slow 1"])

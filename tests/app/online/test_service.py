@@ -14,6 +14,7 @@ import llama_adapter.app.online.service
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
 from llama_adapter.app.captioning.captioner import Answer, Captioner, TextDelta
 from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.online.service import (
     Ask,
     BusyError,
@@ -23,8 +24,7 @@ from llama_adapter.app.online.service import (
     ServiceLimits,
     UnavailableError,
 )
-from llama_adapter.app.reading.isolated import IsolatedReader
-from llama_adapter.app.reading.reader import PictureReading
+from llama_adapter.app.reading.reader import PictureLimits, PictureReader, PictureReading
 from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from scripts.service_bench import slow_files
@@ -80,11 +80,33 @@ class Starter:
             service.close()
 
 
+class InlineReader(PictureReader):
+    """Reads in the pool's threads: most tests need no processes, whose start takes longer than the test."""
+
+    def __init__(self, spec: CaptionerSpec, *, size: int, limits: PictureLimits, **_: object) -> None:
+        super().__init__(spec, size=size, limits=limits)
+
+    def start(self) -> None:
+        pass
+
+    wait_until_ready = start
+
+    def read(self, source: Any, *, keep_waiting: Any, **options: Any) -> PictureReading:
+        return super().read(source, **options)
+
+
 @pytest.fixture
-def start() -> Iterator[Starter]:
+def isolated() -> Iterator[Starter]:
+    """As `start`, with processes that read pictures."""
     starter = Starter()
     yield starter
     starter.close()
+
+
+@pytest.fixture
+def start(isolated: Starter, monkeypatch: pytest.MonkeyPatch) -> Starter:
+    monkeypatch.setattr(llama_adapter.app.online.service, "IsolatedReader", InlineReader)
+    return isolated
 
 
 @pytest.fixture(scope="module")
@@ -204,15 +226,13 @@ def test_a_bad_picture_gets_its_reason_under_its_own_name_and_the_others_their_a
     assert good.result().error is None
 
 
-def test_a_picture_whose_reading_fails_as_none_ever_did_is_answered(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reader_failure_is_answered_and_shows_as_stalled(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
     service = start()
     with monkeypatch.context() as patch:
-        patch.setattr(IsolatedReader, "read", failing)
+        patch.setattr(InlineReader, "read", failing)
         answer = service.submit(ask(0)).result()
 
     assert code_of(answer) == "reading_failed"
@@ -236,15 +256,13 @@ def test_pictures_above_the_limits_are_refused(start: Starter, limits: ServiceLi
         (ask(0, ("x", "y" * 30_000)), PromptError),
     ],
 )
-def test_what_cannot_be_answered_is_refused_before_anything_is_done(
-    shared: Service, request_: Ask, error: type[Exception]
-) -> None:
+def test_invalid_requests_are_refused_at_submit(shared: Service, request_: Ask, error: type[Exception]) -> None:
     with pytest.raises(error):
         shared.submit(request_)
     assert shared.status().num_waiting == 0
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_back(start: Starter) -> None:
+def test_full_queue_refuses_with_retry_after(start: Starter) -> None:
     limits = ServiceLimits(max_waiting=3, max_waiting_per_client=2)
     service, gate, first = held(start, limits=limits)
     waiting = [service.submit(ask(number, client="a")) for number in (1, 2)]
@@ -261,7 +279,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(start: Starter) -> None
     assert service.submit(ask(4, client="a")).result().error is None
 
 
-def test_pictures_that_wait_may_only_have_so_many_bytes(start: Starter) -> None:
+def test_waiting_pictures_have_a_byte_limit(start: Starter) -> None:
     service, gate, _ = held(start, limits=ServiceLimits(max_waiting_bytes=len(BYTES[1]) + 10))
     service.submit(ask(1))
 
@@ -270,7 +288,7 @@ def test_pictures_that_wait_may_only_have_so_many_bytes(start: Starter) -> None:
     gate.open()
 
 
-def test_a_client_with_one_request_is_not_behind_all_of_anothers(start: Starter) -> None:
+def test_clients_take_turns_in_the_queue(start: Starter) -> None:
     service, gate, first = held(start, batch_size=1)
     order: list[str] = []
     handles = {f"many {number}": service.submit(ask(number, client="many")) for number in range(1, 6)}
@@ -326,7 +344,7 @@ def test_cancelling_what_is_answered_changes_nothing(shared: Service) -> None:
     assert shared.submit(ask(0)).result().error is None
 
 
-def test_a_request_that_waits_beyond_its_time_is_told_although_the_engine_stands_still(start: Starter) -> None:
+def test_deadline_of_a_waiting_request_while_the_engine_hangs(start: Starter) -> None:
     service, gate, _ = held(start, batch_size=1)
     answer = service.submit(ask(1, timeout_s=0.05)).result()
 
@@ -334,12 +352,12 @@ def test_a_request_that_waits_beyond_its_time_is_told_although_the_engine_stands
     gate.open()
 
 
-def test_a_running_request_beyond_its_time_ends_with_what_it_has(start: Starter) -> None:
+def test_deadline_of_a_running_request(start: Starter) -> None:
     gate = Gate()
     service = start(observer=gate)
     handle = service.submit(ask(0, timeout_s=1.0))
     assert gate.reached.wait(WAIT_S)
-    wait_for(lambda: time.perf_counter() > service._running[handle.id].entry.deadline)
+    wait_for(lambda: time.perf_counter() > service._running[handle.id].deadline)
     gate.open()
 
     answer = handle.result()
@@ -360,7 +378,7 @@ def failing_steps(monkeypatch: pytest.MonkeyPatch, *, times: int) -> None:
     monkeypatch.setattr(CaptionLoop, "step", failing)
 
 
-def test_a_failed_engine_is_replaced_and_only_what_it_was_answering_fails(
+def test_failed_engine_is_replaced_and_only_running_requests_fail(
     start: Starter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = Gate()
@@ -380,7 +398,7 @@ def test_a_failed_engine_is_replaced_and_only_what_it_was_answering_fails(
     assert gate.num_restarts == 1
 
 
-def test_loading_the_engine_is_retried_for_as_long_as_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_the_engine_is_retried_until_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_adapter.app.online.service, "_FIRST_BACKOFF_S", 0.0)
     states: list[str] = []  # at each load
 
@@ -404,7 +422,7 @@ def test_loading_the_engine_is_retried_for_as_long_as_it_fails(monkeypatch: pyte
         service.close()
 
 
-def test_an_engine_that_cannot_even_be_given_up_is_replaced(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_is_replaced_if_closing_it_fails(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(captioner: Captioner) -> None:
         raise RuntimeError("the process of the encoder is gone")
 
@@ -418,7 +436,7 @@ def test_an_engine_that_cannot_even_be_given_up_is_replaced(start: Starter, monk
     assert service.submit(ask(0)).result().error is None
 
 
-def test_an_observer_that_raises_hurts_nobody(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_observer_errors_do_not_affect_answers(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(Observer):
         def _raise(self, *_: object) -> None:
             raise RuntimeError("nothing can be counted")
@@ -439,9 +457,7 @@ def test_an_observer_that_raises_hurts_nobody(start: Starter, monkeypatch: pytes
     assert all(thread.is_alive() for thread in service._threads)
 
 
-def test_while_the_engine_restarts_requests_are_refused_for_a_while(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_are_refused_while_the_engine_restarts(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     may_load = threading.Event()
     may_load.set()
 
@@ -461,7 +477,7 @@ def test_while_the_engine_restarts_requests_are_refused_for_a_while(
     wait_for(lambda: service.status().state == "ready")
 
 
-def test_a_model_that_cannot_be_loaded_is_told_to_who_waits_for_it() -> None:
+def test_load_error_reaches_wait_until_ready() -> None:
     service = Service(lambda: Captioner.load(model="no such bundle"))
     try:
         service.start()
@@ -474,7 +490,7 @@ def test_a_model_that_cannot_be_loaded_is_told_to_who_waits_for_it() -> None:
         service.close()
 
 
-def test_what_was_accepted_before_draining_is_answered_and_nothing_more_is_taken(start: Starter) -> None:
+def test_draining_finishes_accepted_requests_and_refuses_new_ones(start: Starter) -> None:
     service, gate, first = held(start, batch_size=1)
     waiting = [service.submit(ask(number)) for number in (1, 2)]
     service.drain()
@@ -488,7 +504,7 @@ def test_what_was_accepted_before_draining_is_answered_and_nothing_more_is_taken
     assert service.wait_until_idle(WAIT_S)
 
 
-def test_closing_answers_everybody(start: Starter) -> None:
+def test_close_answers_all_requests(start: Starter) -> None:
     service, gate, first = held(start, batch_size=1)
     waiting = [service.submit(ask(number)) for number in (1, 2)]
     closing = threading.Thread(target=service.close)
@@ -504,9 +520,7 @@ def test_closing_answers_everybody(start: Starter) -> None:
     service.close()
 
 
-def test_closing_does_not_wait_for_ever_for_an_engine_that_hangs(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_does_not_wait_for_a_hung_engine(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_adapter.app.online.service, "_CLOSE_S", 0.05)
     service, gate, first = held(start, batch_size=1)
     waiting = service.submit(ask(1))
@@ -541,7 +555,7 @@ def test_the_observer_is_told_of_every_request(start: Starter) -> None:
     assert gate.num_first_tokens == 1
 
 
-def test_a_step_that_does_not_end_shows(start: Starter) -> None:
+def test_hung_step_shows_as_stalled(start: Starter) -> None:
     service, gate, _ = held(start, limits=ServiceLimits(stall_s=0.01))
     wait_for(lambda: service.status().is_stalled)
     gate.open()
@@ -549,7 +563,7 @@ def test_a_step_that_does_not_end_shows(start: Starter) -> None:
 
 
 @pytest.mark.parametrize("name", ["max_waiting", "timeout_s", "max_pixels"])
-def test_limits_that_let_nothing_through_are_refused(name: str) -> None:
+def test_zero_limits_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         ServiceLimits(**{name: 0})
 
@@ -557,7 +571,7 @@ def test_limits_that_let_nothing_through_are_refused(name: str) -> None:
 @pytest.mark.slow
 def test_hundreds_of_requests_with_random_cancels_all_end(start: Starter) -> None:
     service = start(limits=ServiceLimits(max_waiting=1000, max_waiting_per_client=1000))
-    handles = [service.submit(ask(number % len(BYTES), client=str(number % 7))) for number in range(400)]
+    handles = [service.submit(ask(number % len(BYTES), client=str(number % 7))) for number in range(200)]
     for handle in handles[::3]:
         handle.cancel()
     answers = [handle.result() for handle in handles]
@@ -579,8 +593,8 @@ def ask_slow(number: int, **options: Any) -> Ask:
     return Ask(picture=picture, label="slow.jpg", prompt=CAPTION, **options)
 
 
-def test_pictures_that_take_minutes_keep_no_other_from_being_answered(start: Starter) -> None:
-    service = start(limits=SLOW_LIMITS)
+def test_slow_pictures_do_not_block_others(isolated: Starter) -> None:
+    service = isolated(limits=SLOW_LIMITS)
     known = service.submit(ask(0)).result()
     slow = [service.submit(ask_slow(number, client="slow")) for number in range(8)]
     wait_for(lambda: service.status().num_slow_reading > 0)
@@ -595,8 +609,8 @@ def test_pictures_that_take_minutes_keep_no_other_from_being_answered(start: Sta
         handle.cancel()
 
 
-def test_a_picture_that_is_not_read_in_time_is_answered_with_that(start: Starter) -> None:
-    service = start(limits=replace(SLOW_LIMITS, picture_timeout_s=0.5))
+def test_read_timeout_is_an_error_answer(isolated: Starter) -> None:
+    service = isolated(limits=replace(SLOW_LIMITS, picture_timeout_s=0.5))
     answer = service.submit(ask_slow(0)).result()
 
     assert code_of(answer) == "timeout"
@@ -604,8 +618,8 @@ def test_a_picture_that_is_not_read_in_time_is_answered_with_that(start: Starter
     assert "disk" not in answer.error.message
 
 
-def test_a_picture_that_takes_more_memory_than_it_may_is_refused_and_the_next_one_is_read(start: Starter) -> None:
-    service = start(limits=ServiceLimits(reading_memory_bytes=64 * 2**20))
+def test_a_picture_that_takes_more_memory_than_it_may_is_refused_and_the_next_one_is_read(isolated: Starter) -> None:
+    service = isolated(limits=ServiceLimits(reading_memory_bytes=64 * 2**20))
     picture = slow_files.segmented_jpeg(num_bytes=8 * 2**20)
     answer = service.submit(Ask(picture=picture, label="large.jpg", prompt=CAPTION)).result()
 
@@ -613,8 +627,8 @@ def test_a_picture_that_takes_more_memory_than_it_may_is_refused_and_the_next_on
     assert service.submit(ask(0)).result().error is None
 
 
-def test_a_cancelled_request_ends_the_reading_of_its_picture(start: Starter) -> None:
-    service = start(limits=SLOW_LIMITS)
+def test_a_cancelled_request_ends_the_reading_of_its_picture(isolated: Starter) -> None:
+    service = isolated(limits=SLOW_LIMITS)
     handle = service.submit(ask_slow(0))
     wait_for(lambda: service.status().num_slow_reading == 1)
     handle.cancel()
@@ -622,8 +636,8 @@ def test_a_cancelled_request_ends_the_reading_of_its_picture(start: Starter) -> 
     wait_for(lambda: service.status().num_reading == 0)
 
 
-def test_a_view_is_cancelled_with_its_future(start: Starter) -> None:
-    service = start(limits=SLOW_LIMITS)
+def test_a_view_is_cancelled_with_its_future(isolated: Starter) -> None:
+    service = isolated(limits=SLOW_LIMITS)
     view = service.view(ask_slow(0).picture, name="slow.jpg", side=100, client="page")
     wait_for(lambda: service.status().num_slow_reading == 1)
     assert view.cancel()
@@ -634,9 +648,9 @@ def test_a_view_is_cancelled_with_its_future(start: Starter) -> None:
     assert (seen.pixels.shape, seen.width, seen.height) == ((100, 100, 3), 224, 224)
 
 
-def test_views_beyond_their_bytes_are_refused(start: Starter) -> None:
+def test_views_beyond_their_bytes_are_refused(isolated: Starter) -> None:
     picture = ask_slow(0).picture
-    service = start(limits=replace(SLOW_LIMITS, max_waiting_bytes=8 * len(picture)))
+    service = isolated(limits=replace(SLOW_LIMITS, max_waiting_bytes=8 * len(picture)))
     views: list[Future[PictureReading]] = []
 
     def ask_for_views() -> None:
@@ -651,8 +665,8 @@ def test_views_beyond_their_bytes_are_refused(start: Starter) -> None:
     assert all(view.exception(WAIT_S) is not None for view in views)
 
 
-def test_closing_waits_for_no_reading(start: Starter) -> None:
-    service = start(limits=SLOW_LIMITS)
+def test_close_does_not_wait_for_readings(isolated: Starter) -> None:
+    service = isolated(limits=SLOW_LIMITS)
     handles = [service.submit(ask_slow(number)) for number in range(4)]
     wait_for(lambda: service.status().num_slow_reading > 0)
     service.close()

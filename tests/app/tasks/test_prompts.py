@@ -28,9 +28,7 @@ def test_a_prompt_is_tokenised_once(captioner: Captioner) -> None:
     assert encoder.encode("Is it red?", ("yes", "no")) is encoder.encode("Is it red?", ("yes", "no"))
 
 
-def test_what_is_remembered_has_a_bound_in_prompts_and_in_tokens(
-    captioner: Captioner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompt_cache_is_bounded_in_prompts_and_tokens(captioner: Captioner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_adapter.app.tasks.prompts, "MAX_REMEMBERED_PROMPTS", 10)
     monkeypatch.setattr(llama_adapter.app.tasks.prompts, "MAX_REMEMBERED_TOKENS", 2000)
     encoder = encoder_of(captioner.tokenizer)

@@ -58,7 +58,7 @@ def test_choices_are_two_different_texts(choices: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["Yes", "Yes,Yes", "Yes,,No", ""])
-def test_choices_as_typed_are_refused_likewise(text: str) -> None:
+def test_typed_choices_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="two different answers"):
         parse_choices(text)
 

@@ -52,7 +52,7 @@ def stdout_that_does_not_wait(*, is_buffered: bool) -> Iterator[SlowReader]:
 
 
 @pytest.mark.parametrize("is_buffered", [True, False], ids=["buffered", "unbuffered"])
-def test_a_pipe_that_does_not_wait_gets_every_line_whole(is_buffered: bool) -> None:
+def test_non_blocking_pipe_gets_every_line(is_buffered: bool) -> None:
     with stdout_that_does_not_wait(is_buffered=is_buffered) as reader:
         for line in LINES:
             give(line)

@@ -33,14 +33,14 @@ def deaf_stderr(way: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_cannot_be_said_is_lost_and_nothing_else(way: str) -> None:
+def test_stderr_write_errors_are_ignored(way: str) -> None:
     with deaf_stderr(way):
         for _ in range(3):
             say("a line")
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_job_that_nobody_listens_to_is_done_all_the_same(way: str, tmp_path: Path) -> None:
+def test_job_finishes_without_stderr(way: str, tmp_path: Path) -> None:
     out = tmp_path / "answers.jsonl"
     flags = [*model_flags(), "--max-new-tokens", "2", "--reader", "thread", "--out", str(out)]
 
@@ -52,7 +52,7 @@ def test_a_job_that_nobody_listens_to_is_done_all_the_same(way: str, tmp_path: P
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_error_that_nobody_hears_keeps_its_code(way: str, tmp_path: Path) -> None:
+def test_exit_code_without_stderr(way: str, tmp_path: Path) -> None:
     with deaf_stderr(way):
         code = main(["caption", "--list", str(tmp_path / "none.txt")])
 

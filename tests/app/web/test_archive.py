@@ -6,7 +6,7 @@ import stat
 import struct
 import zipfile
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("damaged")
 
 
-def opened(path: Path, limits: ArchiveLimits = LIMITS) -> Archive:
-    return Archive(path, name=path.name, limits=limits)
+def opened(path: Path, limits: ArchiveLimits = LIMITS) -> closing[Archive]:
+    return closing(Archive(path, name=path.name, limits=limits))
 
 
 def error_of(archive: Archive, number: int = 0) -> PictureError:
@@ -138,7 +138,7 @@ def test_a_list_of_entries_that_would_fill_the_memory_is_refused_before_it_is_re
 
 
 @pytest.mark.parametrize("data", [b"", b"PK\x03\x04", b"no archive at all", b"PK\x05\x06" + b"\xff" * 18])
-def test_what_is_no_zip_is_an_error_of_the_file(tmp_path: Path, data: bytes) -> None:
+def test_non_zip_raises_picture_error(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "pictures.zip"
     path.write_bytes(data)
 
@@ -148,7 +148,7 @@ def test_what_is_no_zip_is_an_error_of_the_file(tmp_path: Path, data: bytes) -> 
     assert "pictures.zip" in caught.value.message
 
 
-def test_a_zip_that_is_gone_is_an_error_of_the_file(tmp_path: Path) -> None:
+def test_missing_zip_raises_picture_error(tmp_path: Path) -> None:
     with pytest.raises(PictureError) as caught:
         opened(tmp_path / "gone.zip")
     assert caught.value.code == "unreadable"
@@ -184,9 +184,7 @@ def test_a_picture_whose_checksum_is_wrong_is_damaged_and_the_next_is_read(tmp_p
     cut=st.none() | st.integers(0, 400),
     edits=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=4),
 )
-def test_damage_anywhere_costs_a_picture_error_and_nothing_else(
-    cut: int | None, edits: list[tuple[int, int]], folder: Path
-) -> None:
+def test_damaged_zips_raise_only_picture_errors(cut: int | None, edits: list[tuple[int, int]], folder: Path) -> None:
     damaged = bytearray(_sound_zip()[:cut])
     for position, value in edits if damaged else ():
         damaged[position % len(damaged)] = value

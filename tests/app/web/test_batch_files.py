@@ -2,6 +2,7 @@
 
 import zipfile
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,8 @@ def folder() -> Iterator[Path]:
 
 def files_of(
     uploads: Sequence[Upload], folder: Sequence[Upload] = (), *, max_pictures: int = MAX_PICTURES
-) -> BatchFiles:
-    return BatchFiles(uploads, folder, limits=LIMITS, max_pictures=max_pictures)
+) -> closing[BatchFiles]:
+    return closing(BatchFiles(uploads, folder, limits=LIMITS, max_pictures=max_pictures))
 
 
 def upload(folder: Path, name: str, data: bytes = b"x", *, shown: str = "") -> Upload:

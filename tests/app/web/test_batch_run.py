@@ -175,7 +175,7 @@ def test_closing_the_results_early_cancels_what_is_in_flight() -> None:
         assert service.wait_until_idle(60)
 
 
-def test_another_batch_waits_for_one_of_those_that_run(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_batches_at_once_are_refused(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llama_adapter.app.web.batch.MAX_RUNS_AT_ONCE", 1)
     events, settings = BatchEvents(service, samples=[], runs=Runs()), (16, 0, 0.9, 0, "")
 

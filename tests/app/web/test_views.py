@@ -130,6 +130,51 @@ def test_text_of_users_files_and_models_is_never_markup(html: str) -> None:
     assert "\u202e" not in html
 
 
+def test_texts_of_the_page(snapshot: Any) -> None:
+    cancelled = AnswerError(code="cancelled", message="")
+    turns: list[dict[str, Any]] = [
+        {},
+        {"is_reused": True},
+        {"token_ids": (1,)},
+        {"ms": {"total": 3.0}},
+        {"finish": "error", "error": cancelled},
+        {"finish": "length"},
+    ]
+    states: list[State] = ["running", "done", "cancelled", "failed"]
+    waiting = dataclasses.replace(PROGRESS, waits_for="64 requests wait")
+    services: list[dict[str, Any]] = [{}, {"is_stalled": True}]
+    services += [{"state": state} for state in ("loading", "restarting", "draining", "failed", "closed")]
+    failing = [result(index, code="empty" if index in (1, 4) else "") for index in (4, 2, 0, 1, 3)]
+    chosen = [judged(0, 0.987), judged(1, 0.52), judged(2, 0.7), result(3, code="empty")]
+    rules = [Rule(), Rule(threshold=0.5, band=0.0), Rule(threshold=0.9)]
+    texts = {
+        "answers": [shown(answer=answer(**turn)) for turn in turns],
+        "progress": [progress_view(waiting, state=state) for state in states],
+        "table": ["".join(table(failing, rule=Rule()))],
+        "decisions": [decisions(chosen, ("yes", "no"), rule) for rule in rules],
+        "service": [render("about", "state", status=dataclasses.replace(STATUS, **change)) for change in services],
+    }
+    figures = {
+        "answers by rule": [[answer_text(each, rule) for each in chosen[:3]] for rule in rules],
+        "times": [milliseconds(value) for value in (0.04, 9.94, 37.2, 1250.0)],
+        "sizes": [size(value) for value in (812, 35_000, 2_400_000)],
+        "durations": [duration(value) for value in (0.21, 9.9, 59, 60, 200, 3_900)],
+        "rates": [rate(value) for value in (0.1, 4.04, 250)],
+        "shares": [percent(value) for value in (0.99999, 0.00001, 1.0, 0.0, 0.25)],
+    }
+
+    assert {name: [words(html) for html in each] for name, each in texts.items()} == snapshot
+    assert figures == snapshot
+
+
+def test_bars_have_the_probability_and_the_band() -> None:
+    bars = "".join(cards([judged(0, 0.987)], num_answered=1, rule=Rule()))
+
+    assert "width:98.7%" in bars
+    assert "left:45.0%;width:10.0%" in bars
+    assert decisions([], (), Rule()) == ""
+
+
 # Chat
 
 
@@ -139,17 +184,6 @@ def test_an_open_answer_is_busy_in_a_log_that_screen_readers_follow() -> None:
     assert "aria-busy" not in Elements(shown(answer=answer())).attributes
 
 
-def test_an_answer_has_its_times_tokens_and_speed() -> None:
-    text = words(shown(answer=answer()))
-
-    for figure in ("queue 0.2 ms", "read 1.0 ms", "clip 4.0 ms", "first token 10 ms", "total 30 ms", "3 tokens"):
-        assert figure in text
-    assert "100 tokens/s" in text, "two tokens in the 20 ms after the first"
-    assert "tokens/s" not in shown(answer=answer(token_ids=(1,)))
-    assert "tokens/s" not in shown(answer=answer(ms={"total": 3.0}))
-    assert ["la-badge" in shown(answer=answer(is_reused=is_reused)) for is_reused in (True, False)] == [True, False]
-
-
 @pytest.mark.parametrize(("unfamiliar", "is_doubted"), [(True, True), (False, False), (None, False)])
 def test_an_answer_about_an_unfamiliar_picture_is_marked(unfamiliar: bool | None, is_doubted: bool) -> None:
     changes = {} if unfamiliar is None else {"unfamiliar": unfamiliar}
@@ -157,16 +191,6 @@ def test_an_answer_about_an_unfamiliar_picture_is_marked(unfamiliar: bool | None
         for html in (cards([each], num_answered=1, rule=Rule()), table([each], rule=Rule())):
             assert "".join(html).count("la-batch-doubt") == is_doubted
     assert shown(answer=answer(unfamiliar=unfamiliar)).count("la-doubt") == is_doubted
-
-
-@pytest.mark.parametrize(
-    "changes", [{"finish": "error", "error": AnswerError(code="cancelled", message="")}, {"finish": "length"}]
-)
-def test_an_answer_that_was_stopped_or_cut_keeps_its_text(changes: dict[str, Any]) -> None:
-    html = shown(answer=answer(**changes))
-
-    assert "a red star" in html
-    assert "la-cut" in html
 
 
 def test_a_chat_forgets_its_oldest_turns_first() -> None:
@@ -207,32 +231,6 @@ def test_a_question_that_overtakes_another_closes_it_and_a_repeated_one_replaces
 # Batch
 
 
-@pytest.mark.parametrize(
-    ("state", "expected"),
-    [
-        ("running", "12 of 28 pictures 1 failed 4.0 pictures/s about 4.0 s left waiting: 64 requests wait"),
-        ("done", "Done: 11 answered, 1 failed."),
-        ("cancelled", "Cancelled: 11 answered, 1 failed, 16 not asked."),
-        ("failed", "Ended early: 11 answered, 1 failed, 16 not asked."),
-    ],
-)
-def test_progress_has_counts_speed_and_an_ending(state: State, expected: str) -> None:
-    html = progress_view(dataclasses.replace(PROGRESS, waits_for="64 requests wait"), state=state)
-
-    assert expected in words(html)
-    bar = Elements(html).attributes
-    assert (bar["aria-valuenow"], bar["aria-valuemax"]) == (["12"], ["28"])
-
-
-def test_the_table_has_the_failed_first_and_all_in_the_order_of_the_files() -> None:
-    results = [result(index, code="empty" if index in (1, 4) else "") for index in (4, 2, 0, 1, 3)]
-    html = "".join(table(results, rule=Rule()))
-
-    assert re.findall(r"\d{4}\.png", html) == ["0001.png", "0004.png", "0000.png", "0002.png", "0003.png"]
-    assert "0000.png a red star stop 3 12 ms" in words(html)
-    assert "0001.png empty It is empty." in words(html)
-
-
 def test_of_many_results_the_failed_and_the_newest_are_shown() -> None:
     results = [result(index, code="empty" if index == 0 else "") for index in range(2_000)]
     rows = table(results, rule=Rule())
@@ -240,20 +238,6 @@ def test_of_many_results_the_failed_and_the_newest_are_shown() -> None:
     assert "101 of 2,000" in rows[0]
     assert len([row for row in rows if row.startswith("<tr")]) == 101
     assert "60 of 1,999" in cards(results[-60:], num_answered=1_999, rule=Rule())[0]
-
-
-def test_choices_are_decided_by_the_rule_and_counted() -> None:
-    results = [judged(0, 0.987), judged(1, 0.52), judged(2, 0.7), result(3, code="empty")]
-
-    assert [answer_text(each, Rule()) for each in results[:2]] == ["yes (98.7 %)", "undecided (yes 52.0 %)"]
-    assert answer_text(results[2], Rule(threshold=0.9)) == "no (yes 70.0 %)"
-    html = decisions(results, ("yes", "no"), Rule())
-    assert "2 yes 1 undecided 1 failed" in words(html)
-    assert "3 yes 1 failed" in words(decisions(results, ("yes", "no"), Rule(threshold=0.5, band=0.0)))
-    assert decisions(results, (), Rule()) == ""
-    bars = "".join(cards(results[:1], num_answered=1, rule=Rule()))
-    assert "width:98.7%" in bars
-    assert "left:45.0%;width:10.0%" in bars
 
 
 # About
@@ -278,25 +262,7 @@ def test_without_a_model_the_page_says_so() -> None:
     assert "The model is being loaded." in about(service)
 
 
-def test_the_state_of_the_service_is_shown(snapshot: Any) -> None:
-    changes: list[dict[str, Any]] = [{}, {"is_stalled": True}]
-    changes += [{"state": state} for state in ("loading", "restarting", "draining", "failed", "closed")]
-    html = [render("about", "state", status=dataclasses.replace(STATUS, **change)) for change in changes]
-
-    assert [words(each) for each in html] == snapshot
-
-
 # Figures and errors
-
-
-def test_figures_are_short() -> None:
-    assert [milliseconds(value) for value in (0.04, 9.94, 37.2, 1250.0)] == ["0.0 ms", "9.9 ms", "37 ms", "1.25 s"]
-    assert [size(value) for value in (812, 35_000, 2_400_000)] == ["812 bytes", "35 kB", "2.4 MB"]
-    assert [duration(value) for value in (0.21, 9.9, 59, 60, 200)] == ["0.2 s", "9.9 s", "59 s", "1 min", "3 min 20 s"]
-    assert duration(3_900) == "1 h 5 min"
-    assert [rate(value) for value in (0.1, 4.04, 250)] == ["6.0 pictures/min", "4.0 pictures/s", "250 pictures/s"]
-    shares = [percent(value) for value in (0.99999, 0.00001, 1.0, 0.0, 0.25)]
-    assert shares == ["> 99.9 %", "< 0.1 %", "100.0 %", "0.0 %", "25.0 %"]
 
 
 def test_a_long_name_loses_its_middle() -> None:
