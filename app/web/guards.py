@@ -38,6 +38,7 @@ class GuardedBlocks(gr.Blocks):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._faults = FaultLog()
+        self.has_launched = True  # else Gradio gives out any file whose path a handler returns
 
     async def process_api(self, block_fn: Any, inputs: list[Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Run an event, as Gradio does; this is the one way in for all events."""

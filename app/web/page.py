@@ -63,8 +63,6 @@ def build_page(service: Service, *, samples: Sequence[Path]) -> gr.Blocks:
         if any(name == "load" for _, name in event.targets):
             event.queue = False
     page.state_session_capacity = MAX_SESSIONS
-    # Gradio checks the paths of files only in pages that it has launched itself.
-    page.has_launched = True
     page.max_threads = MAX_STREAMING
     page.queue(max_size=MAX_QUEUED, api_open=False)
     return page

@@ -114,7 +114,7 @@ def _chat(values: list[Any], event: Any) -> object:
 
 def _batch(values: list[Any], event: Any) -> object:
     page, session = _page(), BatchSession()
-    files, folder, _, choices, threshold, band, *_ = values
+    files, folder, _, threshold, band, choices, *_ = values
     page.batch.add_sample(files, event)
     page.batch.start_from(event)
     page.batch.show_rule(choices)
@@ -123,7 +123,8 @@ def _batch(values: list[Any], event: Any) -> object:
     count = _drain(page.batch.start(_REQUEST, session, *values))
     page.batch.decide(session, band, threshold)
     page.batch.clear(session)
-    with BatchFiles(uploads_of(files), uploads_of(folder), limits=page.service.limits, max_pictures=20) as pictures:
+    batch = BatchFiles(uploads_of(files), uploads_of(folder), limits=page.service.limits, max_pictures=20)
+    with contextlib.closing(batch) as pictures:
         for picture in pictures.pictures:
             try:
                 assert len(picture.read()) <= 100_000
@@ -169,7 +170,7 @@ def _events() -> dict[str, bytes]:
         "chat": [file, "What is it?", 16, 0, 0.9, 0, "7"],
         "batch": [
             *([file, {**file, "orig_name": "pictures.zip"}], [{**file, "orig_name": "folder/b.png"}]),
-            *("Is it red?", "yes, no", 0.5, 0.1, 16, 0, 0.9, 0, "7"),
+            *("Is it red?", 0.5, 0.1, "yes, no", 16, 0, 0.9, 0, "7"),
         ],
     }
     return {

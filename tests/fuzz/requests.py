@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import io
 import json
 import zipfile
@@ -152,7 +153,7 @@ def upload_zip(data: bytes) -> str:
         archive = Archive(written("pictures.zip", data), name="pictures.zip", limits=limits)
     except PictureError as error:
         return refused(error)
-    with archive:
+    with contextlib.closing(archive):
         names = [entry.name for entry in archive.pictures]
         assert len(set(names)) == len(names) <= limits.max_entries
         assert not any(name.startswith("/") or ".." in name.split("/") for name in names)

@@ -18,7 +18,7 @@ from llama_adapter.app.online.service import Ask, RequestHandle, Service, Servic
 from llama_adapter.app.tasks.choose import choosing
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.app.web.batch import BatchEvents, BatchSession
-from llama_adapter.app.web.batch_run import BatchRun, ByteBudget, PictureFile, Result, default_window
+from llama_adapter.app.web.batch_run import BatchRun, ByteBudget, PictureFile, Result
 from llama_adapter.app.web.runs import Run, Runs
 from llama_adapter.app.web.throughput import IN_FLIGHT, measure
 from llama_adapter.app.web.uploads import place_in_uploads, private_uploads
@@ -121,10 +121,6 @@ def test_no_more_requests_are_in_flight_than_the_window_takes(
     monkeypatch.setattr(service, "submit", counting)
     assert len(asyncio.run(collect(batch(service, files_of(SAMPLES), window=3)))) == len(SAMPLES)
     assert 1 <= max(counts) <= 3
-
-
-def test_the_default_window_leaves_room_for_others(service: Service) -> None:
-    assert default_window(service) == 2 * service.spec.batch_size < service.limits.max_waiting
 
 
 def test_a_busy_service_is_asked_again_until_every_picture_is_answered() -> None:

@@ -31,6 +31,7 @@ from llama_adapter.app.web.guards import (
     is_open,
 )
 from llama_adapter.app.web.page import MAX_EVENT_BYTES, page_settings
+from llama_adapter.app.web.uploads import private_uploads
 
 SENT = "what was sent \x1b[31m\n"
 
@@ -149,6 +150,20 @@ def outcome(error: Exception, values: list[Any]) -> gr.Error:
     with pytest.raises(gr.Error) as caught:
         asyncio.run(process())
     return caught.value
+
+
+def test_no_file_outside_the_uploads_is_given_out() -> None:
+    async def process(path: str) -> None:
+        with GuardedBlocks() as page:
+            box, file = gr.Textbox(), gr.File()
+            box.input(lambda text: path, box, file)
+        await page.process_api(page.fns[0], [SENT])
+
+    with private_uploads() as folder:
+        (folder / "own.txt").write_text("x")
+        asyncio.run(process(str(folder / "own.txt")))
+        with pytest.raises(gr.Error):
+            asyncio.run(process("/etc/passwd"))
 
 
 @pytest.fixture

@@ -172,6 +172,13 @@ def test_forged_events_leave_no_traceback_and_nothing_of_what_was_sent(
     assert len(logged) < 100_000
 
 
+def test_queued_events_cannot_skip_the_queue(client: httpx.Client, config: dict[str, Any]) -> None:
+    event = event_of(config, "chat-ask", "click")
+    body = {"data": [], "fn_index": event["id"], "session_hash": "skips"}
+
+    assert client.post("/gradio_api/run/predict", json=body).status_code == 404
+
+
 def test_a_file_above_the_cap_is_not_taken(client: httpx.Client) -> None:
     answer = client.post("/gradio_api/upload", files={"files": ("large.png", b"0" * (MAX_BYTES + 1))})
 
