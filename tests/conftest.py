@@ -6,6 +6,7 @@ more of them: `pytest --hypothesis-profile explore`.
 
 import gc
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -13,6 +14,10 @@ from hypothesis import settings
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile("repeatable")
+
+# A script that starts tests in the background has them ignore these signals, and every process would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 gc.disable()  # imports make few objects that can be freed, and looking for them takes a third of a collection's time
 
