@@ -15,7 +15,7 @@ from tests.llm.toys import CONFIG, answers, drain, open_runner, toy_decoder, toy
 from tests.npu.inside.host_ops import HostOps, MixedDevicesError
 
 # Heads of 64, as the fused rotation wants them; and of 16, which it refuses.
-FUSED = dataclasses.replace(CONFIG, dim=128, num_heads=2, ffn_dim=80, context=96)
+FUSED = dataclasses.replace(CONFIG, dim=128, num_layers=2, num_heads=2, ffn_dim=80, num_adapter_layers=1)
 SMALL = dataclasses.replace(FUSED, num_heads=8)
 NUM_REQUESTS = 5  # on 3 slots: ragged lengths, freed slots, moved rows
 
