@@ -14,7 +14,6 @@ from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.vision.encoder import PictureEncoder
-from scripts.train_embedded import ablation
 from scripts.train_embedded.code_stage import close_gates, open_gates
 from scripts.train_embedded.loop import trained
 from scripts.train_embedded.questions import CAPTION_QUESTIONS
@@ -33,13 +32,13 @@ KNOWN_SCENE = (
 )
 
 
-def export(*, folder: Path, bundle: Path, arm: str | None = None) -> None:
-    """Write the model of the latest stages, or an arm of the ablation, to `bundle` as float16, replacing it."""
-    encoder, decoder = load_trained(folder) if arm is None else ablation.load_arm(arm, folder)
+def export(*, folder: Path, bundle: Path) -> None:
+    """Write the model of the latest stages to `bundle` as float16, replacing it."""
+    encoder, decoder = load_trained(folder)
     close_gates(decoder)
     _check_biases(decoder)
     model = LoadedModel(
-        name="embedded" if arm is None else f"ablation-{arm}",
+        name="embedded",
         digest="",
         vision_config=VISION,
         vision_state=encoder.state_dict(),
