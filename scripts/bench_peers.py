@@ -24,13 +24,12 @@ FLAGS: dict[str, dict[str, Any]] = {  # by the fields of `Plan`
     "threads": {"type": int, "help": "of every engine"},
     "sizes": {"nargs": "+", "choices": (*DECODERS, *ENCODERS), "help": "of models"},
     "sections": {"nargs": "+", "choices": Plan.sections, "help": "what is measured"},
-    "engines": {"nargs": "+", "choices": engine_names(), "help": "only these (None: all but the slow variants)"},
+    "engines": {"nargs": "+", "choices": engine_names(), "help": "only these (None: all)"},
     "batch_sizes": {"nargs": "+", "type": int, "help": "of steps, pictures"},
     "prefill_batch_sizes": {"nargs": "+", "type": int, "help": "of prefill"},
     "rounds": {"type": int, "help": "each round starts every engine once"},
     "budget_s": {"type": float, "help": "seconds for the repetitions of one figure"},
     "long_s": {"type": float, "help": "seconds; figures that take longer are measured in one round only"},
-    "flash": {"choices": ("auto", "on", "off"), "help": "attention of llama.cpp"},
     "work": {"help": "working folder"},
 }
 

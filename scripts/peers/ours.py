@@ -5,9 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from llama_adapter.app.captioning.assemble import Parts, assemble_parts
 from llama_adapter.app.captioning.captioner import Captioner
@@ -19,7 +17,6 @@ from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.runtime.devices import DTYPES, open_backend
 from llama_adapter.runtime.schemes import Precision
-from llama_adapter.vision.backends.base import VisionBackend
 from llama_adapter.vision.config import VisionConfig
 from scripts.common import sample_files
 from scripts.peers.packages import MissingPackage
@@ -65,19 +62,6 @@ class OurDecoder:
     def step(self, token_ids: Sequence[int], position: int) -> list[int]:
         prediction = self._runner.decode(token_ids, [position] * len(token_ids))
         return prediction.best_R.tolist()
-
-
-class OurVision:
-    """The encoder as the captioner calls it."""
-
-    def __init__(self, backend: VisionBackend) -> None:
-        self._backend = backend
-
-    def prepare(self, num_pictures: int) -> None:
-        return
-
-    def encode(self, pixels_BHWC: NDArray[np.uint8]) -> object:
-        return self._backend.encode(pixels_BHWC)
 
 
 class PlannedEngine(Engine):
