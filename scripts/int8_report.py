@@ -1,6 +1,6 @@
 """Measures the effect of 8-bit weights on the embedded model, and writes docs/int8.json and docs/int8.md.
 
-Usage: python -m scripts.int8_report [--pictures N] [--outliers SIZE] [--page-only]
+Usage: python -m scripts.int8_report [--pictures N] [--outliers SIZE]
 """
 
 import sys
@@ -15,7 +15,7 @@ from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.vision.image import PictureSource
 from scripts.common import parser_of, sample_files, tell
 from scripts.int8_measures import draw_exams, measure_variants, outlier_error, require_kernels
-from scripts.pages.render import read, save, write
+from scripts.pages.render import save
 
 _SEED = 3  # of the exams; no other page uses these pictures
 
@@ -25,12 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--pictures", type=int, default=500, help="fresh pictures of each kind (default: %(default)s)")
     parser.add_argument("--outliers", default="160M", help="random decoder to plant them in (default: %(default)s)")
-    parser.add_argument("--page-only", action="store_true", help="measure nothing, write the page of the known figures")
     options = parser.parse_args(arguments)
-    if options.page_only:
-        write("int8", read("int8"))
-    else:
-        save("int8", measure(num_pictures=options.pictures, outliers=options.outliers))
+    save("int8", measure(num_pictures=options.pictures, outliers=options.outliers))
     return 0
 
 

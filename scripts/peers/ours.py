@@ -3,7 +3,6 @@
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import torch
 
@@ -99,15 +98,12 @@ class OurJob:
         clock = self._captioner.profile_clock()
         started = time.perf_counter()
         answers = self._captioner.generate(
-            [str(file) for file in job_pictures(len(ends))], [prompt_ids(row) for row in range(len(ends))], clock=clock
+            [str(file) for file in sample_files()[: len(ends)]],
+            [prompt_ids(row) for row in range(len(ends))],
+            clock=clock,
         )
         seconds = time.perf_counter() - started
         assert [len(answer.token_ids) for answer in answers] == list(ends), "a caption did not end as planned"
         return JobResult(
             seconds=seconds, stages_s=dict(clock.seconds), token_ids=tuple(answer.token_ids for answer in answers)
         )
-
-
-def job_pictures(count: int) -> list[Path]:
-    """The first sample pictures."""
-    return sample_files()[:count]

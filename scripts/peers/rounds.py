@@ -14,7 +14,7 @@ from typing import Any
 
 from scripts.common import ROOT, Tell
 from scripts.peers.results import Key, Missing, Results, Row
-from scripts.peers.sizes import ENCODERS, JOB_ENCODERS, JOB_ENDS, NUM_STEPS, job_size, place_of
+from scripts.peers.sizes import ENCODERS, JOB_ENCODERS, JOB_ENDS, NUM_STEPS, place_of
 from scripts.peers.table import MACHINE, Engine, Section, chosen_engines
 from scripts.peers.task import Reply, Rung, Task
 
@@ -41,13 +41,6 @@ class Plan:
     budget_s: float = 2.5
     long_s: float = 8.0  # what took longer in the first round is not repeated
 
-    def __post_init__(self) -> None:
-        for name in ("rounds", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.batch_sizes or min((*self.batch_sizes, *self.prefill_batch_sizes)) < 1:
-            raise ValueError(f"batch sizes must be at least 1, got {self.batch_sizes} and {self.prefill_batch_sizes}")
-
     def tasks(self) -> Iterator[Task]:
         """All tasks of one round, in order; the ceilings of the machine come before each size."""
         for size in self.sizes:
@@ -59,7 +52,7 @@ class Plan:
             if "job" in self.sections:
                 for encoder in JOB_ENCODERS.get(size, ()):
                     for engine in chosen_engines(self.engines, "job"):
-                        yield self._task(engine, job_size(size, encoder))
+                        yield self._task(engine, f"{size}+{encoder}")
 
     def _task(self, engine: Engine, size: str) -> Task:
         prefills: list[Rung] = [("prefill", batch) for batch in self.prefill_batch_sizes]
@@ -113,12 +106,12 @@ class Gathered:
                 batch=figure.batch,
                 threads=task.threads,
                 run=self.run,
-                rates=(figure.rate,),
-                stages_s=figure.stages_s,
+                rates=(_four_digits(figure.rate),),
+                stages_s={name: _four_digits(seconds) for name, seconds in figure.stages_s.items()},
                 answers=figure.answers,
             )
             before = self.rows[row.key].rates if row.key in self.rows else ()
-            self.rows[row.key] = replace(row, rates=(*before, figure.rate))
+            self.rows[row.key] = replace(row, rates=(*before, *row.rates))
             if figure.spent_s > long_s:
                 self.too_long.add((engine.name, task.size, (figure.part, figure.batch)))
 
@@ -194,6 +187,10 @@ def describe(task: Task, reply: Reply) -> str:
     else:
         figures = [f"{figure.part} {figure.batch}: {figure.rate:.2f}/s" for figure in reply.figures]
     return f"{head} {', '.join(figures)}"
+
+
+def _four_digits(number: float) -> float:
+    return float(f"{number:.4g}")
 
 
 def _without_places(reason: str, *, work: str) -> str:

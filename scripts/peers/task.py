@@ -15,7 +15,7 @@ class Task:
     """One engine, one size: to be opened, and measured at some batch sizes."""
 
     engine: Engine
-    size: str  # of a decoder or an encoder; of a job, both as `sizes.job_size` joins them
+    size: str  # of a decoder or an encoder; of a job, both, such as `1B+ViT-L/14`
     work: str  # folder of the files that peers run
     threads: int
     rungs: tuple[Rung, ...]

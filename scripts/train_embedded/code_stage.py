@@ -1,5 +1,6 @@
 """Stage 2: decoder and adapters learn to answer, reading scenes from a symbolic code in the visual query's place."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,6 @@ from torch.nn.utils import parametrize
 
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.tokenizer import Tokenizer
-from scripts.train_embedded.answering import answer_loss, exact_match
 from scripts.train_embedded.focus import CLASSES, NOT_ASKED
 from scripts.train_embedded.loop import Optimizers, train
 from scripts.train_embedded.packing import Packed, Packer, ask_many
@@ -161,15 +161,40 @@ def evaluate(
 ) -> dict[str, float]:
     """Exact match by task on fresh scenes in symbols, without noise; `pair-` prefixes those with new pairs."""
     rng = np.random.default_rng(seed)
+    hits: dict[str, list[bool]] = defaultdict(list)
+    for prefix, never_drawn in (("", "any"), ("pair-", "with")):
+        for _ in range(num_scenes // 16):
+            scenes = [sample_questions_scene(rng, never_drawn=never_drawn) for _ in range(16)]
+            packed = packer.pack([ask_many(scene, rng, count=8) for scene in scenes])
+            for task, values in answer_hits(decoder, code(_labels(scenes)), packed).items():
+                hits[prefix + task] += values
+    return {task: float(np.mean(values)) for task, values in sorted(hits.items())}
 
-    def batches() -> Iterator[tuple[str, Tensor, Packed]]:
-        for prefix, never_drawn in (("", "any"), ("pair-", "with")):
-            for _ in range(num_scenes // 16):
-                scenes = [sample_questions_scene(rng, never_drawn=never_drawn) for _ in range(16)]
-                asked = [ask_many(scene, rng, count=8) for scene in scenes]
-                yield prefix, code(_labels(scenes)), packer.pack(asked)
 
-    return exact_match(decoder, batches())
+def answer_loss(decoder: LlamaAdapterDecoder, visual_query_BQD: Tensor, packed: Packed) -> Tensor:
+    """Weighted cross entropy of all answer tokens, per answer."""
+    logits_NV = _answer_logits(decoder, visual_query_BQD, packed)
+    losses_N = F.cross_entropy(logits_NV, packed.target_N, reduction="none")
+    return (losses_N * packed.weight_N).sum() / len(packed.tasks)
+
+
+@torch.no_grad()
+def answer_hits(decoder: LlamaAdapterDecoder, visual_query_BQD: Tensor, packed: Packed) -> dict[str, list[bool]]:
+    """By task, whether each answer is right from the first token to the end, as in greedy decoding."""
+    logits_NV = _answer_logits(decoder, visual_query_BQD, packed)
+    wrong_N = (logits_NV.argmax(-1) != packed.target_N).long()
+    wrong_per_answer = torch.zeros(len(packed.tasks), dtype=torch.long).index_add(0, packed.answer_N, wrong_N)
+    hits: dict[str, list[bool]] = defaultdict(list)
+    for task, wrong in zip(packed.tasks, wrong_per_answer.tolist(), strict=True):
+        hits[task].append(wrong == 0)
+    return dict(hits)
+
+
+def _answer_logits(decoder: LlamaAdapterDecoder, visual_query_BQD: Tensor, packed: Packed) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        prefix = decoder.project_prefix(visual_query_BQD)
+        hidden_BSD = decoder(packed.tokens_BS, packed.positions_BS, packed.mask_B1SS, prefix)
+        return decoder.logits(hidden_BSD[packed.row_N, packed.column_N])
 
 
 def _labels(scenes: list[Scene]) -> Tensor:

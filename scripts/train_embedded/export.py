@@ -1,6 +1,5 @@
 """Writes the trained parts as a bundle of the product, with a known answer. Trains nothing."""
 
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -59,7 +58,6 @@ def export(*, folder: Path, bundle: Path) -> None:
         answer = Captioner.load(str(trial)).generate([picture], CAPTION_QUESTIONS[0])[0]
         known = {"prompt": CAPTION_QUESTIONS[0], "text": answer.text, "token_ids": list(answer.token_ids)}
         save_bundle(bundle, model=model, known_answer=known, known_picture=picture, overwrite=True)
-        shutil.rmtree(trial)
     print(f"{bundle}: the known answer is {known['text']!r}")
 
 

@@ -253,13 +253,6 @@ def test_page_marks_figures_of_another_run() -> None:
     assert "hf-float32 (another run)" in render("peers", asdict(found))
 
 
-def test_report_measures_nothing(tmp_path: Path) -> None:
-    save(results(row("ours-float32", (10.0,))), tmp_path / "peers.json")
-
-    assert main(["--report", "--out", str(tmp_path / "peers.json")]) == 0
-    assert "ours-float32" in (tmp_path / "peers.md").read_text(encoding="utf-8")
-
-
 def test_run_without_any_engine_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = MadeUp(problems={"hf-float32": Reply(problem="failed", reason="no luck")})
     monkeypatch.setattr("scripts.peers.rounds.run_child", broken)
