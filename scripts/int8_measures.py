@@ -31,7 +31,7 @@ from llama_adapter.runtime.schemes.state import linear_weights, quantise
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.image import PictureSource, load_picture
 from llama_adapter.vision.preprocess import preprocess
-from scripts.train_embedded.score import Exam, answer_all, draw_exam, grade
+from scripts.train_embedded.score import Exam, answer_all, grade
 
 CAPTION_TOKENS = 48
 _LOGIT_BATCH = 32  # pictures in one pass
@@ -89,14 +89,6 @@ def agreement(answers: Sequence[Answer], expected: Sequence[Answer]) -> dict[str
     return {
         "captions": sum(one == other for one, other in pairs) / len(pairs),
         "tokens": num_equal / sum(max(len(one), len(other)) for one, other in pairs),
-    }
-
-
-def draw_exams(*, num_pictures: int, seed: int) -> dict[str, Exam]:
-    """Fresh pictures, and fresh ones with pairs that no training picture had."""
-    return {
-        "plain": draw_exam(num_pictures=num_pictures, seed=seed),
-        "never_drawn_pairs": draw_exam(num_pictures=num_pictures, seed=seed, never_drawn="with"),
     }
 
 

@@ -14,8 +14,9 @@ from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundl
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.vision.image import PictureSource
 from scripts.common import parser_of, sample_files, tell
-from scripts.int8_measures import draw_exams, measure_variants, outlier_error, require_kernels
+from scripts.int8_measures import measure_variants, outlier_error, require_kernels
 from scripts.pages.render import save
+from scripts.train_embedded.score import draw_exam
 
 _SEED = 3  # of the exams; no other page uses these pictures
 
@@ -34,7 +35,10 @@ def measure(*, num_pictures: int, outliers: str) -> dict[str, Any]:
     """All figures as JSON values."""
     require_kernels()
     load_before = load_average()
-    exams = draw_exams(num_pictures=num_pictures, seed=_SEED)
+    exams = {
+        "plain": draw_exam(num_pictures=num_pictures, seed=_SEED),
+        "never_drawn_pairs": draw_exam(num_pictures=num_pictures, seed=_SEED, never_drawn="with"),
+    }
     pictures: dict[str, Sequence[PictureSource]] = {
         "samples": list(map(str, sample_files())),
         "drawings": exams["plain"].pictures,

@@ -27,23 +27,23 @@ class Question:
         """The request's body."""
         return b"".join(self._parts(self.picture, stream=stream))
 
-    def around(self, *, stream: bool) -> tuple[bytes, bytes]:
-        """The body before and after a few bytes at the end of the picture, which decoders ignore."""
+    def around(self) -> tuple[bytes, bytes]:
+        """The body of a stream before and after a few bytes at the end of the picture, which decoders ignore."""
         # Base64 encodes groups of three bytes separately.
         padded = self.picture + bytes(-len(self.picture) % 3)
-        before, encoded, after = self._parts(padded, stream=stream)
+        before, encoded, after = self._parts(padded, stream=True)
         return before + encoded, after
 
     def _parts(self, picture: bytes, *, stream: bool) -> tuple[bytes, bytes, bytes]:
+        picture_part = {"type": "image_url", "image_url": {"url": "@"}}
         request: dict[str, Any] = {
             "model": "default",
-            "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "@"}}]}],
+            "messages": [{"role": "user", "content": [picture_part, {"type": "text", "text": self.prompt}]}],
             "temperature": self.temperature,
             "top_p": self.top_p,
             "seed": self.seed,
             "stream": stream,
         }
-        request["messages"][0]["content"].append({"type": "text", "text": self.prompt})
         if stream:
             request["stream_options"] = {"include_usage": True}
         before, _, after = json.dumps(request).partition("@")
@@ -67,7 +67,7 @@ class Workload:
     """Endless request bodies; with `is_new` each has a picture that the server has not seen."""
 
     def __init__(self, questions: list[Question], *, is_new: bool) -> None:
-        self._bodies = [question.around(stream=True) for question in questions]
+        self._bodies = [question.around() for question in questions]
         self._is_new = is_new
         self._numbers = itertools.count(1)
 
