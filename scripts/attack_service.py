@@ -1,15 +1,13 @@
 """Attacks `llama-adapter serve` with slow pictures, and writes its part of docs/service.json and docs/service.md.
 
-Usage: python -m scripts.attack_service [--kinds TEXT ...] [--seconds N] [--tree FOLDER] [--out FOLDER]
+Usage: python -m scripts.attack_service [--kinds TEXT ...] [--seconds N] [--out FOLDER]
 
-Servers are processes on loopback. `--tree` starts the server of another checkout, for comparison. The exit code is 1
-if a good request got no answer or a wrong one.
+Servers are processes on loopback. The exit code is 1 if a good request got no answer or a wrong one.
 """
 
 import asyncio
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from llama_adapter.app.captioning.captioner import Captioner
@@ -28,7 +26,7 @@ GOOD, ATTACKERS = 32, 8
 CALM_S = 5.0
 
 
-def measure(kinds: Sequence[str], *, attack_s: float, tree: Path | None, tell: Tell = silent) -> dict[str, Any]:
+def measure(kinds: Sequence[str], *, attack_s: float, tell: Tell = silent) -> dict[str, Any]:
     """Attack a fresh server with each kind; all figures as JSON values."""
     load_before, questions = load_average(), captions()
     with Captioner.load() as captioner:
@@ -36,7 +34,7 @@ def measure(kinds: Sequence[str], *, attack_s: float, tree: Path | None, tell: T
     rows = []
     for kind in kinds:
         workload = Workload(questions, is_new=True)
-        with ServerProcess(tree=tree) as server:
+        with ServerProcess() as server:
             asyncio.run(warm_up(server, workload, number=len(questions)))
             row = asyncio.run(
                 attack(
@@ -67,13 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--kinds", nargs="+", default=[], metavar="TEXT", help="kinds with this text (default: all)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each attack (default: %(default)g)")
-    parser.add_argument("--tree", type=Path, help="checkout whose server is attacked (default: this one)")
     add_out(parser, "service")
     options = parser.parse_args(arguments)
     kinds = [kind for kind in KINDS if not options.kinds or any(text in kind for text in options.kinds)]
     if not kinds:
         parser.error(f"--kinds matches none of: {', '.join(KINDS)}")
-    content = measure(kinds, attack_s=options.seconds, tree=options.tree, tell=tell)
+    content = measure(kinds, attack_s=options.seconds, tell=tell)
     save_part("service", "attack", content, options.out)
     under_attack = [row["under_attack"] for row in content["rows"]]
     return int(any(figures["num_failed"] or figures["num_wrong"] for figures in under_attack))

@@ -2,8 +2,8 @@
 
 Usage: python -m scripts.bench_peers [--threads N] [--sizes 1B 160M ViT-L/14] [--sections decode job vision] ...
 
-Rows of earlier runs stay unless they are measured again; `--report` only renders the page. The extra `peers` installs
-the other programs. Missing ones are listed on the page.
+Rows of earlier runs stay unless they are measured again. The extra `peers` installs the other programs. Missing ones
+are listed on the page.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.common import tell
+from scripts.common import positive, tell
 from scripts.pages.render import DOCS, render
 from scripts.peers.results import Results, load, save
 from scripts.peers.rounds import Plan, run_rounds
@@ -21,16 +21,15 @@ from scripts.peers.sizes import DECODERS, ENCODERS
 from scripts.peers.table import engine_names
 
 FLAGS: dict[str, dict[str, Any]] = {  # by the fields of `Plan`
-    "threads": {"type": int, "help": "of every engine"},
+    "threads": {"type": positive(int), "help": "of every engine"},
     "sizes": {"nargs": "+", "choices": (*DECODERS, *ENCODERS), "help": "of models"},
     "sections": {"nargs": "+", "choices": Plan.sections, "help": "what is measured"},
-    "engines": {"nargs": "+", "choices": engine_names(), "help": "only these (None: all but the slow variants)"},
-    "batch_sizes": {"nargs": "+", "type": int, "help": "of steps, pictures"},
-    "prefill_batch_sizes": {"nargs": "+", "type": int, "help": "of prefill"},
-    "rounds": {"type": int, "help": "each round starts every engine once"},
-    "budget_s": {"type": float, "help": "seconds for the repetitions of one figure"},
-    "long_s": {"type": float, "help": "seconds; figures that take longer are measured in one round only"},
-    "flash": {"choices": ("auto", "on", "off"), "help": "attention of llama.cpp"},
+    "engines": {"nargs": "+", "choices": engine_names(), "help": "only these (None: all)"},
+    "batch_sizes": {"nargs": "+", "type": positive(int), "help": "of steps, pictures"},
+    "prefill_batch_sizes": {"nargs": "+", "type": positive(int), "help": "of prefill"},
+    "rounds": {"type": positive(int), "help": "each round starts every engine once"},
+    "budget_s": {"type": positive(float), "help": "seconds for the repetitions of one figure"},
+    "long_s": {"type": positive(float), "help": "seconds; figures that take longer are measured in one round only"},
     "work": {"help": "working folder"},
 }
 
@@ -46,23 +45,18 @@ def main(arguments: Sequence[str]) -> int:
         flag = name.removesuffix("_s").replace("_", "-")
         parser.add_argument(f"--{flag}", dest=name, default=getattr(Plan, name), **options)
     parser.add_argument("--out", type=Path, default=DOCS / "peers.json", help="results; the page is written beside it")
-    parser.add_argument("--report", action="store_true", help="measure nothing, render the page of the known results")
     given = parser.parse_args(arguments)
     values: dict[str, Any] = {name: getattr(given, name) for name in FLAGS}
     values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    try:
-        plan = Plan(**values)
-    except ValueError as error:
-        parser.error(str(error))
     before = load(given.out)
 
     def keep(results: Results) -> None:
         save(before.merged(results), given.out)
 
-    measured = Results() if given.report else run_rounds(plan, tell=tell, keep=keep)
+    measured = run_rounds(Plan(**values), tell=tell, keep=keep)
     page = render("peers", json.loads(given.out.read_text(encoding="utf-8")))
     given.out.with_suffix(".md").write_text(page, encoding="utf-8")
-    return 0 if given.report or any(row.part != "ceiling" for row in measured.rows) else 1
+    return 0 if any(row.part != "ceiling" for row in measured.rows) else 1
 
 
 if __name__ == "__main__":

@@ -44,11 +44,10 @@ def page_context(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _key(result: Result) -> tuple[str, ...]:
-    before, after = (
-        [str(result[name]) for name in names]
-        for names in (("model", "device", "workload"), ("mode", "operators", "vision"))
+    model, device, workload, *others = (
+        str(result[name]) for name in ("model", "device", "workload", "mode", "operators", "vision")
     )
-    return (*before, number_types(result), *after, str(result["circumstances"]["threads"]))
+    return (model, device, workload, number_types(result), *others, str(result["circumstances"]["threads"]))
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def parse_settings(
         shown = " ".join(map(str, value)) if several else value
         parser.add_argument(
             f"--{name}",
-            type=_positive(type(value[0] if several else value)),
+            type=positive(type(value[0] if several else value)),
             nargs="+" if several else None,
             help=f"{text} (default: {shown})",
         )
@@ -130,7 +130,9 @@ def save_results(page: str, content: dict[str, Any], folder: Path | None, *, par
         save(page, content, folder) if part is None else save_part(page, part, content, folder)
 
 
-def _positive(kind: type[float]) -> Callable[[str], float]:
+def positive(kind: type[float]) -> Callable[[str], float]:
+    """The type of an option that is a number above 0."""
+
     def number(text: str) -> float:
         value = kind(text)
         if not value > 0:

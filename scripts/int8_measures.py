@@ -31,7 +31,7 @@ from llama_adapter.runtime.schemes.state import linear_weights, quantise
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.image import PictureSource, load_picture
 from llama_adapter.vision.preprocess import preprocess
-from scripts.train_embedded.score import Exam, answer_all, draw_exam, grade
+from scripts.train_embedded.score import Exam, answer_all, grade
 
 CAPTION_TOKENS = 48
 _LOGIT_BATCH = 32  # pictures in one pass
@@ -82,11 +82,6 @@ def require_kernels() -> None:
         )
 
 
-def caption_all(captioner: Captioner, pictures: Sequence[PictureSource]) -> list[Answer]:
-    """Captions by the model's own prompt."""
-    return captioner.generate(pictures, max_new_tokens=CAPTION_TOKENS)
-
-
 def agreement(answers: Sequence[Answer], expected: Sequence[Answer]) -> dict[str, float]:
     """Shares of captions that are equal, and of tokens that are, at their places, of the longer caption each."""
     pairs = [(one.token_ids, other.token_ids) for one, other in zip(answers, expected, strict=True)]
@@ -94,22 +89,6 @@ def agreement(answers: Sequence[Answer], expected: Sequence[Answer]) -> dict[str
     return {
         "captions": sum(one == other for one, other in pairs) / len(pairs),
         "tokens": num_equal / sum(max(len(one), len(other)) for one, other in pairs),
-    }
-
-
-def scores(captioner: Captioner, exams: Mapping[str, Exam]) -> dict[str, dict[str, float]]:
-    """Exact answers in percent, by exam and task."""
-    return {
-        name: grade([question for _, question in exam.questions], answer_all(captioner, exam))
-        for name, exam in exams.items()
-    }
-
-
-def draw_exams(*, num_pictures: int, seed: int) -> dict[str, Exam]:
-    """Fresh pictures, and fresh ones with pairs that no training picture had."""
-    return {
-        "plain": draw_exam(num_pictures=num_pictures, seed=seed),
-        "never_drawn_pairs": draw_exam(num_pictures=num_pictures, seed=seed, never_drawn="with"),
     }
 
 
@@ -258,12 +237,16 @@ def measure_variants(
         halves = Halves(variant)
         result: dict[str, Any] = {"name": variant.name, "decoder": variant.decoder, "encoder": variant.encoder}
         with open_captioner(variant) as captioner:
-            answers = {name: caption_all(captioner, files) for name, files in pictures.items()}
-            result["scores"] = scores(captioner, exams)
+            answers = {
+                name: captioner.generate(files, max_new_tokens=CAPTION_TOKENS) for name, files in pictures.items()
+            }
+            result["scores"] = {
+                name: grade([question for _, question in exam.questions], answer_all(captioner, exam))
+                for name, exam in exams.items()
+            }
         with open_captioner(variant, batch_size=1) as captioner:
             name, files = next(iter(pictures.items()))
-            alone = caption_all(captioner, files)
-            result["same_alone"] = agreement(alone, answers[name])
+            result["same_alone"] = agreement(captioner.generate(files, max_new_tokens=CAPTION_TOKENS), answers[name])
         seen = {name: halves.visual_queries(files) for name, files in pictures.items()}
         captions = captions or answers
         forced = {name: [answer.token_ids for answer in captions[name]] for name in pictures}

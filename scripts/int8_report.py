@@ -1,6 +1,6 @@
 """Measures the effect of 8-bit weights on the embedded model, and writes docs/int8.json and docs/int8.md.
 
-Usage: python -m scripts.int8_report [--pictures N] [--outliers SIZE] [--page-only]
+Usage: python -m scripts.int8_report [--pictures N] [--outliers SIZE]
 """
 
 import sys
@@ -14,8 +14,9 @@ from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundl
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.vision.image import PictureSource
 from scripts.common import parser_of, sample_files, tell
-from scripts.int8_measures import draw_exams, measure_variants, outlier_error, require_kernels
-from scripts.pages.render import read, save, write
+from scripts.int8_measures import measure_variants, outlier_error, require_kernels
+from scripts.pages.render import save
+from scripts.train_embedded.score import draw_exam
 
 _SEED = 3  # of the exams; no other page uses these pictures
 
@@ -25,12 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--pictures", type=int, default=500, help="fresh pictures of each kind (default: %(default)s)")
     parser.add_argument("--outliers", default="160M", help="random decoder to plant them in (default: %(default)s)")
-    parser.add_argument("--page-only", action="store_true", help="measure nothing, write the page of the known figures")
     options = parser.parse_args(arguments)
-    if options.page_only:
-        write("int8", read("int8"))
-    else:
-        save("int8", measure(num_pictures=options.pictures, outliers=options.outliers))
+    save("int8", measure(num_pictures=options.pictures, outliers=options.outliers))
     return 0
 
 
@@ -38,7 +35,10 @@ def measure(*, num_pictures: int, outliers: str) -> dict[str, Any]:
     """All figures as JSON values."""
     require_kernels()
     load_before = load_average()
-    exams = draw_exams(num_pictures=num_pictures, seed=_SEED)
+    exams = {
+        "plain": draw_exam(num_pictures=num_pictures, seed=_SEED),
+        "never_drawn_pairs": draw_exam(num_pictures=num_pictures, seed=_SEED, never_drawn="with"),
+    }
     pictures: dict[str, Sequence[PictureSource]] = {
         "samples": list(map(str, sample_files())),
         "drawings": exams["plain"].pictures,

@@ -1,12 +1,10 @@
 """The picture tower as our ONNX file in other runtimes: onnxruntime and OpenVINO, float and 8 bits."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from llama_adapter.vision.config import VisionConfig
@@ -14,64 +12,44 @@ from llama_adapter.vision.export import export_onnx
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
 from scripts.common import sample_files
+from scripts.peers.measuring import Encode
 from scripts.peers.packages import require
 
 ONNXRUNTIME_PACKAGES = ("onnxruntime", "onnx")
 OPENVINO_PACKAGES = ("openvino", "nncf")
-OpenVinoPrecision = Literal["f32", "bf16"]
 
 
-class OnnxRuntimeVision:
+def open_onnxruntime(path: str | os.PathLike[str], *, num_threads: int) -> Encode:
     """onnxruntime with its fastest settings: all graph passes, and threads that spin while they wait.
 
     Our own backend is slower: its threads sleep while they wait, and sums have a fixed order.
     """
-
-    def __init__(self, path: str | os.PathLike[str], *, num_threads: int) -> None:
-        runtime = require("onnxruntime", package="onnxruntime")
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = num_threads, 1
-        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
-        options.log_severity_level = 4
-        self._session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        self._input = self._session.get_inputs()[0].name
-
-    def prepare(self, num_pictures: int) -> None:
-        return
-
-    def encode(self, pixels_BHWC: NDArray[np.uint8]) -> object:
-        return self._session.run(None, {self._input: pixels_BHWC.astype(np.float32)})[0]
+    runtime = require("onnxruntime", package="onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = num_threads, 1
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.log_severity_level = 4
+    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    return lambda pixels_BHWC: session.run(None, {name: pixels_BHWC.astype(np.float32)})[0]
 
 
-class OpenVinoVision:
+def open_openvino(path: str | os.PathLike[str], *, num_threads: int, batch_sizes: Collection[int]) -> Encode:
     """OpenVINO, compiled for each batch size, because it is fastest with fixed shapes."""
-
-    def __init__(self, path: str | os.PathLike[str], *, num_threads: int, precision: OpenVinoPrecision) -> None:
-        openvino = require("openvino", package="openvino")
-        self._core, self._path, self._precision = openvino.Core(), str(path), precision
-        self._num_threads = num_threads
-        self._batch, self._compiled = 0, None
-
-    def prepare(self, num_pictures: int) -> None:
-        if self._batch != num_pictures:
-            self._batch, self._compiled = num_pictures, self._compile(num_pictures)
-
-    def encode(self, pixels_BHWC: NDArray[np.uint8]) -> object:
-        self.prepare(len(pixels_BHWC))
-        assert self._compiled is not None
-        return self._compiled(pixels_BHWC.astype(np.float32))[0]
-
-    def _compile(self, num_pictures: int) -> Any:
-        model = self._core.read_model(self._path)
+    core = require("openvino", package="openvino").Core()
+    settings = {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_NUM_THREADS": num_threads,
+        "NUM_STREAMS": 1,
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    compiled = {}
+    for batch in batch_sizes:
+        model = core.read_model(str(path))
         _, *rest = model.inputs[0].get_partial_shape()
-        model.reshape([num_pictures, *(side.get_length() for side in rest)])
-        settings = {
-            "INFERENCE_PRECISION_HINT": self._precision,
-            "INFERENCE_NUM_THREADS": self._num_threads,
-            "NUM_STREAMS": 1,
-            "PERFORMANCE_HINT": "LATENCY",
-        }
-        return self._core.compile_model(model, "CPU", settings)
+        model.reshape([batch, *(side.get_length() for side in rest)])
+        compiled[batch] = core.compile_model(model, "CPU", settings)
+    return lambda pixels_BHWC: compiled[len(pixels_BHWC)](pixels_BHWC.astype(np.float32))[0]
 
 
 def export_tower(config: VisionConfig, state: Mapping[str, Tensor], path: Path) -> None:

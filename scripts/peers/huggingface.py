@@ -22,13 +22,7 @@ class HuggingFaceDecoder:
     """`LlamaForCausalLM`, called as `generate` calls it, without the work that `generate` does between steps."""
 
     def __init__(
-        self,
-        state: Mapping[str, Tensor],
-        config: DecoderConfig,
-        *,
-        dtype: torch.dtype,
-        cache: CacheKind,
-        compiled: bool = False,
+        self, state: Mapping[str, Tensor], config: DecoderConfig, *, dtype: torch.dtype, cache: CacheKind
     ) -> None:
         transformers = require("transformers", package="transformers")
         self._transformers, self._cache_kind, self._context = transformers, cache, config.context
@@ -50,14 +44,13 @@ class HuggingFaceDecoder:
         inner = self._model.model
         inner.rotary_emb = type(inner.rotary_emb)(settings)  # its table is no weight, and was only sketched
         self._model.eval().requires_grad_(False)
-        self._call = torch.compile(self._model.forward) if compiled else self._model.forward
         self._cache: Any = None
         self._num_tokens = 0
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         self._cache, self._num_tokens = self._empty_cache(), len(prompts[0])
-        return self._run(self._model.forward, torch.tensor(prompts), start=0)
+        return self._run(torch.tensor(prompts), start=0)
 
     @torch.inference_mode()
     def spread(self, num_rows: int) -> None:
@@ -72,11 +65,11 @@ class HuggingFaceDecoder:
 
     @torch.inference_mode()
     def step(self, token_ids: Sequence[int], position: int) -> list[int]:
-        return self._run(self._call, torch.tensor(token_ids)[:, None], start=position)
+        return self._run(torch.tensor(token_ids)[:, None], start=position)
 
-    def _run(self, call: Any, tokens_BS: Tensor, *, start: int) -> list[int]:
+    def _run(self, tokens_BS: Tensor, *, start: int) -> list[int]:
         positions_1S = torch.arange(start, start + tokens_BS.shape[1])[None]
-        answer = call(
+        answer = self._model.forward(
             input_ids=tokens_BS,
             position_ids=positions_1S,
             past_key_values=self._cache,
@@ -119,9 +112,6 @@ class HuggingFaceVision:
         self._model.eval().requires_grad_(False)
         self._dtype = dtype
         self._mean_C11, self._std_C11 = (torch.tensor(values).view(3, 1, 1) for values in (PIXEL_MEAN, PIXEL_STD))
-
-    def prepare(self, num_pictures: int) -> None:
-        return
 
     @torch.inference_mode()
     def encode(self, pixels_BHWC: NDArray[np.uint8]) -> Tensor:

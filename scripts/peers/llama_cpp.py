@@ -13,14 +13,8 @@ from scripts.peers.packages import require
 from scripts.peers.sizes import CONTEXT, NUM_PROMPT_TOKENS
 
 PACKAGES = ("llama-cpp-python", "gguf")
-FlashAttention = Literal["auto", "on", "off"]
 Quantisation = Literal["q8_0", "q4_0"]
 
-_FLASH = {
-    "auto": "LLAMA_FLASH_ATTN_TYPE_AUTO",
-    "on": "LLAMA_FLASH_ATTN_TYPE_ENABLED",
-    "off": "LLAMA_FLASH_ATTN_TYPE_DISABLED",
-}
 _MICRO_BATCH = 512  # llama.cpp's own default; tokens computed at once
 _quiet: list[Any] = []  # the callback must outlive every call
 
@@ -28,9 +22,7 @@ _quiet: list[Any] = []  # the callback must outlive every call
 class LlamaCpp:
     """A model of llama.cpp with up to `num_rows` sequences, each with its own memory."""
 
-    def __init__(
-        self, path: str | os.PathLike[str], *, num_rows: int, num_threads: int, flash: FlashAttention = "auto"
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, num_rows: int, num_threads: int) -> None:
         self._lib = lib = _library()
         self._model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
         if not self._model:
@@ -41,7 +33,7 @@ class LlamaCpp:
         settings.n_batch = max(num_rows * NUM_PROMPT_TOKENS, _MICRO_BATCH)
         settings.n_ubatch = _MICRO_BATCH
         settings.n_threads = settings.n_threads_batch = num_threads
-        settings.flash_attn_type = getattr(lib, _FLASH[flash])
+        settings.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_AUTO
         settings.kv_unified = False  # each sequence attends to its own places only
         settings.no_perf = True
         self._context = lib.llama_init_from_model(self._model, settings)
@@ -66,12 +58,6 @@ class LlamaCpp:
 
     def step(self, token_ids: Sequence[int], position: int) -> list[int]:
         return self._decode([(token, position, row, True) for row, token in enumerate(token_ids)])
-
-    def close(self) -> None:
-        """Give the memory back."""
-        self._lib.llama_batch_free(self._batch)
-        self._lib.llama_free(self._context)
-        self._lib.llama_model_free(self._model)
 
     def _decode(self, tokens: Sequence[tuple[int, int, int, bool]]) -> list[int]:
         """One call with (token, position, row, whether its logits are wanted); the greatest logit of each wanted."""

@@ -4,14 +4,15 @@ import functools
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.peers.sizes import NUM_PROMPT_TOKENS, Part, prompt_ids
+from scripts.peers.sizes import NUM_PROMPT_TOKENS, prompt_ids
+from scripts.peers.task import Figure, Rung
 
+Encode = Callable[[NDArray[np.uint8]], object]  # encodes pixels (B, S, S, 3), and waits for the result
 Result = TypeVar("Result")
 
 MIN_STEPS = 4
@@ -35,46 +36,9 @@ class DecoderEngine(Protocol):
         ...
 
 
-class VisionEngine(Protocol):
-    """An encoder of pictures."""
-
-    def prepare(self, num_pictures: int) -> None:
-        """Prepare for a batch size, for example compile; this time is not counted."""
-        ...
-
-    def encode(self, pixels_BHWC: NDArray[np.uint8]) -> object:
-        """Encode pixels (B, S, S, 3), and wait for the result."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Figure:
-    """One result of one round: a rate per second, and the seconds spent on measuring it."""
-
-    part: Part
-    batch: int
-    rate: float
-    spent_s: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rungs:
-    """Batch sizes to measure; `left_out` has pairs (part, batch) that an earlier round found too long to repeat."""
-
-    batch_sizes: tuple[int, ...]
-    prefill_batch_sizes: tuple[int, ...] = ()
-    left_out: frozenset[tuple[str, int]] = frozenset()
-
-    def wants(self, part: Part, batch: int) -> bool:
-        """Whether this round measures that figure."""
-        sizes: Collection[int] = self.prefill_batch_sizes if part == "prefill" else self.batch_sizes
-        return batch in sizes and (part, batch) not in self.left_out
-
-
-def measure_decoder(engine: DecoderEngine, rungs: Rungs, *, num_steps: int, budget_s: float) -> Iterator[Figure]:
+def measure_decoder(
+    engine: DecoderEngine, rungs: Collection[Rung], *, num_steps: int, budget_s: float
+) -> Iterator[Figure]:
     """Prefill and decode rates in tokens per second, by batch size.
 
     If the prefill of a batch size is not measured, its rows are copies of the first. At least 4 steps are measured, up
@@ -82,16 +46,16 @@ def measure_decoder(engine: DecoderEngine, rungs: Rungs, *, num_steps: int, budg
     """
     engine.prefill([prompt_ids(0, length=_NUM_WARM_UP_TOKENS)])
     engine.step([5], _NUM_WARM_UP_TOKENS)
-    for batch in sorted({*rungs.batch_sizes, *rungs.prefill_batch_sizes}):
+    for batch in sorted({batch for _, batch in rungs}):
         started = time.perf_counter()
         token_ids: list[int] = []
-        if rungs.wants("prefill", batch):
+        if ("prefill", batch) in rungs:
             prompts = [prompt_ids(row) for row in range(batch)]
             seconds, token_ids = repeated(functools.partial(engine.prefill, prompts), budget_s=budget_s)
             spent_s = time.perf_counter() - started
             rate = batch * NUM_PROMPT_TOKENS / median_of_warm(seconds)
             yield Figure(part="prefill", batch=batch, rate=rate, spent_s=spent_s)
-        if rungs.wants("decode", batch):
+        if ("decode", batch) in rungs:
             if not token_ids:
                 token_ids = engine.prefill([prompt_ids(0)]) * batch
                 engine.spread(batch)
@@ -112,18 +76,15 @@ def _time_steps(engine: DecoderEngine, token_ids: list[int], *, num_steps: int, 
     return seconds[1:]
 
 
-def measure_vision(engine: VisionEngine, rungs: Rungs, *, image_size: int, budget_s: float) -> Iterator[Figure]:
+def measure_vision(encode: Encode, rungs: Collection[Rung], *, image_size: int, budget_s: float) -> Iterator[Figure]:
     """Pictures per second at every batch size, with random pixels."""
+    batches = sorted(batch for _, batch in rungs)
     draw = np.random.default_rng(0)
-    pixels = draw.integers(0, 256, (max(rungs.batch_sizes), image_size, image_size, 3), dtype=np.uint8)
-    engine.prepare(1)
-    engine.encode(pixels[:1])
-    for batch in sorted(rungs.batch_sizes):
-        if not rungs.wants("vision", batch):
-            continue
-        engine.prepare(batch)
+    pixels = draw.integers(0, 256, (batches[-1], image_size, image_size, 3), dtype=np.uint8)
+    encode(pixels[: batches[0]])
+    for batch in batches:
         started = time.perf_counter()
-        seconds, _ = repeated(functools.partial(engine.encode, pixels[:batch]), budget_s=budget_s)
+        seconds, _ = repeated(functools.partial(encode, pixels[:batch]), budget_s=budget_s)
         spent_s = time.perf_counter() - started
         yield Figure(part="vision", batch=batch, rate=batch / median_of_warm(seconds), spent_s=spent_s)
 

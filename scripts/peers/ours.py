@@ -3,11 +3,8 @@
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from llama_adapter.app.captioning.assemble import Parts, assemble_parts
 from llama_adapter.app.captioning.captioner import Captioner
@@ -19,7 +16,6 @@ from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.runtime.devices import DTYPES, open_backend
 from llama_adapter.runtime.schemes import Precision
-from llama_adapter.vision.backends.base import VisionBackend
 from llama_adapter.vision.config import VisionConfig
 from scripts.common import sample_files
 from scripts.peers.packages import MissingPackage
@@ -67,19 +63,6 @@ class OurDecoder:
         return prediction.best_R.tolist()
 
 
-class OurVision:
-    """The encoder as the captioner calls it."""
-
-    def __init__(self, backend: VisionBackend) -> None:
-        self._backend = backend
-
-    def prepare(self, num_pictures: int) -> None:
-        return
-
-    def encode(self, pixels_BHWC: NDArray[np.uint8]) -> object:
-        return self._backend.encode(pixels_BHWC)
-
-
 class PlannedEngine(Engine):
     """An engine whose requests end after the numbers of tokens in `ends`, in order of submission."""
 
@@ -115,15 +98,12 @@ class OurJob:
         clock = self._captioner.profile_clock()
         started = time.perf_counter()
         answers = self._captioner.generate(
-            [str(file) for file in job_pictures(len(ends))], [prompt_ids(row) for row in range(len(ends))], clock=clock
+            [str(file) for file in sample_files()[: len(ends)]],
+            [prompt_ids(row) for row in range(len(ends))],
+            clock=clock,
         )
         seconds = time.perf_counter() - started
         assert [len(answer.token_ids) for answer in answers] == list(ends), "a caption did not end as planned"
         return JobResult(
             seconds=seconds, stages_s=dict(clock.seconds), token_ids=tuple(answer.token_ids for answer in answers)
         )
-
-
-def job_pictures(count: int) -> list[Path]:
-    """The first sample pictures."""
-    return sample_files()[:count]

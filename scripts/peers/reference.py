@@ -21,7 +21,8 @@ from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import encoder_from_state
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
-from scripts.peers.ours import JobResult, job_pictures
+from scripts.common import sample_files
+from scripts.peers.ours import JobResult
 from scripts.peers.sizes import JOB_ENDS, prompt_ids
 
 
@@ -144,7 +145,7 @@ class ReferenceJob:
     def run(self, ends: Sequence[int] = JOB_ENDS) -> JobResult:
         """Caption as many pictures as `ends`; tokens beyond the end of a caption are dropped."""
         started = time.perf_counter()
-        files = job_pictures(len(ends))
+        files = sample_files()[: len(ends)]
         pixels = [preprocess(load_picture(str(file)).image, size=self._image_size) for file in files]
         read = time.perf_counter()
         visual_query_BQD = self._encoder(torch.from_numpy(np.stack(pixels)))

@@ -2,8 +2,8 @@
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -108,27 +108,12 @@ def save(results: Results, path: Path) -> None:
     """Write JSON atomically, with one row per line."""
     content = {
         "runs": results.runs,
-        "rows": [_stated(row) for row in _rounded(results.rows)],
+        "rows": [_stated(row) for row in results.rows],
         "missing": [_stated(one) for one in results.missing],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:
         file.write((as_text(content) + "\n").encode())
-
-
-def _rounded(rows: Sequence[Row]) -> list[Row]:
-    return [
-        replace(
-            row,
-            rates=tuple(_four_digits(rate) for rate in row.rates),
-            stages_s={name: _four_digits(seconds) for name, seconds in row.stages_s.items()},
-        )
-        for row in rows
-    ]
-
-
-def _four_digits(number: float) -> float:
-    return float(f"{number:.4g}")
 
 
 def _stated(one: Row | Missing) -> dict[str, Any]:

@@ -1,12 +1,11 @@
 """The rounds of a run: each round measures every engine once, each in its own process, one at a time."""
 
-import itertools
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -14,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common import ROOT, Tell
-from scripts.peers.results import Missing, Results, Row
-from scripts.peers.sizes import ENCODERS, JOB_ENCODERS, JOB_ENDS, NUM_STEPS, job_size, place_of
-from scripts.peers.table import MACHINE, PARTS_OF, Section, chosen_engines, find_engine
-from scripts.peers.task import Reply, Task
+from scripts.peers.results import Key, Missing, Results, Row
+from scripts.peers.sizes import ENCODERS, JOB_ENCODERS, JOB_ENDS, NUM_STEPS, place_of
+from scripts.peers.table import MACHINE, Engine, Section, chosen_engines
+from scripts.peers.task import Reply, Rung, Task
 
 # Threads of a child, for every library.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -33,7 +32,7 @@ class Plan:
 
     sections: tuple[Section, ...] = ("decode", "job", "vision")
     sizes: tuple[str, ...] = ("1B", "160M", "ViT-L/14")  # of decoders and encoders
-    engines: tuple[str, ...] | None = None  # None: all but the slow variants
+    engines: tuple[str, ...] | None = None  # None: all
     batch_sizes: tuple[int, ...] = (1, 5, 16)
     prefill_batch_sizes: tuple[int, ...] = (1, 5)
     rounds: int = 3
@@ -41,40 +40,37 @@ class Plan:
     work: str = str(Path(tempfile.gettempdir()) / "llama-adapter-peers")
     budget_s: float = 2.5
     long_s: float = 8.0  # what took longer in the first round is not repeated
-    flash: str = "auto"
-
-    def __post_init__(self) -> None:
-        for name in ("rounds", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.batch_sizes or min((*self.batch_sizes, *self.prefill_batch_sizes)) < 1:
-            raise ValueError(f"batch sizes must be at least 1, got {self.batch_sizes} and {self.prefill_batch_sizes}")
 
     def tasks(self) -> Iterator[Task]:
         """All tasks of one round, in order; the ceilings of the machine come before each size."""
         for size in self.sizes:
-            yield self._task("machine", MACHINE.name, size)
+            yield self._task(MACHINE, size)
             section: Section = "vision" if size in ENCODERS else "decode"
             if section in self.sections:
                 for engine in chosen_engines(self.engines, section):
-                    yield self._task(section, engine.name, size)
+                    yield self._task(engine, size)
             if "job" in self.sections:
                 for encoder in JOB_ENCODERS.get(size, ()):
                     for engine in chosen_engines(self.engines, "job"):
-                        yield self._task("job", engine.name, job_size(size, encoder))
+                        yield self._task(engine, f"{size}+{encoder}")
 
-    def _task(self, section: Section, engine: str, size: str) -> Task:
+    def _task(self, engine: Engine, size: str) -> Task:
+        prefills: list[Rung] = [("prefill", batch) for batch in self.prefill_batch_sizes]
+        rungs: dict[Section, list[Rung]] = {
+            "machine": [("ceiling", 1)],
+            "decode": [*prefills, *(("decode", batch) for batch in self.batch_sizes)],
+            "job": [("job", len(JOB_ENDS))],
+            "vision": [("vision", batch) for batch in self.batch_sizes],
+        }
         return Task(
-            section=section,
             engine=engine,
             size=size,
             work=self.work,
             threads=self.threads,
-            batch_sizes=self.batch_sizes,
-            prefill_batch_sizes=self.prefill_batch_sizes,
+            rungs=tuple(rungs[engine.section]),
+            num_rows=max(batch for _, batch in rungs[engine.section]),
             num_steps=NUM_STEPS.get(size, 32),
             budget_s=self.budget_s,
-            flash=self.flash,
         )
 
 
@@ -84,57 +80,52 @@ class Gathered:
 
     run: str
     circumstances: dict[str, Any] = field(default_factory=dict)
-    rates: dict[tuple[str, str, str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
-    details: dict[tuple[str, str, str, int], dict[str, Any]] = field(default_factory=dict)
-    too_long: dict[tuple[str, str], set[tuple[str, int]]] = field(default_factory=lambda: defaultdict(set))
-    missing: dict[tuple[str, str, str], Missing] = field(default_factory=dict)
+    packages: dict[str, str] = field(default_factory=dict)
+    rows: dict[Key, Row] = field(default_factory=dict)
+    too_long: set[tuple[str, str, Rung]] = field(default_factory=set)  # engine, size, figure
+    missing: dict[tuple[Engine, str], Missing] = field(default_factory=dict)
 
     def take(self, task: Task, reply: Reply, *, long_s: float) -> None:
+        engine = task.engine
         if reply.problem:
-            self.missing[task.section, task.engine, task.size] = Missing(
-                engine=task.engine,
+            self.missing[engine, task.size] = Missing(
+                engine=engine.name,
                 size=task.size,
-                section=task.section,
+                section=engine.section,
                 threads=task.threads,
                 problem=reply.problem,
                 reason=_without_places(reply.reason, work=task.work),
             )
-            return
-        if reply.circumstances and not self.circumstances:
-            self.circumstances = dict(reply.circumstances)
-        self.circumstances.setdefault("peers", {}).update(reply.packages)
+        self.circumstances = self.circumstances or reply.circumstances
+        self.packages |= reply.packages
         for figure in reply.figures:
-            key = (figure["part"], figure["name"], task.size, figure["batch"])
-            self.rates[key].append(figure["rate"])
-            self.details[key] = {name: figure[name] for name in ("stages_s", "answers") if name in figure}
-            if figure["spent_s"] > long_s:
-                self.too_long[task.engine, task.size].add((figure["part"], figure["batch"]))
+            row = Row(
+                part=figure.part,
+                engine=figure.engine,
+                size=task.size,
+                batch=figure.batch,
+                threads=task.threads,
+                run=self.run,
+                rates=(_four_digits(figure.rate),),
+                stages_s={name: _four_digits(seconds) for name, seconds in figure.stages_s.items()},
+                answers=figure.answers,
+            )
+            before = self.rows[row.key].rates if row.key in self.rows else ()
+            self.rows[row.key] = replace(row, rates=(*before, *row.rates))
+            if figure.spent_s > long_s:
+                self.too_long.add((engine.name, task.size, (figure.part, figure.batch)))
 
     def next_task(self, task: Task) -> Task | None:
         """The task without figures that take too long; None if nothing is left of it or the engine failed."""
-        if (task.section, task.engine, task.size) in self.missing:
+        if (task.engine, task.size) in self.missing:
             return None
-        left_out = self.too_long[task.engine, task.size]
-        is_all_out = bool(left_out) and all((part, batch) in left_out for part, batch in wanted_rungs(task))
-        return None if is_all_out else replace(task, left_out=tuple(sorted(left_out)))
+        rungs = tuple(rung for rung in task.rungs if (task.engine.name, task.size, rung) not in self.too_long)
+        return replace(task, rungs=rungs) if rungs else None
 
-    def results(self, *, threads: int, settings: dict[str, Any]) -> Results:
+    def results(self, settings: dict[str, Any]) -> Results:
         """Rows, with the circumstances and the settings of the run."""
-        rows = tuple(
-            Row(
-                part=part,
-                engine=engine,
-                size=size,
-                batch=batch,
-                threads=threads,
-                run=self.run,
-                rates=tuple(rates),
-                **self.details[part, engine, size, batch],
-            )
-            for (part, engine, size, batch), rates in self.rates.items()
-        )
-        runs = {self.run: {**self.circumstances, "settings": settings}}
-        return Results(runs=runs, rows=rows, missing=tuple(self.missing.values()))
+        runs = {self.run: {**self.circumstances, "peers": self.packages, "settings": settings}}
+        return Results(runs=runs, rows=tuple(self.rows.values()), missing=tuple(self.missing.values()))
 
 
 def run_rounds(plan: Plan, *, tell: Tell, keep: Callable[[Results], None], run: Runner | None = None) -> Results:
@@ -144,7 +135,7 @@ def run_rounds(plan: Plan, *, tell: Tell, keep: Callable[[Results], None], run: 
     """
     run = run or run_child
     gathered = Gathered(run=datetime.now(UTC).isoformat(timespec="seconds"))
-    settings = {"rounds": plan.rounds, "budget_s": plan.budget_s, "long_s": plan.long_s, "flash": plan.flash}
+    settings = {"rounds": plan.rounds, "budget_s": plan.budget_s, "long_s": plan.long_s, "flash": "auto"}
     _make_files(plan, gathered, run=run, tell=tell)
     results = Results()
     started = time.perf_counter()
@@ -159,19 +150,10 @@ def run_rounds(plan: Plan, *, tell: Tell, keep: Callable[[Results], None], run: 
             gathered.take(asked, reply, long_s=plan.long_s)
             spent_s = time.perf_counter() - begun
             tell(f"round {number}/{plan.rounds}, {index}/{len(tasks)}: {describe(asked, reply)} [{spent_s:.1f} s]")
-        results = gathered.results(threads=plan.threads, settings=settings)
+        results = gathered.results(settings)
         keep(results)
         tell(f"round {number} of {plan.rounds} done after {time.perf_counter() - started:.0f} s")
     return results
-
-
-def wanted_rungs(task: Task) -> list[tuple[str, int]]:
-    """Pairs (part, batch) of a task's figures."""
-    parts = PARTS_OF[task.section]
-    if task.section in ("machine", "job"):
-        return list(itertools.product(parts, (1 if task.section == "machine" else len(JOB_ENDS),)))
-    rungs = [("prefill", batch) for batch in task.prefill_batch_sizes] if task.section == "decode" else []
-    return [*rungs, *((parts[-1], batch) for batch in task.batch_sizes)]
 
 
 def run_child(task: Task, *, timeout_s: float = 600.0) -> Reply:
@@ -179,31 +161,36 @@ def run_child(task: Task, *, timeout_s: float = 600.0) -> Reply:
     environment = {**os.environ, **_QUIET, **dict.fromkeys(_THREAD_VARIABLES, str(task.threads))}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "scripts.peers.child", task.to_json()],
+            [sys.executable, "-m", "scripts.peers.child"],
+            input=pickle.dumps(task),
             cwd=ROOT,
             env=environment,
             capture_output=True,
-            text=True,
             timeout=timeout_s,
         )
     except subprocess.TimeoutExpired:
         return Reply(problem="failed", reason=f"took longer than {timeout_s:.0f} s")
-    if done.returncode != 0 or not done.stdout.strip():
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+    if done.returncode != 0:
+        last = (done.stderr.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
         return Reply(problem="failed", reason=f"ended with status {done.returncode}: {last}")
-    return Reply.from_json(done.stdout.strip().splitlines()[-1])
+    reply: Reply = pickle.loads(done.stdout)
+    return reply
 
 
 def describe(task: Task, reply: Reply) -> str:
     """One line for a person."""
-    head = f"{task.size} {task.engine}"
+    head = f"{task.size} {task.engine.name}"
     if reply.problem:
         return f"{head} {reply.problem}: {reply.reason}"
-    if task.section == "machine":
-        figures = ", ".join(f"{figure['name']} {figure['rate'] / 1e9:.1f} G/s" for figure in reply.figures)
+    if task.engine == MACHINE:
+        figures = [f"{figure.engine} {figure.rate / 1e9:.1f} G/s" for figure in reply.figures]
     else:
-        figures = ", ".join(f"{figure['part']} {figure['batch']}: {figure['rate']:.2f}/s" for figure in reply.figures)
-    return f"{head} {figures}"
+        figures = [f"{figure.part} {figure.batch}: {figure.rate:.2f}/s" for figure in reply.figures]
+    return f"{head} {', '.join(figures)}"
+
+
+def _four_digits(number: float) -> float:
+    return float(f"{number:.4g}")
 
 
 def _without_places(reason: str, *, work: str) -> str:
@@ -217,10 +204,10 @@ def _make_files(plan: Plan, gathered: Gathered, *, run: Runner, tell: Tell) -> N
     """Make missing files that peers run, before the rounds and with all processors."""
     Path(plan.work).mkdir(parents=True, exist_ok=True)
     for task in plan.tasks():
-        file = find_engine(task.section, task.engine).file
+        file = task.engine.file
         if not file or place_of(file, work=Path(plan.work), size=task.size).exists():
             continue
         reply = run(replace(task, only_files=True, threads=os.cpu_count() or 1))
         if reply.problem:
             gathered.take(task, reply, long_s=plan.long_s)
-        tell(f"files of {task.size} {task.engine}: {reply.reason or f'made, {reply.load_s:.1f} s'}")
+        tell(f"files of {task.size} {task.engine.name}: {reply.reason or f'made, {reply.load_s:.1f} s'}")

@@ -12,7 +12,6 @@ OURS = {
     "ours-float32": (NumberSizes(4, 4), "matmul-float32"),
     "ours-bfloat16": (NumberSizes(2, 2), "matmul-bfloat16"),
     "ours-int8": (NumberSizes(1, 4), "matmul-int8"),
-    "ours-int8-bfloat16": (NumberSizes(1, 2), "matmul-int8"),
 }
 _MOST = 0.7  # share of a ceiling from which on it bounds a figure
 

@@ -24,11 +24,6 @@ CONTEXT = 128  # positions that a row has room for
 JOB_ENDS = (12, 25, 38, 51, 64)
 
 
-def job_size(decoder: str, encoder: str) -> str:
-    """The size of a job, such as `1B+ViT-L/14`."""
-    return f"{decoder}+{encoder}"
-
-
 def prompt_ids(row: int, *, length: int = NUM_PROMPT_TOKENS) -> list[int]:
     """The prompt of a row: the begin token, and ids that differ by row."""
     return [1, *(3 + (7919 * (row + 1) * (place + 1)) % 31000 for place in range(length - 1))]

@@ -1,18 +1,10 @@
 """The engines by name. No vendor package is imported here."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from scripts.peers.sizes import Part
-
 Section = Literal["machine", "decode", "job", "vision"]  # measured by one child process
-PARTS_OF: Mapping[Section, tuple[Part, ...]] = {
-    "machine": ("ceiling",),
-    "decode": ("prefill", "decode"),
-    "job": ("job",),
-    "vision": ("vision",),
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,11 +13,10 @@ class Engine:
 
     name: str
     section: Section
-    program: str  # a key of `scripts.peers.opening.OPENERS`
+    program: str  # with the section a key of `scripts.peers.child.OPENERS`
     dtype: str = "float32"
     precision: Literal["float", "int8"] = "float"
     file: str = ""  # in the work folder; see `scripts.peers.files`
-    by_default: bool = True
     note: str = ""
 
 
@@ -34,17 +25,14 @@ def _engine(name: str, section: Section, program: str, **options: Any) -> Engine
 
 
 def _ours(section: Section) -> tuple[Engine, ...]:
-    slow = {"by_default": False, "note": "int8 weights, all else in bfloat16"}
     return (
         _engine("ours-float32", section, "ours"),
         _engine("ours-bfloat16", section, "ours", dtype="bfloat16"),
         _engine("ours-int8", section, "ours", precision="int8"),
-        _engine("ours-int8-bfloat16", section, "ours", dtype="bfloat16", precision="int8", **slow),
     )
 
 
 _GROWING = "eager, growing cache"
-_COMPILED = {"by_default": False, "note": "static cache, steps by torch.compile"}
 _DYNAMIC = "dynamic quantisation"
 _NNCF = "post-training quantisation by NNCF"
 ENGINES: tuple[Engine, ...] = (
@@ -52,7 +40,6 @@ ENGINES: tuple[Engine, ...] = (
     _engine("hf-float32", "decode", "hf-dynamic", note=_GROWING),
     _engine("hf-bfloat16", "decode", "hf-dynamic", dtype="bfloat16", note=_GROWING),
     _engine("hf-bfloat16-static", "decode", "hf-static", dtype="bfloat16", note="eager, static cache"),
-    _engine("hf-bfloat16-compiled", "decode", "hf-compiled", dtype="bfloat16", **_COMPILED),
     _engine("llama.cpp-bf16", "decode", "llama.cpp", dtype="bfloat16", file="bf16.gguf"),
     _engine("llama.cpp-q8_0", "decode", "llama.cpp", precision="int8", file="q8_0.gguf"),
     _engine("llama.cpp-q4_0", "decode", "llama.cpp", precision="int8", file="q4_0.gguf"),
@@ -64,7 +51,6 @@ ENGINES: tuple[Engine, ...] = (
     _engine("onnxruntime-float32", "vision", "onnxruntime", file="tower.onnx"),
     _engine("onnxruntime-int8", "vision", "onnxruntime", precision="int8", file="tower-int8.onnx", note=_DYNAMIC),
     _engine("openvino-float32", "vision", "openvino", file="tower.onnx"),
-    _engine("openvino-bfloat16", "vision", "openvino", dtype="bfloat16", file="tower.onnx", by_default=False),
     _engine("openvino-int8", "vision", "openvino", precision="int8", file="tower-int8.xml", note=_NNCF),
 )
 MACHINE = Engine(name="machine", section="machine", program="machine")
@@ -76,15 +62,5 @@ def engine_names() -> list[str]:
 
 
 def chosen_engines(names: Collection[str] | None, section: Section) -> list[Engine]:
-    """Engines of a section: the named ones, or by default all but the slow variants."""
-    return [
-        engine
-        for engine in ENGINES
-        if engine.section == section and (engine.by_default if names is None else engine.name in names)
-    ]
-
-
-def find_engine(section: Section, name: str) -> Engine:
-    """The engine of that name. Raises KeyError."""
-    table = {(engine.section, engine.name): engine for engine in (MACHINE, *ENGINES)}
-    return table[section, name]
+    """Engines of a section: the named ones, or all."""
+    return [engine for engine in ENGINES if engine.section == section and (names is None or engine.name in names)]

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -135,15 +134,11 @@ async def ask_once(host: str, port: int, body: bytes, *, timeout_s: float) -> Re
     """One request over a new connection; never raises."""
     started = time.perf_counter()
     try:
-        connection = await _within(Connection.open(host, port), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            connection = await Connection.open(host, port)
     except (OSError, TimeoutError):
         return Reply(outcome="not_accepted", started=started, total_s=time.perf_counter() - started)
     try:
         return await connection.ask(body, timeout_s=timeout_s)
     finally:
         await connection.close()
-
-
-async def _within(opening: Awaitable[Connection], timeout_s: float) -> Connection:
-    async with asyncio.timeout(timeout_s):
-        return await opening

@@ -20,13 +20,9 @@ class ServerProcess:
     """A server on a free port of loopback, ready from its creation on."""
 
     def __init__(
-        self,
-        *flags: str,
-        command: Sequence[str] = ("-m", "llama_adapter", "serve"),
-        tree: Path | None = None,
-        timeout_s: float = 120.0,
+        self, *flags: str, command: Sequence[str] = ("-m", "llama_adapter", "serve"), timeout_s: float = 120.0
     ) -> None:
-        """Start it, of the checkout `tree` (default: this one). Raises RuntimeError if it is not ready in time."""
+        """Start it. Raises RuntimeError if it is not ready in time."""
         self.lines: list[str] = []  # of its stderr
         self._addresses: queue.Queue[str | None] = queue.Queue()
         self._process = subprocess.Popen(
@@ -36,8 +32,7 @@ class ServerProcess:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            cwd=tree,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"} | ({} if tree is None else {"PYTHONPATH": str(tree)}),
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -25,41 +25,29 @@ class Question:
 
     def body(self, *, stream: bool) -> bytes:
         """The request's body."""
-        return b"".join(self._around(self.picture, stream=stream))
+        return b"".join(self._parts(self.picture, stream=stream))
 
-    def template(self, *, stream: bool) -> "Template":
-        """Bodies of the same question and picture, with different bytes."""
+    def around(self) -> tuple[bytes, bytes]:
+        """The body of a stream before and after a few bytes at the end of the picture, which decoders ignore."""
         # Base64 encodes groups of three bytes separately.
         padded = self.picture + bytes(-len(self.picture) % 3)
-        before, encoded, after = self._around(padded, stream=stream)
-        return Template(before=before + encoded, after=after)
+        before, encoded, after = self._parts(padded, stream=True)
+        return before + encoded, after
 
-    def _around(self, picture: bytes, *, stream: bool) -> tuple[bytes, bytes, bytes]:
+    def _parts(self, picture: bytes, *, stream: bool) -> tuple[bytes, bytes, bytes]:
+        picture_part = {"type": "image_url", "image_url": {"url": "@"}}
         request: dict[str, Any] = {
             "model": "default",
-            "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "@"}}]}],
+            "messages": [{"role": "user", "content": [picture_part, {"type": "text", "text": self.prompt}]}],
             "temperature": self.temperature,
             "top_p": self.top_p,
             "seed": self.seed,
             "stream": stream,
         }
-        request["messages"][0]["content"].append({"type": "text", "text": self.prompt})
         if stream:
             request["stream_options"] = {"include_usage": True}
         before, _, after = json.dumps(request).partition("@")
         return f"{before}data:image/png;base64,".encode(), base64.b64encode(picture), after.encode()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Template:
-    """A body with room for a few bytes behind the end of the picture, which decoders ignore."""
-
-    before: bytes
-    after: bytes
-
-    def body(self, number: int) -> bytes:
-        """The request's body; another number gives another digest of the picture."""
-        return self.before + base64.b64encode(number.to_bytes(12, "big")) + self.after
 
 
 def captions() -> list[Question]:
@@ -78,13 +66,15 @@ def all_questions() -> list[Question]:
 class Workload:
     """Endless request bodies; with `is_new` each has a picture that the server has not seen."""
 
-    def __init__(self, questions: list[Question], *, is_new: bool, stream: bool = True) -> None:
-        self._templates = [question.template(stream=stream) for question in questions]
+    def __init__(self, questions: list[Question], *, is_new: bool) -> None:
+        self._bodies = [question.around() for question in questions]
         self._is_new = is_new
         self._numbers = itertools.count(1)
 
     def __next__(self) -> tuple[int, bytes]:
         """The index of a question, and its body."""
         number = next(self._numbers)
-        index = number % len(self._templates)
-        return index, self._templates[index].body(number if self._is_new else 0)
+        index = number % len(self._bodies)
+        before, after = self._bodies[index]
+        # Another number gives another digest of the picture.
+        return index, before + base64.b64encode((number if self._is_new else 0).to_bytes(12, "big")) + after

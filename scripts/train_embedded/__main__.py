@@ -1,16 +1,14 @@
-"""Command line of the training: a command per stage. `all` makes the bundle, `ablation` and `variants` compare."""
+"""Command line of the training: a command per stage; `all` makes the bundle."""
 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
 
 from llama_adapter.llm.tokenizer import Tokenizer
 from scripts.train_embedded import (
-    ablation,
     code_stage,
     export,
     familiar,
@@ -19,21 +17,13 @@ from scripts.train_embedded import (
     reading_stage,
     samples,
     slot_stage,
-    text_stage,
     tokens,
     vision_stage,
 )
 from scripts.train_embedded.sizes import build_encoder
 
 STAGES = ("tokenizer", "draw", "vision", "code", "features", "slots", "reading", "export", "familiar")
-ABLATION = ("text", *(f"ablation-{arm}" for arm in ablation.ARMS))
-VARIANTS = tuple(f"code-{variant}" for variant in code_stage.VARIANTS)
-STEPS = (
-    {"vision": 10_500, "code": 4_700, "slots": 5_400, "reading": 7_000, "text": 3_000}
-    | dict.fromkeys(ABLATION[1:], 2_000)
-    | dict.fromkeys(VARIANTS, 1_500)
-)
-GROUPS = {"all": STAGES, "ablation": ABLATION, "variants": VARIANTS}
+STEPS = {"vision": 10_500, "code": 4_700, "slots": 5_400, "reading": 7_000}
 CHUNKS = {"scene": 18, "odd": 6, "check": 1, "pair": 1}
 CROWD_CHUNKS = 18
 
@@ -41,7 +31,7 @@ CROWD_CHUNKS = 18
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one stage or several. Stopped stages resume, finished ones are skipped."""
     parser = argparse.ArgumentParser(prog="python -m scripts.train_embedded", description=__doc__)
-    parser.add_argument("stage", choices=(*STAGES, *ABLATION, *VARIANTS, "samples", *GROUPS))
+    parser.add_argument("stage", choices=(*STAGES, "samples", "all"))
     parser.add_argument(
         "--work", type=Path, default=Path(".work/embedded"), help="pictures, checkpoints (default: %(default)s)"
     )
@@ -55,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.steps is not None and options.steps < 1:
         parser.error(f"--steps must be at least 1, got {options.steps}: leave it out for the stage's own number")
     torch.set_num_threads(options.threads)
-    for stage in GROUPS.get(options.stage, (options.stage,)):
+    for stage in STAGES if options.stage == "all" else (options.stage,):
         print(f"stage {stage}", file=sys.stderr, flush=True)
         _command(stage, options)()
     return 0
@@ -65,29 +55,18 @@ def _command(stage: str, options: argparse.Namespace) -> Callable[[], object]:
     folder, drawn, seen = (options.work / name for name in ("run", "pictures", "features"))
     num_steps = STEPS.get(stage, 0) if options.steps is None else options.steps
 
-    def tokenizer() -> Tokenizer:
-        return Tokenizer.load(folder / "tokenizer.model")
-
-    def run_arm(arm: str) -> None:
-        ablation.run(arm, data=seen, tokenizer=tokenizer(), folder=folder, num_steps=num_steps)
-        export.export(folder=folder, bundle=options.work / f"ablation-{arm}", arm=arm)
-
-    def run_variant(variant: str) -> None:
-        code_stage.run_variant(variant, tokenizer=tokenizer(), folder=folder, num_steps=num_steps)
-
     commands: dict[str, Callable[[], object]] = {
         "tokenizer": lambda: tokens.train_tokenizer(folder / "tokenizer.model"),
         "draw": lambda: _draw_crowds(drawn),
         "vision": lambda: vision_stage.run(pictures=drawn, folder=folder, num_steps=num_steps),
-        "code": lambda: code_stage.run(tokenizer=tokenizer(), folder=folder, num_steps=num_steps),
+        "code": lambda: code_stage.run(
+            tokenizer=Tokenizer.load(folder / "tokenizer.model"), folder=folder, num_steps=num_steps
+        ),
         "features": lambda: _encode(folder, seen),
         "slots": lambda: slot_stage.run(data=seen, folder=folder, num_steps=num_steps),
         "reading": lambda: reading_stage.run(folder=folder, num_steps=num_steps),
         "export": lambda: export.export(folder=folder, bundle=options.bundle),
         "familiar": lambda: familiar.run(bundle=options.bundle),
-        "text": lambda: text_stage.run(tokenizer=tokenizer(), folder=folder, num_steps=num_steps),
-        **{f"ablation-{arm}": partial(run_arm, arm) for arm in ablation.ARMS},
-        **{f"code-{variant}": partial(run_variant, variant) for variant in code_stage.VARIANTS},
         "samples": lambda: samples.draw_samples(options.pictures),
     }
     return commands[stage]

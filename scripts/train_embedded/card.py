@@ -2,8 +2,8 @@
 
 Usage: python -m scripts.train_embedded.card [--scores NAME=FILE ...] [--familiar FILE] [--out FOLDER]
 
-`--scores` adds a result of `scripts.train_embedded.score --json FILE`; NAME is float32, int8, or an arm of the ablation
-such as ablation-frozen. `--familiar` adds a result of `scripts.train_embedded.familiar_score --json FILE`.
+`--scores` adds a result of `scripts.train_embedded.score --json FILE`; NAME is float32 or int8. `--familiar` adds a
+result of `scripts.train_embedded.familiar_score --json FILE`.
 """
 
 import sys
@@ -13,30 +13,23 @@ from typing import Any
 
 from scripts.common import add_out, parser_of
 from scripts.pages import render
-from scripts.train_embedded.curves import ARM
 from scripts.train_embedded.results import put, read
 
 TYPES = ("float32", "int8")
 
 
 def put_scores(path: Path, name: str, result: Mapping[str, Any]) -> None:
-    """Put a result of score.py under `name`: float32, int8, or an arm of the ablation.
+    """Put a result of score.py under `name`: float32 or int8.
 
     Raises ValueError for other names, and if float32 and int8 would be scored on different questions.
     """
-    if name in TYPES:
-        known = read(path).get("scores", {}) if path.exists() else {}
-        for other in {*known} - {name}:
-            if any(known[other][key] != result[key] for key in ("seed", "asked")):
-                raise ValueError(
-                    f"{name} and {other} were not asked the same questions: score both with the same flags"
-                )
-        put(path, "scores", name, value=result)
-    elif name.startswith(ARM):
-        for key in ("scores", "never_drawn_pairs"):
-            put(path, "ablation", name, key, value=result[key])
-    else:
-        raise ValueError(f"--scores takes {', '.join(TYPES)} or {ARM}NAME, got `{name}`")
+    if name not in TYPES:
+        raise ValueError(f"--scores takes {' or '.join(TYPES)}, got `{name}`")
+    known = read(path).get("scores", {}) if path.exists() else {}
+    for other in {*known} - {name}:
+        if any(known[other][key] != result[key] for key in ("seed", "asked")):
+            raise ValueError(f"{name} and {other} were not asked the same questions: score both with the same flags")
+    put(path, "scores", name, value=result)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

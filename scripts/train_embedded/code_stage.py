@@ -1,9 +1,9 @@
 """Stage 2: decoder and adapters learn to answer, reading scenes from a symbolic code in the visual query's place."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from torch.nn.utils import parametrize
 
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.tokenizer import Tokenizer
-from scripts.train_embedded.answering import answer_loss, exact_match
 from scripts.train_embedded.focus import CLASSES, NOT_ASKED
 from scripts.train_embedded.loop import Optimizers, train
 from scripts.train_embedded.packing import Packed, Packer, ask_many
@@ -28,11 +27,6 @@ NOISE = 0.25
 CODE_SEED = 20
 OPEN_GATE = 0.3  # closed gates would block the gradient
 FOCUS_WEIGHT = 0.2
-VARIANTS: dict[str, dict[str, Any]] = {
-    "as-it-is": {},
-    "without-words": {"asks_words": False},
-    "without-pairs": {"never_drawn": "without"},
-}
 
 
 class SceneCode(nn.Module):
@@ -86,13 +80,13 @@ class SceneCode(nn.Module):
 
 
 class FocusHead(nn.Module):
-    """Temporary classifiers on the words of a question after a layer, by default the first adapted one."""
+    """Temporary classifiers on the words of a question after the first adapted layer."""
 
-    def __init__(self, decoder: LlamaAdapterDecoder, *, layer: int = DECODER.first_adapter_layer) -> None:
+    def __init__(self, decoder: LlamaAdapterDecoder) -> None:
         super().__init__()
         self.linear = nn.Linear(DECODER.dim, sum(CLASSES.values()))
         self._seen: Tensor | None = None
-        decoder.layers[layer].register_forward_hook(self._keep)
+        decoder.layers[DECODER.first_adapter_layer].register_forward_hook(self._keep)
 
     def _keep(self, layer: nn.Module, inputs: object, output: Tensor) -> None:
         self._seen = output
@@ -123,21 +117,8 @@ class Gate(nn.Module):
         return folded.clamp(-0.999, 0.999).atanh()
 
 
-def run(
-    *,
-    tokenizer: Tokenizer,
-    folder: Path,
-    num_steps: int,
-    lr: float = 2e-3,
-    seed: int = 2,
-    name: str = "code",
-    asks_words: bool = True,
-    never_drawn: str = "any",
-) -> None:
-    """Train decoder and adapters; writes `name`.pt into `folder`.
-
-    Without `asks_words` the throw-away head learns nothing. `never_drawn`: as in `sample_scene`.
-    """
+def run(*, tokenizer: Tokenizer, folder: Path, num_steps: int, lr: float = 2e-3, seed: int = 2) -> None:
+    """Train decoder and adapters; writes code.pt into `folder`."""
     torch.manual_seed(seed)
     code, decoder = SceneCode(), build_decoder()
     with torch.no_grad():
@@ -147,21 +128,16 @@ def run(
     optimizers = Optimizers([(decoder, 1.0), (focus, 1.0)], lr=lr, is_hidden=is_hidden_matrix)
     packer = Packer(tokenizer)
     train(
-        name,
+        "code",
         {"decoder": decoder, "focus": focus},
         optimizers,
-        partial(_batch_at, packer=packer, seed=seed, never_drawn=never_drawn),
-        partial(_compute, code, decoder, focus, FOCUS_WEIGHT if asks_words else 0.0),
+        partial(_batch_at, packer=packer, seed=seed),
+        partial(_compute, code, decoder, focus),
         num_steps=num_steps,
         seed=seed,
         folder=folder,
         evaluate=lambda: evaluate(code, decoder, packer),
     )
-
-
-def run_variant(variant: str, *, tokenizer: Tokenizer, folder: Path, num_steps: int) -> None:
-    """Train the stage with one thing left out, for fewer steps; writes code-`variant`.pt."""
-    run(tokenizer=tokenizer, folder=folder, num_steps=num_steps, name=f"code-{variant}", **VARIANTS[variant])
 
 
 def open_gates(decoder: LlamaAdapterDecoder) -> None:
@@ -185,15 +161,40 @@ def evaluate(
 ) -> dict[str, float]:
     """Exact match by task on fresh scenes in symbols, without noise; `pair-` prefixes those with new pairs."""
     rng = np.random.default_rng(seed)
+    hits: dict[str, list[bool]] = defaultdict(list)
+    for prefix, never_drawn in (("", "any"), ("pair-", "with")):
+        for _ in range(num_scenes // 16):
+            scenes = [sample_questions_scene(rng, never_drawn=never_drawn) for _ in range(16)]
+            packed = packer.pack([ask_many(scene, rng, count=8) for scene in scenes])
+            for task, values in answer_hits(decoder, code(_labels(scenes)), packed).items():
+                hits[prefix + task] += values
+    return {task: float(np.mean(values)) for task, values in sorted(hits.items())}
 
-    def batches() -> Iterator[tuple[str, Tensor, Packed]]:
-        for prefix, never_drawn in (("", "any"), ("pair-", "with")):
-            for _ in range(num_scenes // 16):
-                scenes = [sample_questions_scene(rng, never_drawn=never_drawn) for _ in range(16)]
-                asked = [ask_many(scene, rng, count=8) for scene in scenes]
-                yield prefix, code(_labels(scenes)), packer.pack(asked)
 
-    return exact_match(decoder, batches())
+def answer_loss(decoder: LlamaAdapterDecoder, visual_query_BQD: Tensor, packed: Packed) -> Tensor:
+    """Weighted cross entropy of all answer tokens, per answer."""
+    logits_NV = _answer_logits(decoder, visual_query_BQD, packed)
+    losses_N = F.cross_entropy(logits_NV, packed.target_N, reduction="none")
+    return (losses_N * packed.weight_N).sum() / len(packed.tasks)
+
+
+@torch.no_grad()
+def answer_hits(decoder: LlamaAdapterDecoder, visual_query_BQD: Tensor, packed: Packed) -> dict[str, list[bool]]:
+    """By task, whether each answer is right from the first token to the end, as in greedy decoding."""
+    logits_NV = _answer_logits(decoder, visual_query_BQD, packed)
+    wrong_N = (logits_NV.argmax(-1) != packed.target_N).long()
+    wrong_per_answer = torch.zeros(len(packed.tasks), dtype=torch.long).index_add(0, packed.answer_N, wrong_N)
+    hits: dict[str, list[bool]] = defaultdict(list)
+    for task, wrong in zip(packed.tasks, wrong_per_answer.tolist(), strict=True):
+        hits[task].append(wrong == 0)
+    return dict(hits)
+
+
+def _answer_logits(decoder: LlamaAdapterDecoder, visual_query_BQD: Tensor, packed: Packed) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        prefix = decoder.project_prefix(visual_query_BQD)
+        hidden_BSD = decoder(packed.tokens_BS, packed.positions_BS, packed.mask_B1SS, prefix)
+        return decoder.logits(hidden_BSD[packed.row_N, packed.column_N])
 
 
 def _labels(scenes: list[Scene]) -> Tensor:
@@ -201,18 +202,14 @@ def _labels(scenes: list[Scene]) -> Tensor:
     return torch.from_numpy(stacked)
 
 
-def _batch_at(step: int, *, packer: Packer, seed: int, never_drawn: str) -> tuple[Tensor, Packed]:
+def _batch_at(step: int, *, packer: Packer, seed: int) -> tuple[Tensor, Packed]:
     rng = np.random.default_rng([seed, step])
-    scenes = [sample_questions_scene(rng, never_drawn=never_drawn) for _ in range(BATCH)]
+    scenes = [sample_questions_scene(rng) for _ in range(BATCH)]
     return _labels(scenes), packer.pack([ask_many(scene, rng, count=QUESTIONS) for scene in scenes], scenes)
 
 
 def _compute(
-    code: SceneCode,
-    decoder: LlamaAdapterDecoder,
-    focus: FocusHead,
-    focus_weight: float,
-    batch: tuple[Tensor, Packed],
+    code: SceneCode, decoder: LlamaAdapterDecoder, focus: FocusHead, batch: tuple[Tensor, Packed]
 ) -> tuple[Tensor, dict[str, float]]:
     labels, packed = batch
     visual_query = code(labels)
@@ -220,4 +217,4 @@ def _compute(
     visual_query = visual_query + NOISE * torch.rand(BATCH, 1, 1) * torch.randn_like(visual_query)
     loss = answer_loss(decoder, visual_query, packed)
     to_words, found = focus.loss(packed)
-    return loss + focus_weight * to_words, {"answers": float(loss.detach()), "words": found}
+    return loss + FOCUS_WEIGHT * to_words, {"answers": float(loss.detach()), "words": found}

@@ -1,10 +1,9 @@
-"""Collects the curves of a training in docs/embedded-model.json, and plots them beside it.
+"""Collects the curves of a training in docs/embedded-model.json, and plots them in embedded-curves.png beside it.
 
 Usage: python -m scripts.train_embedded.curves [--run FOLDER] [--into FILE] [--redraw]
 
-Each NAME.curve.jsonl in the folder gives a curve and a row of the training table, each ablation-NAME.json the
-description of an arm, and each variant of the stage `code` its last scores. Stages missing in the folder stay as they
-are. The plots are embedded-curves.png and embedded-ablation.png.
+Each NAME.curve.jsonl in the folder gives a curve and a row of the training table. Stages missing in the folder stay as
+they are.
 """
 
 import io
@@ -24,12 +23,8 @@ from scripts.train_embedded.results import PLACE, put, read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 STAGES = ("vision", "code", "slots", "reading")  # of the product, in the order of training
-ARM = "ablation-"
-VARIANT = "code-"  # prefix of the code stage with one thing left out
-COMPARED = ("caption", "exist", "color", "rel_yn", "count_shape")
 LOSSES = ("loss", "answers")  # figures that are losses; all others are shares
 MOST_POINTS = 120
 MOST_LINES = 5  # labelled lines in a plot
@@ -41,7 +36,7 @@ Curves = Mapping[str, Mapping[str, Series]]  # stage -> "figures" or "scores" ->
 
 
 def collect(run: Path, into: Path) -> None:
-    """Put curves, the training table and descriptions of arms into the JSON file `into`.
+    """Put curves and the training table into the JSON file `into`.
 
     Raises OSError, and ValueError for a folder without curves and for invalid lines.
     """
@@ -55,12 +50,6 @@ def collect(run: Path, into: Path) -> None:
         last = {key: points[-1][key] for key in ("step", "num_steps", "processor_s")}
         training = {"steps": last.pop("step"), **last, "minutes": round(last["processor_s"] / 60, 1)}
         put(into, "training", name, value=training)
-        if name.startswith(VARIANT):
-            scores: dict[str, float] = next((point["scores"] for point in reversed(points) if "scores" in point), {})
-            put(into, "variants", name, value=scores)
-    for path in sorted(run.glob(f"{ARM}*.json")):
-        known = read(into).get("ablation", {}).get(path.stem, {})
-        put(into, "ablation", path.stem, value={**known, **read(path)})
 
 
 def thin(points: Sequence[Mapping[str, Any]], kind: str) -> dict[str, list[float | None]]:
@@ -87,30 +76,16 @@ def mean_of_tasks(scores: Series, *, pairs: bool = False) -> list[float | None]:
     return [None if None in values else sum(filter(None, values)) / len(values) for values in points]
 
 
-def draw(content: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Draw the curves of `content` into `folder`; returns the files. Raises ValueError if there are none."""
-    curves: Curves = content.get("curves", {})
-    plots = {
-        "embedded-curves.png": (draw_stages, [name for name in STAGES if name in curves]),
-        "embedded-ablation.png": (
-            draw_arms,
-            [name for name in sorted(curves) if name.startswith(ARM) and curves[name]["scores"]],
-        ),
-    }
-    written = []
-    for file, (draw_plot, names) in plots.items():
-        if names:
-            draw_plot({name: curves[name] for name in names}, folder / file)
-            written.append(folder / file)
-    if not written:
-        raise ValueError("there are no curves: collect those of a training first")
-    return written
+def draw(content: Mapping[str, Any], place: Path) -> None:
+    """Draw a column for each stage with curves in `content`: its loss, and the shares it gets right.
 
-
-def draw_stages(curves: Curves, place: Path) -> None:
-    """A column for each stage: its loss, and the shares it gets right."""
+    Raises ValueError if there are no curves.
+    """
     from matplotlib.figure import Figure
 
+    curves: Curves = {name: content["curves"][name] for name in STAGES if name in content.get("curves", {})}
+    if not curves:
+        raise ValueError("there are no curves: collect those of a training first")
     figure = Figure(figsize=(2.5 * len(curves) + 0.5, 5), layout="constrained")
     panels = figure.subplots(2, len(curves), sharex="col", squeeze=False, height_ratios=(2, 3))
     for stage, losses, shares in zip(curves, *panels, strict=True):
@@ -126,7 +101,10 @@ def draw_stages(curves: Curves, place: Path) -> None:
             panel.grid(alpha=0.3)
     panels[0][0].set_ylabel("loss")
     panels[1][0].set_ylabel("right, %")
-    _save(figure, place)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    with atomic_write(place) as file:  # few colours make it a third of the size
+        Image.open(buffer).convert("RGB").quantize(COLORS).save(file, format="png", optimize=True)
 
 
 def _draw_shares(panel: "Axes", figures: Series, scores: Series) -> None:
@@ -150,29 +128,6 @@ def _draw_shares(panel: "Axes", figures: Series, scores: Series) -> None:
         panel.legend(fontsize="small", loc="lower right")
 
 
-def draw_arms(curves: Curves, place: Path) -> None:
-    """The arms of the ablation in six panels: the mean over tasks, and five of the tasks."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 5.8), layout="constrained")
-    panels = figure.subplots(2, 3, sharex=True, sharey=True)
-    for panel, task in zip(panels.flat, ("mean of tasks", *COMPARED), strict=True):
-        for arm, curve in curves.items():
-            scores = curve["scores"]
-            values = mean_of_tasks(scores) if task == "mean of tasks" else scores.get(task)
-            if values is not None:
-                _line(panel, scores, values, marker=".", linewidth=1.4, label=arm.removeprefix(ARM))
-        panel.set_title(task, fontsize="medium")
-        panel.set(xlim=(0, None), ylim=(0, 103))
-        panel.grid(alpha=0.3)
-    for panel in panels[-1]:
-        panel.set_xlabel("processor minutes")
-    for row in panels:
-        row[0].set_ylabel("right answers, %")
-    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(curves))
-    _save(figure, place)
-
-
 def _line(panel: "Axes", series: Series, shares: Sequence[float | None], **style: Any) -> None:
     panel.plot(_numbers(series["minutes"]), [100 * share for share in _numbers(shares)], **style)
 
@@ -180,14 +135,6 @@ def _line(panel: "Axes", series: Series, shares: Sequence[float | None], **style
 def _label(name: str) -> str:
     kind, _, what = name.replace("-", " ").partition(" ")
     return {"check": what, "pair": f"{what}, never drawn"}.get(kind, name)
-
-
-def _save(figure: "Figure", place: Path) -> None:
-    """Write a PNG of few colours, which is a third of the size."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    with atomic_write(place) as file:
-        Image.open(buffer).convert("RGB").quantize(COLORS).save(file, format="png", optimize=True)
 
 
 def _read_points(path: Path) -> list[dict[str, Any]]:
@@ -223,7 +170,7 @@ def _numbers(values: Sequence[float | None]) -> list[float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Collect and draw; the names of the plots go to stdout."""
+    """Collect and draw; the path of the plot goes to stdout."""
     parser = parser_of(__doc__)
     parser.add_argument(
         "--run", type=Path, default=Path(".work/embedded/run"), help="folder of the curves (default: %(default)s)"
@@ -234,8 +181,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if not options.redraw:
             collect(options.run, options.into)
-        for path in draw(read(options.into), options.into.parent):
-            print(path)
+        place = options.into.parent / "embedded-curves.png"
+        draw(read(options.into), place)
+        print(place)
     except ImportError as error:
         parser.error(f"plots need matplotlib ({error}): pip install --editable '.[bench]'")
     except (OSError, ValueError) as error:

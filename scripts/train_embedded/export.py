@@ -1,6 +1,5 @@
 """Writes the trained parts as a bundle of the product, with a known answer. Trains nothing."""
 
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.vision.encoder import PictureEncoder
-from scripts.train_embedded import ablation
 from scripts.train_embedded.code_stage import close_gates, open_gates
 from scripts.train_embedded.loop import trained
 from scripts.train_embedded.questions import CAPTION_QUESTIONS
@@ -33,13 +31,13 @@ KNOWN_SCENE = (
 )
 
 
-def export(*, folder: Path, bundle: Path, arm: str | None = None) -> None:
-    """Write the model of the latest stages, or an arm of the ablation, to `bundle` as float16, replacing it."""
-    encoder, decoder = load_trained(folder) if arm is None else ablation.load_arm(arm, folder)
+def export(*, folder: Path, bundle: Path) -> None:
+    """Write the model of the latest stages to `bundle` as float16, replacing it."""
+    encoder, decoder = load_trained(folder)
     close_gates(decoder)
     _check_biases(decoder)
     model = LoadedModel(
-        name="embedded" if arm is None else f"ablation-{arm}",
+        name="embedded",
         digest="",
         vision_config=VISION,
         vision_state=encoder.state_dict(),
@@ -60,7 +58,6 @@ def export(*, folder: Path, bundle: Path, arm: str | None = None) -> None:
         answer = Captioner.load(str(trial)).generate([picture], CAPTION_QUESTIONS[0])[0]
         known = {"prompt": CAPTION_QUESTIONS[0], "text": answer.text, "token_ids": list(answer.token_ids)}
         save_bundle(bundle, model=model, known_answer=known, known_picture=picture, overwrite=True)
-        shutil.rmtree(trial)
     print(f"{bundle}: the known answer is {known['text']!r}")
 
 

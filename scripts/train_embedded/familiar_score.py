@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,33 +26,22 @@ from scripts.train_embedded.render import Pixels
 from scripts.train_embedded.results import table
 
 HEADS: Final = ("pictures", "number", "called unfamiliar, float (%)", "AUROC, float", "called unfamiliar, int8 (%)")
-_OWN: Final = "of the world"
 _SAMPLES: Final = Path("assets/pictures")
 
 Distances = NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kind:
-    """Pictures of one kind, uint8 (224, 224, 3) each."""
-
-    name: str
-    pictures: Sequence[Pixels]
+Kind = tuple[str, Sequence[Pixels]]  # a name, and pictures uint8 (224, 224, 3)
 
 
 def all_kinds(*, num_own: int, num_others: int, folders: Sequence[Path]) -> Iterator[Kind]:
     """Fresh pictures of the world first, then samples, drawings of other kinds, and folders."""
-    yield Kind(name=_OWN, pictures=draw_own(use=FRESH, count=num_own))
-    yield Kind(
-        name="of the world, with a never-drawn pair", pictures=draw_own(use=FRESH, count=num_own, never_drawn="with")
-    )
+    yield "of the world", draw_own(use=FRESH, count=num_own)
+    yield "of the world, with a never-drawn pair", draw_own(use=FRESH, count=num_own, never_drawn="with")
     if _SAMPLES.is_dir():
-        yield Kind(name="samples", pictures=read_folder(_SAMPLES))
+        yield "samples", read_folder(_SAMPLES)
     for kind in KINDS:
-        pictures = draw_others(kind, count=num_others, seed=(FAMILIAR_SEED, OTHERS))
-        yield Kind(name=f"drawn: {kind}", pictures=pictures)
+        yield f"drawn: {kind}", draw_others(kind, count=num_others, seed=(FAMILIAR_SEED, OTHERS))
     for folder in folders:
-        yield Kind(name=f"folder: {folder.name}", pictures=read_folder(folder))
+        yield f"folder: {folder.name}", read_folder(folder)
 
 
 def read_folder(folder: Path) -> list[Pixels]:
@@ -88,13 +76,13 @@ def score(bundle: Path, kinds: Iterator[Kind]) -> dict[str, Any]:
     encoders: dict[Precision, Encode] = {each: encoder_of(bundle, precision=each) for each in PRECISIONS}
     rows: list[list[object]] = []
     own: Distances | None = None
-    for kind in kinds:
-        found = {each: ood_detector.distances(encode(kind.pictures)) for each, encode in encoders.items()}
+    for name, pictures in kinds:
+        found = {each: ood_detector.distances(encode(pictures)) for each, encode in encoders.items()}
         own = found["float"] if own is None else own
         rows.append(
             [
-                kind.name,
-                len(kind.pictures),
+                name,
+                len(pictures),
                 share_above(found["float"], ood_detector),
                 round(area_under_curve(found["float"], own), 3),
                 share_above(found["int8"], ood_detector),

@@ -14,7 +14,7 @@ from torch import Tensor
 from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.llm.tokenizer import Tokenizer
 from scripts.train_embedded.focus import focus_words
-from scripts.train_embedded.questions import TASKS, Question, ask, in_sentence
+from scripts.train_embedded.questions import TASKS, Question, ask
 from scripts.train_embedded.world import Scene
 
 # Weights of the tasks. Relations are by far the slowest to learn.
@@ -64,7 +64,6 @@ class Packer:
         self._beginning = tokenizer.encode(whole[: whole.index(mark)])
         self.encode = lru_cache(maxsize=200_000)(self._encode)
         self.end_of = lru_cache(maxsize=20_000)(self._end_of)
-        self.describe = lru_cache(maxsize=20_000)(self._describe)
 
     def _encode(self, text: str, answer: str) -> tuple[list[int], list[int]]:
         """(prompt after the shared beginning, answer with eos)."""
@@ -75,28 +74,13 @@ class Packer:
             raise ValueError(f"pieces of {text!r} reach over the borders of the template")
         return prompt[shared:], [*both[len(prompt) :], self._tokenizer.eos_id]
 
-    def _describe(self, sentence: str) -> list[int]:
-        """The sentence and a line feed, between the shared beginning and a question."""
-        before = format_prompt("")[: -len(_AFTER_INSTRUCTION)]
-        return self._tokenizer.encode(f"{before}{sentence}\n")[len(self._beginning) :]
-
     def _end_of(self, text: str, end: int) -> int:
         """Index, after the shared beginning, of the last token of the word that ends at `end` of an instruction."""
         before = format_prompt("")[: -len(_AFTER_INSTRUCTION)]
         return len(self._tokenizer.encode(before + text[:end])) - len(self._beginning) - 1
 
-    def pack(
-        self,
-        questions: Sequence[Sequence[Question]],
-        scenes: Sequence[Scene] | None = None,
-        *,
-        in_words: bool = False,
-    ) -> Packed:
-        """One row per sequence of questions; with their scenes, focus words are labelled too.
-
-        `in_words`: each scene is described in front of its questions, within the instruction, for a model that sees
-        no picture.
-        """
+    def pack(self, questions: Sequence[Sequence[Question]], scenes: Sequence[Scene] | None = None) -> Packed:
+        """One row per sequence of questions; with their scenes, focus words are labelled too."""
         tokens, positions, segments = [], [], []
         rows: list[int] = []
         columns: list[int] = []
@@ -107,9 +91,6 @@ class Packer:
         focus: list[tuple[int, int, tuple[int, ...]]] = []
         for row, asked in enumerate(questions):
             row_tokens = list(self._beginning)
-            if in_words:
-                assert scenes is not None, "a scene that is described has to be given"
-                row_tokens += self.describe(in_sentence(scenes[row]))
             shared = len(row_tokens)
             row_positions, row_segments = list(range(shared)), [0] * shared
             for segment, question in enumerate(asked, start=1):

@@ -62,15 +62,6 @@ def _numbers(thing: Thing) -> tuple[int, int, int, int]:
     )
 
 
-def labels_to_scene(labels: NDArray[np.int16]) -> Scene:
-    """Inverse of `scene_to_labels`, without pixels."""
-    return tuple(
-        Thing(shape=SHAPES[shape], color=COLOR_NAMES[color], size=SIZES[size], cell=int(cell))
-        for shape, color, size, cell in labels
-        if shape != NOTHING
-    )
-
-
 class Chunks:
     """Arrays of one kind on disk, such as `pixels` or `features`, with their labels; a chunk is `CHUNK_PICTURES`."""
 

@@ -47,11 +47,6 @@ def describe(thing: Thing) -> str:
     return f"a {thing.size} {thing.color} {thing.shape}"
 
 
-def in_sentence(scene: Scene) -> str:
-    """A full description of any scene in words."""
-    return ", ".join(f"{describe(thing)} {at(thing)}" for thing in scene)
-
-
 def at(thing: Thing) -> str:
     return f"at the {POSITIONS[thing.cell]}"
 

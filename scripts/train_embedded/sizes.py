@@ -1,7 +1,5 @@
 """The embedded model's sizes, and how its parts are built for training. Training itself is in the stages."""
 
-from dataclasses import replace
-
 import torch
 
 from llama_adapter.llm.config import DecoderConfig
@@ -42,9 +40,9 @@ def build_encoder() -> PictureEncoder:
     return encoder
 
 
-def build_decoder(*, separate_adapter_kv: bool = False) -> LlamaAdapterDecoder:
+def build_decoder() -> LlamaAdapterDecoder:
     """The language half with small random weights; biases start at zero, and those of k and v stay there."""
-    decoder = LlamaAdapterDecoder(replace(DECODER, separate_adapter_kv=separate_adapter_kv))
+    decoder = LlamaAdapterDecoder(DECODER)
     for name, weight in decoder.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.zeros_(weight)

@@ -12,16 +12,19 @@ from scripts.bench_peers import main
 from scripts.pages.render import render
 from scripts.peers import rounds
 from scripts.peers.child import answer
-from scripts.peers.measuring import Rungs, measure_decoder, median_of_warm
+from scripts.peers.measuring import measure_decoder, median_of_warm
 from scripts.peers.results import Missing, Results, Row, load, save
 from scripts.peers.rounds import Plan, run_rounds
 from scripts.peers.shares import share_of
 from scripts.peers.sizes import DECODERS, ENCODERS
-from scripts.peers.table import ENGINES, PARTS_OF, chosen_engines
+from scripts.peers.table import ENGINES, chosen_engines
 from scripts.peers.targets import TARGETS, Target, check
-from scripts.peers.task import Reply, Task
+from scripts.peers.task import Figure, Reply, Task
 
-TASK = Task(section="decode", engine="hf-float32", size="tiny", work="work", threads=1, batch_sizes=(1, 2))
+OURS, OURS_INT8, HUGGING_FACE = (
+    chosen_engines([name], "decode")[0] for name in ("ours-float32", "ours-int8", "hf-float32")
+)
+TASK = Task(engine=HUGGING_FACE, size="tiny", work="work", threads=1, rungs=(("decode", 1), ("decode", 2)))
 
 
 def row(engine: str, rates: tuple[float, ...], **changes: Any) -> Row:
@@ -44,14 +47,15 @@ class MadeUp:
         if task.only_files:
             return Reply()
         self.tasks.append(task)
-        if task.engine in self._problems:
-            return self._problems[task.engine]
-        figures = [
-            {"name": task.engine, "part": part, "batch": batch, "rate": 2.0, "spent_s": self._spent_s * batch}
-            for part, batch in rounds.wanted_rungs(task)
-            if (part, batch) not in task.left_out
-        ]
-        return Reply(figures=figures)
+        name = task.engine.name
+        if name in self._problems:
+            return self._problems[name]
+        return Reply(
+            figures=[
+                Figure(engine=name, part=part, batch=batch, rate=2.0, spent_s=self._spent_s * batch)
+                for part, batch in task.rungs
+            ]
+        )
 
 
 def plan(tmp_path: Path, **changes: Any) -> Plan:
@@ -75,7 +79,7 @@ def test_engines_run_in_turn_and_long_figures_are_not_repeated(tmp_path: Path) -
 
     found = rounds_of(tmp_path, made_up)
 
-    assert [task.engine for task in made_up.tasks] == ["machine", "ours-float32", "hf-float32"] * 2
+    assert [task.engine.name for task in made_up.tasks] == ["machine", "ours-float32", "hf-float32"] * 2
     assert {one.batch: len(one.rates) for one in found.rows if one.part == "decode"} == {1: 2, 5: 1, 16: 1}
 
 
@@ -121,48 +125,34 @@ def test_int8_is_not_measured_without_kernels(monkeypatch: pytest.MonkeyPatch) -
         lambda self, precision, activations, **more: precision == "float",
     )
 
-    reply = answer(replace(TASK, engine="ours-int8"))
+    reply = answer(replace(TASK, engine=OURS_INT8))
 
     assert (reply.problem, reply.figures) == ("missing", [])
     assert "widened" in reply.reason
 
 
 def test_failing_engine_is_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(task: Task, engine: object) -> None:
+    def broken(task: Task) -> None:
         raise RuntimeError("it broke\nin two lines")
 
-    monkeypatch.setattr("scripts.peers.opening.open_engine", broken)
+    monkeypatch.setattr("scripts.peers.child.OPENERS", {("decode", "hf-dynamic"): broken})
 
     assert answer(TASK) == Reply(problem="failed", reason="RuntimeError: it broke")
 
 
 @pytest.mark.slow
 def test_child_process_replies_on_stdout(tmp_path: Path) -> None:
-    task = Task(
-        section="decode",
-        engine="ours-float32",
-        size="tiny",
-        work=str(tmp_path),
-        threads=1,
-        batch_sizes=(2,),
-        prefill_batch_sizes=(1,),
-        num_steps=4,
-        budget_s=0.1,
-    )
+    rungs = (("prefill", 1), ("decode", 2))
+    task = Task(engine=OURS, size="tiny", work=str(tmp_path), threads=1, rungs=rungs, num_steps=4, budget_s=0.1)
 
     reply = rounds.run_child(task)
 
     assert reply.problem == "", reply.reason
-    assert [(figure["part"], figure["batch"]) for figure in reply.figures] == [("prefill", 1), ("decode", 2)]
-    assert all(figure["rate"] > 0 for figure in reply.figures)
-
-
-def test_task_and_reply_round_trip_through_json() -> None:
-    task = replace(TASK, left_out=(("prefill", 5),))
-    reply = Reply(figures=[{"name": "one", "rate": 1.5}], packages={"gguf": "0.1"})
-
-    assert Task.from_json(task.to_json()) == task
-    assert Reply.from_json(reply.to_json()) == reply
+    assert [(figure.engine, figure.part, figure.batch) for figure in reply.figures] == [
+        ("ours-float32", "prefill", 1),
+        ("ours-float32", "decode", 2),
+    ]
+    assert all(figure.rate > 0 for figure in reply.figures)
 
 
 def test_new_run_replaces_its_own_rows_only(tmp_path: Path) -> None:
@@ -215,10 +205,11 @@ def test_target_without_figures_is_undecided() -> None:
 
 
 def test_targets_name_measured_engines() -> None:
-    measured = {(part, engine.name) for engine in ENGINES if engine.by_default for part in PARTS_OF[engine.section]}
+    measured = {(engine.section, engine.name) for engine in ENGINES}
 
     for target in TARGETS:
-        assert {(target.part, one) for one in (target.ours, *target.peers)} <= measured
+        section = "decode" if target.part == "prefill" else target.part
+        assert {(section, one) for one in (target.ours, *target.peers)} <= measured
         assert set(target.size.split("+")) <= {*DECODERS, *ENCODERS, "embedded"}
 
 
@@ -262,13 +253,6 @@ def test_page_marks_figures_of_another_run() -> None:
     assert "hf-float32 (another run)" in render("peers", asdict(found))
 
 
-def test_report_measures_nothing(tmp_path: Path) -> None:
-    save(results(row("ours-float32", (10.0,))), tmp_path / "peers.json")
-
-    assert main(["--report", "--out", str(tmp_path / "peers.json")]) == 0
-    assert "ours-float32" in (tmp_path / "peers.md").read_text(encoding="utf-8")
-
-
 def test_run_without_any_engine_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = MadeUp(problems={"hf-float32": Reply(problem="failed", reason="no luck")})
     monkeypatch.setattr("scripts.peers.rounds.run_child", broken)
@@ -283,13 +267,6 @@ def test_run_without_any_engine_fails(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_invalid_flags_are_usage_errors(flags: str) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(flags.split())
-
-
-def test_slow_variants_are_measured_only_if_named() -> None:
-    names = [engine.name for engine in chosen_engines(None, "decode")]
-
-    assert "hf-bfloat16-compiled" not in names
-    assert [one.name for one in chosen_engines(["hf-bfloat16-compiled"], "decode")] == ["hf-bfloat16-compiled"]
 
 
 class Counting:
@@ -313,9 +290,8 @@ class Counting:
 def test_rows_are_copied_if_prefill_is_not_measured() -> None:
     engine = Counting()
 
-    figures = list(
-        measure_decoder(engine, Rungs(batch_sizes=(1, 16), prefill_batch_sizes=(1,)), num_steps=5, budget_s=0.0)
-    )
+    rungs = [("prefill", 1), ("decode", 1), ("decode", 16)]
+    figures = list(measure_decoder(engine, rungs, num_steps=5, budget_s=0.0))
 
     assert [(figure.part, figure.batch) for figure in figures] == [("prefill", 1), ("decode", 1), ("decode", 16)]
     assert ("prefill", 16) not in engine.calls

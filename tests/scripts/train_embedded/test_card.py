@@ -24,14 +24,14 @@ def scored(**changes: Any) -> dict[str, Any]:
 
 def test_results_are_put_into_the_figures_and_the_page_is_written(tmp_path: Path) -> None:
     (tmp_path / "embedded-model.json").write_text(json.dumps(read("embedded-model")))
-    (tmp_path / "arm.json").write_text(json.dumps(scored(scores=dict.fromkeys(scored()["scores"], 12.3))))
+    (tmp_path / "int8.json").write_text(json.dumps(scored(scores=dict.fromkeys(scored()["scores"], 12.3))))
     (tmp_path / "table.json").write_text('{"heads": ["kind", "AUC"], "rows": [["a|b", 0.98760]]}')
-    flags = ["--scores", f"ablation-frozen={tmp_path / 'arm.json'}", "--familiar", str(tmp_path / "table.json")]
+    flags = ["--scores", f"int8={tmp_path / 'int8.json'}", "--familiar", str(tmp_path / "table.json")]
 
     assert main(["--out", str(tmp_path), *flags]) == 0
 
     page = (tmp_path / "embedded-model.md").read_text(encoding="utf-8")
-    assert "| caption | 12.3 |" in page
+    assert "| caption | 2000 | 100.0 | 12.3 |" in page
     assert "| kind | AUC |\n| --- | --- |\n| a\\|b | 0.9876 |\n" in page
 
 

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from scripts.pages.render import as_text
-from scripts.train_embedded.curves import ARM, MOST_POINTS, VARIANT, collect, draw, main, mean_of_tasks, thin
+from scripts.train_embedded.curves import MOST_POINTS, collect, draw, main, mean_of_tasks, thin
 from scripts.train_embedded.results import PLACE, put, read
 
 TASKS = {"caption": 0.5, "exist": 0.75, "pair-caption": 0.25}
@@ -60,10 +60,8 @@ def test_the_mean_is_over_tasks_and_over_never_drawn_pairs_apart() -> None:
 def test_collecting_keeps_known_figures(tmp_path: Path) -> None:
     run, into = tmp_path / "run", tmp_path / "figures.json"
     put(into, "training", "vision", value={"steps": 7})
-    put(into, "ablation", f"{ARM}frozen", "scores", value={"caption": 50.0})
+    put(into, "ablation", value={"caption": 50.0})
     write_curve(run, "code", [point(25, figures={"loss": 1.0}), point(200, scores=TASKS)])
-    write_curve(run, f"{ARM}frozen", [point(400, scores=TASKS)])
-    (run / f"{ARM}frozen.json").write_text('{"trained": "everything"}')
 
     collect(run, into)
 
@@ -71,18 +69,7 @@ def test_collecting_keeps_known_figures(tmp_path: Path) -> None:
     assert content["training"]["code"] == {"steps": 200, "num_steps": 400, "processor_s": 60.0, "minutes": 1.0}
     assert content["training"]["vision"] == {"steps": 7}
     assert content["curves"]["code"]["scores"]["caption"] == [0.5]
-    assert content["ablation"] == {f"{ARM}frozen": {"scores": {"caption": 50.0}, "trained": "everything"}}
-    assert "variants" not in content
-
-
-def test_of_a_variant_the_last_scores_are_kept(tmp_path: Path) -> None:
-    run, into = tmp_path / "run", tmp_path / "figures.json"
-    points = [point(1, scores={"caption": 0.1}), point(2, scores=TASKS), point(2, figures={"answers": 0.1})]
-    write_curve(run, f"{VARIANT}without-words", points)
-
-    collect(run, into)
-
-    assert read(into)["variants"] == {f"{VARIANT}without-words": TASKS}
+    assert content["ablation"] == {"caption": 50.0}
 
 
 @pytest.mark.parametrize(
@@ -106,24 +93,21 @@ def test_an_invalid_curve_is_refused(tmp_path: Path, text: str) -> None:
 def test_plots_are_drawn_again_from_the_file_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     into = tmp_path / "figures.json"
     write_curve(tmp_path, "code", [point(25, figures={"loss": 1.0}), point(50, scores=TASKS)])
-    write_curve(tmp_path, f"{ARM}opened", [point(50, scores=TASKS), point(99, scores=TASKS)])
-    write_curve(tmp_path, f"{ARM}lora", [point(25, figures={"answers": 1.0})])  # has no scores yet
     collect(tmp_path, into)
     for path in tmp_path.glob("*.jsonl"):
         path.unlink()
 
     assert main(["--redraw", "--into", str(into)]) == 0
 
-    names = ("embedded-curves.png", "embedded-ablation.png")
-    assert capsys.readouterr().out.split() == [str(tmp_path / name) for name in names]
-    for name in names:
-        with Image.open(tmp_path / name) as picture:
-            assert len(picture.convert("RGB").getcolors(10**6) or []) > 20  # not an empty sheet
+    plot = tmp_path / "embedded-curves.png"
+    assert capsys.readouterr().out.split() == [str(plot)]
+    with Image.open(plot) as picture:
+        assert len(picture.convert("RGB").getcolors(10**6) or []) > 20  # not an empty sheet
 
 
 def test_without_curves_nothing_is_drawn(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no curves"):
-        draw({}, tmp_path)
+        draw({}, tmp_path / "plot.png")
     with pytest.raises(SystemExit):
         main(["--run", str(tmp_path), "--into", str(tmp_path / "figures.json")])
 

@@ -1,17 +1,15 @@
 """Packed questions: several in one row compute what each computes alone."""
 
-import numpy as np
 import pytest
 import torch
 
 from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.llm.tokenizer import Tokenizer
-from scripts.train_embedded.answering import answer_hits
-from scripts.train_embedded.packing import Packed, Packer, ask_many
-from scripts.train_embedded.questions import Question, in_sentence
+from scripts.train_embedded.code_stage import answer_hits
+from scripts.train_embedded.packing import Packer
+from scripts.train_embedded.questions import Question
 from scripts.train_embedded.sizes import build_decoder
 from scripts.train_embedded.tokens import train_tokenizer
-from scripts.train_embedded.world import sample_scene
 
 QUESTIONS = [
     Question(task="color", text="What color is the star?", answer="red"),
@@ -50,28 +48,6 @@ def test_packed_tokens_are_those_of_prompt_and_answer_encoded_together(tokenizer
         targets = packed.target_N[packed.answer_N == index].tolist()
         assert targets[-1] == tokenizer.eos_id
         assert tokenizer.decode(targets[:-1]).strip() == question.answer
-
-
-def test_scenes_in_words_precede_their_questions(tokenizer: Tokenizer) -> None:
-    rng = np.random.default_rng(3)
-    scenes = [sample_scene(rng, num_objects=count, placed=False) for count in (1, 2, 3)]
-    questions = [ask_many(scene, rng, count=3) for scene in scenes]
-    packed = Packer(tokenizer).pack(questions, scenes, in_words=True)
-    plain = Packer(tokenizer).pack(questions, scenes)
-
-    places = [(row, question) for row, asked in enumerate(questions) for question in asked]
-    for index, (row, question) in enumerate(places):
-        last = int(packed.column_N[packed.answer_N == index][-1])
-        seen = packed.tokens_BS[row][packed.mask_B1SS[row, 0, last]].tolist()
-        told = f"{in_sentence(scenes[row])}\n{question.text}"
-        assert seen == tokenizer.encode(format_prompt(told) + question.answer)
-        assert packed.positions_BS[row, last] == len(seen) - 1
-    assert len(packed.focus_row_F) > 0
-    assert _focus_tokens(packed) == _focus_tokens(plain)
-
-
-def _focus_tokens(packed: Packed) -> list[int]:
-    return [int(token) for token in packed.tokens_BS[packed.focus_row_F, packed.focus_column_F]]
 
 
 def test_packing_does_not_change_hidden_states(tokenizer: Tokenizer) -> None:

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from scripts.train_embedded.questions import RELATIONS, TASKS, ask, caption
+from scripts.train_embedded.questions import ask, caption
 from scripts.train_embedded.world import Scene, sample_scene, scene_from_words
 
 STAR = ("small", "red", "star", "top left")
@@ -101,26 +101,3 @@ def test_half_of_the_existence_questions_are_answered_no() -> None:
             shares += any(thing.shape == words[-1] or thing.color == words[-2] for thing in scene)
     assert 430 < answers["no"] < 570
     assert shares > 0.6 * answers["no"]
-
-
-def test_an_answer_never_contradicts_the_scene_of_its_question() -> None:
-    rng = np.random.default_rng(2)
-    for _ in range(300):
-        scene = sample_scene(rng, placed=False, never_drawn="any")
-        for task in TASKS:
-            question = ask(scene, task, rng)
-            if question is None:
-                continue
-            assert question.task == task
-            if task == "rel_yn":
-                relation = next(words for words in RELATIONS if words in question.text)
-                first, second = (
-                    next(thing for thing in scene if thing.shape in part) for part in question.text.split(relation)
-                )
-                right = {
-                    "to the left of": first.column < second.column,
-                    "to the right of": first.column > second.column,
-                    "above": first.row < second.row,
-                    "below": first.row > second.row,
-                }[relation]
-                assert question.answer == ("yes" if right else "no")
