@@ -44,7 +44,6 @@ def kill_again_and_again(
     kills: int,
     seed: int,
     batch_size: int = 8,
-    flags: Sequence[str] = (),
     tell: Tell = silent,
 ) -> KillReport:
     """Run jobs over the folder of `pictures`, kill them with SIGKILL `kills` times in all, and resume each of them.
@@ -54,7 +53,7 @@ def kill_again_and_again(
     draw = random.Random(seed)
     work.mkdir(parents=True, exist_ok=True)
     folder = pictures[0].parent
-    command = ["caption", str(folder), "--quiet", "--batch-size", str(batch_size), *flags]
+    command = ["caption", str(folder), "--quiet", "--batch-size", str(batch_size)]
     undisturbed = work / "undisturbed.jsonl"
     _run(work, undisturbed, command).wait()
     expected = {record["picture"]: record["text"] for record in read_records(undisturbed)}

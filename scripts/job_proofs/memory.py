@@ -3,15 +3,14 @@
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.common import ROOT, process_mib
 
 
-def watch_memory(folder: Path, out: Path, *, every: int, flags: Sequence[str] = ()) -> list[dict[str, float]]:
+def watch_memory(folder: Path, out: Path, *, every: int) -> list[dict[str, float]]:
     """Run a job over a folder, with a sample every `every` records. Raises RuntimeError if it fails."""
-    command = [sys.executable, "-m", "llama_adapter", "caption", str(folder), "--out", str(out), "--quiet", *flags]
+    command = [sys.executable, "-m", "llama_adapter", "caption", str(folder), "--out", str(out), "--quiet"]
     samples: list[dict[str, float]] = []
     num_records, offset, due = 0, 0, every
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
