@@ -30,18 +30,13 @@ class Status:
 
     engine: str
     num_inputs: int = 0
-    num_new: int = 0  # entries of the corpus that are new
-    num_outcomes: int = 0  # different ones
-    num_findings: int = 0
-    elapsed_s: float = 0.0
-    is_over: bool = False
 
 
 class Worker:
     """Runs inputs of one target, and keeps new ones."""
 
     def __init__(self, name: str, *, folder: Path, seed: int, engine: str) -> None:
-        from tests.fuzz.findings import Finding, finding_of, minimised
+        from tests.fuzz.findings import finding_of, minimised
         from tests.fuzz.targets import TARGETS
 
         self.target = TARGETS[name]
@@ -50,9 +45,7 @@ class Worker:
         self._folder, self._status = folder, Status(engine=engine)
         self._seen: set[str] = set()
         self._outcomes: set[str] = set()
-        self._started = time.monotonic()
         self._told_at = 0.0
-        self._findings: list[Finding] = []
         (folder / CORPUS).mkdir(parents=True, exist_ok=True)
         self._current = os.open(folder / CURRENT, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
@@ -79,7 +72,6 @@ class Worker:
                 found = self._minimised(found, self.target, limit_s=MINIMISE_S)
                 faulthandler.cancel_dump_traceback_later()
                 found.save(self._folder / FINDINGS)
-                self._status.num_findings += 1
                 print(f"finding: {found.signature}", file=sys.stderr, flush=True)
         is_new = outcome not in self._outcomes
         self._outcomes.add(outcome)
@@ -92,13 +84,10 @@ class Worker:
         path = self._folder / CORPUS / hashlib.sha256(data).hexdigest()[:16]
         if not path.exists():
             path.write_bytes(data)
-            self._status.num_new += 1
 
-    def tell(self, *, is_over: bool = False) -> None:
+    def tell(self) -> None:
         """Write the status atomically."""
         self._told_at = time.monotonic()
-        self._status.elapsed_s = self._told_at - self._started
-        self._status.num_outcomes, self._status.is_over = len(self._outcomes), is_over
         beside = self._folder / f"{STATUS}.new"
         beside.write_text(json.dumps(asdict(self._status)))
         os.replace(beside, self._folder / STATUS)
@@ -179,7 +168,7 @@ def main() -> None:
     if atheris is None:
         worker = Worker(arguments.target, folder=arguments.folder, seed=arguments.seed, engine="outcome")
         by_outcome(worker, ends_at=time.monotonic() + arguments.seconds)
-        worker.tell(is_over=True)
+        worker.tell()
     else:
         with atheris.instrument_imports(include=arguments.instrument):  # type: ignore[attr-defined]
             worker = Worker(arguments.target, folder=arguments.folder, seed=arguments.seed, engine="atheris")

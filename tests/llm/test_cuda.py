@@ -19,13 +19,11 @@ from tests.llm.toys import (
     CONFIG,
     EOS_ID,
     answer,
-    eager,
     eager_config,
     open_runner,
     toy_decoder,
     toy_prompts,
     toy_requests,
-    toy_visual_queries,
 )
 
 WIDE = replace(CONFIG, context=256)
@@ -80,20 +78,6 @@ def test_fused_operators_compute_what_plain_ones_do(dtype: torch.dtype) -> None:
     for plain, fused in zip(*results, strict=True):
         assert fused.dtype == plain.dtype == dtype
         torch.testing.assert_close(fused, plain, **tolerance)
-
-
-def test_a_decoder_of_fused_operators_gives_the_plain_logits() -> None:
-    logits = []
-    for operators in (ATEN, FUSED):
-        decoder = toy_decoder()
-        use_operators(decoder, operators)
-        runner = eager(decoder, num_slots=3, operators=operators)
-        prefixes = runner.project_prefix(toy_visual_queries(3))
-        for prompts in (toy_prompts(3), [toy_prompts(1)[0]] * 3):
-            logits.append(runner.prefill(prompts, prefixes, first_slot=0).logits_RV)
-            logits.append(runner.decode([5, 6, 7], [len(prompt) for prompt in prompts]).logits_RV)
-    for plain, fused in zip(logits[:4], logits[4:], strict=True):
-        torch.testing.assert_close(fused, plain, atol=1e-4, rtol=1e-4)
 
 
 def test_a_gpu_has_a_queue_and_graphs_and_its_own_operators(cuda: FakeCuda) -> None:

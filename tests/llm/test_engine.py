@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from tests.llm.toys import (
     EOS_ID,
     SMALL,
     WHOLE_CONTEXT,
-    Answers,
     QueuedBackend,
     answer,
     answers,
@@ -36,44 +34,6 @@ from tests.llm.toys import (
 
 PROMPTS = toy_prompts(16)
 SMALL_PROMPTS = [tuple(token % SMALL.vocab_size for token in prompt[:9]) for prompt in toy_prompts(9, longest=12)]
-
-
-def run(num_slots: int, order: list[int], *, temperature: float = 0.0, **options: int) -> Answers:
-    engine = toy_engine(toy_decoder(), num_slots=num_slots, **options)
-    sampling = [
-        SamplingParams(max_new_tokens=3 + index, temperature=temperature, top_p=0.9, top_k=40, seed=index)
-        for index in range(len(PROMPTS))
-    ]
-    requests = toy_requests(engine, PROMPTS, sampling=sampling)
-    return answer(engine, [requests[index] for index in order])
-
-
-@cache
-def run_alone(temperature: float) -> Answers:
-    return run(1, list(range(16)), temperature=temperature)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("num_slots", [2, 3, 5, 16])
-def test_answers_do_not_depend_on_the_batch_or_the_order(num_slots: int, temperature: float) -> None:
-    alone = run_alone(temperature)
-    order = random.Random(num_slots).sample(range(16), 16)
-    assert run(num_slots, order, temperature=temperature) == alone
-    assert run(num_slots, order, temperature=temperature, max_prefill_tokens=40) == alone
-    assert all(ids for ids, _ in alone.values())
-
-
-@pytest.mark.parametrize("prompts", [PROMPTS[:8], [PROMPTS[5]] * 8], ids=["ragged", "equal"])
-def test_rows_ending_together_do_not_change_others(prompts: list[tuple[int, ...]]) -> None:
-    # Equal limits end several rows in one step, so that slots move in a chain. Equal prompts share their computation.
-    decoder = toy_decoder()
-    sampling = [SamplingParams(max_new_tokens=[4, 9][index % 2]) for index in range(8)]
-    results = []
-    for num_slots in (1, 8):
-        engine = toy_engine(decoder, num_slots=num_slots)
-        results.append(answer(engine, toy_requests(engine, prompts, sampling=sampling)))
-    assert results[0] == results[1]
-    assert len({tuple(ids) for ids, _ in results[0].values()}) > 2
 
 
 def test_end_token_stops_a_row_and_is_not_returned() -> None:

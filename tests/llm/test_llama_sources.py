@@ -15,9 +15,8 @@ from torch import Tensor
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.llm.weights.names import half_split
-from tests.llm.toys import build_decoder, refusal
+from tests.llm.toys import GOLDEN, build_decoder, is_mapped, refusal
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 ONE_SHARD = GOLDEN / "LLaMA" / "TINY"
 TWO_SHARDS = GOLDEN / "LLaMA" / "TINY-2SHARD"
 HUGGINGFACE = GOLDEN / "LLaMA-HF" / "TINY"
@@ -37,15 +36,6 @@ def edit_tensors(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
 
 def edit_json(path: Path, **entries: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | entries))
-
-
-def is_mapped(tensor: Tensor, path: Path) -> bool:
-    """Whether the tensor's memory is a mapping of that file."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        first, last = (int(end, 16) for end in line.split(maxsplit=1)[0].split("-"))
-        if line.endswith(str(path)) and first <= tensor.data_ptr() < last:
-            return True
-    return False
 
 
 def state_of(source: Any) -> dict[str, Tensor]:

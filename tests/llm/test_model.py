@@ -83,14 +83,6 @@ def test_closed_gates_make_the_picture_invisible() -> None:
     assert torch.equal(seen[0], seen[1])
 
 
-def test_a_decoder_without_adapter_layers_runs() -> None:
-    decoder = toy_decoder(replace(CONFIG, num_adapter_layers=0, num_queries=0))
-    prefix = decoder.project_prefix(torch.zeros(2, 0, CONFIG.dim))
-    assert prefix.k.shape[:2] == (0, 2)
-    mask = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril()
-    assert decoder(torch.ones(2, 4, dtype=torch.long), torch.arange(4)[None], mask, prefix).shape == (2, 4, CONFIG.dim)
-
-
 @pytest.mark.parametrize("num_adapter_layers", [0, 1, 2, 3])
 def test_equal_prompts_share_computation_before_the_adapter(num_adapter_layers: int) -> None:
     config = replace(CONFIG, num_adapter_layers=num_adapter_layers)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.graph import GraphRunner
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED
@@ -27,7 +26,6 @@ from tests.llm.toys import (
     eager_config,
     open_runner,
     toy_decoder,
-    toy_engine,
     toy_prompts,
     toy_requests,
     toy_visual_queries,
@@ -75,26 +73,6 @@ def test_rounding_leaves_few_shapes() -> None:
     assert {BUCKETED.length(length, limit=500) for length in range(1, 501)} == {64, 128, 256, 500}
     assert len({BUCKETED.prompt(tokens, limit=512) for tokens in range(1, 513)}) == 8
     assert {STEPPED.step_rows(rows, limit=21) for rows in range(1, 22)} == {*range(1, 9), 10, 12, 14, 16, 20, 21}
-
-
-@pytest.mark.parametrize("num_slots", [1, 3, 6])
-def test_rounded_shapes_give_the_same_answers(num_slots: int) -> None:
-    decoder = toy_decoder(WIDE)
-    exact = answer_all(eager(decoder, num_slots=num_slots))
-
-    assert answer_all(eager(decoder, num_slots=num_slots, shapes=BUCKETED)) == exact
-    assert any(len(ids) > 30 for ids, _ in exact.values())
-
-
-def test_row_that_is_not_finite_does_not_reach_padding() -> None:
-    decoder = toy_decoder(WIDE)
-    engine = toy_engine(decoder, num_slots=4, shapes=BUCKETED)
-    good = toy_requests(engine, PROMPTS[:6], sampling=[SamplingParams(max_new_tokens=30)] * 6)
-    broken = Prefix(good[0].prefix.k * float("nan"), good[0].prefix.v)
-    with_bad = answer(engine, [replace(good[0], id=99, prefix=broken), *good])
-
-    assert with_bad.pop(99) == ([], "not_finite")
-    assert with_bad == answer(toy_engine(decoder, num_slots=1), good)
 
 
 def test_padding_does_not_introduce_infinities() -> None:

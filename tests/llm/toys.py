@@ -171,3 +171,12 @@ def build_decoder(
     """Configuration and state dict of a decoder from files."""
     config = plan_decoder(source, adapter, vocab_size=vocab_size, context=context)
     return config, dict(decoder_tensors(config, source=source, adapter=adapter, dtype=dtype))
+
+
+def is_mapped(tensor: Tensor, path: Path) -> bool:
+    """Whether the tensor's memory is a mapping of that file."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(end, 16) for end in line.split(maxsplit=1)[0].split("-"))
+        if line.endswith(str(path)) and first <= tensor.data_ptr() < last:
+            return True
+    return False

@@ -33,15 +33,6 @@ def test_pictures_and_prompts_give_the_texts_of_the_reference(name: str) -> None
     assert answer(captioner, case, as_ids=True) == expected
 
 
-@pytest.mark.parametrize(
-    "llama", [{"llama_type": "TINY-2SHARD"}, {"llama_dir": str(GOLDEN / "LLaMA-HF/TINY"), "llama_type": None}]
-)
-def test_shards_and_hugging_face_folders_give_the_same_texts(llama: dict[str, Any]) -> None:
-    case = GENERATE["lora_b3_mixed"]
-    captioner = load(case["adapter"], batch_size=2, **llama)
-    assert [text for _, text in answer(captioner, case, as_ids=False)] == case["output_text"]
-
-
 def edge_case(name: str) -> Any:
     return next(case["value"] for case in CASES["edge_cases"] if case["name"] == name)
 

@@ -17,11 +17,6 @@ def test_of_two_choices_the_band_around_the_threshold_stays_undecided(share: flo
     assert decide({"yes": share, "no": 1 - share}, Rule(threshold=0.5, band=0.1)) == decision
 
 
-@given(share=SHARES, threshold=SHARES)
-def test_without_a_band_everything_is_decided(share: float, threshold: float) -> None:
-    assert decide({"yes": share, "no": 1 - share}, Rule(threshold=threshold, band=0.0)) is not None
-
-
 @given(share=SHARES, threshold=SHARES, narrow=SHARES, wide=SHARES)
 def test_a_wider_band_never_decides_more(share: float, threshold: float, narrow: float, wide: float) -> None:
     narrow, wide = sorted((narrow, wide))

@@ -21,7 +21,7 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.oom_retry import attempt
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.online.service import Ask, Service
-from llama_adapter.app.tasks.answers import Answer, Event, TextDelta
+from llama_adapter.app.tasks.answers import Answer, TextDelta
 from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.app.tasks.task import FREE_TEXT
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -121,21 +121,6 @@ def test_after_an_out_of_memory_step_fewer_rows_give_the_same_answers(
     assert device.num_shortages == len(notes) == 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("is_late", [False, True])
-@pytest.mark.parametrize("temperature", [0.0, 1.3])
-def test_asynchronous_read_back_loses_no_token(
-    queued_parts: Parts, parts: Parts, temperature: float, is_late: bool
-) -> None:
-    asked: dict[str, Any] = {"max_new_tokens": 12, "temperature": temperature, "seed": 3}
-    expected = said(read(Captioner(parts).stream(PICTURES, **asked)))
-    captioner = narrow(queued_parts, Device(rows=2), is_late=is_late)
-    notes = quiet(captioner)
-
-    assert said(read(captioner.stream(PICTURES, **asked))) == expected
-    assert len(notes) == 2
-
-
 class Moody(Device):
     """Lacks memory now and then, as where other programs take some; a single row it has always memory for."""
 
@@ -194,21 +179,6 @@ def test_choices_are_scored_in_smaller_batches(parts: Parts) -> None:
     assert notes[-1] == "out of memory with 2 rows: going on with 1"
 
 
-def test_a_stream_that_draws_without_a_seed_goes_on_behind_what_was_read(parts: Parts) -> None:
-    device = Device(programs=["decode"])
-    captioner = narrow(parts, device)
-    quiet(captioner)
-    stream = captioner.stream(PICTURES[:6], max_new_tokens=16, temperature=1.5, top_p=1.0)
-    events: list[Event] = []
-    while len({event.index for event in events if isinstance(event, TextDelta)}) < 6:
-        events.append(next(stream))
-    device.rows = 2
-    answers = read([*events, *stream])
-
-    assert device.num_shortages == 2
-    assert len(answers) == 6
-
-
 def test_requests_in_flight_go_on_behind_their_known_tokens(parts: Parts) -> None:
     undisturbed, device = Device(), Device()
     read(narrow(parts, undisturbed).stream(PICTURES[:8], max_new_tokens=12))
@@ -227,12 +197,19 @@ def test_requests_in_flight_go_on_behind_their_known_tokens(parts: Parts) -> Non
     assert [call for call in device.calls if call[0] == "encode"] == [("encode", 8)]
 
 
-def test_with_one_row_the_out_of_memory_error_is_raised(parts: Parts) -> None:
-    captioner = narrow(parts, Device(rows=0, programs=["decode"]))
+@pytest.mark.parametrize(
+    ("device", "note"),
+    [
+        (Device(rows=0, programs=["decode"]), "out of memory with 2 rows: going on with 1"),
+        (Device(pictures=0), "out of memory with 2 pictures in the encoder: going on with 1"),
+    ],
+)
+def test_with_one_row_or_picture_the_out_of_memory_error_is_raised(parts: Parts, device: Device, note: str) -> None:
+    captioner = narrow(parts, device)
     notes = quiet(captioner)
     with pytest.raises(torch.OutOfMemoryError, match=r"2\.00 GiB"):
         captioner.generate(PICTURES[:4])
-    assert notes[-1] == "out of memory with 2 rows: going on with 1"
+    assert notes[-1] == note
 
 
 def test_what_cannot_be_compiled_for_lack_of_memory_is_tried_with_fewer_rows(parts: Parts) -> None:
@@ -272,13 +249,6 @@ def test_an_encoder_that_lacks_memory_gets_fewer_pictures_at_once(parts: Parts, 
     assert device.num_shortages == 2
     assert max(count for program, count in device.calls if program == "encode") == 2
     assert all(answer.ms["clip"] > 0 for answer in answers.values())
-
-
-def test_with_one_picture_the_encoders_out_of_memory_error_is_raised(parts: Parts) -> None:
-    captioner = narrow(parts, Device(pictures=0))
-    quiet(captioner)
-    with pytest.raises(torch.OutOfMemoryError):
-        captioner.generate(PICTURES[:4])
 
 
 def test_caches_are_emptied_and_later_runs_told_of_a_full_batch_only(parts: Parts) -> None:

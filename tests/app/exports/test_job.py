@@ -447,21 +447,3 @@ def test_records_in_a_folder_bring_the_runs_of_their_folder(answers: Answers) ->
 
 
 # Names of every kind
-
-
-def test_names_that_are_not_utf8_are_escaped_where_only_text_can_be_and_refused_in_metadata(
-    answers: Answers, capsys: pytest.CaptureFixture[str]
-) -> None:
-    raw, good = "inv\udcff.png", "9.41\u202fAM\n.png"
-    for name in (raw, good):
-        (answers.folder / name).touch()
-    answers.write([record(str(answers.folder / name)) for name in (raw, good)])
-
-    answers.export("jsonl", "out.jsonl")
-    assert [Path(one["picture"]).name for one in read_records(answers.folder / "out.jsonl")] == [raw, good]
-    answers.export("csv", "out.csv")
-    assert [Path(row["picture"]).name for row in answers.rows()] == [r"inv\udcff.png", good]
-    assert answers.export("metadata", "") == ExitCode.FAILED
-    lines = (answers.folder / "metadata.jsonl").read_bytes().splitlines()
-    assert [json.loads(line)["file_name"] for line in lines] == [good]
-    assert r"inv\xff.png: its name is not UTF-8" in capsys.readouterr().err

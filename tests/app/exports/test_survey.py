@@ -127,13 +127,6 @@ def test_what_is_appended_after_the_first_reading_does_not_count(tmp_path: Path)
     assert [one["picture"] for one in found.records()] == ["a.jsonl", "b.jsonl"]
 
 
-def test_an_empty_file_has_no_records(tmp_path: Path) -> None:
-    found = surveyed(tmp_path, [])
-
-    assert list(found.records()) == []
-    assert (found.num_taken, found.num_repeated, found.has_several_prompts) == (0, 0, False)
-
-
 @given(
     st.lists(
         st.builds(

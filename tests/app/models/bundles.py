@@ -24,15 +24,6 @@ SOURCES = ModelSources(
 Damage = Callable[[Path], object]
 
 
-def is_mapped(tensor: Tensor, path: Path) -> bool:
-    """Whether the tensor's memory is a mapping of that file."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        first, last = (int(end, 16) for end in line.split(maxsplit=1)[0].split("-"))
-        if line.endswith(str(path)) and first <= tensor.data_ptr() < last:
-            return True
-    return False
-
-
 def edit(change: Callable[[dict[str, Any]], object]) -> Damage:
     """Change the manifest."""
 

@@ -34,9 +34,9 @@ from tests.app.models.bundles import (
     edit_config,
     edit_manifest,
     edit_tensors,
-    is_mapped,
     name_a_file,
 )
+from tests.llm.toys import is_mapped
 
 
 def states(model: LoadedModel) -> list[dict[str, Tensor]]:

@@ -23,7 +23,7 @@ from llama_adapter.runtime.errors import ExitCode, GraphError
 from llama_adapter.runtime.graphs.card import GraphCard, fingerprint, is_same
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VisionConfig
-from tests.app.golden import model_flags, model_options, picture
+from tests.app.golden import model_options, picture
 from tests.fakes.exported import golden_onnx
 
 pytestmark = pytest.mark.slow
@@ -50,14 +50,6 @@ def test_answers_are_those_of_the_models_own_encoder(encoder: Path) -> None:
     assert [answer.token_ids for answer in ours] == [answer.token_ids for answer in reference]
     assert exported.info.vision.startswith("onnxruntime")
     assert exported.spec.vision == "onnx"
-
-
-def test_clip_and_the_number_of_heads_are_not_needed_beside_an_exported_encoder(encoder: Path) -> None:
-    with Captioner.load(**without_clip(), encoder=encoder) as exported:
-        [answer] = exported.generate(PICTURES[:1], max_new_tokens=8)
-
-    [expected] = Captioner.load(**model_options()).generate(PICTURES[:1], max_new_tokens=8)
-    assert answer.token_ids == expected.token_ids
 
 
 def test_the_encoder_of_full_weights_fits_8_bit_ones(encoder: Path, tmp_path: Path) -> None:
@@ -163,14 +155,6 @@ def test_flags_that_exclude_each_other(capsys: pytest.CaptureFixture[str], snaps
     ):
         assert main(["caption", picture(), *flags]) == ExitCode.USAGE
     assert capsys.readouterr().err == snapshot
-
-
-def test_the_command_line_takes_an_encoder(encoder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    common = ["caption", picture(), "--format", "text", "--max-new-tokens", "8", *model_flags()]
-    assert main(common) == ExitCode.OK
-    expected = capsys.readouterr().out
-    assert main([*common, "--vision", "onnx", "--encoder", str(encoder)]) == ExitCode.OK
-    assert capsys.readouterr().out == expected
 
 
 def test_a_damaged_card_is_refused() -> None:

@@ -14,14 +14,13 @@ from torch import Tensor
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.doctor.model import diagnose
 from llama_adapter.app.encoder_export.to_onnx import EncoderSources, load_encoder
-from llama_adapter.app.models.bundle import convert, load_bundle, read_manifest, save_bundle
-from llama_adapter.app.models.checkpoints import ModelSources
+from llama_adapter.app.models.bundle import load_bundle, read_manifest, save_bundle
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
-from tests.app.golden import model_options, picture
-from tests.app.models.bundles import Damage, edit_known_answer, edit_manifest, edit_tensors, is_mapped
+from tests.app.models.bundles import Damage, edit_known_answer, edit_manifest, edit_tensors
+from tests.llm.toys import is_mapped
 
 SAMPLES = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
 
@@ -98,17 +97,6 @@ def test_captions_of_the_samples_are_those_of_float32(int8_bundle: Path) -> None
     expected, ours, others = (one.generate(SAMPLES) for one in (full, stored, at_load))
     assert [answer.text for answer in ours] == [answer.text for answer in expected]
     assert [answer.token_ids for answer in others] == [answer.token_ids for answer in ours]
-
-
-def test_checkpoints_in_8_bits_answer_like_their_bundle(tmp_path: Path) -> None:
-    options = model_options("LORA-BIAS-TINY")
-    full = convert(ModelSources(**options), tmp_path / "full", dtype=torch.float32)
-    rounded = quantise_bundle(QuantiseJob(model=str(full), out=str(tmp_path / "int8")))
-
-    [ours] = Captioner.load(**options, precision="int8").generate([picture()], max_new_tokens=8)
-    [expected] = Captioner.load(rounded).generate([picture()], max_new_tokens=8)
-
-    assert ours.token_ids == expected.token_ids
 
 
 def test_only_float_bundles_are_quantised_and_no_bundle_is_replaced_without_force(

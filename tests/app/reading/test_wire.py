@@ -3,51 +3,19 @@
 import struct
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from llama_adapter.app.reading.sources import FileSlice
 from llama_adapter.app.reading.wire import (
     MAX_MESSAGE_BYTES,
-    REPLY_HEAD_BYTES,
-    REQUEST_HEAD_BYTES,
     ReplyHead,
     ReplyKind,
-    Request,
     decode_message,
     encode_message,
-    request_sizes,
 )
-from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES
 
 SIDE = 224
 PIXEL_BYTES = SIDE * SIDE * 3
 SQUARE = {"num_bytes": PIXEL_BYTES, "size": (640, 480), "shape": (SIDE, SIDE)}
-ANY_NAME = st.text(st.characters(codec=None, exclude_categories=()))
-SOURCES = st.one_of(
-    ANY_NAME,
-    st.binary(),
-    st.builds(
-        FileSlice,
-        path=ANY_NAME,
-        offset=st.integers(0, 2**62),
-        num_bytes=st.integers(0, 2**62),
-        header=st.none() | st.integers(0, 2**32 - 1),
-    ),
-)
-
-
-@given(SOURCES, st.none() | ANY_NAME, st.booleans(), st.none() | ANY_NAME, st.none() | st.integers(1, 65535))
-def test_a_request_arrives_as_it_was_sent(
-    source: str | bytes | FileSlice, name: str | None, asks_first: bool, folder: str | None, side: int | None
-) -> None:
-    request = Request(source=source, name=name, asks_first=asks_first, folder=folder, side=side)
-
-    head, data = request.encode()
-
-    assert request_sizes(head[:REQUEST_HEAD_BYTES]) == (len(head) - REQUEST_HEAD_BYTES, len(data))
-    assert Request.decode(head[REQUEST_HEAD_BYTES:], data) == request
 
 
 @pytest.mark.parametrize(
@@ -89,21 +57,6 @@ def test_what_no_reading_process_says_is_refused(kind: int, code: int, num_bytes
     head = struct.pack("<BBBx32sIIIHH", kind, 1, code, bytes(32), num_bytes, 0, 0, rows, columns)
     with pytest.raises(ValueError, match=r"a reply of kind|bytes for"):
         ReplyHead.decode(head, max_side=SIDE)
-
-
-@given(st.binary(min_size=REPLY_HEAD_BYTES, max_size=REPLY_HEAD_BYTES))
-def test_a_head_of_any_bytes_is_refused_or_is_within_bounds(head: bytes) -> None:
-    try:
-        reply = ReplyHead.decode(head, max_side=SIDE)
-    except ValueError:
-        return
-    assert reply.num_bytes <= (PIXEL_BYTES if reply.code is None else MAX_MESSAGE_BYTES)
-    assert len(reply.digest) in (0, 64)
-
-
-@given(st.binary(max_size=200))
-def test_a_message_of_any_bytes_can_be_shown(message: bytes) -> None:
-    assert not UNSAFE_ON_TERMINALS.search(decode_message(message))
 
 
 def test_a_message_is_cut_to_what_a_reply_may_have() -> None:

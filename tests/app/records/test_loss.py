@@ -63,12 +63,6 @@ def test_a_file_that_was_removed_is_noticed_when_it_is_synced_and_written_again(
     assert texts_in(path) == ["zero", "one", "two", "three"]
 
 
-def test_a_file_that_was_removed_after_its_last_record_is_noticed_at_the_end(path: Path) -> None:
-    assert "its 2 records were written there again" in lost_after(path.unlink, RecordWriter(path), "one")
-
-    assert texts_in(path) == ["zero", "one"]
-
-
 def test_another_file_in_its_place_is_not_touched(path: Path) -> None:
     first, second = (path.with_name(f"answers.rescued-{number}.jsonl") for number in (1, 2))
 
@@ -93,48 +87,33 @@ def test_a_folder_that_is_gone_is_not_made_again_and_the_records_are_kept_above_
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 
-def test_a_file_that_was_moved_is_left_where_it_is(path: Path) -> None:
-    moved = path.with_name("moved.jsonl")
+@pytest.mark.parametrize(
+    ("prepare", "change", "told", "left"),
+    [
+        ("", "rm out/answers.jsonl", "its 2 records were written there again", "out/answers.jsonl"),
+        ("", "mv out/answers.jsonl out/moved", "its 2 records are in `{}/out/moved`", "out/moved"),
+        ("ln out/answers.jsonl out/b", "rm out/answers.jsonl", "2 records are in that file, under another", "out/b"),
+        ("", "mv out elsewhere", "in `{}/elsewhere/answers.jsonl`", "elsewhere/answers.jsonl"),
+        ("ln -s out/answers.jsonl link", "rm link", "in `{}/out/answers.jsonl`", "out/answers.jsonl"),
+        ("ln -s out/answers.jsonl link", "rm out/answers.jsonl", "written there again", "link out/answers.jsonl"),
+    ],
+    ids=["removed", "moved", "two names", "folder moved", "link removed", "removed behind a link"],
+)
+def test_where_the_records_are_after_a_change(
+    prepare: str, change: str, told: str, left: str, path: Path, tmp_path: Path
+) -> None:
+    def shell(command: str) -> None:
+        subprocess.run(command, shell=True, check=True, cwd=tmp_path)
 
-    assert f"its 2 records are in `{moved}`" in lost_after(lambda: path.rename(moved), RecordWriter(path), "one")
+    shell(prepare)
+    writer = RecordWriter(tmp_path / "link" if "link" in prepare else path)
 
-    assert files_in(path.parent) == ["moved.jsonl"]
-    assert texts_in(moved) == ["zero", "one"]
+    assert told.format(tmp_path) in lost_after(lambda: shell(change), writer, "one")
 
-
-def test_a_file_with_two_names_that_lost_one_is_left_under_the_other(path: Path) -> None:
-    path.with_name("other.jsonl").hardlink_to(path)
-
-    assert "2 records are in that file, under another name" in lost_after(path.unlink, RecordWriter(path), "one")
-
-    assert files_in(path.parent) == ["other.jsonl"]
-
-
-def test_a_folder_that_was_moved_is_not_made_again(path: Path, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-
-    assert f"in `{elsewhere / path.name}`" in lost_after(
-        lambda: path.parent.rename(elsewhere), RecordWriter(path), "one"
-    )
-
-    assert files_in(tmp_path) == ["elsewhere"]
-
-
-def test_a_link_that_leads_elsewhere_by_now_is_noticed(path: Path, tmp_path: Path) -> None:
-    link = tmp_path / "link.jsonl"
-    link.symlink_to(path)
-
-    assert f"in `{path}`" in lost_after(link.unlink, RecordWriter(link), "one")
-
-
-def test_a_file_behind_a_link_that_was_removed_is_written_where_the_link_leads(path: Path, tmp_path: Path) -> None:
-    link = tmp_path / "link.jsonl"
-    link.symlink_to(path)
-
-    assert "written there again" in lost_after(path.unlink, RecordWriter(link), "one")
-
-    assert link.is_symlink()
-    assert texts_in(path) == ["zero", "one"]
+    files = [file for file in tmp_path.rglob("*") if not file.is_dir()]
+    assert sorted(str(file.relative_to(tmp_path)) for file in files) == left.split()
+    assert all(texts_in(file) == ["zero", "one"] for file in files)
+    assert (tmp_path / "link").is_symlink() == ("link " in left)
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 10_000])
