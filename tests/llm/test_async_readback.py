@@ -227,6 +227,16 @@ def test_rows_that_end_not_finite_leave_their_slots_clean() -> None:
         assert {given[index][1] for index in (2, 4, 7, 9)} == {"not_finite"}
 
 
+def test_row_that_is_not_finite_leaves_no_number_where_a_shorter_row_does_not_overwrite_it() -> None:
+    decoder = small_decoder(with_harm=True)
+    prompts: list[tuple[int, ...]] = [(9, HARMFUL_IDS[0], *range(10, 18)), (6,)]
+    requests = small_requests(prompts, max_new_tokens=[4, 8])
+    expected = alone(decoder, requests[1])
+    for backend in (CpuBackend(), QueuedBackend()):
+        engine = toy_engine(decoder, num_slots=1, eos_id=NEVER, backend=backend, shapes=WHOLE_CONTEXT)
+        assert answer(engine, requests) == {0: ([], "not_finite"), 1: (expected, "length")}
+
+
 def test_row_cancelled_before_reading_leaves_its_slot_clean() -> None:
     decoder = small_decoder(with_harm=True)
     first, second = small_requests([(6, 7, 8, HARMFUL_IDS[0], 9, 10), (6,)], max_new_tokens=[9, 9])
