@@ -53,9 +53,11 @@ def cluster() -> Iterator[Any]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     cluster_utils = pytest.importorskip("ray.cluster_utils")
     head = {**MACHINE, "include_dashboard": False, "_system_config": SYSTEM}
-    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
-    yield cluster
-    cluster.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("builtins.print", print)  # Ray replaces it, here and for later tests
+        cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+        yield cluster
+        cluster.shutdown()
 
 
 @pytest.fixture(scope="module")
