@@ -16,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line as a process of its own; returns the exit code."""
     exit_code = cli.main(arguments)
     if exit_code == ExitCode.INTERRUPTED:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses Ctrl-C once more has what they want
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not change the exit code
     gc.freeze()  # the interpreter's last collection would look at all of torch, for half a second
     return exit_code
 
