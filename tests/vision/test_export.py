@@ -28,8 +28,8 @@ from llama_adapter.vision.export import BOUNDS, compare, export_onnx, judge
 pytestmark = pytest.mark.slow
 
 REFERENCE = np.random.default_rng(0).normal(size=(3, 4, 8)).astype(np.float32)
-# Any two values of different columns occur together.
-CASES = [("rgb", "float16", 18), ("rgb", "float32", 17), ("bgr", "float32", 18), ("bgr", "float16", 17)]
+# Each value occurs once.
+CASES = [("rgb", "float16", 17), ("bgr", "float32", 18)]
 
 
 @pytest.mark.parametrize(("order", "dtype", "opset"), CASES)
@@ -76,11 +76,11 @@ def test_the_card_in_the_file_describes_the_original_model(exported: Callable[..
     assert made.card.vision.channel_order == "bgr"
     assert made.card.fingerprint.keys() == {"clip", "query"}
     assert json.loads(entries[METADATA_KEYS["vision"]])["opset"] == 18
-    assert made.card.fingerprint == exported("rgb", "float16", 18).card.fingerprint  # before flip and rounding
+    assert made.card.fingerprint == exported("rgb", "float16", 17).card.fingerprint  # before flip and rounding
 
 
 def test_the_file_contains_no_path_of_this_machine(exported: Callable[..., Any]) -> None:
-    model = onnx.load(exported("rgb", "float16", 18).path)
+    model = onnx.load(exported("rgb", "float16", 17).path)
     del model.graph.initializer[:]
 
     assert "/" not in str(model).replace("//", "").replace("encoder/", "")
@@ -88,7 +88,7 @@ def test_the_file_contains_no_path_of_this_machine(exported: Callable[..., Any])
 
 
 def test_weights_that_float16_cannot_hold_are_refused(exported: Callable[..., Any], tmp_path: Path) -> None:
-    made = exported("rgb", "float16", 18)
+    made = exported("rgb", "float16", 17)
     state = made.encoder.state_dict() | {"query.queries": torch.full_like(made.encoder.query.queries, 1e6)}
 
     with pytest.raises(GraphError, match=r"`query\.queries`"):
@@ -100,7 +100,7 @@ def test_weights_that_float16_cannot_hold_are_refused(exported: Callable[..., An
 def test_missing_packages_are_an_error_with_the_command_to_install_them(
     exported: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = exported("rgb", "float16", 18)
+    made = exported("rgb", "float16", 17)
     monkeypatch.setattr(packages, "find_spec", lambda name: None)
 
     with pytest.raises(GraphError, match="onnx, onnxscript, which are missing") as caught:
@@ -121,7 +121,7 @@ def test_large_weights_go_into_a_second_file_and_nothing_is_printed(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    made = exported("rgb", "float16", 18)
+    made = exported("rgb", "float16", 17)
     monkeypatch.setattr("llama_adapter.runtime.graphs.onnx_export._MAX_PROTOBUF_BYTES", 1_000_000)
     path = tmp_path / "clip.onnx"
 
@@ -137,7 +137,7 @@ def test_large_weights_go_into_a_second_file_and_nothing_is_printed(
 
 
 def test_changed_weights_are_found(exported: Callable[..., Any], tmp_path: Path) -> None:
-    made = exported("rgb", "float16", 18)
+    made = exported("rgb", "float16", 17)
     model = onnx.load(made.path)
     norm = next(tensor for tensor in model.graph.initializer if tensor.name.endswith("pre_norm.weight"))
     norm.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(norm) * np.float16(1.5), norm.name))
@@ -156,7 +156,7 @@ def test_changed_weights_are_found(exported: Callable[..., Any], tmp_path: Path)
 
 
 def test_the_other_order_of_colours_is_found(exported: Callable[..., Any]) -> None:
-    rgb, bgr = exported("rgb", "float16", 18), exported("bgr", "float32", 18)
+    rgb, bgr = exported("rgb", "float16", 17), exported("bgr", "float32", 18)
 
     assert not compare(bgr.path, rgb.encoder, rgb.pixels).ok
     assert not compare(rgb.path, bgr.encoder, rgb.pixels).ok
