@@ -1,28 +1,30 @@
 """LLaMA's SentencePiece tokenizer: text to ids and back, complete or as a stream."""
 
+import codecs
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import sentencepiece
 
 from llama_adapter.runtime.errors import CheckpointError
 
-_REPLACEMENT = "\ufffd"
+# As SentencePiece decodes: every byte that is part of no character becomes U+FFFD.
+codecs.register_error("replace-bytes", lambda error: ("\ufffd", error.start + 1))
 _MAX_BYTES = 64 << 20  # the largest in use are 5 MB
 
 
 class Tokenizer:
     """A loaded SentencePiece model. Immutable and thread-safe.
 
-    `vocab_size` is the number of pieces, `bos_id` and `eos_id` the ids that open and close a text.
+    `data` are the bytes of its file, `vocab_size` is the number of pieces, `bos_id` and `eos_id` open and close a text.
     """
 
     def __init__(self, processor: sentencepiece.SentencePieceProcessor, data: bytes) -> None:
         """Wrap a processor and the bytes it was loaded from; use `load` or `from_bytes`."""
         self._processor = processor
-        self._data = data
+        self.data = data
         self.vocab_size: int = processor.get_piece_size()
         self.bos_id: int = processor.bos_id()
         self.eos_id: int = processor.eos_id()
@@ -83,14 +85,9 @@ class Tokenizer:
         return cls(processor, data)
 
     @property
-    def data(self) -> bytes:
-        """The bytes of the `tokenizer.model` file this tokenizer was loaded from."""
-        return self._data
-
-    @property
     def digest(self) -> str:
         """SHA-256 of the tokenizer file, in hexadecimal."""
-        return hashlib.sha256(self._data).hexdigest()
+        return hashlib.sha256(self.data).hexdigest()
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:
         """Ids of a text, with the begin id in front unless `bos` is False, without an end id.
@@ -113,7 +110,12 @@ class Tokenizer:
         Raises ValueError for an id outside the vocabulary.
         """
         whole = [int(piece_id) for piece_id in ids]
-        self._check(whole)
+        for piece_id in whole:
+            if not 0 <= piece_id < self.vocab_size:
+                raise ValueError(
+                    f"Token id {piece_id} is outside the tokenizer's vocabulary of {self.vocab_size} pieces "
+                    f"(0 to {self.vocab_size - 1})"
+                )
         text: str = self._processor.decode(whole) if whole else ""
         return text
 
@@ -144,14 +146,6 @@ class Tokenizer:
         """The byte of a byte piece; None for other pieces."""
         return self._byte_of_id.get(piece_id)
 
-    def _check(self, ids: Iterable[int]) -> None:
-        for piece_id in ids:
-            if not 0 <= piece_id < self.vocab_size:
-                raise ValueError(
-                    f"Token id {piece_id} is outside the tokenizer's vocabulary of {self.vocab_size} pieces "
-                    f"(0 to {self.vocab_size - 1})"
-                )
-
 
 class IncrementalDetokenizer:
     """Turns one stream of ids into text piece by piece. Not thread-safe.
@@ -162,7 +156,7 @@ class IncrementalDetokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._bytes = bytearray()
+        self._bytes = codecs.getincrementaldecoder("utf-8")("replace-bytes")
         # Ids without text so far. SentencePiece drops a space at the start of a text, so the next piece depends on
         # them; after the first text, pieces are independent.
         self._silent: list[int] = []
@@ -175,16 +169,15 @@ class IncrementalDetokenizer:
         """
         byte = self._tokenizer.byte_of(piece_id)
         if byte is not None:
-            self._bytes.append(byte)
-            return self._emit(self._complete_characters(final=False))
-        before = self._complete_characters(final=True)
+            return self._emit(self._bytes.decode(bytes([byte])))
+        before = self._bytes.decode(b"", final=True)
         if before:
             self._started = True
         return self._emit(before + self._piece_text(piece_id))
 
     def flush(self) -> str:
         """End the stream; return the text held back, with U+FFFD for bytes that are not a character."""
-        return self._emit(self._complete_characters(final=True))
+        return self._emit(self._bytes.decode(b"", final=True))
 
     def _emit(self, text: str) -> str:
         if text:
@@ -198,32 +191,6 @@ class IncrementalDetokenizer:
             self._silent.append(piece_id)
             return text
         return self._tokenizer.decode_inner(piece_id)
-
-    def _complete_characters(self, *, final: bool) -> str:
-        """Characters at the start of the held bytes; like SentencePiece, one U+FFFD per invalid byte."""
-        characters: list[str] = []
-        while self._bytes:
-            length = _utf8_length(self._bytes[0])
-            if len(self._bytes) < length and not final:
-                break
-            try:
-                characters.append(self._bytes[:length].decode())
-                del self._bytes[:length]
-            except UnicodeDecodeError:
-                characters.append(_REPLACEMENT)
-                del self._bytes[:1]
-        return "".join(characters)
-
-
-def _utf8_length(lead: int) -> int:
-    """Bytes of the character that starts with this byte; 1 for a byte that starts none."""
-    if 0xC2 <= lead <= 0xDF:
-        return 2
-    if 0xE0 <= lead <= 0xEF:
-        return 3
-    if 0xF0 <= lead <= 0xF4:
-        return 4
-    return 1
 
 
 def _why_not_sentencepiece(data: bytes) -> str | None:

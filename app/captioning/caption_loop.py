@@ -40,7 +40,7 @@ class CaptionLoop:
         """`oom_retry` outlives the loop: the batch sizes that it found hold for the next loop too."""
         self._vision, self._engine, self._tokenizer, self._clock = vision, engine, tokenizer, clock
         self._oom_retry, self._ood_detector = oom_retry or OomRetry(), ood_detector
-        self._engine.timer = clock
+        self._engine.enter_stage = clock.enter
         self.in_flight: dict[int, ActiveRequest] = {}  # requests without an answer, by id
 
     @property

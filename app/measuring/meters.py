@@ -11,7 +11,7 @@ from torch import Tensor
 
 from llama_adapter.app.measuring.roofline import NumberSizes, Work, encoder_work, prefill_work, prefix_work, step_work
 from llama_adapter.llm.model.adapter import Prefix
-from llama_adapter.llm.runners.base import DecodePlan, Pending, Plan, Runner, ScorePlan, WarmUp
+from llama_adapter.llm.runners.base import DecodePlan, Plan, Result, Runner, ScorePlan, WarmUp
 from llama_adapter.runtime.operators import Operators
 from llama_adapter.vision.backends.base import VisionBackend
 from llama_adapter.vision.config import VisionConfig
@@ -89,7 +89,7 @@ class MeteredRunner:
         with self._meter.note("prefix", num_pictures, work):
             return self._inner.project_prefix(visual_query_BQD)
 
-    def run(self, plan: Plan) -> Pending:
+    def run(self, plan: Plan) -> Result:
         """Note the plan's program and the choice of tokens that follows it."""
         if not plan.rows:
             return self._inner.run(plan)

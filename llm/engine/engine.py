@@ -1,8 +1,7 @@
 """The engine: requests in, `step()` after `step()`, tokens out. Read `submit`, `step`, `_settle` and `_end` in turn."""
 
 import math
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
@@ -14,25 +13,13 @@ from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.runners.base import Result, Runner, Scores, WarmUp
 
 
-class StageTimer(Protocol):
-    """Called when a stage of a step begins: `pre`, `forward`, `post`."""
-
-    def enter(self, stage: str) -> None: ...
-
-
-class NoTimer:
-    """Measures nothing."""
-
-    def enter(self, stage: str) -> None:
-        return
-
-
 class Engine:
     """Continuous batching on one runner. Not thread-safe: one thread submits and steps."""
 
     def __init__(self, runner: Runner, *, eos_id: int) -> None:
         """`eos_id` ends an answer."""
-        self.timer: StageTimer = NoTimer()
+        # Called when a stage of a step begins: `pre`, `forward`, `post`.
+        self.enter_stage: Callable[[str], None] = lambda stage: None
         self._runner = runner
         self._eos_id = eos_id
         self._scheduler = Scheduler(runner.config)
@@ -105,20 +92,19 @@ class Engine:
 
         On a device with a queue, events come one step late.
         """
-        self.timer.enter("pre")
+        self.enter_stage("pre")
         if self._early:
             early, self._early = self._early, []
             return early
         plan = self._scheduler.schedule()
         if plan is None:
             return []
-        self.timer.enter("forward")
-        pending = self._runner.run(plan)
-        return self._settle(pending.read())
+        self.enter_stage("forward")
+        return self._settle(self._runner.run(plan))
 
     def _settle(self, result: Result) -> list[Output]:
         """Turn what was read into events; rows that end leave their slots."""
-        self.timer.enter("post")
+        self.enter_stage("post")
         if isinstance(result, Scores):
             return [
                 Output(

@@ -7,28 +7,16 @@ of step n while step n + 1 runs. So a row that step n ended is in step n + 1 too
 # R rows
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from llama_adapter.llm.runners.base import DecodePlan, Pending, PrefillPlan, Ready, Tokens
+from llama_adapter.llm.runners.base import DecodePlan, PrefillPlan, Tokens
 from llama_adapter.llm.runners.sampler import Prediction, choose
 from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.devices.transfer import Fetched, Transfer
 
-_NOTHING = Ready(Tokens((), ()))
-
-
-@dataclass(frozen=True, slots=True)
-class _Unread:
-    """Tokens on their way to the host."""
-
-    rows: Sequence[int]
-    ids: Fetched
-
-    def read(self) -> Tokens:
-        return Tokens(self.rows, self.ids.read())
+Unread = tuple[Sequence[int], Fetched]  # rows, and their tokens on the way to the host
 
 
 class AsyncReadback:
@@ -36,7 +24,7 @@ class AsyncReadback:
 
     def __init__(self, backend: Backend, *, num_slots: int) -> None:
         self.transfer = Transfer(backend)
-        self._unread: Pending = _NOTHING  # stays so on a device without a queue
+        self._unread: Unread | None = None  # stays so on a device without a queue
         self._newest: list[int] | Tensor = [0] * num_slots  # of each slot; with a queue, on the device
         if backend.capabilities.queued:
             with torch.inference_mode():
@@ -46,23 +34,26 @@ class AsyncReadback:
         """The newest token of each of slots 0..num_rows-1, where the device needs it."""
         return self._newest[:num_rows]
 
-    def choose(self, plan: PrefillPlan | DecodePlan, prediction: Prediction, *, first_slot: int = 0) -> Pending:
-        """Choose the tokens of a step in slots `first_slot` and up; returns what is to be read now."""
+    def choose(self, plan: PrefillPlan | DecodePlan, prediction: Prediction, *, first_slot: int = 0) -> Tokens:
+        """Choose the tokens of a step in slots `first_slot` and up; returns those that are read now."""
         ids_R = choose(prediction, plan.draws, upload=self.transfer.upload)
         slots = slice(first_slot, first_slot + len(plan.rows))
         if isinstance(self._newest, list):
             token_ids: list[int] = ids_R.tolist()
             self._newest[slots] = token_ids
-            return Ready(Tokens(plan.rows, token_ids))
+            return Tokens(plan.rows, token_ids)
         with torch.inference_mode():
             self._newest[slots] = ids_R.clamp(min=0)  # a row without a token is fed some token until that is known
-        previous, self._unread = self._unread, _Unread(plan.rows, self.transfer.fetch(ids_R))
-        return previous
+        return self.read((plan.rows, self.transfer.fetch(ids_R)))
 
-    def rest(self) -> Pending:
-        """The step not read yet, without another one."""
-        previous, self._unread = self._unread, _NOTHING
-        return previous
+    def read(self, newer: Unread | None = None) -> Tokens:
+        """Wait for the tokens of the unread step; `newer` is the unread one from now on."""
+        unread, self._unread = self._unread, newer
+        return Tokens((), ()) if unread is None else Tokens(unread[0], unread[1].read())
+
+    def forget(self) -> None:
+        """Drop the unread step without waiting for it."""
+        self._unread = None
 
     def move(self, source: int, target: int) -> None:
         """The row of slot `source` now has slot `target`."""

@@ -70,23 +70,6 @@ class Tokens(NamedTuple):
 Result = Scores | Tokens
 
 
-class Pending(Protocol):
-    """What a step will have to say."""
-
-    def read(self) -> Result:
-        """Wait for what is ready: on a device with a queue, the tokens of the previous step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A result that is known already."""
-
-    result: Result
-
-    def read(self) -> Result:
-        return self.result
-
-
 class WarmUp(NamedTuple):
     """Cost of a warm-up."""
 
@@ -107,8 +90,8 @@ class Runner(Protocol):
     def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
         """Visual query (B, Q, D) -> one prefix (A, 1, N, Q, H) per picture."""
 
-    def run(self, plan: Plan) -> Pending:
-        """Hand a plan to the device."""
+    def run(self, plan: Plan) -> Result:
+        """Hand a plan to the device; returns its result, or on a device with a queue the previous step's tokens."""
 
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
         """Copy the prefix and the first `num_tokens` positions of slot `source` over slot `target`."""

@@ -14,7 +14,7 @@ from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.model.kv import DecodeView, KVCache
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.runners.async_readback import AsyncReadback
-from llama_adapter.llm.runners.base import DecodePlan, Pending, Plan, PrefillPlan, Ready, ScorePlan, Scores, WarmUp
+from llama_adapter.llm.runners.base import DecodePlan, Plan, PrefillPlan, Result, ScorePlan, Scores, WarmUp
 from llama_adapter.llm.runners.sampler import Prediction, predict
 from llama_adapter.llm.runners.scoring import ScoreLayout, lay_out, sum_scores
 from llama_adapter.llm.runners.shapes import EXACT, Shapes
@@ -60,10 +60,10 @@ class EagerRunner:
         k, v = (torch.zeros(shape, dtype=config.dtype, device=self._device) for _ in range(2))
         self._prefix = Prefix(k, v)
 
-    def run(self, plan: Plan) -> Pending:
+    def run(self, plan: Plan) -> Result:
         match plan:
             case DecodePlan(rows=[]):
-                return self._readback.rest()
+                return self._readback.read()
             case DecodePlan():
                 prediction = self.decode(self._readback.newest(len(plan.rows)), plan.positions)
                 return self._readback.choose(plan, prediction)
@@ -71,7 +71,7 @@ class EagerRunner:
                 prediction = self.prefill(plan.prompts, plan.prefixes, first_slot=plan.first_slot)
                 return self._readback.choose(plan, prediction, first_slot=plan.first_slot)
             case ScorePlan():
-                return Ready(Scores(plan.rows, self.score(plan)))
+                return Scores(plan.rows, self.score(plan))
 
     @torch.inference_mode()
     def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
@@ -173,7 +173,7 @@ class EagerRunner:
             whole[:, slot] = 0
 
     def reset(self) -> None:
-        self._readback.rest()
+        self._readback.forget()
         for slot in range(self.config.num_slots):
             self.clear(slot)
 

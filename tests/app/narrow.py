@@ -57,9 +57,9 @@ class NarrowRunner:
 
     def run(self, plan: Plan) -> Any:
         program = {PrefillPlan: "prefill", DecodePlan: "decode", ScorePlan: "score"}[type(plan)]
-        pending = self._inner.run(plan) if self._is_late else None
+        result = self._inner.run(plan) if self._is_late else None
         self._device.take(program, len(plan.rows), self._device.rows if program in self._device.programs else None)
-        return pending if self._is_late else self._inner.run(plan)
+        return result if self._is_late else self._inner.run(plan)
 
     def warm_up(self, **lengths: int) -> Any:
         self._device.take("warm_up", self._inner.config.num_slots, self._device.rows)
