@@ -1,21 +1,89 @@
 """Pixels to visual query as one module: what runs in torch is what is exported."""
 
-# B pictures, H x W x C pixels, Q queries, D width of the language model
+# B pictures, H x W x C pixels, T tokens (class token first, then patches row by row), W width, Q queries, D width of
+# the language model
 
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
+from llama_adapter.runtime.operators import random_parameter
 from llama_adapter.runtime.schemes.layers import load_state
-from llama_adapter.vision.block import AttentionFunction, SelfAttention
-from llama_adapter.vision.clip import ClipVisionTower
-from llama_adapter.vision.config import VisionConfig
-from llama_adapter.vision.query import VisualQueryBlocks
+from llama_adapter.vision.block import (
+    LAYER_NORM_EPS,
+    AttentionFunction,
+    Block,
+    SelfAttention,
+    exact_gelu,
+    prepend,
+    quick_gelu,
+)
+from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 
 # CLIP's own statistics, for pixels in 0..1, in R, G, B order.
 PIXEL_MEAN = (0.48145466, 0.4578275, 0.40821073)
 PIXEL_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+class ClipVisionTower(nn.Module):
+    """CLIP's ViT (Radford et al., 2021), with every token in its output, where CLIP keeps the class token only."""
+
+    def __init__(self, config: ClipConfig) -> None:
+        super().__init__()
+        width, patch = config.width, config.patch_size
+        self.patch_embedding = nn.Conv2d(3, width, kernel_size=patch, stride=patch, bias=False)
+        self.class_embedding = random_parameter(width, std=width**-0.5)
+        self.position_embedding = random_parameter(config.num_patches + 1, width, std=width**-0.5)
+        self.pre_norm = nn.LayerNorm(width, eps=LAYER_NORM_EPS)
+        self.blocks = nn.ModuleList(
+            Block(width, num_heads=config.num_heads, hidden_dim=4 * width, activation=quick_gelu)
+            for _ in range(config.num_layers)
+        )
+        self.post_norm = nn.LayerNorm(width, eps=LAYER_NORM_EPS)
+        self.projection = nn.Linear(width, config.output_dim, bias=False)
+
+    def forward(self, pixels_BCHW: Tensor) -> Tensor:
+        """Normalised pixels (B, 3, S, S) -> features (B, 1 + patches, output_dim)."""
+        return self.tower(self.patch_embedding(pixels_BCHW).flatten(2).transpose(1, 2))
+
+    def tower(self, patches_BTW: Tensor) -> Tensor:
+        """Embedded patches (B, patches, W), row by row -> features (B, 1 + patches, output_dim)."""
+        x_BTW = prepend(self.class_embedding[None, None], patches_BTW) + self.position_embedding
+        x_BTW = self.pre_norm(x_BTW)
+        for block in self.blocks:
+            x_BTW = block(x_BTW)
+        features: Tensor = self.projection(self.post_norm(x_BTW))
+        return features
+
+
+class VisualQueryBlocks(nn.Module):
+    """Learned queries gather a picture's features into the few tokens that LLaMA reads.
+
+    Projection, transformer blocks over [queries ; features], projection (LLaMA-Adapter V2, Gao et al., 2023).
+    """
+
+    def __init__(self, config: QueryConfig, *, input_dim: int) -> None:
+        super().__init__()
+        self.num_queries = config.num_queries
+        self.input_projection = nn.Linear(input_dim, config.width)
+        self.input_norm = nn.LayerNorm(config.width, eps=LAYER_NORM_EPS)
+        self.queries = random_parameter(config.num_queries, config.width, std=1.0)
+        self.blocks = nn.ModuleList(
+            Block(config.width, num_heads=config.num_heads, hidden_dim=config.mlp_dim, activation=exact_gelu)
+            for _ in range(config.depth)
+        )
+        self.output_projection = nn.Linear(config.width, config.output_dim)
+        self.output_norm = nn.LayerNorm(config.output_dim, eps=LAYER_NORM_EPS)
+
+    def forward(self, features_BTC: Tensor) -> Tensor:
+        """Features (B, T, C) -> visual query (B, Q, D)."""
+        x_BTW = self.input_norm(self.input_projection(features_BTC))
+        x_BTW = prepend(self.queries[None], x_BTW)
+        for block in self.blocks:
+            x_BTW = block(x_BTW)
+        visual_query_BQD: Tensor = self.output_norm(self.output_projection(x_BTW[:, : self.num_queries]))
+        return visual_query_BQD
 
 
 class PictureEncoder(nn.Module):
