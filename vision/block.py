@@ -13,13 +13,11 @@ LAYER_NORM_EPS = 1e-5  # everywhere in this model; newer timm releases default t
 AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def fused_attention(q_BNTH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor) -> Tensor:
-    """Softmax attention through torch's fused kernel; the faster one for inference."""
-    return F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH)
+fused_attention: AttentionFunction = F.scaled_dot_product_attention  # softmax attention; the faster one for inference
 
 
 def plain_attention(q_BNTH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor) -> Tensor:
-    """The same in two matrix products; its backward pass is the faster one on a CPU."""
+    """Softmax attention in two matrix products; its backward pass is the faster one on a CPU."""
     scores_BNTT = (q_BNTH * q_BNTH.shape[-1] ** -0.5) @ k_BNTH.transpose(-1, -2)
     heads_BNTH: Tensor = scores_BNTT.softmax(dim=-1) @ v_BNTH
     return heads_BNTH
@@ -28,11 +26,6 @@ def plain_attention(q_BNTH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor) -> Tensor:
 def quick_gelu(x: Tensor) -> Tensor:
     """CLIP's activation, x * sigmoid(1.702 x)."""
     return x * torch.sigmoid(1.702 * x)
-
-
-def exact_gelu(x: Tensor) -> Tensor:
-    """The erf-based GELU of the visual-query blocks."""
-    return F.gelu(x)
 
 
 def prepend(tokens_1SW: Tensor, x_BTW: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from llama_adapter.runtime.operators import random_parameter
 from llama_adapter.runtime.schemes.layers import load_state
@@ -15,7 +16,6 @@ from llama_adapter.vision.block import (
     AttentionFunction,
     Block,
     SelfAttention,
-    exact_gelu,
     prepend,
     quick_gelu,
 )
@@ -70,7 +70,7 @@ class VisualQueryBlocks(nn.Module):
         self.input_norm = nn.LayerNorm(config.width, eps=LAYER_NORM_EPS)
         self.queries = random_parameter(config.num_queries, config.width, std=1.0)
         self.blocks = nn.ModuleList(
-            Block(config.width, num_heads=config.num_heads, hidden_dim=config.mlp_dim, activation=exact_gelu)
+            Block(config.width, num_heads=config.num_heads, hidden_dim=config.mlp_dim, activation=F.gelu)
             for _ in range(config.depth)
         )
         self.output_projection = nn.Linear(config.width, config.output_dim)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import GraphDtype, fingerprint
@@ -27,18 +27,6 @@ from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state, use_attention
 
 _BATCH_SIZES: Final = (1, 3)  # of the comparison
-
-
-class _Graph(nn.Module):
-    """What is traced: the encoder, with the graph's own name for its pixels."""
-
-    def __init__(self, encoder: PictureEncoder) -> None:
-        super().__init__()
-        self.encoder = encoder
-
-    def forward(self, pixels_BHWC: Tensor) -> Tensor:
-        visual_query_BQD: Tensor = self.encoder(pixels_BHWC)
-        return visual_query_BQD
 
 
 def export_onnx(
@@ -63,7 +51,7 @@ def export_onnx(
     card = EncoderCard(name=name, vision=config, dtype=dtype, opset=opset, fingerprint=fingerprint(state))
     encoder, side = _exported_encoder(config, state, dtype=dtype), config.clip.image_size
     export_graph(
-        _Graph(encoder),
+        encoder,
         [torch.zeros(2, side, side, 3, dtype=encoder.dtype)],
         Path(path),
         input_names=[INPUT],

@@ -96,7 +96,8 @@ def load_picture(
             data = source
             _check_bytes(len(data), name=name, max_bytes=max_bytes)
         else:
-            name, data = _read_file(source, max_bytes=max_bytes)
+            data = read_picture_file(source, max_bytes=max_bytes)
+            name = f"`{shown_name(os.fspath(source))}`"
         if not data:
             raise PictureError("empty", f"Wanted a picture, got zero bytes from {name}; save or copy it again.")
         digest = digest or hashlib.sha256(data).hexdigest()
@@ -122,11 +123,6 @@ def read_picture_file(
     source: str | os.PathLike[str] | os.PathLike[bytes], *, max_bytes: int = DEFAULT_MAX_BYTES
 ) -> bytes:
     """The bytes of a regular file of at most `max_bytes`; never waits on a pipe or a device. Raises `PictureError`."""
-    return _read_file(source, max_bytes=max_bytes)[1]
-
-
-def _read_file(source: str | os.PathLike[str] | os.PathLike[bytes], *, max_bytes: int) -> tuple[str, bytes]:
-    """The name to show and the bytes of a regular file; never waits on a pipe or a device."""
     try:
         path: str | bytes = os.fspath(source)
     except TypeError:
@@ -160,7 +156,7 @@ def _read_file(source: str | os.PathLike[str] | os.PathLike[bytes], *, max_bytes
     except MemoryError:
         raise _out_of_memory(name) from None
     _check_bytes(len(data), name=name, max_bytes=max_bytes)
-    return name, data
+    return data
 
 
 def _check_regular(status: os.stat_result, *, path: str | bytes, name: str) -> None:

@@ -1,6 +1,5 @@
 """Resizes and crops a decoded picture to 224 x 224 RGB bytes, as CLIP does."""
 
-from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -55,7 +54,7 @@ def preprocess(
     try:
         common = _in_common_mode(image, name=name)
         plain = common.convert("RGB") if convert == "first" else common
-        cropped = _resize_and_crop(plain, size=size, resize=_RESIZE[reading])
+        cropped = _resize_and_crop(plain, size=size, reading=reading)
         return np.array(cropped.convert("RGB"), dtype=np.uint8, order="C")
     except PictureError:
         raise
@@ -73,7 +72,7 @@ def preprocess(
         ) from error
 
 
-def _resize_and_crop(image: Image.Image, *, size: int, resize: "Resize") -> Image.Image:
+def _resize_and_crop(image: Image.Image, *, size: int, reading: Reading) -> Image.Image:
     width, height = image.size
     short, long = sorted((width, height))
     if long > short * MAX_ASPECT_RESIZED_WHOLE:
@@ -81,19 +80,15 @@ def _resize_and_crop(image: Image.Image, *, size: int, resize: "Resize") -> Imag
     if short != size:
         resized_long = size * long // short
         new_size = (size, resized_long) if width < height else (resized_long, size)
-        image = resize(image, new_size)
+        image = _resize(image, new_size, reading=reading)
     left, top = _crop_offset(image.width, size=size), _crop_offset(image.height, size=size)
     return image.crop((left, top, left + size, top + size))
 
 
-def _resize_by_pillow(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    return image.resize(size, Image.Resampling.BICUBIC)
-
-
-def _resize_by_torch(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """`size` is (width, height). Modes with alpha or a palette are left to Pillow."""
-    if image.mode not in ("L", "RGB"):
-        return _resize_by_pillow(image, size)
+def _resize(image: Image.Image, size: tuple[int, int], *, reading: Reading) -> Image.Image:
+    """`size` is (width, height). Pillow resizes all modes with alpha or a palette."""
+    if reading == "exact" or image.mode not in ("L", "RGB"):
+        return image.resize(size, Image.Resampling.BICUBIC)
     import torch  # here, because exact reading needs no torch
     from torch.nn.functional import interpolate
 
@@ -102,10 +97,6 @@ def _resize_by_torch(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     resized_1CHW = interpolate(pixels_HWC.permute(2, 0, 1)[None], (height, width), mode="bicubic", antialias=True)
     resized_HWC = resized_1CHW[0].permute(1, 2, 0).contiguous().numpy()
     return Image.fromarray(resized_HWC[..., 0] if image.mode == "L" else resized_HWC)
-
-
-Resize = Callable[[Image.Image, tuple[int, int]], Image.Image]
-_RESIZE: Final[Mapping[Reading, Resize]] = {"exact": _resize_by_pillow, "fast": _resize_by_torch}
 
 
 def _crop_offset(length: int, *, size: int) -> int:

@@ -43,7 +43,8 @@ def open_huggingface(folder: str | os.PathLike[str]) -> LlamaSource:
     files = _weight_files(place)
     by_key: dict[str, Tensor] = {}
     for path in files:
-        tensors = _read(path)
+        tensors = read_tensor_file(path).tensors
+        check_dense(tensors, what=f"`{path}`")
         twice = [key for key in tensors if key in by_key]
         if twice:
             raise CheckpointError(f"`{path}` repeats tensors of another file: {list_keys(twice)}", hint=_MEANING)
@@ -128,12 +129,6 @@ def _weight_files(place: Path) -> list[Path]:
         f"`{place}` has a config.json but no weights",
         hint=f"weights are {' or '.join(_SINGLE)}, or shards with an index",
     )
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    tensors = read_tensor_file(path).tensors
-    check_dense(tensors, what=f"`{path}`")
-    return tensors
 
 
 def _rename(by_key: Mapping[str, Tensor], *, tied: bool) -> dict[str, Tensor]:

@@ -32,7 +32,7 @@ class TorchVisionBackend:
         batch_sizes: tuple[int, ...] | None = None,
         largest_batch: int | None = None,
     ) -> None:
-        self._config = encoder.config
+        self.name, self.image_size = "torch", encoder.config.clip.image_size
         self._device, self._batch_sizes, self._largest_batch = device, batch_sizes or (), largest_batch
         self.module: nn.Module = encoder.to(device)  # for a device's own layout of weights
         if device.type == "cpu":
@@ -41,14 +41,6 @@ class TorchVisionBackend:
                 self._largest_batch = best_batch_size(
                     encoder.config, itemsize=encoder.dtype.itemsize, cache_bytes=last_cache_bytes()
                 )
-
-    @property
-    def name(self) -> str:
-        return "torch"
-
-    @property
-    def image_size(self) -> int:
-        return self._config.clip.image_size
 
     @torch.inference_mode()
     def encode(self, pixels_BHWC: np.ndarray) -> Tensor:
