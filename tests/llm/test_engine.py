@@ -25,6 +25,7 @@ from tests.llm.toys import (
     answers,
     drain,
     eager,
+    forward,
     toy_decoder,
     toy_engine,
     toy_prompts,
@@ -117,11 +118,9 @@ def score(
 def naive_logprob(prompt: tuple[int, ...], continuation: tuple[int, ...]) -> float:
     """One plain forward pass over prompt and continuation."""
     decoder = toy_decoder()
-    ids = torch.tensor([[*prompt, *continuation]])
-    length = ids.shape[1]
     prefix = decoder.project_prefix(toy_visual_queries(1))
-    mask = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
-    logprobs = decoder.logits(decoder(ids, torch.arange(length)[None], mask, prefix))[0].log_softmax(-1)
+    hidden = forward(decoder, torch.tensor([[*prompt, *continuation]]), prefix)
+    logprobs = decoder.logits(hidden)[0].log_softmax(-1)
     return sum(float(logprobs[len(prompt) - 1 + i, token]) for i, token in enumerate(continuation))
 
 

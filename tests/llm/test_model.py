@@ -5,12 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
-from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.model.kv import DecodeView, KVCache
 from llama_adapter.runtime.operators import adapter_attention, causal_attention, rotary_table, rotate
-from tests.llm.toys import CONFIG, toy_decoder, toy_visual_queries
+from tests.llm.toys import CONFIG, forward, toy_decoder, toy_visual_queries
 
 
 def test_attention_with_prefix_equals_a_naive_float64_loop() -> None:
@@ -47,18 +45,11 @@ def test_rotary_turns_each_pair_by_position_times_frequency() -> None:
             assert float(turned[0, position, 0, pair + 4]) == pytest.approx(expected.imag, abs=1e-5)
 
 
-def full_forward(ids: Tensor, prefix: Prefix) -> Tensor:
-    decoder = toy_decoder()
-    length = ids.shape[1]
-    mask = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
-    return decoder.logits(decoder(ids, torch.arange(length)[None], mask, prefix))
-
-
 def test_one_token_steps_equal_the_full_forward() -> None:
     decoder = toy_decoder()
     prefix = decoder.project_prefix(toy_visual_queries(2))
     ids = torch.randint(3, 300, (2, 20), generator=torch.Generator().manual_seed(0))
-    expected = full_forward(ids, prefix)
+    expected = decoder.logits(forward(decoder, ids, prefix))
     cache = KVCache(CONFIG, num_slots=3, dtype=torch.float32, device="cpu")
     mask = torch.ones(1, 1, 12, 12, dtype=torch.bool).tril()
     hidden = decoder(ids[:, :12], torch.arange(12)[None], mask, prefix, cache.prefill_view(0, 2))
@@ -75,11 +66,7 @@ def test_closed_gates_make_the_picture_invisible() -> None:
     decoder = toy_decoder()
     decoder.adapter.gates.zero_()
     ids = torch.randint(3, 300, (1, 9), generator=torch.Generator().manual_seed(0))
-    mask = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
-    seen = [
-        decoder(ids, torch.arange(9)[None], mask, decoder.project_prefix(query[None]))
-        for query in toy_visual_queries(2)
-    ]
+    seen = [forward(decoder, ids, decoder.project_prefix(query[None])) for query in toy_visual_queries(2)]
     assert torch.equal(seen[0], seen[1])
 
 

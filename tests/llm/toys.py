@@ -15,6 +15,7 @@ from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest, Output, Request
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.load import place_decoder
+from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.sampler import kept_in_order
@@ -60,6 +61,14 @@ def toy_decoder(config: DecoderConfig = CONFIG, *, seed: int = 0) -> LlamaAdapte
     for layer in decoder.layers:
         layer.attention.qkv.bias[config.dim :] = 0.0
     return decoder
+
+
+def forward(decoder: LlamaAdapterDecoder, ids: Tensor, prefix: Prefix) -> Tensor:
+    """Final hidden states (B, S, D) of whole sequences (B, S), without a cache."""
+    length = ids.shape[1]
+    mask = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
+    hidden: Tensor = decoder(ids, torch.arange(length)[None], mask, prefix)
+    return hidden
 
 
 def eager_config(decoder: LlamaAdapterDecoder, **options: Any) -> EngineConfig:

@@ -45,16 +45,14 @@ def pixels(pictures: list[str]) -> Tensor:
 
 
 @functools.cache
-def model(
-    adapter: str, *, llama: str = "LLaMA/TINY", dtype: torch.dtype = torch.float32, channel_order: Any = "rgb"
-) -> GoldenModel:
+def model(adapter: str, *, dtype: torch.dtype = torch.float32, channel_order: Any = "rgb") -> GoldenModel:
     opened = open_adapter(GOLDEN / "adapters" / f"{adapter}.pth")
     separate = GOLDEN / "CLIP/tiny-vit-torchscript.pt"
     clip = read_clip(opened.clip, name=adapter) if opened.clip else open_clip(separate)
     vision_config, vision_state = build_vision(
         opened.visual, name=adapter, clip=clip, visual_heads=4, channel_order=channel_order, dtype=dtype
     )
-    config, state = decoder_state(llama, adapter=adapter, dtype=dtype)
+    config, state = decoder_state("LLaMA/TINY", adapter=adapter, dtype=dtype)
     return GoldenModel(encoder_from_state(vision_config, vision_state), decoder_from_state(config, state))
 
 
@@ -64,10 +62,6 @@ def decoder_state(
     source = (open_huggingface if "HF" in llama else open_meta)(GOLDEN / llama)
     opened = None if adapter is None else open_adapter(GOLDEN / "adapters" / f"{adapter}.pth")
     return build_decoder(source, opened, dtype=dtype)
-
-
-def causal(length: int) -> Tensor:
-    return torch.ones(1, 1, length, length, dtype=torch.bool).tril()
 
 
 def max_difference(ours: Tensor, golden: Tensor) -> float:

@@ -1,26 +1,20 @@
 """The decoder and the engine against the reference: hidden states, logits, token ids, loss and gradients."""
 
-import dataclasses
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from llama_adapter.llm.engine.engine import Engine
-from llama_adapter.llm.engine.requests import GenerateRequest
-from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.load import decoder_from_state
-from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.model.loss import next_token_loss
-from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.build import low_rank_update
 from llama_adapter.llm.weights.names import half_split
-from tests.llm.toys import answers, drain, eager
-from tests.parity.golden import CASES, GENERATE, GOLDEN, causal, decoder_state, max_difference, model, pixels, tensors
+from tests.llm.toys import forward
+from tests.parity.golden import CASES, GENERATE, GOLDEN, decoder_state, max_difference, model, pixels, tensors
 
 LOGITS_ATOL = 1e-4
-TOKENIZER = Tokenizer.load(GOLDEN / "LLaMA/tokenizer.model")
 WITH_STEPS = [name for name, case in GENERATE.items() if case["steps"]]
 
 
@@ -51,8 +45,7 @@ def test_hidden_states_of_every_layer_equal_the_reference(adapter: str) -> None:
             )
         )
     prefix = decoder.project_prefix(encoder(pixels(["shapes_200x300.jpg"])))
-    tokens = golden["tokens"]
-    hidden = decoder(tokens, torch.arange(61)[None], causal(61), prefix)
+    hidden = forward(decoder, golden["tokens"], prefix)
     seen["logits"] = decoder.logits(hidden[:, -1])
     for hook in hooks:
         hook.remove()
@@ -65,21 +58,17 @@ def test_hidden_states_of_every_layer_equal_the_reference(adapter: str) -> None:
         assert max_difference(seen[name], golden[name]) < LOGITS_ATOL, name
 
 
-def golden_prefix(case: dict[str, Any], decoder: LlamaAdapterDecoder, **options: Any) -> Any:
-    return decoder.project_prefix(model(case["adapter"], **options).encoder(pixels(case["images"])))
-
-
 def logits_along(case: dict[str, Any], **options: Any) -> list[tuple[Tensor, Tensor]]:
     """Ours and the reference's logits of every model call, fed with the reference's tokens, row by row."""
     golden = tensors(case["file"].removeprefix("data/").removesuffix(".safetensors"))
-    decoder = model(case["adapter"], **options).decoder
-    prefix = golden_prefix(case, decoder, **options)
+    encoder, decoder = model(case["adapter"], **options)
+    prefix = decoder.project_prefix(encoder(pixels(case["images"])))
     pairs = []
     for row, tokens in enumerate(golden["tokens"]):
         known = int((tokens >= 0).sum())
         length = min(known, case["first_chunk_len"] + case["steps"] - 1)
-        row_prefix = type(prefix)(prefix.k[:, row : row + 1], prefix.v[:, row : row + 1])
-        hidden = decoder(tokens[None, :length], torch.arange(length)[None], causal(length), row_prefix)
+        row_prefix = Prefix(prefix.k[:, row : row + 1], prefix.v[:, row : row + 1])
+        hidden = forward(decoder, tokens[None, :length], row_prefix)
         ours = decoder.logits(hidden)[0, case["first_chunk_len"] - 1 :]
         pairs.append((ours, golden["logits"][row, : len(ours)]))
     return pairs
@@ -99,36 +88,11 @@ def test_half_precision_logits_stay_near_the_reference(name: str, dtype: torch.d
         assert max_difference(ours, golden) < limit
 
 
-def generated(case: dict[str, Any], *, num_slots: int, llama: str = "LLaMA/TINY") -> list[list[int]]:
-    """Token ids of every row, through the engine."""
-    config, state = decoder_state(llama, adapter=case["adapter"])
-    config = dataclasses.replace(config, context=case["max_seq_len"])
-    runner = eager(decoder_from_state(config, state), num_slots=num_slots)
-    engine = Engine(runner, eos_id=TOKENIZER.eos_id)
-    prefixes = engine.project_prefix(model(case["adapter"]).encoder(pixels(case["images"])))
-    for row, (prompt, prefix) in enumerate(zip(case["prompts"], prefixes, strict=True)):
-        sampling = SamplingParams(max_new_tokens=case["max_gen_len"])
-        engine.submit(GenerateRequest(id=row, prompt_ids=tuple(prompt["ids"]), prefix=prefix, sampling=sampling))
-    given = answers(drain(engine))
-    return [given[row][0] if row in given else [] for row in range(len(case["prompts"]))]
-
-
-@pytest.mark.parametrize("num_slots", [1, 4])
-@pytest.mark.parametrize("name", list(GENERATE))
-def test_generated_ids_and_texts_equal_the_reference(name: str, num_slots: int) -> None:
-    case = GENERATE[name]
-    rows = generated(case, num_slots=num_slots)
-    assert rows == case["output_ids"]
-    assert [TOKENIZER.decode(row) for row in rows] == case["output_text"]
-
-
 def test_llama_alone_equals_the_reference() -> None:
     golden = tensors("plain_llama")
     decoder = decoder_from_state(*decoder_state("LLaMA/TINY", adapter=None))
-    tokens = golden["tokens"]
-    length = tokens.shape[1]
-    prefix = decoder.project_prefix(torch.zeros(len(tokens), 0, 64))
-    hidden = decoder(tokens, torch.arange(length)[None], causal(length), prefix)
+    prefix = decoder.project_prefix(torch.zeros(len(golden["tokens"]), 0, 64))
+    hidden = forward(decoder, golden["tokens"], prefix)
     assert max_difference(decoder.logits(hidden[:, -1]), golden["logits_last"]) < LOGITS_ATOL
 
 
@@ -143,9 +107,8 @@ def test_llama_alone_equals_hugging_face_transformers() -> None:
     state.update({key: value for key, value in plain.items() if not key.startswith("adapter.")})
     ours = decoder_from_state(config, state)
     tokens = torch.tensor([GENERATE["bias_b1"]["prompts"][0]["ids"]])
-    length = tokens.shape[1]
     prefix = ours.project_prefix(torch.randn(1, 10, 64, generator=torch.Generator().manual_seed(0)))
-    logits = ours.logits(ours(tokens, torch.arange(length)[None], causal(length), prefix))
+    logits = ours.logits(forward(ours, tokens, prefix))
     with torch.no_grad():
         assert max_difference(logits, theirs(tokens).logits) < LOGITS_ATOL
 
@@ -160,16 +123,16 @@ def test_loss_and_gradients_equal_the_reference(adapter: str) -> None:
         half.zero_grad()
     try:
         prefix = decoder.project_prefix(encoder(pixels(case["images"])))
-        tokens, labels = golden["tokens"], golden["labels"]
-        length = tokens.shape[1]
-        logits = decoder.logits(decoder(tokens, torch.arange(length)[None], causal(length), prefix))
-        loss = next_token_loss(logits, labels)
+        logits = decoder.logits(forward(decoder, golden["tokens"], prefix))
+        loss = next_token_loss(logits, golden["labels"])
         loss.backward()
     finally:
         for half in (encoder, decoder):
             half.requires_grad_(False)
     assert float(loss.detach()) == pytest.approx(float(golden["loss"]), rel=1e-5)
-    assert float(next_token_loss(logits.detach(), torch.zeros_like(labels))) == float(golden["loss_labels_all_zero"])
+    assert float(next_token_loss(logits.detach(), torch.zeros_like(golden["labels"]))) == float(
+        golden["loss_labels_all_zero"]
+    )
     if "logits_row0" in golden:
         assert max_difference(logits[0], golden["logits_row0"]) < LOGITS_ATOL
     gradients = reference_gradients(adapter, encoder, decoder)

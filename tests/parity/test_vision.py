@@ -8,6 +8,12 @@ from llama_adapter.vision.preprocess import preprocess
 from tests.parity.golden import ADAPTERS, GOLDEN, PICTURES, max_difference, model, pixels, tensors
 
 
+def test_normalised_pixels_equal_the_reference() -> None:
+    for name, corner in tensors("preprocess").items():
+        normalised = model("BIAS-TINY").encoder.normalise(pixels([name.removeprefix("corner/")]))
+        assert max_difference(normalised[0, :, :8, :8], corner) < 1e-6
+
+
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_the_visual_query_equals_the_reference(adapter: str) -> None:
     ours = model(adapter).encoder(pixels(PICTURES))

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import random
 import struct
 import zlib
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
 from llama_adapter.runtime.text import shown_name
@@ -45,14 +43,6 @@ def refusal(source: Any, **options: Any) -> PictureError:
     assert caught.value.message == str(caught.value)
     assert caught.value.message.isprintable()
     return caught.value
-
-
-def outcome(data: bytes, **options: Any) -> NDArray[np.uint8] | PictureError:
-    """The result for a file that may be damaged; any other exception fails the test."""
-    try:
-        return preprocess(load_picture(data, **options).image)
-    except PictureError as error:
-        return error
 
 
 def png_claiming(width: int, height: int) -> bytes:
@@ -262,15 +252,15 @@ def test_other_objects_and_pictures_without_pixels_are_unsupported() -> None:
 @pytest.mark.parametrize("kind", PICTURE_FORMATS)
 def test_cut_off_files_are_refused_or_complete(kind: str) -> None:
     data = encoded(asymmetric(64, 48), kind)
-    whole, refused = preprocess(load_picture(data).image), 0
+    whole, codes = preprocess(load_picture(data).image), []
     for length in sorted({*range(1, len(data), max(1, len(data) // 40)), len(data) - 1}):
-        result = outcome(data[:length])
-        if isinstance(result, PictureError):
-            refused += 1
-            assert result.code in ("truncated", "not_a_picture")
-        else:  # only what comes after the pixels was lost
-            assert np.array_equal(result, whole)
-    assert refused >= 25
+        try:
+            result = preprocess(load_picture(data[:length]).image)
+            assert np.array_equal(result, whole)  # the cut is behind the pixels
+        except PictureError as error:
+            codes.append(error.code)
+    assert set(codes) <= {"truncated", "not_a_picture"}
+    assert len(codes) >= 25
     assert refusal(data[: len(data) // 2]).code == "truncated"
 
 
@@ -333,45 +323,6 @@ def test_running_out_of_memory_is_the_pictures_error(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(ImageFile.ImageFile, "load", exhaust)
     assert refusal(encoded(asymmetric(), "PNG")).code == "too_large"
-
-
-# Damage
-
-
-@pytest.mark.filterwarnings("ignore:::PIL")
-@pytest.mark.parametrize("kind", PICTURE_FORMATS)
-def test_damaged_files_give_a_picture_or_a_picture_error_and_nothing_else(kind: str) -> None:
-    chance = random.Random(f"damage {kind}")
-    sources = [
-        encoded(asymmetric(40, 30), kind),
-        encoded(asymmetric(40, 30).convert("L"), kind),
-    ]
-    if kind == "TIFF":
-        sources += [encoded(asymmetric(40, 30), kind, compression=name) for name in ("jpeg", "tiff_lzw", "packbits")]
-    if kind in ("GIF", "PNG", "WEBP"):
-        sources.append(encoded(asymmetric(40, 30), kind, save_all=True, append_images=[asymmetric(40, 30).rotate(9)]))
-    if kind == "JPEG":
-        sources.append(encoded(asymmetric(40, 30), kind, progressive=True))
-    for _ in range(150):
-        data = bytearray(chance.choice(sources))
-        for _ in range(chance.choice([1, 1, 2, 5, 20])):
-            # Most faults lie in the first bytes, where the structure is.
-            place = min(int(len(data) * chance.random() ** chance.choice([1, 3, 6])), len(data) - 1)
-            match chance.randrange(4):
-                case 0:
-                    data[place] ^= 1 << chance.randrange(8)
-                case 1:
-                    data[place] = chance.choice([0, 0x7F, 0x80, 0xFF])
-                case 2:
-                    data[place : place + chance.randrange(1, 9)] = chance.randbytes(chance.randrange(9))
-                case 3:
-                    del data[place + chance.randrange(1, 200) :]
-        result = outcome(bytes(data), max_pixels=4_000_000)
-        if isinstance(result, PictureError):
-            assert result.message.isprintable()
-            assert len(result.message) < 500
-        else:
-            assert result.shape == (224, 224, 3)
 
 
 # The rest of the promise
