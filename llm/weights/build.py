@@ -64,11 +64,6 @@ def decoder_tensors(
         yield name, value.to(dtype).contiguous()
 
 
-def low_rank_update(l1: Tensor, l2: Tensor) -> Tensor:
-    """The update L2 L1 of a weight, float32 (out, in), with scale 1. `l1` is (rank, in), `l2` (out, rank)."""
-    return l2.float() @ l1.float()
-
-
 class _Merge:
     """Merges LLaMA and adapter. Computed tensors are float32, unchanged ones keep the dtype of their file."""
 
@@ -141,7 +136,8 @@ class _Merge:
         l1, l2 = lora_names(prefix + name)
         if l1 not in self.adapter:
             return bare
-        return bare.float() + self._reordered(name, low_rank_update(self.adapter[l1], self.adapter[l2]))
+        update = self.adapter[l2].float() @ self.adapter[l1].float()  # (out, rank) times (rank, in), with scale 1
+        return bare.float() + self._reordered(name, update)
 
     def _bias(self, prefix: str, name: str) -> Tensor:
         bias = self.adapter.get(f"{prefix}{name}.bias")
