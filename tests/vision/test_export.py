@@ -151,7 +151,7 @@ def test_large_weights_go_into_a_second_file(
 ) -> None:
     monkeypatch.setattr("llama_adapter.runtime.graphs.onnx_export._MAX_PROTOBUF_BYTES", 100_000)
     module, x, path = torch.nn.Linear(300, 200), torch.randn(2, 300), tmp_path / "clip.onnx"
-    card = exported("rgb", "float16", 17).card.to_graph()
+    card = exported("bgr", "float32", 18).card.to_graph()
 
     export_graph(module, [x], path, input_names=["input"], output_names=["output"], graph_name="linear", card=card)
 
