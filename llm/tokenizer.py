@@ -10,9 +10,16 @@ import sentencepiece
 
 from llama_adapter.runtime.errors import CheckpointError
 
-# As SentencePiece decodes: every byte that is part of no character becomes U+FFFD.
-codecs.register_error("replace-bytes", lambda error: ("\ufffd", error.start + 1))
 _MAX_BYTES = 64 << 20  # the largest in use are 5 MB
+
+
+def _replace_byte(error: UnicodeError) -> tuple[str, int]:
+    """As SentencePiece decodes: every byte that is part of no character becomes U+FFFD."""
+    assert isinstance(error, UnicodeDecodeError)
+    return "\ufffd", error.start + 1
+
+
+codecs.register_error("replace-byte", _replace_byte)
 
 
 class Tokenizer:
@@ -110,12 +117,7 @@ class Tokenizer:
         Raises ValueError for an id outside the vocabulary.
         """
         whole = [int(piece_id) for piece_id in ids]
-        for piece_id in whole:
-            if not 0 <= piece_id < self.vocab_size:
-                raise ValueError(
-                    f"Token id {piece_id} is outside the tokenizer's vocabulary of {self.vocab_size} pieces "
-                    f"(0 to {self.vocab_size - 1})"
-                )
+        self.check(whole)
         text: str = self._processor.decode(whole) if whole else ""
         return text
 
@@ -142,6 +144,15 @@ class Tokenizer:
             return joint[len(border) :]
         return self.encode(text, bos=False)
 
+    def check(self, ids: Sequence[int]) -> None:
+        """Raise ValueError for an id outside the vocabulary."""
+        for piece_id in ids:
+            if not 0 <= piece_id < self.vocab_size:
+                raise ValueError(
+                    f"Token id {piece_id} is outside the tokenizer's vocabulary of {self.vocab_size} pieces "
+                    f"(0 to {self.vocab_size - 1})"
+                )
+
     def byte_of(self, piece_id: int) -> int | None:
         """The byte of a byte piece; None for other pieces."""
         return self._byte_of_id.get(piece_id)
@@ -156,7 +167,7 @@ class IncrementalDetokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._bytes = codecs.getincrementaldecoder("utf-8")("replace-bytes")
+        self._bytes = codecs.getincrementaldecoder("utf-8")("replace-byte")
         # Ids without text so far. SentencePiece drops a space at the start of a text, so the next piece depends on
         # them; after the first text, pieces are independent.
         self._silent: list[int] = []

@@ -191,5 +191,6 @@ class WiderTokenizer(Tokenizer):
         self.vocab_size = max(vocab_size, self.vocab_size)
 
     def decode(self, ids: Sequence[int]) -> str:
-        self._check(map(int, ids))
-        return super().decode([min(int(piece), self._last) for piece in ids])
+        whole = [int(piece) for piece in ids]
+        self.check(whole)
+        return super().decode([min(piece, self._last) for piece in whole])
