@@ -1,7 +1,6 @@
 """LLaMA's SentencePiece tokenizer: text to ids and back, complete or as a stream."""
 
 import codecs
-import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,11 +89,6 @@ class Tokenizer:
                 hint="use the `tokenizer.model` that came with the LLaMA weights",
             )
         return cls(processor, data)
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the tokenizer file, in hexadecimal."""
-        return hashlib.sha256(self.data).hexdigest()
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:
         """Ids of a text, with the begin id in front unless `bos` is False, without an end id.

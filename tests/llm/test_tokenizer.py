@@ -119,5 +119,4 @@ def test_missing_tokenizer_is_refused(tmp_path: Path) -> None:
 
 def test_tokenizer_from_bytes_is_the_same_tokenizer() -> None:
     again = Tokenizer.from_bytes(TOKENIZER.data)
-    assert again.digest == TOKENIZER.digest
     assert again.encode("a boat") == TOKENIZER.encode("a boat")
