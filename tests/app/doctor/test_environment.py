@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from llama_adapter.app.doctor import cann
 from llama_adapter.app.doctor.command import (
     MIN_WIDTH,
     NAME_WIDTH,
@@ -29,7 +29,6 @@ from llama_adapter.app.doctor.environment import (
     NEEDED,
     Probe,
     _accelerators,
-    _toolkit,
     fold,
     is_device,
     is_needed,
@@ -37,9 +36,17 @@ from llama_adapter.app.doctor.environment import (
     uses_of,
 )
 from llama_adapter.app.doctor.findings import Finding
-from llama_adapter.app.doctor.probes import list_devices, look_at_atc, look_at_package, look_at_torch_npu
+from llama_adapter.app.doctor.probes import (
+    list_devices,
+    look_at_aclruntime,
+    look_at_ais_bench,
+    look_at_atc,
+    look_at_cann,
+    look_at_package,
+    look_at_torch_npu,
+)
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.runtime.child_process import ask_child, ok
+from llama_adapter.runtime.child_process import ok
 from llama_adapter.runtime.torch_import import AUTOLOAD, defer_device_extensions, explain_torch_import
 from tests.app.golden import ROOT
 from tests.npu import wheel
@@ -325,12 +332,13 @@ def test_the_table_of_a_machine_with_torch_npu_and_nothing_else_of_ascends(tmp_p
 
 # Of the table, the rows that speak of NPUs: by what torch_npu says in this process.
 ROWS_OF_NPUS = """
-import sys
+import os, sys
 from llama_adapter.app.cli import main
 from llama_adapter.app.doctor import command, probes
-from llama_adapter.app.doctor.environment import _accelerators, _operators, _probe, _toolkit
+from llama_adapter.app.doctor.environment import _accelerators, _operators, _probe
 said = probes.look_at_torch_npu()
-rows = [_accelerators(probes.list_devices(), said), _toolkit(works=said["state"] == "ok"), _probe("torch_npu", said)]
+cann = probes.look_at_cann(os.environ, works=said["state"] == "ok")
+rows = [_accelerators(probes.list_devices(), said), _probe("CANN", cann), _probe("torch_npu", said)]
 command.look_at_environment = lambda: [*rows, *_operators(said)]
 """
 
@@ -408,29 +416,27 @@ def install_toolkit(home: Path, **versions: str) -> dict[str, str]:
     }
 
 
-def test_a_toolkit_that_is_set_up_is_found_with_its_packages(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("bare")
+def test_a_toolkit_is_found_with_its_packages_or_its_fault(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     environ = install_toolkit(tmp_path / "cann", toolkit="8.5.0", ops="8.5.1")
+    home, library = {"ASCEND_HOME_PATH": ""}, {"LD_LIBRARY_PATH": ""}
+    changes = [{}, home, {"ASCEND_HOME_PATH": "/no/where"}, {"ASCEND_OPP_PATH": "/no/where"}, library, home | library]
+    found = [look_at_cann({**environ, **change}, works=False) for change in changes]
+    del environ["ASCEND_OPP_PATH"]
 
-    assert cann.setup_fault(environ) == ""
-    assert cann.package_versions(tmp_path / "cann") == ["toolkit 8.5.0", "ops 8.5.1"]
+    found.append(look_at_cann(environ, works=False))
+    assert [(one["state"], one["found"].replace(str(tmp_path), "")) for one in found] == snapshot
 
 
+@pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize("layout", ["cann", "cann-8.5.0", "ascend-toolkit", "nnrt"])
-def test_a_toolkit_is_found_by_its_script(layout: str, tmp_path: Path) -> None:
+def test_a_toolkit_that_is_not_set_up_in_this_shell_is_found_by_its_script(layout: str, tmp_path: Path) -> None:
     script = tmp_path / "Ascend" / layout / "set_env.sh"
     script.parent.mkdir(parents=True)
     script.touch()
+    found = look_at_cann({"HOME": str(tmp_path)}, works=False)
 
-    assert script in cann.setup_scripts({"HOME": str(tmp_path)})
-
-
-def test_faults_of_the_variables_of_a_toolkit(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
-    environ = install_toolkit(tmp_path / "cann")
-    changes = [{"ASCEND_HOME_PATH": "/no/where"}, {"ASCEND_OPP_PATH": "/no/where"}, {"LD_LIBRARY_PATH": ""}]
-    faults = [cann.setup_fault({**environ, **change}) for change in changes]
-    del environ["ASCEND_OPP_PATH"]
-
-    assert [fault.replace(str(tmp_path), "") for fault in (*faults, cann.setup_fault(environ))] == snapshot
+    assert (found["state"], found["hint"]) == ("broken", f"source {script}")
 
 
 @pytest.fixture
@@ -444,15 +450,6 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("llama_adapter.runtime.graphs.toolkit.INSTALL_FOLDERS", ("~/Ascend",))
     monkeypatch.setattr("llama_adapter.app.doctor.probes.DEVICE_FILES", (tmp_path, "davinci[0-9]*"))
     return tmp_path / "bin"
-
-
-def test_a_toolkit_that_is_not_set_up_in_this_shell(bare: Path, tmp_path: Path) -> None:
-    assert _toolkit(works=False).state == "absent"
-    install_toolkit(tmp_path / "Ascend" / "cann", toolkit="8.5.0")
-    (tmp_path / "Ascend" / "cann" / "set_env.sh").touch()
-    probe = _toolkit(works=False)
-
-    assert (probe.state, probe.hint) == ("broken", f"source {tmp_path}/Ascend/cann/set_env.sh")
 
 
 # Devices, by the driver's own tool.
@@ -501,8 +498,7 @@ def test_device_files_of_another_group_are_broken(bare: Path, tmp_path: Path) ->
     assert "no permission for" in devices({"state": "absent"}).found
 
 
-def test_an_atc_without_its_libraries_is_broken(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llama_adapter.runtime.graphs.toolkit.INSTALL_FOLDERS", ())
+def test_an_atc_without_its_libraries_is_broken(bare: Path) -> None:
     assert look_at_atc()["state"] == "absent"
     text = "atc: error while loading shared libraries: libge_compiler.so: cannot open shared object file"
     program(bare, "atc", f"echo '{text}' >&2; exit 127")
@@ -526,11 +522,6 @@ def packages(folder: Path, **modules: str) -> None:
         file.write_text(source)
 
 
-def look_at(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.syspath_prepend(folder)
-    return ask_child(f"llama_adapter.app.doctor.probes:look_at_{name}", environ=os.environ, seconds=60)
-
-
 def test_ais_bench_is_found_with_its_generation_or_its_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
@@ -550,6 +541,7 @@ def test_ais_bench_is_found_with_its_generation_or_its_fault(
     said = {}
     for number, (name, modules) in enumerate(installed.items()):
         packages(tmp_path / str(number), **modules)
-        with monkeypatch.context() as patch:
-            said[name] = [look_at(half, tmp_path / str(number), patch) for half in ("ais_bench", "aclruntime")]
+        with monkeypatch.context() as patch, mock.patch.dict(sys.modules):
+            patch.syspath_prepend(tmp_path / str(number))
+            said[name] = [look_at_ais_bench(), look_at_aclruntime()]
     assert said == snapshot
