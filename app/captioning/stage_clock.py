@@ -25,10 +25,14 @@ class StageClock:
     """
 
     def __init__(
-        self, *, synchronise: Callable[[], None] | None = None, mark: Callable[[], Mark | None] | None = None
+        self,
+        *,
+        synchronise: Callable[[], None] | None = None,
+        mark: Callable[[], Mark | None] | None = None,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.seconds = dict.fromkeys(STAGES, 0.0)
-        self._synchronise, self._mark = synchronise, mark
+        self._synchronise, self._mark, self._now = synchronise, mark, now
         self._device_seconds = dict.fromkeys(STAGES, 0.0)
         self._marks: list[tuple[str | None, Mark]] = []  # with the stage that begins at the marker
         self._stage: str | None = None
@@ -64,7 +68,7 @@ class StageClock:
     def _settle(self) -> float:
         if self._synchronise is not None:
             self._synchronise()
-        now = time.perf_counter()
+        now = self._now()
         if self._stage is not None:
             self.seconds[self._stage] += now - self._since
         return now

@@ -40,7 +40,7 @@ def test_help_and_usage_errors_load_neither_torch_nor_numpy_nor_pillow() -> None
     usage = ("", "paint", "caption", "caption x.png --top-p 3", "caption x.png --adapter x.pth")
     program = (
         "import sys; from llama_adapter.__main__ import main; lines = sys.stdin.read().splitlines(); "
-        "codes = [main(line.split()) for line in lines]; "
+        "codes = [int(main(line.split())) for line in lines]; "
         "print(codes, *{'torch', 'numpy', 'PIL', 'sentencepiece'} & sys.modules.keys(), file=sys.stderr)"
     )
     for lines, code in ((list(asked), 0), (usage, 2)):

@@ -47,6 +47,7 @@ from llama_adapter.app.doctor.probes import (
 )
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.child_process import ok
+from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.torch_import import AUTOLOAD, defer_device_extensions, explain_torch_import
 from tests.app.golden import ROOT
 from tests.npu import wheel
@@ -227,9 +228,14 @@ def test_telemetry_of_onnxruntime_writes_no_file_in_the_home_folder(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_errors_are_no_failed_extensions() -> None:
+def test_a_failed_extension_is_one_error_and_others_are_told_apart() -> None:
+    text = "Failed to load the backend extension: x. "
+    problem = describe(RuntimeError(text))
+
+    assert (problem.exit_code, problem.sentence) == (1, "torch cannot be imported, because its extension `x` fails")
+    assert f"{AUTOLOAD}=0" in problem.hint
     assert explain_torch_import(RuntimeError("out of luck")) is None
-    assert explain_torch_import(ImportError("Failed to load the backend extension: x. ")) is None
+    assert explain_torch_import(ImportError(text)) is None
 
 
 def test_the_failures_of_torch_npu(monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion) -> None:
@@ -280,16 +286,6 @@ def commands(*asked: list[str], before: str = "", **variables: str) -> list[tupl
     ran = python(before + COMMANDS, json.dumps(asked), **variables)
     assert ran.returncode == 0, ran.stderr
     return [tuple(told) for told in json.loads(ran.stdout)]
-
-
-@pytest.mark.slow
-def test_an_extension_that_the_user_wants_and_that_fails_is_one_error() -> None:
-    [(code, _, err)] = commands(["caption", "x.png"], **{AUTOLOAD: "1"})
-
-    assert code == 1
-    assert err.startswith("error: torch cannot be imported, because its extension `torch_npu` fails")
-    assert "\nhint: " in err
-    assert "Traceback" not in err
 
 
 @pytest.mark.slow
@@ -378,21 +374,17 @@ OPERATORS_OF_310P = (
 @pytest.mark.slow
 @pytest.mark.npu_contract
 @pytest.mark.parametrize(
-    ("soc", "more", "code", "found"),
+    ("soc", "more", "found"),
     [
-        ("Ascend310P3", {}, 0, f"1 x Ascend310P3 \\(family 310P\\).*{OPERATORS_OF_310P}"),
-        ("Ascend910B3", {"FAKE_DEVICES": "8"}, 0, "8 x Ascend910B3 \\(family A2\\)"),
-        (None, {}, 1, "`npu-smi info` must list one"),
-        ("Ascend310P3", {"ASCEND_HOME_PATH": "/no/where"}, 1, "ASCEND_HOME_PATH is /no/where, which does not exist"),
+        ("Ascend310P3", {}, f"1 x Ascend310P3 \\(family 310P\\).*{OPERATORS_OF_310P}"),
+        ("Ascend910B3", {"FAKE_DEVICES": "8"}, "8 x Ascend910B3 \\(family A2\\)"),
     ],
 )
-def test_machines_with_the_real_torch_npu(
-    npu: wheel.FakeNpu, soc: str | None, more: dict[str, str], code: int, found: str
-) -> None:
+def test_machines_with_the_real_torch_npu(npu: wheel.FakeNpu, soc: str, more: dict[str, str], found: str) -> None:
     program = f'{ROWS_OF_NPUS}\nsys.exit(main(["doctor", "--environment", "--device", "npu:0"]))'
     ran = npu.run("-c", program, soc=soc, **more)
 
-    assert ran.code == code, ran.stderr
+    assert ran.code == 0, ran.stderr
     assert re.search(found, in_words(ran.stdout))
 
 
