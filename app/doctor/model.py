@@ -64,8 +64,8 @@ def diagnose(
     With the card of an exported `encoder`, CLIP may be missing. A bundle's known answer is replayed in `precision`,
     by default the bundle's own.
 
-    Every possible check is made, whatever the earlier ones found. Files are read completely and compared with their
-    known digests. Faults of the model are returned, never raised.
+    A failed check does not stop the later ones. Files are read completely and compared with their known digests.
+    Faults of the model are returned, never raised.
     """
     report = Report()
     if isinstance(target, ModelSources):

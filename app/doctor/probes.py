@@ -121,7 +121,7 @@ def look_at_aclruntime() -> dict[str, Any]:
 
 
 def look_at_ais_bench() -> dict[str, Any]:
-    """The Python half, and of which generation; not the package that shares its name."""
+    """The Python half and its generation. Another package on PyPI has the same name."""
     if importlib.util.find_spec("ais_bench") is None:
         return absent()
     said, interface = _import_for_om("ais_bench.infer.interface")

@@ -49,7 +49,7 @@ class Round:
         return sum(call.seconds for call in self.calls if call.program == program)
 
     def stages_ms(self) -> dict[str, float]:
-        """For one picture: reading, the programs, and whatever else the time went to."""
+        """Milliseconds per picture for reading and each program, and the rest."""
         seconds: dict[str, float] = {"read": self.read_s}
         for program in PROGRAMS:
             seconds[program] = self.seconds(program)

@@ -299,10 +299,11 @@ def test_without_cann_the_cpu_answers_and_the_device_is_a_usage_error(tmp_path: 
     assert re.fullmatch(r"error: .*libraries of CANN are not found.*\n\nhint: .*set_env\.sh.*\n", refused[2])
 
 
-# The table without the packages of the server, the page and the export, examined once for several commands.
+# The table with few packages, examined once for several commands.
 EXAMINED_ONCE = """
 import functools
 from llama_adapter.app.doctor import command, environment
+environment.PROJECT_PACKAGES = ("numpy",)
 environment.SERVER_PACKAGES = environment.PAGE_PACKAGES = environment.EXPORT_PACKAGES = ()
 command.look_at_environment = functools.cache(command.look_at_environment)
 """
