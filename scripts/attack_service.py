@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.measuring.circumstances import load_average
+from llama_adapter.app.measuring.report import load_average
 from scripts.bench_service import PACKAGES
 from scripts.common import Tell, add_out, machine, parser_of, silent, tell
 from scripts.pages.render import save_part

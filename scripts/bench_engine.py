@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from llama_adapter.app.captioning.assemble import ModelLoader, Parts, assemble_parts
-from llama_adapter.app.measuring.circumstances import circumstances, load_average
+from llama_adapter.app.measuring.report import circumstances, load_average
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.random_model import LLAMA_SIZES, random_model

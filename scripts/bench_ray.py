@@ -22,7 +22,7 @@ import numpy as np
 
 from llama_adapter.app.inputs import InputSpec
 from llama_adapter.app.jobs.job import Job
-from llama_adapter.app.measuring.circumstances import load_average
+from llama_adapter.app.measuring.report import load_average
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.record import Record, read_records

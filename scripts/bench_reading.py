@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from llama_adapter.app.measuring.circumstances import load_average
+from llama_adapter.app.measuring.report import load_average
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.reading.isolated import IsolatedReader
 from llama_adapter.app.reading.prefetch import Prefetcher

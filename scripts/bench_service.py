@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.measuring.circumstances import load_average
+from llama_adapter.app.measuring.report import load_average
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE
 from llama_adapter.app.online.types import ServiceLimits
 from scripts.common import Tell, in_turn, machine, run_bench, silent

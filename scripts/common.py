@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llama_adapter.app.measuring.circumstances import circumstances
+from llama_adapter.app.measuring.report import circumstances
 from llama_adapter.app.models.resources import sample_pictures
 from scripts.pages.render import DOCS, save, save_part
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llama_adapter.app.measuring.circumstances import circumstances, load_average
+from llama_adapter.app.measuring.report import circumstances, load_average
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.vision.image import PictureSource

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.measuring.circumstances import circumstances, load_average
+from llama_adapter.app.measuring.report import circumstances, load_average
 from scripts.common import add_out, parser_of, tell
 from scripts.job_proofs.disks import prove_disks
 from scripts.job_proofs.drawings import write_drawings, write_variations

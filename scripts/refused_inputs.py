@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from llama_adapter.app.measuring.circumstances import load_average
+from llama_adapter.app.measuring.report import load_average
 from llama_adapter.app.online.types import ServiceLimits
 from scripts.bench_service import PACKAGES
 from scripts.common import Tell, add_out, machine, parser_of, silent, tell

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 # In the order of a picture's way. The reference demo uses the names from clip to decode.
 STAGES = ("read", "clip", "pre", "forward", "post", "decode", "write")
 
-
 _MAX_MARKS = 512
 
 
@@ -26,13 +25,16 @@ class StageClock:
     """
 
     def __init__(
-        self, *, synchronise: Callable[[], None] | None = None, mark: Callable[[], Mark | None] | None = None
+        self,
+        *,
+        synchronise: Callable[[], None] | None = None,
+        mark: Callable[[], Mark | None] | None = None,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.seconds = dict.fromkeys(STAGES, 0.0)
-        self._synchronise, self._mark = synchronise, mark
+        self._synchronise, self._mark, self._now = synchronise, mark, now
         self._device_seconds = dict.fromkeys(STAGES, 0.0)
         self._marks: list[tuple[str | None, Mark]] = []  # with the stage that begins at the marker
-        self._has_marks = False
         self._stage: str | None = None
         self._since = 0.0
 
@@ -61,21 +63,19 @@ class StageClock:
     def read_device_seconds(self) -> dict[str, float] | None:
         """Device seconds by stage; None without marks. Waits for the last mark."""
         self._read_marks()
-        return dict(self._device_seconds) if self._has_marks else None
+        return dict(self._device_seconds) if self._marks else None
 
     def _settle(self) -> float:
         if self._synchronise is not None:
             self._synchronise()
-        now = time.perf_counter()
+        now = self._now()
         if self._stage is not None:
             self.seconds[self._stage] += now - self._since
         return now
 
     def _note(self, stage: str | None) -> None:
-        mark = None if self._mark is None else self._mark()
-        if mark is None:
+        if self._mark is None or (mark := self._mark()) is None:
             return
-        self._has_marks = True
         self._marks.append((stage, mark))
         if len(self._marks) > _MAX_MARKS:
             self._read_marks()
@@ -84,4 +84,4 @@ class StageClock:
         for (stage, begin), (_, end) in pairwise(self._marks):
             if stage is not None:
                 self._device_seconds[stage] += end.ms_since(begin) / 1e3
-        del self._marks[:-1]
+        del self._marks[:-1]  # the last one begins the next interval

@@ -5,7 +5,7 @@ import dataclasses
 from typing import Any
 
 from llama_adapter.app.cli.model_flags import SPEC, add_encoder, add_model, add_precision
-from llama_adapter.app.cli.parser import DEVICE_KINDS, DEVICES, command, default
+from llama_adapter.app.cli.parser import DEVICES, command, default
 from llama_adapter.app.cli.values import settings
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
@@ -39,7 +39,7 @@ def _run_doctor(options: argparse.Namespace) -> int:
     from llama_adapter.app.doctor.environment import is_device, uses_of
 
     if not is_device(spec.device):
-        raise UsageError(f"No kind of device named `{spec.device}`", hint=f"pass {DEVICE_KINDS} as --device")
+        raise UsageError(f"No kind of device named `{spec.device}`", hint=f"pass {DEVICES} as --device")
     uses = uses_of(device=spec.device, vision=options.vision or spec.vision_kind)
     return run_checkup(None if options.environment else spec, uses=uses)
 

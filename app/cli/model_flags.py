@@ -1,16 +1,12 @@
 """Flags that most commands share: the model, and how it is computed."""
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llama_adapter.app.cli.parser import DEVICES, Parser, default
-from llama_adapter.app.cli.values import parse_batch_size, settings
+from llama_adapter.app.cli.values import parse_batch_size
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.schemes import PRECISIONS
-
-if TYPE_CHECKING:
-    from llama_adapter.app.models.checkpoints import ModelSources
-
 
 SPEC = CaptionerSpec()
 
@@ -106,9 +102,3 @@ def add_encoder(group: Any) -> None:
     group.add_argument(
         "--encoder-device", metavar="N", type=int, help="device of an OM (default: that of --device npu:N, else 0)"
     )
-
-
-def sources_from(options: argparse.Namespace) -> "ModelSources":
-    from llama_adapter.app.models.checkpoints import ModelSources
-
-    return settings(ModelSources, vars(options))

@@ -4,13 +4,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from llama_adapter.app.cli.model_flags import add_model, sources_from
+from llama_adapter.app.cli.model_flags import add_model
 from llama_adapter.app.cli.parser import command, default
 from llama_adapter.app.cli.values import settings
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.errors import ExitCode, UsageError
-
-CONVERT_DTYPE = "float16"
 
 _CONVERT = """\
 Read LLaMA, adapter and CLIP as they were downloaded, check that they fit together, and write them as one bundle that
@@ -31,9 +29,7 @@ def add_convert(commands: Any) -> None:
     convert = command(commands, "convert", _run_convert, help="convert checkpoints to a bundle", description=_CONVERT)
     add_model(convert, bundle=False)
     convert.add_argument("--out", metavar="BUNDLE", required=True, help="folder to write")
-    convert.add_argument(
-        "--dtype", metavar="T", default=CONVERT_DTYPE, help="precision to store (default: %(default)s)"
-    )
+    convert.add_argument("--dtype", metavar="T", default="float16", help=default("precision to store"))
     convert.add_argument("--force", action="store_true", help="replace an existing bundle")
 
 
@@ -51,20 +47,22 @@ def _run_convert(options: argparse.Namespace) -> int:
             "convert needs --llama-dir and --adapter", hint="and --clip, unless the adapter's file holds CLIP itself"
         )
     from llama_adapter.app.models.bundle import convert
+    from llama_adapter.app.models.checkpoints import ModelSources
     from llama_adapter.runtime.devices import DTYPES
 
     if options.dtype not in DTYPES:
         raise UsageError(f"No dtype named `{options.dtype}`", hint=f"pass one of {', '.join(DTYPES)} as --dtype")
-    bundle = convert(sources_from(options), options.out, dtype=DTYPES[options.dtype], overwrite=options.force)
-    num_bytes = sum(file.stat().st_size for file in Path(bundle).iterdir())
-    say(f"wrote `{bundle}`, {num_bytes / 1e6:,.1f} MB in {options.dtype}")
-    return ExitCode.OK
+    sources = settings(ModelSources, vars(options))
+    return _tell(convert(sources, options.out, dtype=DTYPES[options.dtype], overwrite=options.force), options.dtype)
 
 
 def _run_quantize(options: argparse.Namespace) -> int:
     from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 
-    bundle = quantise_bundle(settings(QuantiseJob, vars(options)))
+    return _tell(quantise_bundle(settings(QuantiseJob, vars(options))), options.precision)
+
+
+def _tell(bundle: Path, numbers: str) -> int:
     num_bytes = sum(file.stat().st_size for file in bundle.iterdir())
-    say(f"wrote `{bundle}`, {num_bytes / 1e6:,.1f} MB in {options.precision}")
+    say(f"wrote `{bundle}`, {num_bytes / 1e6:,.1f} MB in {numbers}")
     return ExitCode.OK

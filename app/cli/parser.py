@@ -12,8 +12,6 @@ exit codes: 0 success, 1 failure, 2 usage error or device unavailable, 3 finishe
 130 interrupted
 """
 
-DEVICE_KINDS = "cpu, cuda, cuda:N, npu, npu:N or auto"
-
 DEVICES = "cpu, cuda, cuda:1, npu:0, ... or auto"
 
 _ELSEWHERE = {

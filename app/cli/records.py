@@ -74,7 +74,7 @@ def add_export_records(commands: Any) -> None:
         "--rows-per-file",
         metavar="N",
         type=int,
-        help="make --out a folder of files with so many rows each (csv, jsonl, parquet)",
+        help="make --out a folder of files with this many rows each (csv, jsonl, parquet)",
     )
     export.add_argument("--prompt", metavar="TEXT", type=parse_text, help="only records of this prompt")
     export.add_argument("--only-answers", action="store_true", help="leave out records with an error")

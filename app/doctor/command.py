@@ -17,8 +17,6 @@ from llama_adapter.runtime.text import shown_text
 
 Level = Literal["ok", "absent", "warning", "error"]
 
-ALWAYS = uses_of()
-
 # Without a terminal, as wide as the narrowest that is common; wider than the last, lines are hard to read.
 PIPE_WIDTH, MIN_WIDTH, MAX_WIDTH = 80, 60, 120
 NAME_WIDTH, LEVEL_WIDTH = 19, 9
@@ -88,11 +86,8 @@ def summary(checks: Sequence[tuple[str, str]]) -> tuple[str, int]:
     """The last line for pairs (part, level), and the number of errors."""
     levels = [level for _, level in checks]
     failed = list(dict.fromkeys(name for name, level in checks if level == "error"))
-    parts = []
-    for level, noun in (("error", "error"), ("warning", "warning")):
-        number = levels.count(level)
-        if number or level == "error":
-            parts.append(f"{number or 'no'} {noun}{'' if number == 1 else 's'}")
+    counts = {level: levels.count(level) for level in ("error", "warning") if level == "error" or level in levels}
+    parts = [f"{number or 'no'} {level}{'' if number == 1 else 's'}" for level, number in counts.items()]
     line = f"{', '.join(parts)} in {len(levels)} check{'' if len(levels) == 1 else 's'}"
     if failed:
         line += f"{', to fix in this order' if len(failed) > 1 else ''}: {', '.join(failed)}"
@@ -109,8 +104,12 @@ def run_checkup(spec: CaptionerSpec | None, *, uses: frozenset[str]) -> int:
     print("\n".join(environment_table(fold(probes, uses=uses), uses=uses, width=width)), flush=True)
     checks: list[tuple[str, str]] = [(probe.name, weigh(probe, uses=uses)) for probe in probes]
     if spec is not None:
-        unusable = [probe.name for probe in probes if probe.state != "ok" and is_needed(probe.name, uses=ALWAYS)]
-        findings = _not_tried(unusable) if unusable else _diagnose(spec)
+        unusable = [probe.name for probe in probes if probe.state != "ok" and is_needed(probe.name, uses=uses_of())]
+        if unusable:
+            sentence = f"Without {', '.join(unusable)} the model cannot be checked"
+            findings = [Finding(level="not tried", what="model", sentence=sentence)]
+        else:
+            findings = _diagnose(spec)
         print("", *finding_lines(findings, width=width), sep="\n")
         checks += [(finding.what, finding.level) for finding in findings]
     line, num_errors = summary(checks)
@@ -126,8 +125,3 @@ def _diagnose(spec: CaptionerSpec) -> list[Finding]:
 
     target = (spec.model or embedded_model()) if spec.llama_dir is None else sources_of(spec)
     return diagnose(target, precision=spec.precision) if spec.encoder is None else diagnose_with_encoder(target, spec)
-
-
-def _not_tried(unusable: list[str]) -> list[Finding]:
-    sentence = f"Without {', '.join(unusable)} the model cannot be checked"
-    return [Finding(level="not tried", what="model", sentence=sentence)]

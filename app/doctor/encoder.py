@@ -120,7 +120,7 @@ def _compare(report: Report, parts: list[_Part], encoder: ExportedEncoder | None
     compared = "CLIP and visual blocks" if has_clip else "the visual blocks (there is no CLIP to compare)"
     for spec, card in parts:
         if card is None:
-            sentence = f"`{spec.encoder}` does not say of which model it is, so that cannot be checked"
+            sentence = f"`{spec.encoder}` does not name its model, so it cannot be compared with this one"
             report.add("warning", _WHAT, sentence)
         elif report.passes(_WHAT, partial(check_card, card, model, spec=spec)):
             report.add("ok", _WHAT, f"`{spec.encoder}` is this model's own, by {compared}")

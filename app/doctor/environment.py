@@ -12,14 +12,12 @@ import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from llama_adapter.app.doctor import cann, probes
+from llama_adapter.app.doctor import probes
 from llama_adapter.app.doctor.installation import look_at_installation
 from llama_adapter.runtime.child_process import State, ask_child
 from llama_adapter.runtime.graphs.packages import EXPORT_PACKAGES, INSTALL_HINT
-from llama_adapter.runtime.graphs.toolkit import SET_ENV
 from llama_adapter.runtime.torch_import import AUTOLOAD, NO_TELEMETRY
 
 PROJECT_PACKAGES = ("numpy", "pillow", "safetensors", "sentencepiece")
@@ -125,10 +123,10 @@ def look_at_environment() -> list[Probe]:
         devices, atc = pool.submit(probes.list_devices), pool.submit(probes.look_at_atc)
     return [
         _python(),
-        _installation(),
+        _probe("llama-adapter", look_at_installation()),
         *(_probe(name, packages[name].result()) for name in PROJECT_PACKAGES),
         _accelerators(devices.result(), torch_npu.result()),
-        _toolkit(works=torch_npu.result()["state"] == "ok"),
+        _probe("CANN", probes.look_at_cann(os.environ, works=torch_npu.result()["state"] == "ok")),
         _probe("atc", atc.result()),
         _probe("torch", torch.result()),
         *([] if autoload is None else [_autoload(extensions, autoload.result())]),
@@ -164,11 +162,6 @@ def _python() -> Probe:
     return Probe(name="python", state="ok", found=f"{platform.python_version()}, {machine}, {sys.executable}")
 
 
-def _installation() -> Probe:
-    state, found, hint = look_at_installation()
-    return Probe(name="llama-adapter", state=state, found=found, hint=hint)
-
-
 def _autoload(extensions: list[str], said: Mapping[str, Any]) -> Probe:
     names = ", ".join(extensions)
     if said["state"] == "ok":
@@ -190,24 +183,6 @@ def _gpus(torch: Mapping[str, Any]) -> Probe:
     if not torch.get("has_gpu_build", True):
         return Probe(name="CUDA devices", state="absent", found="none, as this torch is built without CUDA")
     return Probe(name="CUDA devices", state="absent", found="none", hint="the driver must list them: `nvidia-smi`")
-
-
-def _toolkit(*, works: bool) -> Probe:
-    """`works`: torch_npu found all libraries that it needs."""
-    scripts, variable = cann.setup_scripts(os.environ), cann.home_variable(os.environ)
-    libraries = cann.library_folder(os.environ)
-    advice = f"source {scripts[0]}" if scripts else SET_ENV
-    if fault := cann.setup_fault(os.environ, works=works):
-        return Probe(name="CANN", state="broken", found=fault, hint=f"{advice}, in a fresh shell")
-    if variable is not None:
-        versions = cann.package_versions(Path(os.environ[variable]))
-        return Probe(name="CANN", state="ok", found=", ".join([*versions, os.environ[variable]]))
-    if works or libraries is not None:
-        return Probe(name="CANN", state="ok", found=f"libraries in {libraries or 'the system'}, version unknown")
-    if scripts:
-        found = f"installed in {scripts[0].parent}, and not set up in this shell"
-        return Probe(name="CANN", state="broken", found=found, hint=advice)
-    return Probe(name="CANN", state="absent", hint=ADVICE["CANN"])
 
 
 def _accelerators(driver: Mapping[str, Any], torch_npu: Mapping[str, Any]) -> Probe:

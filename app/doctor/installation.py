@@ -8,12 +8,12 @@ import json
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 import llama_adapter
-from llama_adapter.runtime.child_process import State
+from llama_adapter.runtime.child_process import broken, ok
 
 DISTRIBUTION = "llama-adapter"
 _INSTALL = "pip install --editable ."
@@ -55,21 +55,21 @@ def find_checkout(folder: Path) -> Path | None:
     return None
 
 
-def judge_installation(installed: Installed | None, *, running: Path, checkout: Path | None) -> tuple[State, str, str]:
-    """State, what was found and a hint. `running` holds the packages in use, `checkout` the current folder."""
+def judge_installation(installed: Installed | None, *, running: Path, checkout: Path | None) -> dict[str, Any]:
+    """The answer for the doctor's table. `running` holds the packages in use, `checkout` the current folder."""
     if installed is None:
-        return "ok", f"not installed, run from {running}", ""
+        return ok(f"not installed, run from {running}")
     found = f"{installed.version}, {installed.kind}, {installed.place}"
     if installed.place != running:
         # As `python -m llama_adapter` does it in a checkout.
-        return "broken", f"{found}, while {running} is what runs here", f"{_INSTALL} in {running}"
+        return broken(f"{found}, while {running} is what runs here", hint=f"{_INSTALL} in {running}")
     if checkout not in (None, running):
         hint = f"changes in {checkout} have no effect; there: {_INSTALL}"
-        return "broken", f"{found}, while this folder is in the checkout {checkout}", hint
-    return "ok", found, ""
+        return broken(f"{found}, while this folder is in the checkout {checkout}", hint=hint)
+    return ok(found)
 
 
-def look_at_installation() -> tuple[State, str, str]:
+def look_at_installation() -> dict[str, Any]:
     """`judge_installation` for this process and its current folder."""
     try:
         checkout = find_checkout(Path.cwd().resolve())

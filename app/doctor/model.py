@@ -18,6 +18,7 @@ from llama_adapter.app.models.bundle import (
     LLM,
     TOKENIZER,
     VISION,
+    check_sizes,
     is_bare,
     model_digest,
     read_configs,
@@ -41,6 +42,7 @@ from llama_adapter.app.models.sketch import HalfConfig
 from llama_adapter.app.reading.isolated import open_reader
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, check_fits, open_adapter
+from llama_adapter.llm.weights.build import plan_decoder
 from llama_adapter.llm.weights.names import LlamaSource
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.scheme import find_scheme
@@ -62,8 +64,8 @@ def diagnose(
     With the card of an exported `encoder`, CLIP may be missing. A bundle's known answer is replayed in `precision`,
     by default the bundle's own.
 
-    Every possible check is made, whatever the earlier ones found. Files are read completely and compared with their
-    known digests. Faults of the model are returned, never raised.
+    A failed check does not stop the later ones. Files are read completely and compared with their known digests.
+    Faults of the model are returned, never raised.
     """
     report = Report()
     if isinstance(target, ModelSources):
@@ -97,12 +99,9 @@ def _check_sources(report: Report, sources: ModelSources, *, encoder: EncoderCar
         _check_adapter(report, adapter, llama)
     if clip is not None:
         config = clip.config
-        report.add(
-            "ok",
-            "clip",
-            f"CLIP with patches of {config.patch_size}, pictures of {config.image_size}, width {config.width}, "
-            f"{config.num_layers} layers, features of width {config.output_dim}; no tensor is missing or unknown",
-        )
+        sizes = f"patches of {config.patch_size}, pictures of {config.image_size}, width {config.width}"
+        sizes += f", {config.num_layers} layers, features of width {config.output_dim}"
+        report.add("ok", "clip", f"CLIP with {sizes}; no tensor is missing or unknown")
         _check_finite(report, "clip", clip.name, clip.tensors.items())
     if adapter is not None:
         _check_vision(report, adapter, clip, sources, encoder=encoder)
@@ -110,21 +109,12 @@ def _check_sources(report: Report, sources: ModelSources, *, encoder: EncoderCar
 
 def _check_llama(report: Report, llama: LlamaSource, tokenizer: Tokenizer | None) -> None:
     form = "Hugging Face's" if llama.half_split else "Meta's"
-    report.add(
-        "ok",
-        "llama",
-        f"LLaMA in {form} form, {len(llama.files)} file(s), {len(llama.tensors)} tensors, none missing or unknown: "
-        f"width {llama.dim}, {llama.num_layers} layers, {llama.num_heads} heads, {llama.vocab_size} tokens",
-    )
+    contents = f"{len(llama.files)} file(s), {len(llama.tensors)} tensors, none missing or unknown"
+    sizes = f"width {llama.dim}, {llama.num_layers} layers, {llama.num_heads} heads, {llama.vocab_size} tokens"
+    report.add("ok", "llama", f"LLaMA in {form} form, {contents}: {sizes}")
     _check_finite(report, "llama", llama.name, ((name, split.read()) for name, split in llama.tensors.items()))
-    if tokenizer is not None and tokenizer.vocab_size != llama.vocab_size:
-        report.add(
-            "error",
-            "tokenizer",
-            f"The tokenizer has {tokenizer.vocab_size} pieces, and the LLaMA in `{llama.name}` has "
-            f"{llama.vocab_size} tokens",
-            "take the `tokenizer.model` that came with these weights; LLaMA-7B's has 32000 pieces",
-        )
+    if tokenizer is not None:
+        report.attempt("tokenizer", lambda: plan_decoder(llama, None, vocab_size=tokenizer.vocab_size))
 
 
 def _check_adapter(report: Report, adapter: AdapterFile, llama: LlamaSource | None) -> None:
@@ -141,12 +131,8 @@ def _check_adapter(report: Report, adapter: AdapterFile, llama: LlamaSource | No
     _check_finite(report, "adapter", adapter.name, tensors.items())
     gates = [tensor for name, tensor in adapter.llama.items() if name.endswith("attention.gate")]
     if gates and not any(bool(gate.count_nonzero()) for gate in gates):
-        report.add(
-            "warning",
-            "adapter",
-            f"All gates of `{adapter.name}` are zero, so pictures have no influence on the answers",
-            "this is an adapter before its training",
-        )
+        sentence = f"All gates of `{adapter.name}` are zero, so pictures have no influence on the answers"
+        report.add("warning", "adapter", sentence, "this is an adapter before its training")
     if llama is not None and report.passes("adapter", lambda: check_fits(adapter, llama)):
         num_tensors = len(tensors) + len(adapter.clip)
         report.add("ok", "adapter", f"All {num_tensors} tensors of the adapter are known and fit this LLaMA")
@@ -154,12 +140,8 @@ def _check_adapter(report: Report, adapter: AdapterFile, llama: LlamaSource | No
     if claimed is None:
         return
     if (actual := file_digest(adapter.name)) != claimed:
-        report.add(
-            "error",
-            "adapter",
-            f"`{adapter.name}` has the SHA-256 {actual}, and its name promises another one",
-            "the download is damaged or the file was changed; fetch it again",
-        )
+        sentence = f"`{adapter.name}` has the SHA-256 {actual}, and its name promises another one"
+        report.add("error", "adapter", sentence, "the download is damaged or the file was changed; fetch it again")
     else:
         known = RELEASED_ADAPTERS.get(claimed)
         kind = f"is the public release {known}" if known else "is no public release known here"
@@ -192,24 +174,16 @@ def _check_vision(
     )
     if built is not None:
         query = built[0].query
-        report.add(
-            "ok",
-            "vision",
-            f"The visual blocks fit this CLIP: width {query.width}, depth {query.depth}, {query.num_heads} heads, "
-            f"channel order {order}",
-        )
+        sizes = f"width {query.width}, depth {query.depth}, {query.num_heads} heads"
+        report.add("ok", "vision", f"The visual blocks fit this CLIP: {sizes}, channel order {order}")
 
 
 def _check_swapped(report: Report, *, adapter: str | os.PathLike[str], clip: str | os.PathLike[str]) -> None:
     unseen = Report()
     as_clip = unseen.passes("clip", lambda: open_clip(adapter))
     if as_clip and unseen.passes("adapter", lambda: open_adapter(clip)):
-        report.add(
-            "error",
-            "files",
-            f"Adapter and CLIP are swapped: `{adapter}` is a CLIP and `{clip}` a LLaMA-Adapter file",
-            f"pass --adapter {clip} --clip {adapter}",
-        )
+        sentence = f"Adapter and CLIP are swapped: `{adapter}` is a CLIP and `{clip}` a LLaMA-Adapter file"
+        report.add("error", "files", sentence, f"pass --adapter {clip} --clip {adapter}")
 
 
 def _check_listed_digests(report: Report, place: LlamaFolder) -> None:
@@ -275,15 +249,9 @@ def _check_bundle(report: Report, place: Path, precision: Precision | None) -> N
 
 def _check_files(report: Report, place: Path, manifest: Mapping[str, Any]) -> None:
     for name, entry in manifest["files"].items():
-        path = place / name
-        sentence = ""
-        if not path.is_file():
-            sentence = f"The bundle lacks `{name}`"
-        elif path.stat().st_size != entry["bytes"]:
-            sentence = f"`{name}` has {path.stat().st_size:,} bytes, where {entry['bytes']:,} are wanted"
-        elif (actual := file_digest(path)) != entry["sha256"]:
+        has_size = report.passes(name, partial(check_sizes, place, {"files": {name: entry}}))
+        if has_size and (actual := file_digest(place / name)) != entry["sha256"]:
             sentence = f"`{name}` has the SHA-256 {actual}, where {shown_excerpt(entry['sha256'])} is wanted"
-        if sentence:
             report.add("error", name, sentence, "copy the whole folder again")
     if model_digest(manifest) != manifest["digest"]:
         sentence = "The manifest's digest of the model is not that of its files and configuration"
@@ -333,12 +301,9 @@ def _check_known_answer(report: Report, place: Path, manifest: Mapping[str, Any]
             "rounding may change a word; where it changes the sense, use --precision float with the full bundle",
         )
     else:
-        report.add(
-            "error",
-            what,
-            f"The model answers {answer.text!r} about its own picture, and should answer {wanted}",
-            "files and digests are right, so the computation is wrong; please report it with this output",
-        )
+        sentence = f"The model answers {answer.text!r} about its own picture, and should answer {wanted}"
+        hint = "files and digests are right, so the computation is wrong; please report it with this output"
+        report.add("error", what, sentence, hint)
 
 
 def _check_foreign(report: Report, name: str, state: Mapping[str, Tensor]) -> None:

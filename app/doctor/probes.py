@@ -1,21 +1,23 @@
 """The questions about the environment, one per part. `environment.py` judges the answers.
 
 The first half runs in child processes (runtime/child_process.py). The second half reads files and runs programs with a
-time limit.
+time limit. The checks of ASCEND_HOME_PATH and ASCEND_OPP_PATH are those of torch_npu 2.13 at import.
 """
 
 import importlib
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from llama_adapter.runtime.child_process import absent, broken, last_line, ok, one_line, run_program
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.toolkit import find_atc, read_npu_smi
+from llama_adapter.runtime.graphs.toolkit import SET_ENV, find_atc, installed_folders, read_npu_smi
 
 if TYPE_CHECKING:
     from llama_adapter.runtime.devices.npu import NpuBackend
@@ -27,6 +29,8 @@ IMPORT_NAMES = {
 }
 PROVIDER = "CPUExecutionProvider"  # of runtime/graphs/onnx_session.py
 DEVICE_FILES = (Path("/dev"), "davinci[0-9]*")
+HOME_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")  # of CANN, set by its set_env.sh
+LIBRARY = "libascendcl.so"
 PROGRAM_S = 60.0
 
 
@@ -117,7 +121,7 @@ def look_at_aclruntime() -> dict[str, Any]:
 
 
 def look_at_ais_bench() -> dict[str, Any]:
-    """The Python half, and of which generation; not the package that shares its name."""
+    """The Python half and its generation. Another package on PyPI has the same name."""
     if importlib.util.find_spec("ais_bench") is None:
         return absent()
     said, interface = _import_for_om("ais_bench.infer.interface")
@@ -173,6 +177,45 @@ def list_devices() -> dict[str, Any]:
         return broken(f"`npu-smi info` lists no device: {last_line(ran.stderr) or last_line(ran.stdout)}") | facts
     names = [npu.name if npu.health == "OK" else f"{npu.name} in health {npu.health}" for npu in table.devices]
     return ok(f"driver {table.driver}" if table.driver else "") | facts | {"names": names}
+
+
+def look_at_cann(environ: Mapping[str, str], *, works: bool) -> dict[str, Any]:
+    """CANN, by its variables, scripts and versions. `works`: torch_npu found all libraries that it needs."""
+    scripts = [file for folder in installed_folders(environ) if (file := folder / "set_env.sh").exists()]
+    folders = filter(None, environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
+    libraries = next((folder for folder in folders if Path(folder, LIBRARY).exists()), "the system" if works else "")
+    if variable := next((name for name in HOME_VARIABLES if environ.get(name)), None):
+        home, operators = environ[variable], environ.get("ASCEND_OPP_PATH")
+        if fault := _setup_fault(home, operators, variable=variable, has_libraries=bool(libraries)):
+            return broken(fault, hint=f"{f'source {scripts[0]}' if scripts else SET_ENV}, in a fresh shell")
+        return ok(", ".join([*_package_versions(Path(home)), home]))
+    if libraries:
+        return ok(f"libraries in {libraries}, version unknown")
+    if scripts:
+        found = f"installed in {scripts[0].parent}, and not set up in this shell"
+        return broken(found, hint=f"source {scripts[0]}")
+    return absent()
+
+
+def _setup_fault(home: str, operators: str | None, *, variable: str, has_libraries: bool) -> str:
+    """What is wrong with the variables of this shell; empty if they are right."""
+    if not Path(home).is_dir():
+        return f"{variable} is {home}, which does not exist"
+    if operators is None:
+        return f"{variable} is {home}, and ASCEND_OPP_PATH is not set"
+    if not Path(operators).is_dir():
+        return f"ASCEND_OPP_PATH is {operators}, which does not exist"
+    return "" if has_libraries else f"{variable} is {home}, and no folder of LD_LIBRARY_PATH has {LIBRARY}"
+
+
+def _package_versions(home: Path) -> list[str]:
+    """Names and versions of the installed packages, the toolkit first: `toolkit 8.5.0`, `ops 8.5.0`, ..."""
+    found = []
+    for file in sorted(home.glob("*-linux/ascend_*_install.info"), key=lambda file: "toolkit" not in file.name):
+        version = re.search(r"^version=(\S+)", file.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+        name = file.name.removeprefix("ascend_").removesuffix("_install.info")
+        found.append(f"{name} {version[1] if version else 'of unknown version'}")
+    return found
 
 
 def look_at_atc() -> dict[str, Any]:

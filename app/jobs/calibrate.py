@@ -14,8 +14,7 @@ import numpy as np
 from llama_adapter.app.calibration.file import Calibration, write_calibration
 from llama_adapter.app.calibration.fitting import Examples, calibrate
 from llama_adapter.app.calibration.labelled import Labelled, read_labelled
-from llama_adapter.app.calibration.plot import write_plot
-from llama_adapter.app.calibration.report import Mistake, format_calibration
+from llama_adapter.app.calibration.report import Mistake, format_calibration, write_plot
 from llama_adapter.app.captioning.captioner import Answer, Captioner, WorkItem, WorkQuestion
 from llama_adapter.app.inputs import expand_inputs
 from llama_adapter.app.jobs.questions import fill, picture_variables

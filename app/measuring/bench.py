@@ -15,8 +15,8 @@ from llama_adapter.app.captioning.assemble import ModelLoader, Parts, assemble_p
 from llama_adapter.app.captioning.captioner import Answer, Captioner
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.measuring.bench_result import BenchResult, Ceilings, Round, Workload, summarise
-from llama_adapter.app.measuring.circumstances import circumstances, load_average
 from llama_adapter.app.measuring.meters import Meter, MeteredRunner, MeteredVision
+from llama_adapter.app.measuring.report import circumstances, load_average
 from llama_adapter.app.measuring.roofline import (
     NumberSizes,
     decoder_shapes,
@@ -107,13 +107,7 @@ def run_bench(job: BenchJob, *, tell: Callable[[str], None] = lambda line: None)
         load_s=load_s,
         ceilings=ceilings,
         batches=tuple(
-            summarise(
-                bench.rounds,
-                batch_size=bench.batch_size,
-                ceilings=ceilings,
-                warm_up_s=bench.warm_up_s,
-                num_warm_up_pictures=bench.batch_size,
-            )
+            summarise(bench.rounds, batch_size=bench.batch_size, ceilings=ceilings, warm_up_s=bench.warm_up_s)
             for bench in benches
         ),
         circumstances=circumstances(load_before=load_before),

@@ -49,7 +49,7 @@ class Round:
         return sum(call.seconds for call in self.calls if call.program == program)
 
     def stages_ms(self) -> dict[str, float]:
-        """For one picture: reading, the programs, and whatever else the time went to."""
+        """Milliseconds per picture for reading and each program, and the rest."""
         seconds: dict[str, float] = {"read": self.read_s}
         for program in PROGRAMS:
             seconds[program] = self.seconds(program)
@@ -126,10 +126,8 @@ class BenchResult:
         return dataclasses.asdict(self)
 
 
-def summarise(
-    rounds: Sequence[Round], *, batch_size: int, ceilings: Ceilings, warm_up_s: float, num_warm_up_pictures: int
-) -> BatchResult:
-    """The result of one batch size; raises ValueError without a round."""
+def summarise(rounds: Sequence[Round], *, batch_size: int, ceilings: Ceilings, warm_up_s: float) -> BatchResult:
+    """The result of one batch size, after a warm-up of one batch; raises ValueError without a round."""
     if not rounds:
         raise ValueError("at least one round is needed")
     rates = tuple(one.num_pictures / one.wall_s for one in rounds)
@@ -152,7 +150,7 @@ def summarise(
         bound_by=max(shares, key=lambda cause: shares[cause]),
         busy_cpus=statistics.median(one.cpu_s / one.wall_s for one in rounds),
         warm_up_s=warm_up_s,
-        num_warm_up_pictures=num_warm_up_pictures,
+        num_warm_up_pictures=batch_size,
     )
 
 

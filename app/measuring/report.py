@@ -1,13 +1,16 @@
-"""Where the time of a run went, as a table with its circumstances."""
+"""Where the time of a run went, and its circumstances: machine, versions and time."""
 
 import math
+import os
 import platform
 import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import llama_adapter
 from llama_adapter.app.models.spec import ModelInfo
@@ -139,6 +142,39 @@ def longest_stage(stages_s: Mapping[str, float]) -> tuple[str, float] | None:
 def numbers(dtype: str, precision: str) -> str:
     """Such as: float32; or, with 8-bit weights: int8 and float32."""
     return dtype if precision == "float" else f"{precision} and {dtype}"
+
+
+def circumstances(*, load_before: list[float] | None) -> dict[str, Any]:
+    """Processor, threads, versions, commit and time as JSON values; `load_before` is the load before the run."""
+    import torch
+
+    return {
+        "cpu": cpu_name(),
+        "num_cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load_before": load_before,
+        "versions": versions(),
+        "commit": commit(),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def load_average() -> list[float] | None:
+    """Load averages over 1, 5 and 15 minutes; None if the system has none."""
+    try:
+        return [round(load, 2) for load in os.getloadavg()]
+    except (AttributeError, OSError):
+        return None
+
+
+def cpu_name() -> str:
+    """Name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
 
 
 def versions() -> dict[str, str]:

@@ -211,7 +211,8 @@ def load_bundle(
     stored = DTYPES[manifest["dtype"]]
     configs: dict[str, HalfConfig] = {VISION: vision, LLM: decoder}
     states = {file: read_half(place / file, configs[file], manifest) for file in configs}
-    origin = _read_origin(manifest)
+    own = None if stored_precision(manifest) == FLOAT else manifest["origin"]
+    origin = own and Origin(digest=own["digest"], fingerprint=own["fingerprint"])
     precision = precision or stored_precision(manifest)
     if precision != FLOAT and origin is None:
         origin = Origin(digest=manifest["digest"], fingerprint=fingerprint(states[VISION]))
@@ -418,12 +419,6 @@ def check_target(directory: str | os.PathLike[str], *, overwrite: bool) -> None:
 def is_bare(name: str) -> bool:
     """Whether a name is a plain, printable file name without folders."""
     return Path(name).name == name != ".." and _is_label(name)
-
-
-def _read_origin(manifest: Mapping[str, Any]) -> Origin | None:
-    if stored_precision(manifest) == FLOAT:
-        return None
-    return Origin(digest=manifest["origin"]["digest"], fingerprint=manifest["origin"]["fingerprint"])
 
 
 def _is_label(text: str) -> bool:

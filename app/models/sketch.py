@@ -40,7 +40,7 @@ def expected_forms(config: HalfConfig, *, dtype: torch.dtype, precision: Precisi
 
 
 def num_layers(config: HalfConfig) -> int:
-    """Transformer layers of a half, each of which has several tensors."""
+    """Number of transformer layers of a half. Each has several tensors."""
     if isinstance(config, VisionConfig):
         return config.clip.num_layers + config.query.depth
     return config.num_layers

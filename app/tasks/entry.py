@@ -15,7 +15,7 @@ class RequestField:
 
     name: str
     description: str
-    min_texts: int | None = None  # None: one text; else a list of at least so many different texts
+    min_texts: int | None = None  # None: one text; else a list of at least this many different texts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

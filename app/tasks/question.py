@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llama_adapter.app.tasks.prompts import Prompt, RawPrompt
+from llama_adapter.app.tasks.prompts import Prompt, RawPrompt, shown_prompt
 from llama_adapter.app.tasks.task import FREE_TEXT, Task
 
 
@@ -25,10 +25,7 @@ class Question:
 
     def shown(self, default: str) -> str:
         """The prompt as a record shows it."""
-        if self.raw is not None:
-            return self.raw
-        instruction = default if self.instruction is None else self.instruction
-        return instruction if self.input is None else f"{instruction}\n{self.input}"
+        return shown_prompt(self.prompt(default))
 
     @property
     def form(self) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from llama_adapter.app.measuring.circumstances import circumstances, load_average
+from llama_adapter.app.measuring.report import circumstances, load_average
 from llama_adapter.app.measuring.roofline import decoder_shapes, encoder_shapes
 from llama_adapter.app.models.random_model import WiderTokenizer
 from llama_adapter.llm.config import DecoderConfig

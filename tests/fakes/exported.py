@@ -2,17 +2,18 @@
 
 import fcntl
 import functools
+import io
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from llama_adapter.app.cli import main
 from llama_adapter.app.models.bundle import load_bundle
-from llama_adapter.app.models.checkpoints import ModelSources, assemble_sources
 from llama_adapter.runtime.graphs.card import GraphDtype
 from llama_adapter.runtime.graphs.open_session import GraphSpec
 from llama_adapter.runtime.graphs.sidecar import OmInput, OmSidecar, file_sha256, write_sidecar
@@ -22,7 +23,7 @@ from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.export import export_onnx
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
-from tests.app.golden import model_options
+from tests.app.golden import GOLDEN, picture
 from tests.fakes.om_format import write_fake_om
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,11 +47,19 @@ def embedded_onnx(dtype: GraphDtype = "float32") -> Path:
 
 
 def golden_onnx() -> Path:
-    """Of BIAS-TINY, float32. Not to be changed by a test."""
+    """Of BIAS-TINY, float32, made by the command; files .out and .err beside it have its stdout and stderr.
+
+    Not to be changed by a test.
+    """
     with _made_once("golden.onnx") as (path, is_missing):
         if is_missing:
-            model = assemble_sources(ModelSources(**model_options()))
-            export_onnx(model.vision_config, model.vision_state, path, name=model.name)
+            flags = ["--adapter", str(GOLDEN / "adapters" / "BIAS-TINY.pth"), "--visual-heads", "4"]
+            flags += ["--clip", str(GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"), "--pictures", picture()]
+            said = {".out": io.StringIO(), ".err": io.StringIO()}
+            with redirect_stdout(said[".out"]), redirect_stderr(said[".err"]):
+                assert main(["export", "onnx", *flags, "--out", str(path)]) == 0
+            for suffix, text in said.items():
+                path.with_suffix(suffix).write_text(text.getvalue())
     return path
 
 

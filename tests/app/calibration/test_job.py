@@ -34,6 +34,7 @@ class Labels:
                 "calibrate": str(self.folder / "labels.csv"),
                 "calibration_out": str(self.folder / "c.json"),
                 "choices": ("yes", "no"),
+                "reader": "thread",
                 "quiet": True,
                 **settings,
             }
@@ -50,7 +51,7 @@ def labels(tmp_path: Path) -> Labels:
 def test_the_embedded_model_is_right_about_its_sample_pictures(
     labels: Labels, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert labels.calibrate(plot=str(labels.folder / "plot.png")) == ExitCode.OK
+    assert labels.calibrate(plot=str(labels.folder / "plot.png"), reader="process") == ExitCode.OK
 
     found = read_calibration(str(labels.folder / "c.json"))
     assert (found.num_examples, found.before.accuracy, found.question) == (len(labels.rows), 1.0, None)

@@ -199,7 +199,7 @@ def test_a_closed_stream_leaves_the_captioner_usable(captioner: Captioner) -> No
 
 
 def test_a_choice_that_another_begins_with_has_no_head_start(captioner: Captioner) -> None:
-    """With its end token scored, "1" no longer beats "10" whatever the model thinks."""
+    """The end token is scored too; without it, "1" would always beat "10"."""
     answer = captioner.generate(PICTURES[:1], "Is it red?", choices=["1", "10", "100"])[0]
     assert answer.choice is not None
     apart = captioner.generate(PICTURES[:1], "Is it red?", choices=["10", "100"])[0]

@@ -44,7 +44,7 @@ def foreign_card() -> EncoderCard:
 
 
 def put_om(folder: Path, card: EncoderCard | None, *, name: str = "clip.om", batch_size: int = 5) -> Path:
-    """A file that passes for an OM as long as nobody runs it, and its side-car."""
+    """A file that looks like an OM until it is run, and its side-car."""
     om = folder / name
     om.write_bytes(name.encode())
     om.chmod(0o640)

@@ -32,7 +32,7 @@ def test_what_runs_and_whether_it_is_intended(snapshot: SnapshotAssertion) -> No
         (COPY, CHECKOUT, CHECKOUT),
     ]
     judged = [judge_installation(one, running=running, checkout=checkout) for one, running, checkout in cases]
-    assert "\n".join(f"{state}: {found} [{hint}]" for state, found, hint in judged) == snapshot
+    assert "\n".join("{state}: {found} [{hint}]".format(**one) for one in judged) == snapshot
 
 
 def install(site: Path, direct_url: dict[str, Any] | None) -> None:
@@ -90,7 +90,7 @@ def test_a_copy_run_in_the_checkout_is_a_warning(tmp_path: Path) -> None:
 import sys
 from llama_adapter.app.cli import main
 from llama_adapter.app.doctor import command, environment
-command.look_at_environment = lambda: [environment._installation()]
+command.look_at_environment = lambda: [environment._probe("llama-adapter", environment.look_at_installation())]
 sys.exit(main(["doctor", "--environment"]))
 """
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}

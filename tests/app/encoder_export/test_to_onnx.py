@@ -1,7 +1,6 @@
 """`export onnx` and `export om`: from an adapter to files for other runtimes, which are written whole or not at all."""
 
 import dataclasses
-import io
 import os
 import re
 import shlex
@@ -9,9 +8,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,7 +17,6 @@ import pytest
 from onnx import TensorProto, helper
 from syrupy.assertion import SnapshotAssertion
 
-from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.cli import build_parser, main
 from llama_adapter.app.encoder_export import to_onnx
 from llama_adapter.app.encoder_export.output import told_parity
@@ -34,7 +31,8 @@ from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
 from scripts.pth2onnx import build_parser as build_script_parser
 from scripts.pth2onnx import main as script
-from tests.app.golden import GOLDEN, ROOT, model_options, picture
+from tests.app.golden import GOLDEN, ROOT, picture
+from tests.fakes.exported import golden_onnx
 
 pytestmark = pytest.mark.slow
 
@@ -43,21 +41,10 @@ CLIP = GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"
 MODEL = ["--adapter", str(ADAPTER), "--clip", str(CLIP), "--visual-heads", "4", "--channel-order", "bgr"]
 
 
-class Run(NamedTuple):
-    path: Path
-    stdout: str
-    stderr: str
-
-
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The golden encoder, exported by the command once."""
-    out = tmp_path_factory.mktemp("export") / "made" / "clip.onnx"
-    stdout, stderr = io.StringIO(), io.StringIO()
-    with redirect_stdout(stdout), redirect_stderr(stderr):
-        code = main(["export", "onnx", *MODEL, "--dtype", "float16", "--pictures", picture(), "--out", str(out)])
-    assert code == ExitCode.OK
-    return Run(out, stdout.getvalue(), stderr.getvalue())
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The golden encoder alone in a folder, not to be changed by a test."""
+    return Path(shutil.copy(golden_onnx(), tmp_path_factory.mktemp("export") / "clip.onnx"))
 
 
 def test_named_pictures_are_not_decoded_in_this_process(
@@ -76,11 +63,6 @@ def test_named_pictures_are_not_decoded_in_this_process(
 
 
 @pytest.fixture
-def exported(run: Run) -> Path:
-    return run.path
-
-
-@pytest.fixture
 def with_atc(monkeypatch: pytest.MonkeyPatch) -> None:
     places = (str(ROOT / "tests" / "fakes"), str(Path(sys.executable).parent), os.environ["PATH"])
     monkeypatch.setenv("PATH", os.pathsep.join(places))
@@ -92,27 +74,28 @@ def without_atc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_an_adapter_becomes_onnx_without_any_llama(exported: Path) -> None:
-    graph = read_graph(exported)
+    card = read_graph(exported).card
 
-    assert [path.name for path in exported.parent.iterdir()] == ["clip.onnx"]
-    assert graph.card is not None
-    assert (graph.card.name, graph.card.dtype, graph.card.opset) == ("BIAS-TINY", "float16", 18)
-    assert graph.card.config["channel_order"] == "bgr"
-
-
-def test_stdout_is_the_path_and_stderr_the_report(run: Run, snapshot: SnapshotAssertion) -> None:
-    figures = re.sub(r"[\d.,]+(e-\d+)?(?= (MB|s\b|of|allowed))|(?<=mean )[\d.e-]+|(?<=cosine )[\d.]+", "N", run.stderr)
-    assert run.stdout == f"{run.path}\n"
-    assert figures.replace(str(run.path), "CLIP.onnx").replace(str(GOLDEN), "GOLDEN") == snapshot
+    assert card is not None
+    assert (card.name, card.dtype, card.opset) == ("BIAS-TINY", "float32", 18)
+    assert card.config["channel_order"] == "rgb"
 
 
-def test_the_next_step_is_a_command_that_takes_the_file(run: Run) -> None:
-    command = shlex.split(run.stderr.splitlines()[-1].removeprefix("next: llama-adapter "))
-    parsed = build_parser().parse_args(command)
-    assert command[:4] == ["caption", "PICTURE", "--encoder", str(run.path)]
-    assert (parsed.adapter, parsed.channel_order) == (str(ADAPTER), "bgr")
-    with Captioner.load(**model_options(), channel_order="bgr", encoder=run.path):
-        pass  # the card is that of the model
+def test_stdout_is_the_path_and_stderr_the_report(snapshot: SnapshotAssertion) -> None:
+    made = golden_onnx()
+    report = made.with_suffix(".err").read_text()
+    figures = re.sub(r"[\d.,]+(e-\d+)?(?= (MB|s\b|of|allowed))|(?<=mean )[\d.e-]+|(?<=cosine )[\d.]+", "N", report)
+    assert made.with_suffix(".out").read_text() == f"{made}\n"
+    assert figures.replace(str(made), "CLIP.onnx").replace(str(GOLDEN), "GOLDEN") == snapshot
+
+
+def test_the_next_step_is_a_command_that_takes_the_file() -> None:
+    told = golden_onnx().with_suffix(".err").read_text().splitlines()[-1]
+    parsed = build_parser().parse_args(shlex.split(told.removeprefix("next: llama-adapter ")))
+    assert (parsed.adapter, parsed.encoder) == (str(ADAPTER), str(golden_onnx()))
+    assert to_onnx._model_flags(EncoderSources(model="m", channel_order="bgr")) == (
+        ["--model", "m", "--channel-order", "bgr"]
+    )
 
 
 def test_the_verdict_is_the_first_word_of_the_comparison() -> None:
@@ -120,18 +103,33 @@ def test_the_verdict_is_the_first_word_of_the_comparison() -> None:
     assert told_parity(parity).startswith("other results than torch")
 
 
-def test_a_file_is_replaced_only_with_force_and_the_script_of_the_guide_writes_the_same(
-    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_script_of_the_guide_asks_for_the_same_as_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     asked = [str(ADAPTER), "--dtype", "float16", *MODEL[2:]]
     (tmp_path / "clip.onnx").write_text("mine")
-
-    assert script(asked) == ExitCode.USAGE
+    assert script(asked) == ExitCode.USAGE  # not without --force
     assert (tmp_path / "clip.onnx").read_text() == "mine"
     assert capsys.readouterr().out == ""
+
+    jobs: list[OnnxJob] = []
+    monkeypatch.setattr(to_onnx, "run_export_onnx", jobs.append)
     assert script([*asked, "--force"]) == ExitCode.OK
-    assert capsys.readouterr().out == "clip.onnx\n"
+    command = ["export", "onnx", *MODEL, "--dtype", "float16", "--out", "clip.onnx", "--force"]
+    assert main(command) == ExitCode.OK
+    by_script, by_command = jobs
+    assert by_script == by_command
+    assert (by_script.dtype, by_script.sources.channel_order, by_script.force) == ("float16", "bgr", True)
+
+
+def test_with_force_a_file_is_replaced(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "clip.onnx").write_text("mine")
+    monkeypatch.setattr(to_onnx, "export_onnx", lambda *_, **keywords: shutil.copy(exported, tmp_path / "clip.onnx"))
+    sources = EncoderSources(adapter=str(ADAPTER), clip=str(CLIP), visual_heads=4)
+
+    to_onnx.run_export_onnx(OnnxJob(sources=sources, out=str(tmp_path / "clip.onnx"), force=True))
+
     assert (tmp_path / "clip.onnx").read_bytes() == exported.read_bytes()
 
 
@@ -139,10 +137,10 @@ def test_a_graph_that_computes_something_else_is_not_put_in_place(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def export_other(config: VisionConfig, *arguments: Any, check: Callable[[Path], None], **keywords: Any) -> None:
-        check(exported)  # in place of the file of `rgb`
+        check(exported)  # the file of `rgb` in place of that of `bgr`
 
     monkeypatch.setattr(to_onnx, "export_onnx", export_other)
-    code = main(["export", "onnx", *MODEL[:-1], "rgb", "--dtype", "float16", "--out", str(tmp_path / "clip.onnx")])
+    code = main(["export", "onnx", *MODEL, "--out", str(tmp_path / "clip.onnx")])
 
     assert code == ExitCode.FAILED
     assert "other results than torch" in capsys.readouterr().err
@@ -277,28 +275,20 @@ def test_the_defaults_of_the_script_are_those_of_the_command() -> None:
         assert getattr(options, name) == getattr(command, name)
 
 
-@pytest.mark.parametrize("command", [["-m", "llama_adapter", "export", "om"], ["scripts/pth2onnx.py"]])
-def test_help_is_there_without_torch_and_tells_the_defaults(command: list[str], tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise AssertionError('torch is imported')")
-    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    asked = [sys.executable, *command, "--help"]
-    done = subprocess.run(asked, cwd=ROOT, env=environ, capture_output=True, text=True, check=True)
-
-    told = "1,2,4,8" if "om" in command else "(default: 18)"
-    assert told in done.stdout
-
-
-def test_the_script_settles_the_environment_before_anything_imports_torch(tmp_path: Path) -> None:
+def test_the_script_settles_the_environment_before_anything_but_help_imports_torch(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(
         "import os; print(os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD'), os.environ.get('ORT_DISABLE_TELEMETRY'))\n"
         "raise ImportError('enough')"
     )
     unset = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "ORT_DISABLE_TELEMETRY")
     environ = {name: value for name, value in os.environ.items() if name not in unset} | {"PYTHONPATH": str(tmp_path)}
-    asked = [sys.executable, "scripts/pth2onnx.py", str(ADAPTER), "--out", str(tmp_path / "clip.onnx")]
-    done = subprocess.run(asked, cwd=ROOT, env=environ, capture_output=True, text=True)
 
-    assert done.stdout.splitlines()[0] == "0 1"
+    def ran(*asked: str) -> str:
+        command = [sys.executable, "scripts/pth2onnx.py", *asked]
+        return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True).stdout
+
+    assert ran(str(ADAPTER), "--out", str(tmp_path / "clip.onnx")).splitlines()[0] == "0 1"
+    assert ran("--help").startswith("usage: ")
 
 
 @pytest.mark.usefixtures("with_atc")
@@ -435,18 +425,19 @@ def test_free_sides_are_refused_even_with_force(tmp_path: Path, capsys: pytest.C
     assert "fixed sides" in capsys.readouterr().err
 
 
-def test_the_help_of_an_export_shows_its_own_flags_and_takes_those_of_a_whole_model() -> None:
+def test_the_help_of_an_export_shows_its_own_flags_and_takes_those_of_a_whole_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def shown(*command: str) -> str:
-        said = io.StringIO()
-        with redirect_stdout(said):
-            main([*command, "--help"])
-        return said.getvalue()
+        main([*command, "--help"])
+        return capsys.readouterr().out
 
     text = shown("export", "onnx")
     assert "--adapter" in text
     assert not any(flag in text for flag in ("--llama-dir", "--llama-type", "--context"))
     assert "--llama-dir" in shown("caption")
     assert "exit codes" in shown("export")
+    assert "(default: 1,2,4,8)" in shown("export", "om")
     flags = ["--llama-dir", "L", "--llama-type", "7B", "--context", "512"]
     assert build_parser().parse_args(["export", "onnx", *flags, "--out", "x.onnx"]).llama_type == "7B"
 

@@ -107,7 +107,7 @@ def test_rates_are_medians_and_shares_follow_the_fullest_calls() -> None:
         for wall_s in (15.0, 20.0, 30.0)
     ]
 
-    batch = summarise(rounds, batch_size=2, ceilings=CEILINGS, warm_up_s=0.0, num_warm_up_pictures=2)
+    batch = summarise(rounds, batch_size=2, ceilings=CEILINGS, warm_up_s=0.0)
 
     assert (batch.pictures_per_s, batch.tokens_per_s) == pytest.approx((0.15, 1.5))
     assert batch.programs["step"].bandwidth_share == pytest.approx(0.5)

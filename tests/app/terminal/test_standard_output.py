@@ -1,4 +1,4 @@
-"""What is given on stdout arrives, whatever the pipe is like."""
+"""Everything written to stdout arrives, also through pipes that do not block."""
 
 import io
 import os
