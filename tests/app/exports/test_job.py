@@ -16,7 +16,7 @@ from llama_adapter.app.calibration.file import Calibration, write_calibration
 from llama_adapter.app.calibration.fitting import Examples, calibrate
 from llama_adapter.app.exports.job import ExportRecordsJob, run_export_records
 from llama_adapter.app.records.manifest import RunManifest, runs_behind, write_manifest
-from llama_adapter.app.records.record import Record, read_records, record_to_line
+from llama_adapter.app.records.record import Record, json_line, read_records
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from tests.app.recorded import failed as recorded_failure
 from tests.app.recorded import recorded
@@ -44,7 +44,7 @@ class Answers:
         self.path = folder / "answers.jsonl"
 
     def write(self, records: Sequence[Record], end: str = "") -> None:
-        self.path.write_text("".join(record_to_line(one) + "\n" for one in records) + end)
+        self.path.write_text("".join(json_line(one) + "\n" for one in records) + end)
 
     def export(self, to: Any, out: str | None = None, **settings: Any) -> int:
         place = None if out is None else str(self.folder / out)
@@ -439,7 +439,7 @@ def test_parts_of_an_earlier_export_go_by_force_only(answers: Answers) -> None:
 def test_records_in_a_folder_bring_the_runs_of_their_folder(answers: Answers) -> None:
     folder = answers.folder / "records"
     folder.mkdir()
-    (folder / "part-00000.jsonl").write_text(record_to_line(record()) + "\n")
+    (folder / "part-00000.jsonl").write_text(json_line(record()) + "\n")
     run = RunManifest(run="run-1", spec={}, model_digest="model", versions={})
     write_manifest(folder, manifest=run)
 

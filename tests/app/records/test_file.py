@@ -11,7 +11,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.app.records.file import RecordFileLockedError, RecordWriter
-from llama_adapter.app.records.record import RecordFileError, read_records, record_to_line
+from llama_adapter.app.records.record import RecordFileError, json_line, read_records
 from tests.app.recorded import recorded
 
 
@@ -56,7 +56,7 @@ def test_after_any_cut_the_whole_lines_survive_and_writing_goes_on(tmp_path: Pat
 
 def lines_of(*texts: str) -> bytes:
     """Records, a line each."""
-    return b"".join(record_to_line(recorded(text=text)).encode() + b"\n" for text in texts)
+    return b"".join(json_line(recorded(text=text)).encode() + b"\n" for text in texts)
 
 
 WHOLE = lines_of("one", "two", "three")

@@ -9,7 +9,7 @@ import os, signal, sys
 from llama_adapter.app.inputs import InputSpec
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.tasks.question import Question
-from llama_adapter.app.scale.last_words import last_words
+from llama_adapter.app.scale.runner import last_words
 from llama_adapter.app.models.spec import CaptionerSpec
 
 job = Job(spec=CaptionerSpec(), inputs=InputSpec(paths=("a",)), questions=(Question(),), out="answers.jsonl")
