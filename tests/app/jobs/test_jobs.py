@@ -47,6 +47,11 @@ def records_in(path: Path) -> list[Record]:
     return list(read_records(path))
 
 
+def after_each_answer(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    write = ResultWriter.write
+    monkeypatch.setattr(ResultWriter, "write", lambda writer, answer: (write(writer, answer), act()))
+
+
 # Where pictures come from
 
 
@@ -454,16 +459,10 @@ def test_a_folder_that_goes_away_stops_the_job_and_blames_no_picture(
 ) -> None:
     out = tmp_path / "answers.jsonl"
     command = ["caption", str(folder), *COMMON, "--out", str(out), "--batch-size", "1"]
-    write, away = ResultWriter.write, tmp_path / "away"
-
-    def write_and_lose_the_folder(self: ResultWriter, answer: object) -> None:
-        write(self, answer)  # type: ignore[arg-type]
-        if folder.exists():
-            folder.rename(away)
-
+    away = tmp_path / "away"
     for number in range(30):  # more than are read ahead
         shutil.copy(picture("noise_128x96.png"), folder / f"{number}.png")
-    monkeypatch.setattr(ResultWriter, "write", write_and_lose_the_folder)
+    after_each_answer(monkeypatch, lambda: folder.exists() and folder.rename(away))
     lost = run(*command)
     monkeypatch.undo()
     after = records_in(out)
@@ -484,14 +483,8 @@ def test_records_that_are_removed_during_a_job_are_kept_and_end_it_with_an_error
 ) -> None:
     out = tmp_path / "out" / "answers.jsonl"
     command = ["caption", str(folder), *COMMON, "--out", str(out)]
-    write = ResultWriter.write
-
-    def write_and_remove(self: ResultWriter, answer: object) -> None:
-        write(self, answer)  # type: ignore[arg-type]
-        if out.exists():
-            shutil.rmtree(out.parent) if what == "folder" else out.unlink()
-
-    monkeypatch.setattr(ResultWriter, "write", write_and_remove)
+    remove = (lambda: shutil.rmtree(out.parent)) if what == "folder" else out.unlink
+    after_each_answer(monkeypatch, lambda: out.exists() and remove())
     lost = run(*command)
     monkeypatch.undo()
 
