@@ -247,15 +247,6 @@ def test_sidecars_hold_the_last_answer_or_what_was_decided(answers: Answers) -> 
     assert (answers.folder / "decided" / "a.txt").read_text() == "undecided\n"
 
 
-def test_a_text_that_could_not_be_written_fails_the_export(
-    answers: Answers, capsys: pytest.CaptureFixture[str]
-) -> None:
-    answers.write([record(str(answers.folder / "gone.png"))])
-
-    assert answers.export("sidecars") == ExitCode.FAILED
-    assert "gone.png: there is no such picture; name a folder as --out" in capsys.readouterr().err
-
-
 def test_beside_a_picture_in_no_folder_of_the_job_nothing_is_written_until_it_is_named(
     answers: Answers, capsys: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
