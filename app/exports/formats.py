@@ -1,7 +1,6 @@
 """Records -> JSON lines, a table for spreadsheets, and a zip of text files."""
 
 import csv
-import hashlib
 import io
 import itertools
 import os
@@ -11,7 +10,8 @@ import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from llama_adapter.app.records.record import Record, record_to_line
+from llama_adapter.app.records.picture_names import name_key
+from llama_adapter.app.records.record import Record, json_line
 from llama_adapter.runtime.text import shown_name
 
 CSV_COLUMNS: Final = (
@@ -33,7 +33,7 @@ _MAX_PART_BYTES: Final = 180
 
 def to_jsonl(records: Iterable[Record]) -> bytes:
     """The lines that `llama-adapter caption --out` writes."""
-    return b"".join(record_to_line(record).encode() + b"\n" for record in records)
+    return b"".join(json_line(record).encode() + b"\n" for record in records)
 
 
 def to_csv(records: Sequence[Record]) -> bytes:
@@ -139,20 +139,14 @@ class SidecarNames:
     def avoid_folders_of(self, path: str) -> None:
         """Give no file the name of a folder that this picture is in. Call it before the first `take`."""
         parts = path.split("/")[:-1]
-        self._taken.update(_digest("/".join(parts[:depth])) for depth in range(1, len(parts) + 1))
+        self._taken.update(name_key("/".join(parts[:depth]).casefold()) for depth in range(1, len(parts) + 1))
 
     def take(self, path: str) -> str:
         """`a/b.png` -> `a/b.txt`; if taken, ignoring case, `a/b.png.txt`, then `a/b (2).txt` and so on."""
         stem = os.path.splitext(path)[0]
         candidate, number = f"{stem}.txt", 1
-        while (digest := _digest(candidate)) in self._taken:
+        while (digest := name_key(candidate.casefold())) in self._taken:
             candidate = f"{path}.txt" if number == 1 else f"{stem} ({number}).txt"
             number += 1
         self._taken.add(digest)
         return candidate
-
-
-def _digest(name: str) -> int:
-    """Equal for names that differ in case only."""
-    folded = name.casefold().encode(errors="surrogatepass")
-    return int.from_bytes(hashlib.blake2b(folded, digest_size=8).digest(), "little")

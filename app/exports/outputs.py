@@ -12,7 +12,7 @@ from llama_adapter.app.exports.formats import CSV_COLUMNS, Cell, csv_cells, csv_
 from llama_adapter.app.exports.sidecars import Refusals, is_file
 from llama_adapter.app.exports.survey import file_name
 from llama_adapter.app.records.picture_names import name_as_text
-from llama_adapter.app.records.record import Record, json_line, record_to_line
+from llama_adapter.app.records.record import Record, json_line
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.text import shown_name
@@ -40,10 +40,10 @@ def jsonl_lines(rows: Iterable[Decided], *, decider: Decider) -> Iterator[bytes]
     """The records unchanged; if a rule or calibration is given, with `decision` and `probability`."""
     for record, decision in rows:
         if decision is None or decider.is_plain:
-            line = record_to_line(record)
+            line = json_line(record)
         else:
             further = {"decision": decision.text, "probability": decision.probability}
-            line = record_to_line({**record, **further})  # type: ignore[typeddict-item]
+            line = json_line({**record, **further})
         yield line.encode() + b"\n"
 
 
@@ -79,10 +79,7 @@ def metadata_lines(rows: Iterable[Decided], *, folder: str, has_choices: bool, r
         if name_as_text(name) != name:
             refusals.add(picture, f"its name is not UTF-8, which {METADATA_NAME} has to be; rename the picture")
             continue
-        line: dict[str, object] = {
-            "file_name": name,
-            "text": text_of(record, decision),
-        }
+        line: dict[str, object] = {"file_name": name, "text": text_of(record, decision)}
         if has_choices:
             line["decision"] = None if decision is None else decision.text
             line["probability"] = None if decision is None else decision.probability
@@ -120,8 +117,8 @@ def write_parts(
     suffix: str,
     rows_in_a_part: int,
     write: Callable[[Iterator[Decided], BinaryIO], object],
-) -> int:
-    """Write part-00000.suffix and so on, each whole or not at all; returns their number.
+) -> None:
+    """Write part-00000.suffix and so on, each whole or not at all.
 
     Other parts, of an earlier export, are removed at the end. Raises OSError.
     """
@@ -134,7 +131,6 @@ def write_parts(
         written.add(part)
     for part in old - written:
         part.unlink(missing_ok=True)
-    return len(written)
 
 
 def _old_parts(folder: Path) -> set[Path]:

@@ -10,7 +10,6 @@ from llama_adapter.app.records.record import Record
 from llama_adapter.runtime.errors import UsageError
 
 ROWS_IN_A_GROUP: Final = 10_000
-RUNS_KEY: Final = b"llama-adapter-runs"  # in the file's metadata: the manifests' runs as JSON
 
 
 def check_pyarrow() -> None:
@@ -25,22 +24,19 @@ def check_pyarrow() -> None:
 
 def write_parquet(
     rows: Iterable[tuple[Record, Decision | None]], file: BinaryIO, *, runs: list[dict[str, Any]] | None = None
-) -> int:
-    """Write the columns of `parquet_schema` in row groups, in bounded memory; returns the number of rows.
+) -> None:
+    """Write the columns of `parquet_schema` in row groups, in bounded memory. The metadata has the manifests' `runs`.
 
     The schema does not depend on the records, so that the files of all shards of a job fit together.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = parquet_schema().with_metadata({RUNS_KEY: json.dumps(runs or []).encode()})
-    num_rows = 0
+    schema = parquet_schema().with_metadata({b"llama-adapter-runs": json.dumps(runs or []).encode()})
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
         rest = iter(rows)
         while group := list(islice(rest, ROWS_IN_A_GROUP)):
             writer.write_table(pa.Table.from_pylist([_row(*one) for one in group], schema=schema))
-            num_rows += len(group)
-    return num_rows
 
 
 def parquet_schema() -> Any:

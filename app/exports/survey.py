@@ -1,6 +1,5 @@
 """Finds in a first reading which records of some files count; a second one streams them."""
 
-import hashlib
 import itertools
 import os
 from array import array
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama_adapter.app.inputs import natural_key
-from llama_adapter.app.records.picture_names import escaped_name, find_escaped
+from llama_adapter.app.records.picture_names import escaped_name, find_escaped, name_key
 from llama_adapter.app.records.record import Record, RecordFileError, may_be_escaped, read_records, superseded_names
 from llama_adapter.runtime.errors import UsageError
 
@@ -114,13 +113,13 @@ def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record]
     for path in paths:
         num_before = len(pictures)
         for record in read_records(path):
-            old_names.see(len(pictures), record, key=_key)
-            pictures.append(_key(record["picture"]))
-            prompts.append(_key(record["prompt"]))
-            ids.append(_key(record["id"]))
-            runs.append(_key(record["run"]))
+            old_names.see(len(pictures), record, key=name_key)
+            pictures.append(name_key(record["picture"]))
+            prompts.append(name_key(record["prompt"]))
+            ids.append(name_key(record["id"]))
+            runs.append(name_key(record["run"]))
             for name in superseded_names(record):
-                superseded[_key(name)] = len(runs) - 1, runs[-1]
+                superseded[name_key(name)] = len(runs) - 1, runs[-1]
             failed.append(record["error"] is not None)
             meant.append(selection.takes_prompt(record))
             _remember(found, record)
@@ -159,11 +158,6 @@ def record_files(names: Sequence[str]) -> list[str]:
         else:
             files.append(name)
     return list(dict.fromkeys(files))
-
-
-def _key(text: str) -> int:
-    """64 bits of a digest; two of them tell records apart."""
-    return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
 
 
 def _is_last(*keys: _Keys, first: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:

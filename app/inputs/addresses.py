@@ -15,12 +15,12 @@ from llama_adapter.vision.errors import PictureError
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def is_remote(name: object) -> bool:
     """Whether a name is an address, and not also a local file."""
-    return isinstance(name, str) and _ADDRESS.match(name) is not None and not os.path.lexists(name)
+    return isinstance(name, str) and ADDRESS.match(name) is not None and not os.path.lexists(name)
 
 
 def address_label(address: str) -> str:

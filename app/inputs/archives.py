@@ -78,7 +78,9 @@ def _pictures_in(path: str, *, max_bytes: int | None) -> Iterator[PictureInput]:
     if damage:
         problem = f"it is damaged ({damage}; pictures found before that: {num_pictures:,}); copy it again."
     if problem or not num_pictures:
-        yield _faulty(path, problem or "it has none with the suffix of a picture.")
+        problem = problem or "it has none with the suffix of a picture."
+        message = f"Wanted the pictures in the archive `{shown_name(path)}`, but {problem}"
+        yield PictureInput.failed(path, "archive", message, root=path)
 
 
 @dataclass(slots=True)
@@ -157,8 +159,3 @@ def _columns(data: bytes, *, extension: str) -> dict[str, str]:
     except (ValueError, RecursionError):
         return {}
     return as_columns(values) if isinstance(values, dict) else {}
-
-
-def _faulty(path: str, reason: str) -> PictureInput:
-    message = f"Wanted the pictures in the archive `{shown_name(path)}`, but {reason}"
-    return PictureInput.failed(path, "archive", message, root=path)

@@ -1,11 +1,11 @@
 """Manifests: tables with a picture in each row, its own question, and columns for templates."""
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby, islice
 
+from llama_adapter.app.inputs.addresses import ADDRESS
 from llama_adapter.app.inputs.fields import (
     PICTURE_COLUMNS,
     PROMPT_COLUMNS,
@@ -20,7 +20,6 @@ from llama_adapter.app.inputs.tables import check_suffix, read_rows
 from llama_adapter.runtime.text import shown_name
 
 _MAX_QUESTIONS = 1024  # of one item; a picture with more is read again
-_WITH_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")  # an address, which is never relative
 
 
 def manifest_inputs(path: str) -> Iterator[PictureInput]:
@@ -34,7 +33,8 @@ def manifest_inputs(path: str) -> Iterator[PictureInput]:
     A malformed line is one item with an error of code "manifest" and the label `FILE:LINE`. Raises `InputsError` if the
     file is unusable as a whole, and OSError if reading fails later.
     """
-    for _, alike in groupby(_lines_as_inputs(path), key=_what_makes_one):
+    key = lambda item: (item.source, item.columns) if item.questions else object()  # noqa: E731 - an argument
+    for _, alike in groupby(_lines_as_inputs(path), key=key):
         while items := list(islice(alike, _MAX_QUESTIONS)):
             yield replace(
                 items[0],
@@ -55,10 +55,6 @@ def check_manifest(path: str, *, needs_questions: bool = False) -> None:
             if needs_questions and not path.lower().endswith(".jsonl"):  # lines of JSON may have different columns
                 hint = "give the questions' column one of these names, or one question for all as --question"
                 _check_column(first.values, PROMPT_COLUMNS, path=path, hint=hint)
-
-
-def _what_makes_one(item: PictureInput) -> object:
-    return (item.source, item.columns) if item.questions else object()
 
 
 def _lines_as_inputs(path: str) -> Iterator[PictureInput]:
@@ -82,7 +78,7 @@ def _input(values: Mapping[str, object], *, root: str, found_in: tuple[str, ...]
         raise ValueError(f"`{column}` is not the name of a file")
     question = question_fields(values)
     spoken_for = question_columns(values)
-    path = name if _WITH_SCHEME.match(name) else os.path.join(root, name)
+    path = name if ADDRESS.match(name) else os.path.join(root, name)
     return PictureInput(
         source=path,
         label=path,

@@ -13,7 +13,6 @@ from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.questions import TemplateError, fill, is_template, picture_variables, questions_about
 from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
 from llama_adapter.app.reading.reader import PictureReading
-from llama_adapter.app.reading.sources import Source
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.key import RecordKey, record_settings
 from llama_adapter.app.records.picture_names import escaped_name
@@ -84,7 +83,8 @@ class JobPlanner:
                 questions.append(WorkQuestion(index=index, prompt=prompt, task=filled.task, tag=asked))
             elif (left := self._left_to_ask(asked, "")) is not None:
                 failures.append(failed_answer(index, left, error))
-        return WorkItem(picture=_readable(picture), label=picture.label, questions=tuple(questions)), failures
+        source = picture.source if picture.error is None else PictureReading(error=picture.error)
+        return WorkItem(picture=source, label=picture.label, questions=tuple(questions)), failures
 
     def wants(self, item: WorkItem, digest: str) -> tuple[WorkQuestion, ...]:
         """The questions of an item that no earlier run answered; the others count as known from now on.
@@ -152,12 +152,6 @@ class JobPlanner:
         )
         default = self._info.default_prompt
         return _Plan(question.prompt(default), question.shown(default), settings)
-
-
-def _readable(picture: PictureInput) -> Source | PictureReading:
-    if picture.error is None:
-        return picture.source
-    return PictureReading(digest="", pixels=None, error=picture.error, elapsed_ms=0.0)
 
 
 def failed_answer(index: int, asked: Asked, error: AnswerError) -> Answer:

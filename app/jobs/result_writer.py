@@ -13,7 +13,7 @@ from llama_adapter.app.jobs.progress import Progress
 from llama_adapter.app.measuring.report import Tally
 from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.manifest import EndReason, RunManifest, write_manifest
-from llama_adapter.app.records.record import Record, answer_to_record, record_to_line
+from llama_adapter.app.records.record import Record, answer_to_record, json_line
 from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.app.terminal.run_guarded import forget_stdout
 from llama_adapter.app.terminal.standard_output import give
@@ -189,7 +189,7 @@ class ResultWriter:
     def _print(self, record: Record) -> None:
         """Print one record on stdout and flush it."""
         if self._format == "jsonl":
-            line = record_to_line(record)
+            line = json_line(record)
         elif record["error"] is None:
             # The prompt is needed where pictures have several.
             with_prompt = len(self._job.questions) > 1 or bool(self._job.inputs.manifests)

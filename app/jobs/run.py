@@ -1,16 +1,20 @@
 """`caption` and `ask` from top to bottom: pictures in, answers out as they are ready."""
 
 import dataclasses
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
+from types import FrameType
+from typing import Any
 
 from llama_adapter.app.calibration.decider import Decider
 from llama_adapter.app.calibration.file import read_calibration
 from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.inputs import check_inputs, count_inputs, may_bring_columns, read_inputs
-from llama_adapter.app.jobs.interruption import Interruption
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.jobs.questions import TemplateError, fill, is_template, picture_variables, questions_about
@@ -48,9 +52,9 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
         writer = stack.enter_context(
             ResultWriter(job, planner, run=run, file=file, manifest=manifest, decider=decider, count=count)
         )
-        interruption = stack.enter_context(Interruption())
+        interrupted = stack.enter_context(_interruptible())
         _say_notes(job, runner, writer, decider, file=file)
-        stop = lambda: interruption.requested or writer.problem is not None  # noqa: E731 - an argument, twice
+        stop = lambda: interrupted.is_set() or writer.problem is not None  # noqa: E731 - an argument, twice
         items = _plan(job, runner, planner, writer, stop=stop)
         events = stack.enter_context(closing(runner.answer(items, planner, say=writer.say, stop=stop)))
         started = time.perf_counter()
@@ -58,10 +62,34 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
             if isinstance(event, Answer):
                 writer.write(event)
         wall_s = time.perf_counter() - started
-        writer.finish(wall_s, waited_s=runner.waited_s(wall_s), is_interrupted=interruption.requested)
+        writer.finish(wall_s, waited_s=runner.waited_s(wall_s), is_interrupted=interrupted.is_set())
     if job.profile is not None:
         say(runner.report(writer.tally, wall_s))
     return writer.exit_code()
+
+
+@contextmanager
+def _interruptible() -> Iterator[threading.Event]:
+    """The event is set by the first Ctrl-C, SIGTERM or SIGHUP; the second one raises KeyboardInterrupt."""
+    requested, previous = threading.Event(), dict[signal.Signals, Any]()
+
+    def request(number: int, frame: FrameType | None) -> None:
+        for heard in previous:
+            signal.signal(heard, signal.default_int_handler)
+        requested.set()  # after that: it does not allow another signal's handler to call it meanwhile
+        with suppress(OSError):  # print is not reentrant
+            os.write(2, b"\nfinishing the pictures that are begun; Ctrl-C again stops at once\n")
+
+    # Only the main thread can set handlers. Ignored signals stay ignored, as under nohup.
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                previous[number] = signal.signal(number, request)
+    try:
+        yield requested
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _check_variables(job: Job) -> None:

@@ -87,7 +87,7 @@ def serve(connection: socket.socket, reader: PictureReader) -> None:
         except MemoryError:
             message = "There is not enough memory to read this picture in a process of its own; make it smaller."
             error = AnswerError(code="too_large", message=message)
-            reading = PictureReading(digest="", pixels=None, error=error, elapsed_ms=0.0)
+            reading = PictureReading(error=error)
         reply(connection, reading)
 
 

@@ -43,10 +43,10 @@ class PictureLimits:
 class PictureReading:
     """The result of reading one picture: its pixels, or an error."""
 
-    digest: str  # SHA-256 of the file's bytes in hex; empty when they could not be read
-    pixels: np.ndarray | None  # uint8 (size, size, 3), or (H, W, 3) of a view
-    error: AnswerError | None
-    elapsed_ms: float
+    digest: str = ""  # SHA-256 of the file's bytes in hex; empty when they could not be read
+    pixels: np.ndarray | None = None  # uint8 (size, size, 3), or (H, W, 3) of a view
+    error: AnswerError | None = None
+    elapsed_ms: float = 0.0
     width: int = 0  # of the whole picture, in pixels; 0 without pixels
     height: int = 0
 

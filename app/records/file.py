@@ -20,9 +20,9 @@ from llama_adapter.app.records.record import (
     PART_NAME,
     Record,
     RecordFileError,
+    json_line,
     no_records,
     parse_record,
-    record_to_line,
 )
 from llama_adapter.app.records.tail import MAX_RECORD_BYTES, is_begun, is_torn, without_zeros
 
@@ -106,7 +106,7 @@ class RecordWriter:
 
     def write(self, record: Record) -> None:
         """Append one record."""
-        line = record_to_line(record).encode() + b"\n"
+        line = json_line(record).encode() + b"\n"
         rest = memoryview(line)
         try:
             while rest:
@@ -163,7 +163,8 @@ class RecordWriter:
             return
         try:
             if self._is_new and self.is_durable and self._end == 0:
-                self._remove_empty()  # before the lock is released
+                if is_at(self.path, self._file) and self._size() == 0:
+                    self.path.unlink(missing_ok=True)  # before the lock is released
             else:
                 self.sync()
         finally:
@@ -186,10 +187,6 @@ class RecordWriter:
                 file.close()
                 raise
             file.close()
-
-    def _remove_empty(self) -> None:
-        if is_at(self.path, self._file) and self._size() == 0:
-            self.path.unlink(missing_ok=True)
 
     def _size(self) -> int:
         return os.fstat(self._file.fileno()).st_size

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_adapter.app.records.picture_names import place_of
+from llama_adapter.app.records.picture_names import name_key, place_of
 from llama_adapter.app.records.record import Record, may_be_escaped, read_record_lines, superseded_names
 
 State = Literal["answered", "failed"]
@@ -41,7 +41,7 @@ class RecordIndex:
                 offsets.append(offset)
                 failed.append(record["error"] is not None)
                 for mended in superseded_names(record):
-                    superseded[_name_key(mended)] = number, offset, record["run"]
+                    superseded[name_key(mended)] = number, offset, record["run"]
         high, low, name = np.frombuffer(bytes(keys), dtype=">u8").reshape(-1, 3).astype(np.uint64).T
         order = np.lexsort((name, low, high))  # stable: equal keys keep their order
         self._high, self._low, self._name = high[order], low[order], name[order]
@@ -78,7 +78,7 @@ class RecordIndex:
 
     def has_failed(self, name: str) -> bool:
         """Whether any question about a picture of this name has failed and was not answered since."""
-        first, last = _bounds(self._failed_names, np.uint64(_name_key(name)), 0, len(self._failed_names))
+        first, last = _bounds(self._failed_names, np.uint64(name_key(name)), 0, len(self._failed_names))
         return last > first
 
     def has_failed_since(self, record_id: str, picture: str, *, failure_id: str) -> bool:
@@ -165,11 +165,7 @@ def _key(record_id: str, picture: str) -> bytes:
     except ValueError:
         own = b""
     own = own if len(own) == 16 else hashlib.blake2b(record_id.encode(errors="surrogatepass"), digest_size=16).digest()
-    return own + _name_key(picture).to_bytes(8, "big")
-
-
-def _name_key(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
+    return own + name_key(picture).to_bytes(8, "big")
 
 
 def _bounds(ascending: NDArray[np.uint64], value: np.uint64, first: int, last: int) -> tuple[int, int]:

@@ -103,7 +103,7 @@ def _write_again(file: BinaryIO, *, place: Path) -> Path:
     names = itertools.chain([place.name], others) if folder == place.parent else others
     beside = folder / f".{place.name[:100]}.{secrets.token_hex(4)}.partial"
     try:
-        with open(beside, "xb", opener=_private) as copy:
+        with open(beside, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as copy:
             file.seek(0)
             shutil.copyfileobj(file, copy, 2**20)
             copy.flush()
@@ -139,10 +139,6 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _num_records(file: BinaryIO) -> int:

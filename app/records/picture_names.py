@@ -1,5 +1,6 @@
-"""Names of pictures: as text, and as records of earlier versions wrote them."""
+"""Names of pictures: as text, as keys, and as records of earlier versions wrote them."""
 
+import hashlib
 import os
 from functools import lru_cache
 
@@ -10,6 +11,11 @@ def name_as_text(name: str) -> str:
         return os.fsencode(name).decode(errors="backslashreplace")
     except UnicodeEncodeError:  # a lone surrogate that stands for no byte
         return name.encode(errors="backslashreplace").decode()
+
+
+def name_key(name: str) -> int:
+    """64 bits of a digest of a name or another text."""
+    return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
 
 
 def escaped_name(name: str) -> str:

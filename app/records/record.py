@@ -95,11 +95,6 @@ def json_line(value: Mapping[str, object]) -> str:
     return UNSAFE_ON_TERMINALS.sub(lambda unsafe: f"\\u{ord(unsafe[0]):04x}", line)
 
 
-def record_to_line(record: Record) -> str:
-    """The record as one line of JSON, see `json_line`."""
-    return json_line(record)
-
-
 def may_be_escaped(record: Record) -> bool:
     """Whether the picture's name may be a `picture_names.escaped_name`, as earlier versions wrote it."""
     return "\\" in record["picture"] and not record.get("exact_name", False)

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from llama_adapter.app.captioning.work_items import WorkItem
-from llama_adapter.app.jobs.job_planner import Asked, failed_answer
+from llama_adapter.app.jobs.job_planner import failed_answer
 from llama_adapter.app.records.index import RecordIndex
+from llama_adapter.app.records.key import RecordKey
 from llama_adapter.app.tasks.answers import Answer, AnswerError
 from llama_adapter.runtime.problems import Problem
 
@@ -62,11 +63,9 @@ class Known:
 
     def has(self, item: WorkItem, digest: str) -> bool:
         """Whether every question about a picture seems to be answered."""
-        return all(self._has(question.tag, digest) for question in item.questions)
-
-    def _has(self, asked: Asked, digest: str) -> bool:
-        state = self.index.look_up(asked.key.id(digest), asked.key.picture)
-        return state in ("answered", "elsewhere") or (state == "failed" and not self.retry_errors)
+        keys: Iterator[RecordKey] = (question.tag.key for question in item.questions)
+        wanted = (None, "failed") if self.retry_errors else (None,)
+        return all(self.index.look_up(key.id(digest), key.picture) not in wanted for key in keys)
 
 
 class Ledger:

@@ -56,7 +56,8 @@ class Drive:
         while not stop():
             has_fed = self._feed(groups)
             self._hand_out()
-            if self._is_idle and not has_fed:
+            is_idle = not (self._again or self._pipeline.num_pending or self._crew.num_in_hand)
+            if is_idle and not has_fed:
                 self._again, failures = self._ledger.enter_lost()
                 yield from failures
                 if not self._again:
@@ -65,10 +66,6 @@ class Drive:
         while self._crew.num_in_hand and self._crew.num_ready:
             self._crew.give_returned()
             yield from self._take()
-
-    @property
-    def _is_idle(self) -> bool:
-        return not (self._again or self._pipeline.num_pending or self._crew.num_in_hand)
 
     def _feed(self, groups: Iterator[Sequence[WorkItem]]) -> bool:
         """Give the readers chunks if they need some; False if there are none left."""

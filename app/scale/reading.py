@@ -52,11 +52,8 @@ def read_chunk(payload: bytes, *, reading: Reading, known: Known | None) -> byte
             items = tuple(pool.map(look, items))  # in their order: the driver goes by positions
     except Exception as error:  # errors of one picture are in its reading
         problem = describe(error)
-        items = tuple(dataclasses.replace(item, picture=_NOTHING) for item in chunk.items)
+        items = tuple(dataclasses.replace(item, picture=PictureReading()) for item in chunk.items)
     return pickle.dumps(ReadChunk(number=chunk.number, items=items, problem=problem), protocol=5)
-
-
-_NOTHING = PictureReading(digest="", pixels=None, error=None, elapsed_ms=0.0)
 
 
 def _look(item: WorkItem, *, reader: Reader, known: Known | None) -> WorkItem:
@@ -71,8 +68,7 @@ def _look(item: WorkItem, *, reader: Reader, known: Known | None) -> WorkItem:
             data = read_remote(source) if isinstance(source, str) and is_remote(source) else source
             picture = reader.read(data, name=item.label, wants_pixels=wants_pixels)
         except PictureError as error:
-            problem = AnswerError(code=error.code, message=error.message)
-            picture = PictureReading(digest="", pixels=None, error=problem, elapsed_ms=0.0)
+            picture = PictureReading(error=AnswerError(code=error.code, message=error.message))
     if picture.error is not None and known is not None and known.has(item, picture.digest):
         picture = dataclasses.replace(picture, error=None)
     return dataclasses.replace(item, picture=picture)

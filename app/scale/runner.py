@@ -1,26 +1,34 @@
 """Runs a job on a Ray cluster: this process lists the pictures, hands them out, and alone writes the answers."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
-from typing import Any
+from contextlib import ExitStack, closing, contextmanager, suppress
+from typing import Any, Final
 
 from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
+from llama_adapter.app.jobs.result_writer import how_to_go_on
 from llama_adapter.app.measuring.report import Tally
 from llama_adapter.app.scale.actors import IN_HAND, Crew
 from llama_adapter.app.scale.chunks import AnsweredChunk, Known, in_chunks, sizes
 from llama_adapter.app.scale.cluster import RayOptions, joined_cluster, machines
 from llama_adapter.app.scale.drive import Drive, loaded
-from llama_adapter.app.scale.last_words import last_words
 from llama_adapter.app.scale.pipeline import ReadingPipeline, prepare_context
 from llama_adapter.app.scale.places import num_reading_tasks, plan_places
 from llama_adapter.app.scale.reading import Reading
 from llama_adapter.app.scale.worker import LoadedModel
 from llama_adapter.app.tasks.answers import Event
+from llama_adapter.app.terminal.run_guarded import format_problem
 from llama_adapter.app.terminal.stderr_lines import say
-from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.errors import ExitCode, UsageError
+from llama_adapter.runtime.problems import Problem
+
+# Prints its argument when its stdin ends without a byte: then this process has ended.
+_LISTENER: Final = "import sys; sys.stdin.buffer.read(1) or print(sys.argv[1], file=sys.stderr)"
+_PATIENCE_S: Final = 5.0  # for the listener to end
 
 
 class RayRunner:
@@ -96,3 +104,37 @@ def _first_ready(crew: Crew) -> LoadedModel:
         for came in crew.wait(1.0):
             assert not isinstance(came, AnsweredChunk), "nothing was handed out yet"
             return loaded(came)
+
+
+@contextmanager
+def last_words(job: Job) -> Iterator[None]:
+    """Within it, a second process prints a sentence on stderr if this one is ended from outside of Python.
+
+    Ray ends the process itself, with exit code 1, once its node is dead.
+    """
+    kept = "The answers so far are printed above" if job.out is None else f"The records in `{job.out}` are kept"
+    problem = Problem(
+        exit_code=ExitCode.FAILED,
+        http_status=500,
+        sentence="This process was ended from outside: Ray does that when its node on this machine, or its head, is "
+        f"dead. {kept}, and the pictures under way have no answer",
+        hint=f"check that the cluster runs (`ray status`) and this machine has free memory; then {how_to_go_on(job)}",
+    )
+    reader, writer = os.pipe()
+    try:
+        command = [sys.executable, "-I", "-S", "-c", _LISTENER, format_problem(problem)]
+        # Its own session: neither Ctrl-C nor the end of a shell must end it first.
+        listener = subprocess.Popen(command, stdin=reader, stdout=subprocess.DEVNULL, start_new_session=True)
+    finally:
+        os.close(reader)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # the listener has ended
+            os.write(writer, b".")
+        os.close(writer)
+        try:
+            listener.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            listener.kill()
+            listener.wait()

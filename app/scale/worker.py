@@ -54,12 +54,7 @@ class CaptionWorker:
             captioner = self._loaded()
         except Exception as error:
             return NotLoaded(host=host, problem=describe(error))
-        return LoadedModel(
-            host=host,
-            spec=captioner.spec,
-            info=captioner.info,
-            image_size=captioner.image_size,
-        )
+        return LoadedModel(host=host, spec=captioner.spec, info=captioner.info, image_size=captioner.image_size)
 
     def answer(self, block: "pyarrow.Table") -> AnsweredChunk:
         """Answer a read chunk; its pickle is the `payload` of a table with one row."""

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from llama_adapter.app.records.index import RecordIndex
-from llama_adapter.app.records.record import Record, record_to_line
+from llama_adapter.app.records.record import Record, json_line
 
 
 def write_records(path: Path, count: int) -> None:
@@ -25,7 +25,7 @@ def write_records(path: Path, count: int) -> None:
                 ms={"read": 1.192, "clip": 24.777, "first_token": 34.959, "total": 38.393},
                 run="20260101T000000Z-00000000",
             )
-            file.write(record_to_line(record) + "\n")
+            file.write(json_line(record) + "\n")
 
 
 def time_scan(path: Path, count: int, *, rounds: int) -> dict[str, Any]:

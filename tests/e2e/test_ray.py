@@ -223,6 +223,7 @@ def test_the_death_of_the_driver_s_own_node_is_told_and_the_same_command_goes_on
         env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,  # what ends with its Ray is in no process group of the tests
     )
     while driver.poll() is None and (not out.exists() or out.read_bytes().count(b"\n") < 4):
         time.sleep(0.02)

@@ -12,8 +12,8 @@ from functools import partial
 from llama_adapter.app.inputs.archives import archive_inputs
 from llama_adapter.app.inputs.folders import file_input
 from llama_adapter.app.inputs.items import InputsError, PictureInput
-from llama_adapter.app.inputs.lists import list_inputs
 from llama_adapter.app.inputs.manifests import check_manifest, manifest_inputs
+from llama_adapter.app.inputs.reading import list_inputs
 from llama_adapter.app.inputs.sheets import read_question_sheet
 from llama_adapter.app.reading.sources import FileSlice
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_name

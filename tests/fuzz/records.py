@@ -12,7 +12,7 @@ from llama_adapter.app.exports.job import ExportRecordsJob, run_export_records
 from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.manifest import RunManifest, read_manifest, write_manifest
-from llama_adapter.app.records.record import Record, RecordFileError, parse_record, read_records, record_to_line
+from llama_adapter.app.records.record import Record, RecordFileError, json_line, parse_record, read_records
 from llama_adapter.runtime.errors import UsageError
 from tests.app.calibration.test_file import calibration as fitted
 from tests.app.recorded import failed, recorded
@@ -20,7 +20,7 @@ from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lin
 from tests.fuzz.target import Target, refused, scratch, written
 
 NEW = recorded(picture="new.png", digest="ef" * 32)
-_NEW_LINE = record_to_line(NEW).encode() + b"\n"
+_NEW_LINE = json_line(NEW).encode() + b"\n"
 
 
 def resume(data: bytes) -> str:
@@ -128,8 +128,8 @@ def _files() -> dict[str, bytes]:
         recorded(picture="data.tar/1.jpg", prompt="Second?", text="=1+1"),
     ]
     choices = [recorded(picture=f"{n}.png", finish="choice", choice={"yes": n / 4, "no": 1 - n / 4}) for n in range(4)]
-    lines = [record_to_line(record).encode() for record in answers]
-    many = b"".join(record_to_line(record).encode() + b"\n" for record in choices)
+    lines = [json_line(record).encode() for record in answers]
+    many = b"".join(json_line(record).encode() + b"\n" for record in choices)
     whole = b"\n".join(lines) + b"\n"
     return {
         "whole": whole,

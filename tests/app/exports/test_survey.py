@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_adapter.app.exports.survey import Selection, Survey, record_files, survey
-from llama_adapter.app.records.record import Record, RecordFileError, record_to_line
+from llama_adapter.app.records.record import Record, RecordFileError, json_line
 from llama_adapter.runtime.errors import UsageError
 from tests.app.recorded import failed as failure
 from tests.app.recorded import recorded
@@ -26,7 +26,7 @@ def record(picture: str = "a.png", *, id: str = "1", prompt: str = "p", failed: 
 
 
 def write(path: Path, records: Sequence[Record], end: str = "") -> str:
-    path.write_text("".join(record_to_line(one) + "\n" for one in records) + end)
+    path.write_text("".join(json_line(one) + "\n" for one in records) + end)
     return str(path)
 
 
@@ -122,7 +122,7 @@ def test_what_is_appended_after_the_first_reading_does_not_count(tmp_path: Path)
     paths = [write(tmp_path / name, [record(name)]) for name in ("a.jsonl", "b.jsonl")]
     found = survey(paths, ALL)
     with open(paths[0], "a") as file:
-        file.write(record_to_line(record("later")) + "\n")
+        file.write(json_line(record("later")) + "\n")
 
     assert [one["picture"] for one in found.records()] == ["a.jsonl", "b.jsonl"]
 

@@ -6,7 +6,6 @@ import json
 import os
 import tarfile
 import tracemalloc
-import zlib
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from syrupy.assertion import SnapshotAssertion
 from llama_adapter.app.inputs import InputSpec, PictureInput, read_inputs
 from llama_adapter.app.inputs.archives import MAX_TEXT_BYTES, archive_inputs
 from llama_adapter.app.inputs.tar_members import opened_tar
-from llama_adapter.app.reading.sources import FileSlice
 from llama_adapter.vision.errors import PictureError
 from tests.app.inputs.files import error_codes, tar_bytes
 
@@ -84,13 +82,6 @@ def test_names_may_be_long_or_no_utf8(tmp_path: Path, format: int) -> None:
     items = items_of(archive(tmp_path, tar_bytes({long: b"1", odd: b"2"}, format=format)))
     assert [item.label for item in items] == [f"{tmp_path}/some.tar/{long}", f"{tmp_path}/some.tar/{odd}"]
     assert list(map(content, items)) == [b"1", b"2"]
-
-
-def test_a_picture_of_an_archive_without_compression_is_a_slice_of_the_file(tmp_path: Path) -> None:
-    data = tar_bytes({"a.png": b"abc"})
-    path = archive(tmp_path, data)
-    part = FileSlice(path=str(path), offset=512, num_bytes=3, header=zlib.crc32(data[:512]))
-    assert [item.source for item in items_of(path)] == [part]
 
 
 def test_a_picture_of_a_replaced_archive_is_an_error_and_a_copy_of_it_is_not(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def drip(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], list[PictureInput
 
     def drip(content: bytes) -> list[PictureInput]:
         opened = lambda path, what: nullcontext(Dripping(content))  # noqa: E731 - an argument
-        monkeypatch.setattr("llama_adapter.app.inputs.lists.opened_lines", opened)
+        monkeypatch.setattr("llama_adapter.app.inputs.reading.opened_lines", opened)
         return list(read_inputs(InputSpec(lists=("-",))))
 
     return drip

@@ -47,6 +47,11 @@ def records_in(path: Path) -> list[Record]:
     return list(read_records(path))
 
 
+def after_each_answer(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    write = ResultWriter.write
+    monkeypatch.setattr(ResultWriter, "write", lambda writer, answer: (write(writer, answer), act()))
+
+
 # Where pictures come from
 
 
@@ -355,15 +360,10 @@ def test_a_manifest_s_own_questions_are_counted(tmp_path: Path) -> None:
     assert count_answers(job) == 2 + 3 + 3
 
 
-def test_the_hint_after_overwrite_leaves_overwrite_out() -> None:
-    def told(*, overwrite: bool) -> str:
-        inputs = InputSpec(paths=("a.png",))
-        return how_to_go_on(
-            Job(spec=CaptionerSpec(), inputs=inputs, questions=(Question(),), out="a.jsonl", overwrite=overwrite)
-        )
-
-    assert told(overwrite=False) == "the same command goes on where this one ended"
-    assert "without --overwrite" in told(overwrite=True)
+def test_how_to_go_on(snapshot: object) -> None:
+    job = Job(spec=CaptionerSpec(), inputs=InputSpec(), questions=(Question(),), out="a.jsonl")
+    jobs = (job, dataclasses.replace(job, overwrite=True), dataclasses.replace(job, out=None))
+    assert [how_to_go_on(one) for one in jobs] == snapshot
 
 
 def test_a_run_that_is_stopped_at_once_says_so_and_leaves_the_engine_before_the_model_is_closed(
@@ -459,16 +459,10 @@ def test_a_folder_that_goes_away_stops_the_job_and_blames_no_picture(
 ) -> None:
     out = tmp_path / "answers.jsonl"
     command = ["caption", str(folder), *COMMON, "--out", str(out), "--batch-size", "1"]
-    write, away = ResultWriter.write, tmp_path / "away"
-
-    def write_and_lose_the_folder(self: ResultWriter, answer: object) -> None:
-        write(self, answer)  # type: ignore[arg-type]
-        if folder.exists():
-            folder.rename(away)
-
+    away = tmp_path / "away"
     for number in range(30):  # more than are read ahead
         shutil.copy(picture("noise_128x96.png"), folder / f"{number}.png")
-    monkeypatch.setattr(ResultWriter, "write", write_and_lose_the_folder)
+    after_each_answer(monkeypatch, lambda: folder.exists() and folder.rename(away))
     lost = run(*command)
     monkeypatch.undo()
     after = records_in(out)
@@ -489,14 +483,8 @@ def test_records_that_are_removed_during_a_job_are_kept_and_end_it_with_an_error
 ) -> None:
     out = tmp_path / "out" / "answers.jsonl"
     command = ["caption", str(folder), *COMMON, "--out", str(out)]
-    write = ResultWriter.write
-
-    def write_and_remove(self: ResultWriter, answer: object) -> None:
-        write(self, answer)  # type: ignore[arg-type]
-        if out.exists():
-            shutil.rmtree(out.parent) if what == "folder" else out.unlink()
-
-    monkeypatch.setattr(ResultWriter, "write", write_and_remove)
+    remove = (lambda: shutil.rmtree(out.parent)) if what == "folder" else out.unlink
+    after_each_answer(monkeypatch, lambda: out.exists() and remove())
     lost = run(*command)
     monkeypatch.undo()
 
@@ -512,11 +500,6 @@ def test_records_that_are_removed_during_a_job_are_kept_and_end_it_with_an_error
     again = run(*command)
     assert (again.code, len(records_in(out))) == (0, 3)
     assert "3 answered by an earlier run" in again.err
-
-
-def fill_folder(place: Path) -> tuple[list[str], Callable[[], object]]:
-    place.mkdir()
-    return [str(place)], lambda: shutil.copy(picture(), place / "a.png")
 
 
 def fill_subfolder(place: Path) -> tuple[list[str], Callable[[], object]]:
@@ -575,7 +558,7 @@ def mend_manifest(place: Path) -> tuple[list[str], Callable[[], object]]:
 
 @pytest.mark.parametrize(
     "begin",
-    [fill_folder, fill_subfolder, make_folder, make_file, match_pattern, fill_archive, list_folder, mend_manifest],
+    [fill_subfolder, make_folder, make_file, match_pattern, fill_archive, list_folder, mend_manifest],
 )
 def test_an_input_that_failed_and_gives_pictures_later_has_no_failure_any_more(
     begin: Callable[[Path], tuple[list[str], Callable[[], object]]], run: Run, tmp_path: Path

@@ -12,6 +12,11 @@ import pytest
 from llama_adapter.app.jobs.progress import Progress, duration
 
 
+@pytest.fixture(autouse=True)
+def _count_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", threading.Thread.run)
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [
@@ -27,24 +32,8 @@ def test_a_duration_has_two_parts_at_most(seconds: float, words: str) -> None:
     assert duration(seconds) == words
 
 
-def started(*, count: int | None) -> Progress:
-    """One whose counting is done."""
-    counted = threading.Event()
-
-    def count_now() -> int | None:
-        counted.set()
-        return count
-
-    progress = Progress(visible=True, count=count_now)
-    assert counted.wait(10)
-    for thread in threading.enumerate():
-        if thread.name == "count":
-            thread.join(10)
-    return progress
-
-
 def test_the_line_tells_rate_time_left_and_failures() -> None:
-    progress = started(count=1500)
+    progress = Progress(visible=True, count=lambda: 1500)
     begin = progress._started
 
     line = progress.line(answered=90, failed=10, known=400, now=begin + 10)
@@ -57,16 +46,13 @@ def test_a_count_that_fails_is_not_known_and_not_told(capsys: pytest.CaptureFixt
         raise OSError("the list went away")
 
     progress = Progress(visible=True, what="question", count=count)
-    for thread in threading.enumerate():
-        if thread.name == "count":
-            thread.join(10)
 
     assert progress.line(answered=1, failed=0, known=0, now=progress._started + 1) == "1 questions, 1.00 questions/s"
     assert capsys.readouterr().err == ""
 
 
 def test_the_rate_is_that_of_the_last_half_minute() -> None:
-    progress = started(count=None)
+    progress = Progress(visible=True)
     begin = progress._started
     for second in range(0, 60, 5):
         progress.line(answered=second * 100, failed=0, known=0, now=begin + second)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llama_adapter.app.records.record import parse_record, record_to_line
+from llama_adapter.app.records.record import json_line, parse_record
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS
 from tests.app.recorded import failed, recorded
 
@@ -26,7 +26,7 @@ def test_what_is_known_of_an_unfamiliar_picture_is_kept_and_records_without_it_a
     assert record["id"] == recorded()["id"], "it is no reason to answer again"
     assert "unfamiliar" not in recorded()
     for each in (record, recorded()):
-        assert parse_record(record_to_line(each).encode()) == each
+        assert parse_record(json_line(each).encode()) == each
 
 
 def test_choices_and_errors_are_kept_as_plain_values() -> None:
@@ -37,16 +37,16 @@ def test_choices_and_errors_are_kept_as_plain_values() -> None:
 
 def test_a_line_is_one_line_of_readable_json_whatever_the_text() -> None:
     for text in ("été 图", "line\nbreak\r\u2028\x85", 'quote " \\', "lone \ud83d surrogate", "nul \0", ""):
-        line = record_to_line(recorded(text=text))
+        line = json_line(recorded(text=text))
         assert "\n" not in line
         line.encode()
         assert json.loads(line)["text"] == text
-    assert "été" in record_to_line(recorded())
+    assert "été" in json_line(recorded())
 
 
 def test_numbers_that_json_lacks_become_null() -> None:
     record = recorded(ms={"total": float("inf")}, choice={"Yes": float("nan")})
-    values = json.loads(record_to_line(record))
+    values = json.loads(json_line(record))
     assert (values["ms"], values["choice"]) == ({"total": None}, {"Yes": None})
 
 
@@ -74,7 +74,7 @@ ODD_NAMES = ("9.41\u202fAM.png", "a\n\x1b[31m\x9b.png", "\u202egnp.png", os.fsde
 
 @pytest.mark.parametrize("name", ODD_NAMES)
 def test_a_name_reads_back_as_it_was_and_no_terminal_acts_on_its_line(name: str) -> None:
-    line = record_to_line(recorded(picture=name))
+    line = json_line(recorded(picture=name))
 
     record = parse_record(line.encode())
     assert record is not None

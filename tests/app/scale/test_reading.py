@@ -27,7 +27,7 @@ def read(chunk: Chunk, *, known: Known | None = None) -> ReadChunk:
 def test_a_chunk_is_read_and_what_is_wrong_with_a_picture_is_in_its_place(tmp_path: Path) -> None:
     shutil.copy(picture("noise_128x96.png"), tmp_path / "good.png")
     (tmp_path / "bad.png").write_bytes(b"no picture")
-    unnamed = PictureReading(digest="", pixels=None, error=None, elapsed_ms=0.0)
+    unnamed = PictureReading()
     items = [replace(item(index), picture=str(tmp_path / name)) for index, name in enumerate(("good.png", "bad.png"))]
 
     done = read(Chunk(number=7, items=(*items, replace(item(2), picture=unnamed))))
@@ -51,7 +51,7 @@ def test_slow_pictures_come_all_and_in_their_order(monkeypatch: pytest.MonkeyPat
     def wait(picture: object, **_: object) -> PictureReading:
         number = int(str(picture).rpartition("/")[2].removesuffix(".png"))
         time.sleep(0.3 - 0.05 * number if number < 5 else 0)
-        return PictureReading(digest=str(number), pixels=None, error=None, elapsed_ms=0.0)
+        return PictureReading(digest=str(number))
 
     monkeypatch.setattr("llama_adapter.app.scale.reading.read_remote", lambda address: address)
     monkeypatch.setattr("llama_adapter.app.scale.reading._reader", lambda reading: SimpleNamespace(read=wait))
