@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from scripts import attack_service
-from scripts.bench_service import QUICK, measure
-from scripts.pages.render import render
-from scripts.service_bench import slow_files
+from scripts import bench_service
+from scripts.pages.render import read
 from scripts.service_bench.client import Reply, ask_once
 from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.promises import at_the_end
@@ -144,28 +142,26 @@ def test_lost_requests_at_the_end(started: float, outcome: Any, num_lost: int) -
 
 
 @pytest.mark.slow
-def test_service_keeps_its_promises_under_a_short_load() -> None:
-    with ServerProcess() as server:  # one for all parts; the last part ends it
-        figures = measure(QUICK, serve=lambda: nullcontext(server))
+def test_service_keeps_its_promises_under_a_short_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ServerProcess() as server:  # one for all measurements of the part; the last one ends it
+        monkeypatch.setattr(bench_service, "ServerProcess", lambda: nullcontext(server))
+        assert bench_service.main(["--quick", "--part", "load", "--out", str(tmp_path)]) == 0
 
-    assert all(row["requests"] > 0 and not row["others"] and row["num_wrong"] == 0 for row in figures["rows"])
-    assert [row["different"] for row in figures["equality"]] == [0, 0]
-    overload = figures["overload"]
+    load = read("service", tmp_path)["load"]
+    assert all(row["requests"] > 0 and not row["others"] and row["num_wrong"] == 0 for row in load["rows"])
+    assert [row["different"] for row in load["equality"]] == [0, 0]
+    overload, end = load["overload"], load["end"]
     assert set(overload["outcomes"]) <= {"answered", "refused 429 busy", "refused 503 unavailable"}
     assert sum(overload["outcomes"].values()) == overload["requests"]
     assert overload["num_wrong"] == overload["num_without_retry_after"] == 0
-    assert (figures["end"]["num_lost"], figures["end"]["num_wrong"], figures["end"]["exit_code"]) == (0, 0, 0)
-    assert render("service", {"load": figures})
+    assert (end["num_lost"], end["num_wrong"], end["exit_code"]) == (0, 0, 0)
 
 
 @pytest.mark.slow
-def test_attack_with_a_slow_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = {"small": lambda: slow_files.progressive_jpeg(side=256, num_scans=50)}
-    monkeypatch.setattr(attack_service, "KINDS", kinds)
-    monkeypatch.setattr(attack_service, "CALM_S", 0.5)
+def test_attack_with_a_slow_picture(tmp_path: Path) -> None:
+    assert bench_service.main(["--quick", "--part", "attack", "--out", str(tmp_path)]) == 0
 
-    assert attack_service.main(["--seconds", "1", "--out", str(tmp_path)]) == 0
-    (row,) = json.loads((tmp_path / "service.json").read_text())["attack"]["rows"]
+    (row,) = read("service", tmp_path)["attack"]["rows"]
     assert row["exit_code"] == 0
     assert row["slow"] == {"answered": 8}
     assert row["most_memory_mb"] > 50

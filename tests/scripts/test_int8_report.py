@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from llama_adapter.app.captioning.captioner import Answer
-from scripts.int8_measures import VARIANTS, Halves, agreement, compare_logits, mixed_model
+from scripts.int8_report import VARIANTS, Halves, agreement, compare_logits, mixed_model
 
 ANSWER = Answer(index=0, picture="x", digest="", prompt="", text="", token_ids=(5, 6, 7), finish="stop")
 

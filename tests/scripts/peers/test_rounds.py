@@ -64,7 +64,7 @@ def plan(tmp_path: Path, **changes: Any) -> Plan:
         "sizes": ("tiny",),
         "engines": ("ours-float32", "hf-float32"),
         "work": str(tmp_path),
-        "long_s": 4.0,
+        "long": 4.0,
         **changes,
     }
     return Plan(**values)
@@ -158,16 +158,14 @@ def test_child_process_replies_on_stdout(tmp_path: Path) -> None:
 def test_new_run_replaces_its_own_rows_only(tmp_path: Path) -> None:
     before = results(row("hf-float32", (1.0,)), row("ours-float32", (2.0,)))
     after = Results(runs={"second": {}}, rows=(row("ours-float32", (3.0, 4.0), run="second"),))
-    place = tmp_path / "docs" / "peers.json"
+    save(before, tmp_path)
+    save(load(tmp_path).merged(after), tmp_path)
 
-    save(before, place)
-    save(load(place).merged(after), place)
-
-    assert [(one.engine, one.rates) for one in load(place).rows] == [
+    assert [(one.engine, one.rates) for one in load(tmp_path).rows] == [
         ("hf-float32", (1.0,)),
         ("ours-float32", (3.0, 4.0)),
     ]
-    assert set(load(place).runs) == {"first", "second"}
+    assert set(load(tmp_path).runs) == {"first", "second"}
 
 
 def test_run_without_rows_is_dropped() -> None:
@@ -257,7 +255,7 @@ def test_run_without_any_engine_fails(tmp_path: Path, monkeypatch: pytest.Monkey
     broken = MadeUp(problems={"hf-float32": Reply(problem="failed", reason="no luck")})
     monkeypatch.setattr("scripts.peers.rounds.run_child", broken)
     flags = ["--sizes", "tiny", "--sections", "decode", "--rounds", "1"]
-    places = ["--work", str(tmp_path), "--out", str(tmp_path / "peers.json")]
+    places = ["--work", str(tmp_path), "--out", str(tmp_path)]
 
     assert main([*flags, *places, "--engines", "hf-float32"]) == 1
     assert main([*flags, *places, "--engines", "ours-float32"]) == 0
