@@ -1,5 +1,6 @@
 """Reading pictures exactly and fast: pictures per second at two sizes, and differences in pixels and captions."""
 
+import dataclasses
 import io
 import statistics
 import time
@@ -13,7 +14,6 @@ from PIL import Image
 
 from llama_adapter.app.captioning.assemble import Parts
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import Reading, preprocess
 from scripts.common import in_turn
@@ -55,7 +55,7 @@ def measure_change(parts: Parts, files: Sequence[Path]) -> dict[str, Any]:
         reading: parts.vision.encode(np.stack([read(data, reading) for data in pictures])).float()
         for reading in READINGS
     }
-    texts = [_captions(parts.spec, pictures, reading) for reading in READINGS]
+    texts = [_captions(parts, pictures, reading) for reading in READINGS]
     difference = (queries["fast"] - queries["exact"]).square().mean().sqrt() / queries["exact"].square().mean().sqrt()
     return {
         "pictures": len(pictures),
@@ -69,9 +69,9 @@ def read(data: bytes, reading: Reading) -> np.ndarray:
     return preprocess(load_picture(data, least_side=448 if reading == "fast" else None).image, reading=reading)
 
 
-def _captions(spec: CaptionerSpec, pictures: list[bytes], reading: Reading) -> list[str]:
-    with Captioner.load(device=spec.device, dtype=spec.dtype, reading=reading) as captioner:
-        return [answer.text for answer in captioner.generate(pictures)]
+def _captions(parts: Parts, pictures: list[bytes], reading: Reading) -> list[str]:
+    reader = dataclasses.replace(parts, spec=dataclasses.replace(parts.spec, reading=reading))
+    return [answer.text for answer in Captioner(reader).generate(pictures)]
 
 
 def _jpeg(image: Image.Image) -> bytes:
