@@ -61,20 +61,17 @@ def asked(page: bytes | None, *, timeout_s: float = 20.0) -> Reply:
     return asyncio.run(run())
 
 
-def test_answer_without_streaming() -> None:
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_answers(is_streamed: bool) -> None:
+    usage = {"usage": {"completion_tokens": 2}}
+    deltas = (delta(""), delta("a "), delta("star"), delta("", finish="stop"), {"choices": [], **usage}, "[DONE]")
     choice = {"message": {"content": "a star"}, "finish_reason": "stop"}
-    reply = asked(whole({"choices": [choice], "usage": {"completion_tokens": 2}}))
+    streamed = STREAM_HEAD + chunked(*deltas) + b"0\r\n\r\n"
+    reply = asked(streamed if is_streamed else whole({"choices": [choice], **usage}))
 
     assert (reply.outcome, reply.text, reply.finish, reply.num_tokens) == ("answered", "a star", "stop", 2)
-
-
-def test_streamed_answer() -> None:
-    usage = {"choices": [], "usage": {"completion_tokens": 2}}
-    page = STREAM_HEAD + chunked(delta(""), delta("a "), delta("star"), delta("", finish="stop"), usage, "[DONE]")
-    reply = asked(page + b"0\r\n\r\n")
-
-    assert (reply.outcome, reply.text, reply.finish, reply.num_tokens) == ("answered", "a star", "stop", 2)
-    assert 0 < reply.first_token_s <= reply.total_s
+    assert is_streamed == (reply.first_token_s > 0)
+    assert reply.first_token_s <= reply.total_s
 
 
 def test_refusal_has_code_and_headers() -> None:
@@ -93,33 +90,23 @@ def test_refusal_has_code_and_headers() -> None:
         (STREAM_HEAD + chunked(delta("a ")) + b"0\r\n\r\n", "broken"),
         (STREAM_HEAD + chunked({"error": {"code": "engine_failed"}}) + b"0\r\n\r\n", "refused"),
         (whole({"error": {"code": "busy"}}, status="429 Too Many Requests")[:-3], "broken"),
+        (None, "hung"),
     ],
 )
-def test_outcomes_of_incomplete_answers(page: bytes, outcome: str) -> None:
-    assert asked(page).outcome == outcome
-
-
-def test_silent_server_counts_as_hung() -> None:
-    assert asked(None, timeout_s=0.05).outcome == "hung"
-
-
-def test_only_new_pictures_differ_in_their_bytes() -> None:
-    question = Question(name="a", picture=b"\x89PNG", prompt=CAPTION)
-    for is_new in (True, False):
-        workload = Workload([question], is_new=is_new)
-        bodies = [json.loads(next(workload)[1]) for _ in range(3)]
-        urls = {body["messages"][0]["content"][0]["image_url"]["url"] for body in bodies}
-        assert len(urls) == (3 if is_new else 1)
+def test_outcomes_of_incomplete_answers(page: bytes | None, outcome: str) -> None:
+    assert asked(page, timeout_s=0.05 if page is None else 20.0).outcome == outcome
 
 
 @pytest.mark.parametrize("picture", [b"", b"a", b"ab", b"abc"])
-def test_bytes_are_appended_to_pictures_of_any_length(picture: bytes) -> None:
-    _, body = next(Workload([Question(name="a", picture=picture, prompt=CAPTION)], is_new=True))
-    url = json.loads(body)["messages"][0]["content"][0]["image_url"]["url"]
+@pytest.mark.parametrize("is_new", [False, True])
+def test_bytes_are_appended_to_pictures_of_any_length(picture: bytes, is_new: bool) -> None:
+    workload = Workload([Question(name="a", picture=picture, prompt=CAPTION)], is_new=is_new)
+    bodies = [json.loads(next(workload)[1]) for _ in range(3)]
+    urls = [body["messages"][0]["content"][0]["image_url"]["url"] for body in bodies]
+    contents = [base64.b64decode(url.partition(",")[2], validate=True) for url in urls]
 
-    content = base64.b64decode(url.partition(",")[2], validate=True)
-    assert content.startswith(picture)
-    assert content.endswith((1).to_bytes(12, "big"))
+    assert all(content.startswith(picture) for content in contents)
+    assert [int.from_bytes(content[-12:], "big") for content in contents] == ([1, 2, 3] if is_new else [0, 0, 0])
 
 
 @pytest.mark.parametrize(
