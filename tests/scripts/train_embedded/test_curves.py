@@ -72,7 +72,6 @@ def test_collecting_keeps_known_figures_and_plots_are_drawn_from_them(
     assert content["training"]["vision"] == {"steps": 7}
     assert content["curves"]["code"]["scores"]["caption"] == [0.5]
     assert content["ablation"] == {"caption": 50.0}
-    into.write_text(as_text({**content, "ablation": {}}))
     assert main(["--redraw", "--into", str(into)]) == 0
     plot = tmp_path / "embedded-curves.png"
     assert capsys.readouterr().out.split() == [str(plot)]
