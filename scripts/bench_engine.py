@@ -1,6 +1,6 @@
 """Measures the engine around the model: batching, folders of many sizes, parts of a decode step, and reading.
 
-Usage: python -m scripts.bench_engine [--quick] [--device D] [--dtype T] [--rounds N] [--out FOLDER]
+Usage: python -m scripts.bench_engine [--quick] [--device D] [--dtypes T ...] [--rounds N] [--out FOLDER]
 """
 
 import dataclasses
@@ -14,16 +14,14 @@ import numpy as np
 import torch
 
 from llama_adapter.app.captioning.assemble import ModelLoader, Parts, assemble_parts
-from llama_adapter.app.measuring.report import circumstances, load_average
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.random_model import LLAMA_SIZES, random_model
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
-from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
-from scripts.common import Tell, parse_settings, parser_of, sample_files, save_results, silent, tell
+from scripts.common import run_bench, sample_files, tell
 from scripts.engine_bench.batching import measure_batching
 from scripts.engine_bench.folder import measure_folders
 from scripts.engine_bench.reading import SIZES, measure_change, measure_reading
@@ -65,9 +63,9 @@ QUICK = Settings(
 )
 
 
-def measure(settings: Settings, *, tell: Tell = silent) -> dict[str, Any]:
-    """All figures as JSON values; `tell` gets a line for each measurement."""
-    load_before, started = load_average(), time.perf_counter()
+def measure(settings: Settings) -> dict[str, Any]:
+    """Folders and reading with the embedded model, then all decoders."""
+    started = time.perf_counter()
     with opened("embedded", dtype=FOLDER_DTYPE, device=settings.device, num_slots=DEFAULT_BATCH_SIZE) as parts:
         # First, because a process's peak memory never falls.
         folders = measure_folders(
@@ -76,7 +74,7 @@ def measure(settings: Settings, *, tell: Tell = silent) -> dict[str, Any]:
         change = measure_change(parts, sample_files()[: settings.num_changed])
     reading = [measure_reading(megapixels=size, rounds=settings.rounds) for size in settings.megapixels]
     tell(", ".join(f"{row['pictures']} pictures: {row['pictures_per_s']:.1f}/s" for row in folders))
-    batching, steps, about = _decoders(settings, tell=tell)
+    batching, steps, about = _decoders(settings)
     return {
         **about,
         "rounds": settings.rounds,
@@ -88,11 +86,10 @@ def measure(settings: Settings, *, tell: Tell = silent) -> dict[str, Any]:
         "reading": reading,
         "reading_change": change,
         "seconds": time.perf_counter() - started,
-        "circumstances": circumstances(load_before=load_before),
     }
 
 
-def _decoders(settings: Settings, *, tell: Tell) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, str]]:
+def _decoders(settings: Settings) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, str]]:
     """Batching and steps of every decoder and type, and the device they ran on."""
     batching: list[dict[str, Any]] = []
     steps: list[dict[str, Any]] = []
@@ -145,16 +142,8 @@ def _pixels(size: int) -> np.ndarray:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = parser_of(__doc__)
-    parser.add_argument("--device", default=Settings().device)
-    parser.add_argument("--dtype", choices=tuple(DTYPES), help="of the decoder (default: float32 and bfloat16)")
-    flags = {"rounds": "of every measurement"}
-    options, settings, folder = parse_settings(
-        parser, arguments, page="engine", full=Settings(), quick=QUICK, flags=flags
-    )
-    dtypes = settings.dtypes if options.dtype is None else (options.dtype,)
-    content = measure(dataclasses.replace(settings, device=options.device, dtypes=dtypes), tell=tell)
-    save_results("engine", content, folder)
+    flags = {"device": "of all models", "dtypes": "of the decoder", "rounds": "of every measurement"}
+    run_bench(__doc__, arguments, measure=measure, page="engine", full=Settings(), quick=QUICK, flags=flags)
 
 
 if __name__ == "__main__":

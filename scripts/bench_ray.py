@@ -5,11 +5,8 @@ Usage: python -m scripts.bench_ray [--pictures N] [--rounds N] [--actors N ...] 
 Every job is a separate process, and has its own cluster on this machine if it uses Ray.
 """
 
-import argparse
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -20,14 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from llama_adapter.app.inputs import InputSpec
-from llama_adapter.app.jobs.job import Job
-from llama_adapter.app.measuring.report import load_average
-from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.records.file import RecordWriter
-from llama_adapter.app.records.record import Record, read_records
-from llama_adapter.app.tasks.question import Question
-from scripts.common import Tell, in_turn, machine, parse_settings, parser_of, sample_files, save_results, silent, tell
+from llama_adapter.app.records.record import read_records
+from scripts.common import in_turn, run_bench, sample_files, tell, watched_job
 
 LEAD = 0.2  # share of the pictures that are answered while workers are still starting
 
@@ -44,14 +35,13 @@ class Settings:
 QUICK = Settings(pictures=28, rounds=1, actors=(1,))
 
 
-def measure(settings: Settings, *, tell: Tell = silent) -> dict[str, Any]:
-    """All figures as JSON values; `tell` gets a line for each job."""
-    load_before, started = load_average(), time.perf_counter()
+def measure(settings: Settings) -> dict[str, Any]:
+    """Jobs of all variants, in turn."""
     with tempfile.TemporaryDirectory() as place:
         pictures = make_pictures(Path(place) / "pictures", number=settings.pictures)
 
         def run(actors: int | None) -> dict[str, Any]:
-            measured = _run_apart(pictures, actors=actors)
+            measured = _run_job(pictures, actors=actors)
             tell(f"{actors or 'no'} actors: {measured['pictures_per_s']:.1f} pictures/s")
             return measured
 
@@ -62,8 +52,6 @@ def measure(settings: Settings, *, tell: Tell = silent) -> dict[str, Any]:
         "num_pictures": settings.pictures,
         "rounds": settings.rounds,
         "lead": LEAD,
-        "elapsed_s": time.perf_counter() - started,
-        "circumstances": machine("ray", load_before=load_before),
     }
 
 
@@ -98,51 +86,36 @@ def _comparable(out: Path) -> Counter[str]:
     return Counter(json.dumps(record, sort_keys=True) for record in kept)
 
 
-def _run_apart(pictures: Path, *, actors: int | None) -> dict[str, Any]:
-    """Run a job in its own process: its rate, the seconds of the whole process, and its records."""
+def _run_job(pictures: Path, *, actors: int | None) -> dict[str, Any]:
+    """Run a job in its own process: its rate, the seconds of the whole process, and its records.
+
+    The rate counts the records after the first `LEAD` of them.
+    """
+    flags = [] if actors is None else ["--engine", "ray", "--actors", str(actors), "--ray-address", "local"]
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "records.jsonl"
-        command = [sys.executable, "-m", "scripts.bench_ray", "--one", str(pictures), str(out)]
-        command += [] if actors is None else ["--actors", str(actors)]
         started = time.perf_counter()
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+        grown = [(number, time.perf_counter()) for _, number in watched_job(pictures, out, flags)]
         wall_s = time.perf_counter() - started
-        return {**json.loads(done.stdout.splitlines()[-1]), "wall_s": wall_s, "records": _comparable(out)}
-
-
-def run_one(pictures: str, out: str, *, actors: int | None) -> dict[str, float]:
-    """Run a job in this process; its rate counts the records after the first `LEAD` of them."""
-    job = Job(spec=CaptionerSpec(), inputs=InputSpec(paths=(pictures,)), questions=(Question(),), out=out, quiet=True)
-    times: list[float] = []
-    write = RecordWriter.write
-
-    def timed(self: RecordWriter, record: Record) -> None:
-        write(self, record)
-        times.append(time.perf_counter())
-
-    RecordWriter.write = timed  # type: ignore[method-assign]
-    from llama_adapter.app.jobs.run import run_job
-
-    if actors is None:
-        run_job(job)
-    else:
-        from llama_adapter.app.scale.cluster import RayOptions
-        from llama_adapter.app.scale.runner import RayRunner
-
-        run_job(job, RayRunner(RayOptions(actors=actors, address="local")))
-    first = int(LEAD * len(times))
-    return {"pictures_per_s": (len(times) - 1 - first) / max(times[-1] - times[first], 1e-9)}
+        total = grown[-1][0]
+        first, start = next(one for one in grown if one[0] > LEAD * total)
+        end = next(when for number, when in grown if number == total)
+        rate = (total - first) / max(end - start, 1e-9)
+        return {"pictures_per_s": rate, "wall_s": wall_s, "records": _comparable(out)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = parser_of(__doc__)
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     flags = {"pictures": "of each job", "rounds": "jobs of each variant", "actors": "captioners at once"}
-    options, settings, folder = parse_settings(parser, arguments, page="ray", full=Settings(), quick=QUICK, flags=flags)
-    if options.one is not None:
-        print(json.dumps(run_one(*options.one, actors=options.actors[0] if options.actors else None)))
-        return
-    save_results("ray", measure(settings, tell=tell), folder)
+    run_bench(
+        __doc__,
+        arguments,
+        measure=measure,
+        page="ray",
+        packages=("ray",),
+        full=Settings(),
+        quick=QUICK,
+        flags=flags,
+    )
 
 
 if __name__ == "__main__":

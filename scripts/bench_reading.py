@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from llama_adapter.app.measuring.report import load_average
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.reading.isolated import IsolatedReader
 from llama_adapter.app.reading.prefetch import Prefetcher
 from llama_adapter.app.reading.reader import PictureReader, Reader
-from scripts.common import Tell, in_turn, machine, process_cpu_s, run_bench, sample_files, silent
+from scripts.common import in_turn, process_cpu_s, run_bench, sample_files, tell
 from scripts.photographs import write_photographs
 
 DRAWINGS = "drawings"
@@ -61,14 +60,13 @@ class Way:
         return self.read.process_ids if isinstance(self.read, IsolatedReader) else ()
 
 
-def measure(settings: Settings, *, tell: Tell = silent) -> dict[str, Any]:
-    """All figures as JSON values; `tell` gets a line for each measurement."""
-    load_before, started = load_average(), time.perf_counter()
+def measure(settings: Settings) -> dict[str, Any]:
+    """Rows of all ways and kinds."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         pictures = {kind: _pictures(kind, Path(folder)) for kind in settings.kinds}
         file_bytes = {kind: int(np.mean([os.path.getsize(path) for path in pictures[kind]])) for kind in settings.kinds}
         ways = list(_ways(settings, stack))
-        rows = [row for kind in settings.kinds for row in _rows(kind, pictures[kind], ways, settings, tell)]
+        rows = [row for kind in settings.kinds for row in _rows(kind, pictures[kind], ways, settings)]
     return {
         "rows": rows,
         "overhead": [_overhead(kind, rows) for kind in settings.kinds],
@@ -76,8 +74,6 @@ def measure(settings: Settings, *, tell: Tell = silent) -> dict[str, Any]:
         "rounds": settings.rounds,
         "seconds": settings.seconds,
         "size": SIZE,
-        "elapsed_s": time.perf_counter() - started,
-        "circumstances": machine(load_before=load_before),
     }
 
 
@@ -97,9 +93,7 @@ def _ways(settings: Settings, stack: ExitStack) -> Iterator[Way]:
         yield Way(reader="process", at_once=at_once, read=isolated)
 
 
-def _rows(
-    kind: str, paths: Sequence[str], ways: Sequence[Way], settings: Settings, tell: Tell
-) -> Iterator[dict[str, Any]]:
+def _rows(kind: str, paths: Sequence[str], ways: Sequence[Way], settings: Settings) -> Iterator[dict[str, Any]]:
     """All ways in turn, with the same number of pictures each time."""
     for way in ways:  # fill the page cache, start the processes
         _sample(way, paths, number=2 * len(paths))

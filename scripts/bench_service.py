@@ -1,30 +1,34 @@
-"""Measures `llama-adapter serve` under load, and writes its part of docs/service.json and docs/service.md.
+"""Measures `llama-adapter serve`, and writes docs/service.json and docs/service.md.
 
-Usage: python -m scripts.bench_service [--seconds N] [--rounds N] [--clients N ...] [--out FOLDER] [--quick]
+Usage: python -m scripts.bench_service [--part load|attack|refusals ...] [--seconds N] [--rounds N] [--clients N ...]
+                                       [--out FOLDER] [--quick]
 
-Servers are processes on loopback. The clients are in this process, beside a captioner that gives the right answers.
+Other parts keep their figures. Servers are processes on loopback. The clients are in this process, beside a captioner
+that gives the right answers. The exit code is 1 if a good request beside slow pictures got no answer or a wrong one, or
+if a refused request got another status or code than expected.
 """
 
 import asyncio
 import itertools
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.measuring.report import load_average
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE
 from llama_adapter.app.online.types import ServiceLimits
-from scripts.common import Tell, in_turn, machine, run_bench, silent
+from scripts.common import in_turn, run_bench, tell
+from scripts.service_bench.attack import attack
 from scripts.service_bench.load import Sample, run_load, summary, warm_up
 from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.promises import check_equality, end_under_load, overload, own_answers, sampled
 from scripts.service_bench.questions import CAPTION, Question, Workload, all_questions, captions
-
-PACKAGES = ("fastapi", "starlette", "uvicorn", "h11")
+from scripts.service_bench.refusals import measure_refusals
+from scripts.service_bench.slow_files import KINDS, progressive_jpeg
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,34 +38,45 @@ class Settings:
     clients: tuple[int, ...] = (1, 8, 32)
     seconds: float = 10.0  # of each load, all rounds together
     rounds: int = 4
+    num_pictures: int | None = None  # None means all samples
     num_questions: int | None = None  # compared with the captioner's answers; None means all
     times_too_many: int = 10
     end_after_s: float = 2.0
+    kinds: tuple[tuple[str, Callable[[], bytes]], ...] = KINDS  # of slow pictures
+    good: int = 32  # clients, beside 8 with slow pictures
+    calm_s: float = 5.0
+    attack_s: float = 20.0
 
 
-QUICK = Settings(clients=(1, 4), seconds=0.5, rounds=1, num_questions=6, times_too_many=2, end_after_s=0.3)
+QUICK = Settings(
+    clients=(1, 4),
+    seconds=0.5,
+    rounds=1,
+    num_pictures=8,
+    num_questions=6,
+    times_too_many=2,
+    end_after_s=0.3,
+    kinds=(("small", partial(progressive_jpeg, side=256, num_scans=50)),),
+    good=8,
+    calm_s=0.3,
+    attack_s=1.0,
+)
 
 
-def measure(
-    settings: Settings,
-    *,
-    tell: Tell = silent,
-    serve: Callable[[], AbstractContextManager[ServerProcess]] = ServerProcess,
-) -> dict[str, Any]:
-    """All figures as JSON values; `tell` gets a line for each measurement, `serve` starts a server."""
-    load_before, started = load_average(), time.perf_counter()
-    questions = captions()
+def measure_load(settings: Settings) -> dict[str, Any]:
+    """Rates and times, equal answers, refusals when full, and the end under load."""
+    questions = captions()[: settings.num_pictures]
     with Captioner.load() as captioner:
         expected = [text for text, _, _ in own_answers(captioner, questions)]
         # Each part gets a fresh server, so that it is not affected by the one before.
-        with serve() as server:
-            rows, alone = _loads(server, captioner, questions, settings=settings, expected=expected, tell=tell)
-        with serve() as server:
-            equality = _equality(server, captioner, settings=settings, tell=tell)
-    with serve() as server:
-        crowded = _overload(server, questions, settings=settings, expected=expected, tell=tell)
-    with serve() as server:
-        end = _end(server, questions, settings=settings, expected=expected, tell=tell)
+        with ServerProcess() as server:
+            rows, alone = _loads(server, captioner, questions, settings=settings, expected=expected)
+        with ServerProcess() as server:
+            equality = _equality(server, captioner, settings=settings)
+    with ServerProcess() as server:
+        crowded = _overload(server, questions, settings=settings, expected=expected)
+    with ServerProcess() as server:
+        end = _end(server, questions, settings=settings, expected=expected)
     return {
         "rows": rows,
         "in_process": alone,
@@ -72,8 +87,6 @@ def measure(
         "equality": equality,
         "overload": crowded,
         "end": end,
-        "elapsed_s": time.perf_counter() - started,
-        "circumstances": machine(*PACKAGES, load_before=load_before),
     }
 
 
@@ -84,7 +97,6 @@ def _loads(
     *,
     settings: Settings,
     expected: Sequence[str],
-    tell: Tell,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Rows of all loads, measured in turn, and the rate of the captioner alone."""
     workloads = {name: Workload(questions, is_new=name == "new") for name in ("new", "known")}
@@ -117,7 +129,7 @@ def _own_rate(captioner: Captioner, questions: Sequence[Question], *, seconds: f
     return number / elapsed
 
 
-def _equality(server: ServerProcess, captioner: Captioner, *, settings: Settings, tell: Tell) -> list[dict[str, Any]]:
+def _equality(server: ServerProcess, captioner: Captioner, *, settings: Settings) -> list[dict[str, Any]]:
     questions = all_questions()[: settings.num_questions]
     rows = []
     for how, asked in (("greedy", questions), ("temperature 1, top_p 0.95, a seed each", sampled(questions))):
@@ -129,7 +141,7 @@ def _equality(server: ServerProcess, captioner: Captioner, *, settings: Settings
 
 
 def _overload(
-    server: ServerProcess, questions: list[Question], *, settings: Settings, expected: Sequence[str], tell: Tell
+    server: ServerProcess, questions: list[Question], *, settings: Settings, expected: Sequence[str]
 ) -> dict[str, Any]:
     """More requests than the server holds. All come from one address and share one client's part of the queue."""
     limits = ServiceLimits()
@@ -142,7 +154,7 @@ def _overload(
 
 
 def _end(
-    server: ServerProcess, questions: list[Question], *, settings: Settings, expected: Sequence[str], tell: Tell
+    server: ServerProcess, questions: list[Question], *, settings: Settings, expected: Sequence[str]
 ) -> dict[str, Any]:
     workload = Workload(questions, is_new=True)
     asyncio.run(warm_up(server, workload, number=5))
@@ -154,13 +166,41 @@ def _end(
     return row
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def measure_attack(settings: Settings) -> dict[str, Any]:
+    """A fresh server for each kind of slow picture, beside good requests."""
+    questions = captions()[: settings.num_pictures]
+    with Captioner.load() as captioner:
+        expected = [text for text, _, _ in own_answers(captioner, questions)]
+    given: dict[str, Any] = {"good": settings.good, "attackers": 8}
+    given |= {"calm_s": settings.calm_s, "attack_s": settings.attack_s}
+    rows, largest = [], 0
+    for kind, make in settings.kinds:
+        slow, workload = make(), Workload(questions, is_new=True)
+        largest = max(largest, len(slow))
+        with ServerProcess() as server:
+            asyncio.run(warm_up(server, workload, number=len(questions)))
+            row = asyncio.run(attack(server, workload, slow=slow, expected=expected, **given))
+        rows.append({"kind": kind} | row)
+        tell(f"{kind}: {row}")
+    return {"rows": rows, **given, "largest_mb": largest / 1e6}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     flags = {"seconds": "of each load, all rounds together", "rounds": "that the seconds are divided into"}
-    flags |= {"clients": "numbers of clients at once"}
-    run_bench(
-        __doc__, arguments, measure=measure, page="service", part="load", full=Settings(), quick=QUICK, flags=flags
+    found = run_bench(
+        __doc__,
+        arguments,
+        measure={"load": measure_load, "attack": measure_attack, "refusals": measure_refusals},
+        page="service",
+        packages=("fastapi", "starlette", "uvicorn", "h11"),
+        full=Settings(),
+        quick=QUICK,
+        flags=flags | {"clients": "numbers of clients at once"},
     )
+    attacks = [row["under_attack"] for row in found.get("attack", {"rows": []})["rows"]]
+    is_right = [row["is_right"] for row in found.get("refusals", {"rows": []})["rows"]]
+    return int(any(figures["num_failed"] or figures["num_wrong"] for figures in attacks) or not all(is_right))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -3,18 +3,21 @@
 import argparse
 import dataclasses
 import os
+import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llama_adapter.app.measuring.report import circumstances
+from llama_adapter.app.measuring.report import circumstances, load_average
 from llama_adapter.app.models.resources import sample_pictures
 from scripts.pages.render import DOCS, save, save_part
 
 ROOT = Path(__file__).resolve().parents[1]
 Tell = Callable[[str], None]
+Measure = Callable[[Any], dict[str, Any]]  # settings -> figures as JSON values
 Way = TypeVar("Way")
 Result = TypeVar("Result")
 Settings = TypeVar("Settings")
@@ -23,10 +26,6 @@ Settings = TypeVar("Settings")
 def tell(line: str) -> None:
     """Progress for a person, on stderr."""
     print(line, file=sys.stderr, flush=True)
-
-
-def silent(line: str) -> None:
-    """No progress."""
 
 
 def sample_files() -> list[Path]:
@@ -43,6 +42,32 @@ def in_turn(ways: Iterable[Way], measure: Callable[[Way], Result], *, rounds: in
     return results
 
 
+def caption_command(folder: Path, out: Path) -> list[str]:
+    """A job over the pictures of a folder, as the arguments of a process."""
+    return [sys.executable, "-m", "llama_adapter", "caption", str(folder), "--out", str(out)]
+
+
+def watched_job(folder: Path, out: Path, flags: Sequence[str] = ()) -> Iterator[tuple[int, int]]:
+    """Run a job in a process; its id and the number of its records, 50 times a second and at the end.
+
+    Raises RuntimeError if the job fails.
+    """
+    num_records, offset, is_running = 0, 0, True
+    command = [*caption_command(folder, out), "--quiet", *flags]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+        while is_running:
+            is_running = process.poll() is None
+            if out.exists():
+                with open(out, "rb") as file:
+                    file.seek(offset)
+                    new = file.read()
+                num_records, offset = num_records + new.count(b"\n"), offset + len(new)
+            yield process.pid, num_records
+            time.sleep(0.02)
+    if process.returncode:
+        raise RuntimeError(f"the job ended with exit code {process.returncode}")
+
+
 def process_cpu_s(pid: int) -> float:
     """Processor seconds of a process, all threads together. Raises OSError if it has ended."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
@@ -53,13 +78,6 @@ def process_mib(pid: int, name: str = "VmRSS") -> float:
     """Resident memory of a process, or another size in /proc/PID/status. Raises OSError if it has ended."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{name}:")), 0.0)
-
-
-def machine(*packages: str, load_before: list[float] | None) -> dict[str, Any]:
-    """The circumstances with OMP_NUM_THREADS, and the versions of `packages` too."""
-    about = circumstances(load_before=load_before)
-    about["versions"] |= {name: metadata.version(name) for name in packages}
-    return about | {"omp_num_threads": os.environ.get("OMP_NUM_THREADS", "unset")}
 
 
 def parser_of(doc: str | None) -> argparse.ArgumentParser:
@@ -75,30 +93,36 @@ def add_out(parser: argparse.ArgumentParser, page: str, *, default: Path | None 
 
 
 def parse_settings(
-    parser: argparse.ArgumentParser,
+    doc: str | None,
     arguments: Sequence[str] | None,
     *,
     page: str,
     full: Settings,
     quick: Settings,
     flags: Mapping[str, str],
-) -> tuple[argparse.Namespace, Settings, Path | None]:
-    """Parse `--quick`, `--out` and a flag for each of `flags`, which maps fields of the settings to help texts.
+    choices: Mapping[str, Collection[str]] | None = None,
+    parts: Collection[str] = (),
+) -> tuple[Settings, Path | None, list[str]]:
+    """Parse `--quick`, `--out`, `--part`, and a flag for each of `flags`: names of settings, and help texts.
 
-    Returns all options, the settings, and the folder for the results, which is made here so that a wrong one fails
-    before an hour of measuring. The folder is None with `--quick` and without `--out`.
+    Returns the settings, the folder for the results, and the chosen parts. The folder is made here so that a wrong one
+    fails before an hour of measuring. It is None with `--quick` and without `--out`.
     """
+    parser = parser_of(doc)
     parser.add_argument("--quick", action="store_true", help="a small run that only shows that it works")
     add_out(parser, page, default=None)
+    if parts:
+        parser.add_argument("--part", choices=parts, action="append", help="may be repeated (default: all)")
     for name, text in flags.items():
         value = getattr(full, name)
         several = isinstance(value, tuple)
-        shown = " ".join(map(str, value)) if several else value
+        kind = type(value[0] if several else value)
         parser.add_argument(
-            f"--{name}",
-            type=positive(type(value[0] if several else value)),
+            f"--{name.replace('_', '-')}",
+            type=kind if kind is str or issubclass(kind, Path) else positive(kind),
             nargs="+" if several else None,
-            help=f"{text} (default: {shown})",
+            choices=(choices or {}).get(name),
+            help=f"{text} (default: {' '.join(map(str, value)) if several else value})",
         )
     options = parser.parse_args(arguments)
     given = {name: getattr(options, name) for name in flags if getattr(options, name) is not None}
@@ -107,27 +131,35 @@ def parse_settings(
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     chosen: Any = quick if options.quick else full
-    return options, dataclasses.replace(chosen, **given), folder
+    return dataclasses.replace(chosen, **given), folder, (options.part if parts else None) or list(parts)
 
 
 def run_bench(
     doc: str | None,
     arguments: Sequence[str] | None,
     *,
-    measure: Callable[..., dict[str, Any]],
+    measure: Measure | Mapping[str, Measure],
     page: str,
-    part: str | None = None,
+    packages: Sequence[str] = (),
     **options: Any,
-) -> None:
-    """Parse flags, call `measure(settings, tell=tell)`, and write the page or its `part`; `options` as above."""
-    _, settings, folder = parse_settings(parser_of(doc), arguments, page=page, **options)
-    save_results(page, measure(settings, tell=tell), folder, part=part)
+) -> dict[str, Any]:
+    """Parse flags, measure, and write the page or its parts; returns the figures, by part if `measure` has parts.
 
-
-def save_results(page: str, content: dict[str, Any], folder: Path | None, *, part: str | None = None) -> None:
-    """Write the results, or a part of them, and the page; without a folder nothing."""
-    if folder is not None:
-        save(page, content, folder) if part is None else save_part(page, part, content, folder)
+    A measurement is called with the settings. Its figures get the circumstances of the machine, with
+    the versions of `packages`. `options` are those of `parse_settings`.
+    """
+    parts = measure if isinstance(measure, Mapping) else {"": measure}
+    names = tuple(filter(None, parts))
+    settings, folder, chosen = parse_settings(doc, arguments, page=page, parts=names, **options)
+    figures: dict[str, Any] = {}
+    for name in chosen or [""]:
+        load_before = load_average()
+        figures[name] = parts[name](settings)
+        about = figures[name]["circumstances"] = circumstances(load_before=load_before)
+        about["versions"] |= {package: metadata.version(package) for package in packages}
+        if folder is not None:
+            save_part(page, name, figures[name], folder) if name else save(page, figures[name], folder)
+    return figures if names else figures[""]
 
 
 def positive(kind: type[float]) -> Callable[[str], float]:

@@ -3,8 +3,6 @@
 Usage: python -m scripts.export_full_size
 """
 
-import os
-import platform
 import resource
 import tempfile
 from collections.abc import Mapping
@@ -17,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llama_adapter.app.measuring.report import cpu_name
+from llama_adapter.app.measuring.report import circumstances
 from llama_adapter.runtime.graphs.card import GraphDtype
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.lint import lint_graph
@@ -37,7 +35,6 @@ CONFIG = VisionConfig(
 )
 CASES: tuple[tuple[GraphDtype, int], ...] = (("float32", 18), ("float16", 18), ("float16", 17))
 NUM_PICTURES = 3
-_PACKAGES = ("torch", "numpy", *EXPORT_PACKAGES)
 
 
 def main() -> None:
@@ -49,7 +46,11 @@ def main() -> None:
         for dtype, opset in CASES:
             rows.append(measure(Path(folder) / "clip.onnx", state, encoder, pixels_BHWC, dtype=dtype, opset=opset))
             print(rows[-1], flush=True)
-    save("export", {"circumstances": circumstances(), "cases": rows})
+    about = circumstances(load_before=None)
+    about["versions"] |= {name: version(name) for name in ("numpy", *EXPORT_PACKAGES)}
+    about["peak_memory_gb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 1)
+    about["parameters_m"] = round(sum(tensor.numel() for tensor in encoder.parameters()) / 1e6, 1)
+    save("export", {"circumstances": about, "cases": rows})
 
 
 def measure(
@@ -77,20 +78,6 @@ def measure(
         "cosine_min": parity.cosine_min,
         "num_pictures": parity.num_pictures,
         "ok": parity.ok,
-    }
-
-
-def circumstances() -> dict[str, Any]:
-    """What the figures depend on."""
-    return {
-        "machine": platform.machine(),
-        "cpu": cpu_name(),
-        "num_cpus": os.cpu_count(),
-        "num_threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in _PACKAGES},
-        "peak_memory_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 1),
-        "parameters_m": round(sum(tensor.numel() for tensor in PictureEncoder(CONFIG).parameters()) / 1e6, 1),
     }
 
 

@@ -2,19 +2,17 @@
 
 import itertools
 import os
-import resource
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from llama_adapter.app.captioning.assemble import Parts
 from llama_adapter.app.captioning.captioner import Answer, Captioner, work_items
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from scripts.common import in_turn, sample_files
+from scripts.common import in_turn, process_mib, sample_files
 
-_MEGABYTE = 1e6
+_MB_PER_MIB = 2**20 / 1e6
 
 
 def measure_folders(parts: Parts, *, sizes: Sequence[int], rounds: int, least_pictures: int) -> list[dict[str, Any]]:
@@ -51,7 +49,8 @@ def _measure(captioner: Captioner, size: int, *, repeats: int) -> tuple[float, f
         _answer(captioner, pictures=size)
     rate = size * repeats / (time.perf_counter() - started)
     cpu_ms = (time.process_time() - cpu_started) * 1e3 / (size * repeats)
-    return rate, cpu_ms, _resident_mb(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _MEGABYTE
+    resident_mb, peak_mb = (process_mib(os.getpid(), name) * _MB_PER_MIB for name in ("VmRSS", "VmHWM"))
+    return rate, cpu_ms, resident_mb, peak_mb
 
 
 def _answer(captioner: Captioner, *, pictures: int) -> None:
@@ -61,8 +60,3 @@ def _answer(captioner: Captioner, *, pictures: int) -> None:
     answered = sum(isinstance(event, Answer) for event in captioner.run(items, sampling=SamplingParams()))
     if answered != pictures:
         raise RuntimeError(f"{pictures} pictures got {answered} answers")
-
-
-def _resident_mb() -> float:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / _MEGABYTE

@@ -1,10 +1,10 @@
 """Reading pictures exactly and fast: pictures per second at two sizes, and differences in pixels and captions."""
 
+import dataclasses
 import io
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,12 @@ from PIL import Image
 
 from llama_adapter.app.captioning.assemble import Parts
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import Reading, preprocess
 from scripts.common import in_turn
 from scripts.photographs import photograph
 
-SIZES: Mapping[int, tuple[int, int]] = {1: (1152, 864), 12: (4000, 3000)}  # by megapixels
+SIZES = {1: (1152, 864), 12: (4000, 3000)}  # width and height, by megapixels
 READINGS: tuple[Reading, ...] = ("exact", "fast")
 _SAMPLE_SIDE = 1600  # pixels, of enlarged samples
 
@@ -34,9 +33,11 @@ def measure_reading(*, megapixels: int, rounds: int) -> dict[str, Any]:
         read(data, reading)
         return time.perf_counter() - started
 
-    with _one_thread():
-        pixels = {reading: read(data, reading) for reading in READINGS}
-        seconds = in_turn(READINGS, timed, rounds=4 * rounds)
+    pixels = {reading: read(data, reading) for reading in READINGS}
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as Pillow, because jobs read several pictures side by side
+    seconds = in_turn(READINGS, timed, rounds=4 * rounds)
+    torch.set_num_threads(num_threads)
     difference = np.abs(pixels["fast"].astype(int) - pixels["exact"])
     return {
         "megapixels": megapixels,
@@ -48,12 +49,13 @@ def measure_reading(*, megapixels: int, rounds: int) -> dict[str, Any]:
 
 def measure_change(parts: Parts, files: Sequence[Path]) -> dict[str, Any]:
     """Compare the captions and visual queries of enlarged samples, read fast and exactly."""
-    pictures = [_jpeg(_enlarged(Image.open(file))) for file in files]
+    side = (_SAMPLE_SIDE, _SAMPLE_SIDE)
+    pictures = [_jpeg(Image.open(file).convert("RGB").resize(side, Image.Resampling.BICUBIC)) for file in files]
     queries = {
         reading: parts.vision.encode(np.stack([read(data, reading) for data in pictures])).float()
         for reading in READINGS
     }
-    texts = [_captions(parts.spec, pictures, reading) for reading in READINGS]
+    texts = [_captions(parts, pictures, reading) for reading in READINGS]
     difference = (queries["fast"] - queries["exact"]).square().mean().sqrt() / queries["exact"].square().mean().sqrt()
     return {
         "pictures": len(pictures),
@@ -62,29 +64,14 @@ def measure_change(parts: Parts, files: Sequence[Path]) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Limit torch to one thread, as Pillow, because jobs read several pictures side by side."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
-
-
 def read(data: bytes, reading: Reading) -> np.ndarray:
     """Pixels (224, 224, 3), as the captioner reads a file."""
     return preprocess(load_picture(data, least_side=448 if reading == "fast" else None).image, reading=reading)
 
 
-def _captions(spec: CaptionerSpec, pictures: list[bytes], reading: Reading) -> list[str]:
-    with Captioner.load(device=spec.device, dtype=spec.dtype, reading=reading) as captioner:
-        return [answer.text for answer in captioner.generate(pictures)]
-
-
-def _enlarged(image: Image.Image) -> Image.Image:
-    return image.convert("RGB").resize((_SAMPLE_SIDE, _SAMPLE_SIDE), Image.Resampling.BICUBIC)
+def _captions(parts: Parts, pictures: list[bytes], reading: Reading) -> list[str]:
+    reader = dataclasses.replace(parts, spec=dataclasses.replace(parts.spec, reading=reading))
+    return [answer.text for answer in Captioner(reader).generate(pictures)]
 
 
 def _jpeg(image: Image.Image) -> bytes:

@@ -1,14 +1,13 @@
 """Jobs on a full disk and on a read-only disk: small file systems in memory."""
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from llama_adapter.app.records.record import read_records
-from scripts.common import ROOT
+from scripts.common import ROOT, caption_command
 
 
 @contextmanager
@@ -27,7 +26,7 @@ def mounted(place: Path, options: str) -> Iterator[None]:
 def prove_disks(pictures: list[Path], place: Path) -> dict[str, Any]:
     """Fill a disk with a job, enlarge it, resume; then try a read-only disk."""
     out = place / "answers.jsonl"
-    command = [sys.executable, "-m", "llama_adapter", "caption", str(pictures[0].parent), "--out", str(out)]
+    command = caption_command(pictures[0].parent, out)
     with mounted(place, "size=64k"):
         full = _run(command)
         left = out.read_bytes()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llama_adapter.app.records.record import parse_record, read_records
-from scripts.common import ROOT, Tell, silent
+from scripts.common import ROOT, tell
 
 _START_S = 3.0  # about the time in which a run starts and answers some pictures
 
@@ -44,7 +44,6 @@ def kill_again_and_again(
     kills: int,
     seed: int,
     batch_size: int = 8,
-    tell: Tell = silent,
 ) -> KillReport:
     """Run jobs over the folder of `pictures`, kill them with SIGKILL `kills` times in all, and resume each of them.
 

@@ -1,6 +1,5 @@
 """docs/peers.json: figures of many runs. A new run replaces the rows that it measures again."""
 
-import json
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llama_adapter.runtime.atomic_write import atomic_write
-from scripts.pages.render import as_text
+from scripts.pages.render import as_text, read, write
 
 Key = tuple[str, str, str, int, int, str]
 
@@ -88,11 +87,9 @@ class Results:
         )
 
 
-def load(path: Path) -> Results:
+def load(folder: Path) -> Results:
     """Read what `save` wrote; empty results if there is no file."""
-    if not path.is_file():
-        return Results()
-    return from_json(json.loads(path.read_text(encoding="utf-8")))
+    return from_json(read("peers", folder)) if (folder / "peers.json").is_file() else Results()
 
 
 def from_json(values: Mapping[str, Any]) -> Results:
@@ -104,16 +101,16 @@ def from_json(values: Mapping[str, Any]) -> Results:
     )
 
 
-def save(results: Results, path: Path) -> None:
-    """Write JSON atomically, with one row per line."""
+def save(results: Results, folder: Path) -> None:
+    """Write JSON atomically, with one row per line, and the page."""
     content = {
         "runs": results.runs,
         "rows": [_stated(row) for row in results.rows],
         "missing": [_stated(one) for one in results.missing],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as file:
+    with atomic_write(folder / "peers.json") as file:
         file.write((as_text(content) + "\n").encode())
+    write("peers", content, folder)
 
 
 def _stated(one: Row | Missing) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from scripts.common import ROOT, Tell
 from scripts.peers.results import Key, Missing, Results, Row
 from scripts.peers.sizes import ENCODERS, JOB_ENCODERS, JOB_ENDS, NUM_STEPS, place_of
-from scripts.peers.table import MACHINE, Engine, Section, chosen_engines
+from scripts.peers.table import MACHINE, Engine, Section, chosen_engines, engine_names
 from scripts.peers.task import Reply, Rung, Task
 
 # Threads of a child, for every library.
@@ -32,14 +32,14 @@ class Plan:
 
     sections: tuple[Section, ...] = ("decode", "job", "vision")
     sizes: tuple[str, ...] = ("1B", "160M", "ViT-L/14")  # of decoders and encoders
-    engines: tuple[str, ...] | None = None  # None: all
+    engines: tuple[str, ...] = tuple(engine_names())
     batch_sizes: tuple[int, ...] = (1, 5, 16)
     prefill_batch_sizes: tuple[int, ...] = (1, 5)
     rounds: int = 3
     threads: int = 1
     work: str = str(Path(tempfile.gettempdir()) / "llama-adapter-peers")
-    budget_s: float = 2.5
-    long_s: float = 8.0  # what took longer in the first round is not repeated
+    budget: float = 2.5  # seconds
+    long: float = 8.0  # seconds; what took longer in the first round is not repeated
 
     def tasks(self) -> Iterator[Task]:
         """All tasks of one round, in order; the ceilings of the machine come before each size."""
@@ -70,7 +70,7 @@ class Plan:
             rungs=tuple(rungs[engine.section]),
             num_rows=max(batch for _, batch in rungs[engine.section]),
             num_steps=NUM_STEPS.get(size, 32),
-            budget_s=self.budget_s,
+            budget_s=self.budget,
         )
 
 
@@ -135,7 +135,7 @@ def run_rounds(plan: Plan, *, tell: Tell, keep: Callable[[Results], None], run: 
     """
     run = run or run_child
     gathered = Gathered(run=datetime.now(UTC).isoformat(timespec="seconds"))
-    settings = {"rounds": plan.rounds, "budget_s": plan.budget_s, "long_s": plan.long_s, "flash": "auto"}
+    settings = {"rounds": plan.rounds, "budget_s": plan.budget, "long_s": plan.long, "flash": "auto"}
     _make_files(plan, gathered, run=run, tell=tell)
     results = Results()
     started = time.perf_counter()
@@ -147,7 +147,7 @@ def run_rounds(plan: Plan, *, tell: Tell, keep: Callable[[Results], None], run: 
                 continue
             begun = time.perf_counter()
             reply = run(asked)
-            gathered.take(asked, reply, long_s=plan.long_s)
+            gathered.take(asked, reply, long_s=plan.long)
             spent_s = time.perf_counter() - begun
             tell(f"round {number}/{plan.rounds}, {index}/{len(tasks)}: {describe(asked, reply)} [{spent_s:.1f} s]")
         results = gathered.results(settings)
@@ -209,5 +209,5 @@ def _make_files(plan: Plan, gathered: Gathered, *, run: Runner, tell: Tell) -> N
             continue
         reply = run(replace(task, only_files=True, threads=os.cpu_count() or 1))
         if reply.problem:
-            gathered.take(task, reply, long_s=plan.long_s)
+            gathered.take(task, reply, long_s=plan.long)
         tell(f"files of {task.size} {task.engine.name}: {reply.reason or f'made, {reply.load_s:.1f} s'}")

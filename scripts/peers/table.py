@@ -61,6 +61,6 @@ def engine_names() -> list[str]:
     return list(dict.fromkeys(engine.name for engine in ENGINES))
 
 
-def chosen_engines(names: Collection[str] | None, section: Section) -> list[Engine]:
-    """Engines of a section: the named ones, or all."""
-    return [engine for engine in ENGINES if engine.section == section and (names is None or engine.name in names)]
+def chosen_engines(names: Collection[str], section: Section) -> list[Engine]:
+    """The named engines of a section."""
+    return [engine for engine in ENGINES if engine.section == section and engine.name in names]

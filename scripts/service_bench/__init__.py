@@ -1,1 +1,1 @@
-"""What `scripts.bench_service` and `scripts.refused_inputs` share: a server process, a light client, and the page."""
+"""Measurements of `scripts.bench_service`: a server process, its clients, and what they send."""

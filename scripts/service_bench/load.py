@@ -1,6 +1,7 @@
 """A load of several clients with one request at a time each: outcomes and times."""
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -39,9 +40,7 @@ async def run_load(
     server_cpu, client_cpu = server.cpu_s(), time.process_time()
     started = time.perf_counter()
     deadline = started + seconds
-    await asyncio.gather(
-        *(_ask_until(deadline, server=server, workload=workload, replies=replies) for _ in range(clients))
-    )
+    await asyncio.gather(*(keep_asking(server, workload, replies, deadline=deadline) for _ in range(clients)))
     wall = time.perf_counter() - started
     answered = [(index, reply) for index, reply in replies if reply.outcome == "answered"]
     others = Counter(shown_outcome(reply) for _, reply in replies if reply.outcome != "answered")
@@ -58,19 +57,25 @@ async def run_load(
     )
 
 
-async def _ask_until(
-    deadline: float, *, server: ServerProcess, workload: Workload, replies: list[tuple[int, Reply]]
+async def keep_asking(
+    server: ServerProcess, workload: Workload, replies: list[tuple[int, Reply]], *, deadline: float = math.inf
 ) -> None:
+    """One client's requests over one connection, until `deadline` by `time.perf_counter()` or a refused connection.
+
+    A reply is appended with the index of its question.
+    """
     connection: Connection | None = None
-    while time.perf_counter() < deadline:
+    while (started := time.perf_counter()) < deadline:
         index, body = next(workload)
         if connection is None or not connection.is_open:
             try:
                 connection = await Connection.open(server.host, server.port)
             except OSError:
-                replies.append((index, Reply(outcome="not_accepted")))
+                replies.append((index, Reply(outcome="not_accepted", started=started)))
                 return
-        replies.append((index, await connection.ask(body, timeout_s=TIMEOUT_S)))
+        replies.append((index, reply := await connection.ask(body, timeout_s=TIMEOUT_S)))
+        if reply.status == 503:
+            await asyncio.sleep(0.05)  # as a client would, only sooner
     if connection is not None:
         await connection.close()
 

@@ -1,7 +1,4 @@
-"""`llama-adapter serve` with its own host names and a public loopback address, to test redirects offline.
-
-Started as a process: python -m scripts.service_bench.site --port 0 ...
-"""
+"""`llama-adapter serve` with its own host names and a public loopback address, to test redirects offline."""
 
 import sys
 import threading
@@ -12,6 +9,7 @@ from llama_adapter.app.http_api import fetching
 from llama_adapter.app.http_api.addresses import is_public
 from llama_adapter.app.http_api.fetching import Network
 
+COMMAND = ("-m", "scripts.service_bench.site")  # of a `ServerProcess`
 PUBLIC = "127.0.0.1"  # treated as public by this server
 NAMES = {
     "pictures.test": [PUBLIC],

@@ -2,9 +2,7 @@
 
 import io
 import struct
-from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Final
 
 from PIL import Image
 
@@ -50,12 +48,12 @@ def changed(content: bytes, number: int) -> bytes:
     return content + struct.pack(">Q", number)
 
 
-KINDS: Final[Mapping[str, Callable[[], bytes]]] = {
-    "progressive JPEG, 14,000 scans": progressive_jpeg,
-    "GIF, a comment of 16 million blocks": commented_gif,
-    "JPEG, 8 million APP segments": segmented_jpeg,
-    "PNG, 2.7 million chunks": chunked_png,
-}
+KINDS = (
+    ("progressive JPEG, 14,000 scans", progressive_jpeg),
+    ("GIF, a comment of 16 million blocks", commented_gif),
+    ("JPEG, 8 million APP segments", segmented_jpeg),
+    ("PNG, 2.7 million chunks", chunked_png),
+)
 
 
 def _plain(kind: str, *, side: int = 8, **options: bool) -> bytes:

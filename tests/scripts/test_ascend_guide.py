@@ -63,12 +63,8 @@ def test_commands_are_accepted(command: str) -> None:
 
 def test_all_steps_are_shown() -> None:
     text = "\n".join(commands())
-
-    assert all(program in text for program in PROGRAMS)
-    assert "export om" in text
-    assert "doctor --environment" in text
-    assert "doctor --encoder" in text
-    assert "--adopt" in text
+    for step in (*PROGRAMS, "export om", "doctor --environment", "doctor --encoder", "--adopt"):
+        assert step in text
 
 
 def test_commands_say_where_they_run() -> None:
@@ -95,10 +91,6 @@ Told = tuple[str, int]  # a message, and the exit code that it comes with
 def told_of(error: BaseException) -> Told:
     problem = describe(error)
     return problem.sentence, int(problem.exit_code)
-
-
-def loading_failed(error: Exception) -> Told:
-    return told_of(explain_loading(error))
 
 
 def no_such_device(monkeypatch: pytest.MonkeyPatch) -> Told:
@@ -150,18 +142,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
     return [
         no_such_device(monkeypatch),
         *refusals_of_a_310p(),
-        loading_failed(ImportError("libhccl.so: cannot open shared object file: No such file or directory")),
-        loading_failed(Exception("ASCEND_HOME_PATH : /opt/cann does not exist. Please run set_env.sh")),
-        loading_failed(ImportError("/x/libtorch_npu.so: undefined symbol: _ZN3c10")),
-        # Its first line as torch_npu 2.13 has it.
-        loading_failed(
-            RuntimeError(
-                "Two accelerators cannot be used at the same time in PyTorch: npu and cuda. You can install the cpu "
-                "version of PyTorch to use your npu device, or use the cuda device with 'export "
-                "TORCH_DEVICE_BACKEND_AUTOLOAD=0'.\n[ERROR] (PID:1, Device:-1, RankID:-1) ERR00007 PTA feature not "
-                "supported"
-            )
-        ),
+        *(told_of(explain_loading(error)) for error in LOADING_ERRORS),
         *failures_at_work(),
         *failures_of_an_om(),
         *failures_of_atc(),
@@ -174,6 +155,16 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
     ]
 
 
+LOADING_ERRORS = (
+    ImportError("libhccl.so: cannot open shared object file: No such file or directory"),
+    Exception("ASCEND_HOME_PATH : /opt/cann does not exist. Please run set_env.sh"),
+    ImportError("/x/libtorch_npu.so: undefined symbol: _ZN3c10"),
+    RuntimeError(  # the first line as torch_npu 2.13 has it
+        "Two accelerators cannot be used at the same time in PyTorch: npu and cuda. You can install the cpu version of "
+        "PyTorch to use your npu device, or use the cuda device with 'export TORCH_DEVICE_BACKEND_AUTOLOAD=0'.\n"
+        "[ERROR] (PID:1, Device:-1, RankID:-1) ERR00007 PTA feature not supported"
+    ),
+)
 HOLE = "\0"  # stands for whatever an f-string puts there
 
 

@@ -53,6 +53,7 @@ def test_every_policy_makes_the_planned_captions(parts: Parts, policy: Policy) -
 @pytest.mark.slow
 def test_short_run_writes_all_figures_and_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scripts.engine_bench.step_time._NUM_STEPS", 4)
+    monkeypatch.setattr("scripts.engine_bench.batching.MOST_TOKENS", 12)
 
     main(["--quick", "--out", str(tmp_path)])
 

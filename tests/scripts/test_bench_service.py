@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from scripts import attack_service
-from scripts.bench_service import QUICK, measure
-from scripts.pages.render import render
-from scripts.service_bench import slow_files
+from scripts import bench_service
+from scripts.pages.render import read
 from scripts.service_bench.client import Reply, ask_once
 from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.promises import at_the_end
@@ -63,20 +61,17 @@ def asked(page: bytes | None, *, timeout_s: float = 20.0) -> Reply:
     return asyncio.run(run())
 
 
-def test_answer_without_streaming() -> None:
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_answers(is_streamed: bool) -> None:
+    usage = {"usage": {"completion_tokens": 2}}
+    deltas = (delta(""), delta("a "), delta("star"), delta("", finish="stop"), {"choices": [], **usage}, "[DONE]")
     choice = {"message": {"content": "a star"}, "finish_reason": "stop"}
-    reply = asked(whole({"choices": [choice], "usage": {"completion_tokens": 2}}))
+    streamed = STREAM_HEAD + chunked(*deltas) + b"0\r\n\r\n"
+    reply = asked(streamed if is_streamed else whole({"choices": [choice], **usage}))
 
     assert (reply.outcome, reply.text, reply.finish, reply.num_tokens) == ("answered", "a star", "stop", 2)
-
-
-def test_streamed_answer() -> None:
-    usage = {"choices": [], "usage": {"completion_tokens": 2}}
-    page = STREAM_HEAD + chunked(delta(""), delta("a "), delta("star"), delta("", finish="stop"), usage, "[DONE]")
-    reply = asked(page + b"0\r\n\r\n")
-
-    assert (reply.outcome, reply.text, reply.finish, reply.num_tokens) == ("answered", "a star", "stop", 2)
-    assert 0 < reply.first_token_s <= reply.total_s
+    assert is_streamed == (reply.first_token_s > 0)
+    assert reply.first_token_s <= reply.total_s
 
 
 def test_refusal_has_code_and_headers() -> None:
@@ -95,33 +90,23 @@ def test_refusal_has_code_and_headers() -> None:
         (STREAM_HEAD + chunked(delta("a ")) + b"0\r\n\r\n", "broken"),
         (STREAM_HEAD + chunked({"error": {"code": "engine_failed"}}) + b"0\r\n\r\n", "refused"),
         (whole({"error": {"code": "busy"}}, status="429 Too Many Requests")[:-3], "broken"),
+        (None, "hung"),
     ],
 )
-def test_outcomes_of_incomplete_answers(page: bytes, outcome: str) -> None:
-    assert asked(page).outcome == outcome
-
-
-def test_silent_server_counts_as_hung() -> None:
-    assert asked(None, timeout_s=0.05).outcome == "hung"
-
-
-def test_only_new_pictures_differ_in_their_bytes() -> None:
-    question = Question(name="a", picture=b"\x89PNG", prompt=CAPTION)
-    for is_new in (True, False):
-        workload = Workload([question], is_new=is_new)
-        bodies = [json.loads(next(workload)[1]) for _ in range(3)]
-        urls = {body["messages"][0]["content"][0]["image_url"]["url"] for body in bodies}
-        assert len(urls) == (3 if is_new else 1)
+def test_outcomes_of_incomplete_answers(page: bytes | None, outcome: str) -> None:
+    assert asked(page, timeout_s=0.05 if page is None else 20.0).outcome == outcome
 
 
 @pytest.mark.parametrize("picture", [b"", b"a", b"ab", b"abc"])
-def test_bytes_are_appended_to_pictures_of_any_length(picture: bytes) -> None:
-    _, body = next(Workload([Question(name="a", picture=picture, prompt=CAPTION)], is_new=True))
-    url = json.loads(body)["messages"][0]["content"][0]["image_url"]["url"]
+@pytest.mark.parametrize("is_new", [False, True])
+def test_bytes_are_appended_to_pictures_of_any_length(picture: bytes, is_new: bool) -> None:
+    workload = Workload([Question(name="a", picture=picture, prompt=CAPTION)], is_new=is_new)
+    bodies = [json.loads(next(workload)[1]) for _ in range(3)]
+    urls = [body["messages"][0]["content"][0]["image_url"]["url"] for body in bodies]
+    contents = [base64.b64decode(url.partition(",")[2], validate=True) for url in urls]
 
-    content = base64.b64decode(url.partition(",")[2], validate=True)
-    assert content.startswith(picture)
-    assert content.endswith((1).to_bytes(12, "big"))
+    assert all(content.startswith(picture) for content in contents)
+    assert [int.from_bytes(content[-12:], "big") for content in contents] == ([1, 2, 3] if is_new else [0, 0, 0])
 
 
 @pytest.mark.parametrize(
@@ -144,28 +129,26 @@ def test_lost_requests_at_the_end(started: float, outcome: Any, num_lost: int) -
 
 
 @pytest.mark.slow
-def test_service_keeps_its_promises_under_a_short_load() -> None:
-    with ServerProcess() as server:  # one for all parts; the last part ends it
-        figures = measure(QUICK, serve=lambda: nullcontext(server))
+def test_service_keeps_its_promises_under_a_short_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ServerProcess() as server:  # one for all measurements of the part; the last one ends it
+        monkeypatch.setattr(bench_service, "ServerProcess", lambda: nullcontext(server))
+        assert bench_service.main(["--quick", "--part", "load", "--out", str(tmp_path)]) == 0
 
-    assert all(row["requests"] > 0 and not row["others"] and row["num_wrong"] == 0 for row in figures["rows"])
-    assert [row["different"] for row in figures["equality"]] == [0, 0]
-    overload = figures["overload"]
+    load = read("service", tmp_path)["load"]
+    assert all(row["requests"] > 0 and not row["others"] and row["num_wrong"] == 0 for row in load["rows"])
+    assert [row["different"] for row in load["equality"]] == [0, 0]
+    overload, end = load["overload"], load["end"]
     assert set(overload["outcomes"]) <= {"answered", "refused 429 busy", "refused 503 unavailable"}
     assert sum(overload["outcomes"].values()) == overload["requests"]
     assert overload["num_wrong"] == overload["num_without_retry_after"] == 0
-    assert (figures["end"]["num_lost"], figures["end"]["num_wrong"], figures["end"]["exit_code"]) == (0, 0, 0)
-    assert render("service", {"load": figures})
+    assert (end["num_lost"], end["num_wrong"], end["exit_code"]) == (0, 0, 0)
 
 
 @pytest.mark.slow
-def test_attack_with_a_slow_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = {"small": lambda: slow_files.progressive_jpeg(side=256, num_scans=50)}
-    monkeypatch.setattr(attack_service, "KINDS", kinds)
-    monkeypatch.setattr(attack_service, "CALM_S", 0.5)
+def test_attack_with_a_slow_picture(tmp_path: Path) -> None:
+    assert bench_service.main(["--quick", "--part", "attack", "--out", str(tmp_path)]) == 0
 
-    assert attack_service.main(["--seconds", "1", "--out", str(tmp_path)]) == 0
-    (row,) = json.loads((tmp_path / "service.json").read_text())["attack"]["rows"]
+    (row,) = read("service", tmp_path)["attack"]["rows"]
     assert row["exit_code"] == 0
     assert row["slow"] == {"answered": 8}
     assert row["most_memory_mb"] > 50

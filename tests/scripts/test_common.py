@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.common import in_turn, parse_settings, parser_of
-from scripts.pages.render import DOCS
+from scripts.common import in_turn, parse_settings, run_bench
+from scripts.pages.render import DOCS, read
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,7 @@ FULL, QUICK = Settings(), Settings(seconds=0.5, clients=(1,))
 
 def parsed(*arguments: str) -> tuple[Settings, Path | None]:
     flags = {"seconds": "", "clients": ""}
-    _, settings, folder = parse_settings(parser_of(""), arguments, page="x", full=FULL, quick=QUICK, flags=flags)
-    return settings, folder
+    return parse_settings("", arguments, page="x", full=FULL, quick=QUICK, flags=flags)[:2]
 
 
 def test_flags_replace_fields_of_the_settings() -> None:
@@ -34,6 +33,18 @@ def test_flags_replace_fields_of_the_settings() -> None:
 def test_a_quick_run_writes_only_into_a_given_folder(tmp_path: Path) -> None:
     assert parsed("--quick", "--out", str(tmp_path / "new")) == (QUICK, tmp_path / "new")
     assert (tmp_path / "new").is_dir()
+
+
+def test_chosen_parts_are_measured_and_written_with_their_circumstances(tmp_path: Path) -> None:
+    parts = {name: lambda settings, name=name: {"seconds": settings.seconds, "is": name} for name in "ab"}
+    flags = ["--quick", "--out", str(tmp_path), "--part", "b"]
+
+    found = run_bench("", flags, measure=parts, page="jobs", packages=["numpy"], full=FULL, quick=QUICK, flags={})
+
+    assert found == read("jobs", tmp_path)
+    assert found.keys() == {"b"}
+    assert (found["b"]["seconds"], found["b"]["is"]) == (0.5, "b")
+    assert {"python", "numpy"} <= found["b"]["circumstances"]["versions"].keys()
 
 
 @pytest.mark.parametrize("flags", [["--seconds", "0"], ["--seconds", "nan"], ["--clients", "1", "-1"]])

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from llama_adapter.app.captioning.captioner import Answer
-from scripts.int8_measures import VARIANTS, Halves, agreement, compare_logits, mixed_model
+from llama_adapter.app.captioning.captioner import Answer, Captioner
+from scripts.common import sample_files
+from scripts.int8_report import VARIANTS, Halves, agreement, compare_logits, mixed_model
 
 ANSWER = Answer(index=0, picture="x", digest="", prompt="", text="", token_ids=(5, 6, 7), finish="stop")
 
@@ -36,10 +37,7 @@ def test_a_variant_has_the_halves_that_it_names() -> None:
 
 
 def test_forced_logits_lead_to_the_greedy_answer() -> None:
-    from llama_adapter.app.captioning.captioner import Captioner
-    from llama_adapter.app.models.resources import sample_pictures
-
-    pictures = sorted(str(path) for path in sample_pictures().glob("*.png"))[:3]
+    pictures = list(map(str, sample_files()[:3]))
     answers = Captioner.load().generate(pictures)
     halves = Halves(VARIANTS[0])
 

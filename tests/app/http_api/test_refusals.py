@@ -5,11 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from scripts.refused_inputs import SITE, ask_all_pictures
 from scripts.service_bench.exchange import exchange
+from scripts.service_bench.load import warm_up
 from scripts.service_bench.process import ServerProcess
+from scripts.service_bench.questions import Workload, captions
 from scripts.service_bench.refused import all_cases, allowed_hosts
-from scripts.service_bench.site import RedirectingSite
+from scripts.service_bench.site import COMMAND, RedirectingSite
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +26,7 @@ def site() -> Iterator[RedirectingSite]:
 @pytest.fixture(scope="module")
 def server(site: RedirectingSite) -> Iterator[ServerProcess]:
     hosts = [flag for host in allowed_hosts(site.port) for flag in ("--allow-url-host", host)]
-    with ServerProcess(*hosts, command=SITE) as server:
+    with ServerProcess(*hosts, command=COMMAND) as server:
         yield server
 
 
@@ -41,7 +42,7 @@ def test_a_bad_request_is_refused_as_it_should_be(site: RedirectingSite, server:
 
 
 def test_good_requests_are_answered_after_all_of_them(server: ServerProcess) -> None:
-    asyncio.run(ask_all_pictures(server))
+    asyncio.run(warm_up(server, Workload(captions(), is_new=False), number=8))  # raises if one is not answered
 
 
 def test_nothing_of_the_requests_is_in_the_log(server: ServerProcess) -> None:

@@ -57,7 +57,9 @@ def test_the_mean_is_over_tasks_and_over_never_drawn_pairs_apart() -> None:
     assert mean_of_tasks(scores, pairs=True) == [0.25, None]
 
 
-def test_collecting_keeps_known_figures(tmp_path: Path) -> None:
+def test_collecting_keeps_known_figures_and_plots_are_drawn_from_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run, into = tmp_path / "run", tmp_path / "figures.json"
     put(into, "training", "vision", value={"steps": 7})
     put(into, "ablation", value={"caption": 50.0})
@@ -70,6 +72,11 @@ def test_collecting_keeps_known_figures(tmp_path: Path) -> None:
     assert content["training"]["vision"] == {"steps": 7}
     assert content["curves"]["code"]["scores"]["caption"] == [0.5]
     assert content["ablation"] == {"caption": 50.0}
+    assert main(["--redraw", "--into", str(into)]) == 0
+    plot = tmp_path / "embedded-curves.png"
+    assert capsys.readouterr().out.split() == [str(plot)]
+    with Image.open(plot) as picture:
+        assert len(picture.convert("RGB").getcolors(10**6) or []) > 20  # not an empty sheet
 
 
 @pytest.mark.parametrize(
@@ -88,21 +95,6 @@ def test_an_invalid_curve_is_refused(tmp_path: Path, text: str) -> None:
 
     with pytest.raises(ValueError, match=r"code\.curve\.jsonl"):
         collect(tmp_path, tmp_path / "figures.json")
-
-
-def test_plots_are_drawn_again_from_the_file_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    into = tmp_path / "figures.json"
-    write_curve(tmp_path, "code", [point(25, figures={"loss": 1.0}), point(50, scores=TASKS)])
-    collect(tmp_path, into)
-    for path in tmp_path.glob("*.jsonl"):
-        path.unlink()
-
-    assert main(["--redraw", "--into", str(into)]) == 0
-
-    plot = tmp_path / "embedded-curves.png"
-    assert capsys.readouterr().out.split() == [str(plot)]
-    with Image.open(plot) as picture:
-        assert len(picture.convert("RGB").getcolors(10**6) or []) > 20  # not an empty sheet
 
 
 def test_without_curves_nothing_is_drawn(tmp_path: Path) -> None:

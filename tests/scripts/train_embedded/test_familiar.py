@@ -46,9 +46,6 @@ def test_fitted_detector_separates_noise_from_the_world() -> None:
     assert share_above(ood_detector.distances(own), ood_detector) <= 20
     assert share_above(ood_detector.distances(noise), ood_detector) == 100.0
     assert share_above(np.array([0.0, np.nan]), ood_detector) == 50.0
-
-
-def test_too_few_pictures_to_fit_to_are_refused() -> None:
     with pytest.raises(ValueError, match="four pictures or more"):
         fit([quarters], num_pictures=3)
 

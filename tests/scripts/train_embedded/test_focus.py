@@ -1,5 +1,7 @@
 """What the words of a question should find in the scene."""
 
+import pytest
+
 from scripts.train_embedded.focus import CLASSES, NOT_ASKED, focus_words
 from scripts.train_embedded.world import COLOR_NAMES, SHAPES, SIZES, scene_from_words
 
@@ -20,28 +22,31 @@ def _found(text: str) -> dict[str, dict[str, int]]:
     }
 
 
-def test_a_shape_finds_its_only_object() -> None:
-    star = {
-        "shape": SHAPES.index("star"),
-        "color": COLOR_NAMES.index("red"),
-        "size": SIZES.index("small"),
-        "row": 0,
-        "column": 0,
-    }
-    assert _found("What color is the star?") == {"star": star}
-    assert _found("Is the star above the ring?")["star"] == star
+STAR = {
+    "shape": SHAPES.index("star"),
+    "color": COLOR_NAMES.index("red"),
+    "size": SIZES.index("small"),
+    "row": 0,
+    "column": 0,
+}
 
 
-def test_a_colour_finds_its_only_object_and_nothing_when_there_are_two() -> None:
-    assert _found("What shape is the red object?")["red"]["shape"] == SHAPES.index("star")
-    assert _found("What shape is the blue object?") == {}
+@pytest.mark.parametrize(
+    ("question", "wanted"),
+    [
+        ("What color is the star?", {"star": STAR}),
+        ("What shape is the red object?", {"red": STAR}),
+        ("What shape is the blue object?", {}),  # there are two
+        ("How many crosses are there?", {"crosses": {"count": 1}}),
+        ("How many blue objects are there?", {"blue": {"count": 2}}),
+        ("Is there a red star?", {"star": {"exist": 1}}),
+        ("Is there a blue star?", {"star": {"exist": 0}}),
+    ],
+)
+def test_words_find_what_they_refer_to(question: str, wanted: dict[str, dict[str, int]]) -> None:
+    assert _found(question) == wanted
 
 
-def test_counting_words_find_a_number() -> None:
-    assert _found("How many crosses are there?") == {"crosses": {"count": 1}}
-    assert _found("How many blue objects are there?") == {"blue": {"count": 2}}
-
-
-def test_a_kind_finds_whether_it_is_there() -> None:
-    assert _found("Is there a red star?") == {"star": {"exist": 1}}
-    assert _found("Is there a blue star?") == {"star": {"exist": 0}}
+def test_both_objects_of_a_relation_are_found() -> None:
+    found = _found("Is the star above the ring?")
+    assert (found["star"], found["ring"]["shape"]) == (STAR, SHAPES.index("ring"))

@@ -13,7 +13,7 @@ from PIL import Image
 
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.image import load_picture
-from scripts.train_embedded.questions import CAPTION_QUESTIONS, COUNT_QUESTIONS, NUMBERS, RELATIONS, at, caption
+from scripts.train_embedded.questions import CAPTION_QUESTIONS, COUNT_QUESTIONS, NUMBERS, RELATIONS, at
 from scripts.train_embedded.samples import WHOLE, Sample, draw_samples, samples
 from scripts.train_embedded.world import (
     COLOR_NAMES,
@@ -23,7 +23,6 @@ from scripts.train_embedded.world import (
     SHAPES,
     SIZES,
     Scene,
-    scene_from_words,
 )
 
 ASSETS = Path(__file__).parents[3] / "assets"
@@ -95,6 +94,7 @@ def test_questions_cover_all_answers() -> None:
     for line in _lines(PICTURES):
         asked[line["task"]].add(line["question"])
         answers[line["task"]].add(line["answer"])
+    assert len({(line["picture"], line["question"]) for line in _lines(PICTURES)}) == len(_lines(PICTURES))
     assert asked["caption"] == set(CAPTION_QUESTIONS)
     assert asked["count"] == set(COUNT_QUESTIONS)
     assert answers == {
@@ -118,11 +118,6 @@ def test_relations_are_asked_about_with_both_answers() -> None:
         if line["task"].startswith("rel_") and relation in line["question"]
     }
     assert found == {*product(["rel_yn"], RELATIONS, ("yes", "no")), *product(["rel_what"], RELATIONS, [""])}
-
-
-def test_questions_about_a_picture_are_unique() -> None:
-    asked = Counter((line["picture"], line["question"]) for line in _lines(PICTURES))
-    assert max(asked.values()) == 1
 
 
 def test_drawing_again_gives_the_shipped_samples(drawn: Sequence[Sample]) -> None:
@@ -161,9 +156,3 @@ def test_broken_files_have_different_errors(name: str, code: str) -> None:
     with pytest.raises(PictureError) as caught:
         load_picture(BROKEN / name)
     assert caught.value.code == code
-
-
-def test_captions_describe_the_scenes(drawn: Sequence[Sample]) -> None:
-    captions = {line["picture"]: line["answer"] for line in _lines(PICTURES) if line["task"] == "caption"}
-    assert captions == {sample.name: caption(sample.scene) for sample in drawn}
-    assert caption(scene_from_words([("small", "red", "star", "left")])) == captions["12-red-star.jpg"]

@@ -1,4 +1,4 @@
-"""Labels, the scene code and gates."""
+"""Labels, the scene code, gates, and the command line."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from llama_adapter.llm.tokenizer import Tokenizer
 from scripts.train_embedded import code_stage
+from scripts.train_embedded.__main__ import main
 from scripts.train_embedded.code_stage import SceneCode, close_gates, open_gates
 from scripts.train_embedded.focus import CLASSES
 from scripts.train_embedded.pictures import UNKNOWN, scene_to_labels
@@ -80,3 +81,12 @@ def test_never_drawn_pairs_are_sampled_on_request() -> None:
     for never_drawn, expected in (("without", {False}), ("with", {True}), ("any", {False, True})):
         scenes = [code_stage.sample_questions_scene(rng, never_drawn=never_drawn) for _ in range(60)]
         assert {any(thing.is_never_drawn for thing in scene) for scene in scenes} == expected
+
+
+@pytest.mark.parametrize("steps", ["0", "-5"])
+def test_number_of_steps_must_be_positive(steps: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["code", f"--steps={steps}", "--work", str(tmp_path / "work")])
+
+    assert f"--steps must be at least 1, got {steps}" in capsys.readouterr().err
+    assert not (tmp_path / "work").exists()
