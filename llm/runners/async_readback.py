@@ -14,10 +14,30 @@ from torch import Tensor
 
 from llama_adapter.llm.runners.base import DecodePlan, Pending, PrefillPlan, Ready, Tokens
 from llama_adapter.llm.runners.sampler import Prediction, choose
-from llama_adapter.runtime.devices import Backend
-from llama_adapter.runtime.devices.transfer import Fetched, Transfer
+from llama_adapter.runtime.devices import Backend, Mark
 
 _NOTHING = Ready(Tokens((), ()))
+
+
+class Transfer:
+    """Copies of small numbers to and from one device; asynchronous where the device has a queue."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        # A device copies pinned memory asynchronously. The host as its own device needs none.
+        self._pins = backend.capabilities.queued and backend.device.type != "cpu"
+
+    def upload(self, values: Sequence[int] | Sequence[float] | Sequence[Sequence[int]]) -> Tensor:
+        """A tensor on the device, int64 or float32."""
+        if not self._pins:
+            return torch.tensor(values, device=self._backend.device)
+        return torch.tensor(values, pin_memory=True).to(self._backend.device, non_blocking=True)
+
+    def fetch(self, values: Tensor) -> tuple[Tensor, Mark | None]:
+        """A copy on the host, complete at the mark; with a queue, later work may overwrite int64 `values`."""
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=self._pins)
+        host.copy_(values, non_blocking=True)
+        return host, self._backend.mark()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +45,14 @@ class _Unread:
     """Tokens on their way to the host."""
 
     rows: Sequence[int]
-    ids: Fetched
+    ids: Tensor
+    mark: Mark | None
 
     def read(self) -> Tokens:
-        return Tokens(self.rows, self.ids.read())
+        """Waits until the device has computed them."""
+        if self.mark is not None:
+            self.mark.wait()
+        return Tokens(self.rows, self.ids.tolist())
 
 
 class AsyncReadback:
@@ -56,7 +80,7 @@ class AsyncReadback:
             return Ready(Tokens(plan.rows, token_ids))
         with torch.inference_mode():
             self._newest[slots] = ids_R.clamp(min=0)  # a row without a token is fed some token until that is known
-        previous, self._unread = self._unread, _Unread(plan.rows, self.transfer.fetch(ids_R))
+        previous, self._unread = self._unread, _Unread(plan.rows, *self.transfer.fetch(ids_R))
         return previous
 
     def rest(self) -> Pending:
