@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal
 
+from llama_adapter.runtime.text import one_line
+
 State = Literal["ok", "absent", "broken"]
 
 # The child imports from where this process does, whatever its own start would add or leave out. With -P, a `json.py` in
@@ -211,8 +213,3 @@ def run_program(
 def last_line(text: str) -> str:
     """The last line that is not empty, where errors stand; else an empty text."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-
-
-def one_line(text: str) -> str:
-    """The text with all white space as single spaces."""
-    return " ".join(text.split())

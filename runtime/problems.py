@@ -7,13 +7,9 @@ imported for it; errors of a device, which have no class of their own, by their 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llama_adapter.runtime.device_failures import (
-    NpuFailure,
-    explain_device_error,
-    shorten_device_error,
-    tells_shortage,
-)
+from llama_adapter.runtime.device_failures import NpuFailure, explain_device_error, shorten_device_error, tells_shortage
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
+from llama_adapter.runtime.text import one_line
 from llama_adapter.runtime.torch_import import explain_torch_import
 
 
@@ -21,8 +17,8 @@ from llama_adapter.runtime.torch_import import explain_torch_import
 class Rule:
     """Exit code and HTTP status of a foreign error; `hint` applies if the error has none."""
 
-    exit_code: ExitCode
-    http_status: int
+    exit_code: ExitCode = ExitCode.FAILED
+    http_status: int = 500
     hint: str = ""
 
 
@@ -36,17 +32,13 @@ class Problem:
     hint: str = ""
 
 
-_OUT_OF_MEMORY = Rule(exit_code=ExitCode.FAILED, http_status=503, hint="try a smaller --batch-size")
-_DEVICE_FAILED = Rule(exit_code=ExitCode.FAILED, http_status=500)
+_OUT_OF_MEMORY = Rule(http_status=503, hint="try a smaller --batch-size")
+_FAILED = Rule()
 _NO_THREAD = Rule(
-    exit_code=ExitCode.FAILED,
     http_status=503,
     hint="the limit on processes or memory is reached; `ulimit -u` and `ulimit -v` show both",
 )
-_NO_TORCH = Rule(exit_code=ExitCode.FAILED, http_status=500)
-_UNEXPECTED = Rule(
-    exit_code=ExitCode.FAILED, http_status=500, hint="this is a fault of the program; --debug shows where it happened"
-)
+_UNEXPECTED = Rule(hint="this is a fault of the program; --debug shows where it happened")
 
 # Errors of Python and torch.
 RULES: Mapping[str, Rule] = {
@@ -54,16 +46,12 @@ RULES: Mapping[str, Rule] = {
     "builtins.MemoryError": _OUT_OF_MEMORY,
     # Our own settings raise these, with messages for users.
     "builtins.ValueError": Rule(exit_code=ExitCode.USAGE, http_status=400),
-    "builtins.OSError": Rule(
-        exit_code=ExitCode.FAILED, http_status=500, hint="check the path, its permissions and the disk"
-    ),
+    "builtins.OSError": Rule(hint="check the path, its permissions and the disk"),
     "builtins.ModuleNotFoundError": Rule(
-        exit_code=ExitCode.FAILED,
-        http_status=500,
         hint="the packages are in the project's environment: run `make demo` once, then `source .venv/bin/activate`",
     ),
     # The reader of a pipe, such as `head`, has finished.
-    "builtins.BrokenPipeError": Rule(exit_code=ExitCode.OK, http_status=500),
+    "builtins.BrokenPipeError": Rule(exit_code=ExitCode.OK),
     "builtins.KeyboardInterrupt": Rule(exit_code=ExitCode.INTERRUPTED, http_status=503),
 }
 
@@ -72,14 +60,14 @@ def rule_for(error: BaseException) -> Rule:
     """The error's own exit code and status, or the rule of its nearest base class in the table."""
     if isinstance(error, LlamaAdapterError):
         return Rule(exit_code=error.exit_code, http_status=error.http_status)
-    if _is_failed_allocation(error):
+    if isinstance(error, RuntimeError) and tells_shortage(str(error)):  # torch has no class for it
         return _OUT_OF_MEMORY
     if explain_torch_import(error) is not None:
-        return _NO_TORCH
+        return _FAILED
     if isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # Python's words
         return _NO_THREAD
     if (failure := _device_failure(error)) is not None:
-        return _OUT_OF_MEMORY if failure.is_memory else _DEVICE_FAILED
+        return _OUT_OF_MEMORY if failure.is_memory else _FAILED
     for base in type(error).__mro__:
         rule = RULES.get(f"{base.__module__}.{base.__qualname__}")
         if rule is not None:
@@ -103,15 +91,14 @@ def describe(error: BaseException) -> Problem:
     """The error in a sentence and a hint."""
     rule = rule_for(error)
     sentence = str(getattr(error, "message", "")) or _own_words(error)
-    failure = _device_failure(error)
-    if failure is not None:
+    hint = str(getattr(error, "hint", "")) or rule.hint
+    if failure := _device_failure(error):
         sentence = f"{failure.sentence[0].upper()}{failure.sentence[1:]}: {shorten_device_error(str(error))}"
-        return Problem(exit_code=rule.exit_code, http_status=rule.http_status, sentence=sentence, hint=failure.hint)
-    if rule is _OUT_OF_MEMORY:
+        hint = failure.hint
+    elif rule is _OUT_OF_MEMORY:
         sentence = "The memory is not enough" + (f": {sentence}" if sentence else "")
     elif rule is _UNEXPECTED:
         sentence = f"Unexpected {type(error).__name__}: {sentence}"
-    hint = str(getattr(error, "hint", "")) or rule.hint
     sentence, hint = explain_torch_import(error) or (sentence, hint)
     return Problem(exit_code=rule.exit_code, http_status=rule.http_status, sentence=sentence, hint=hint)
 
@@ -119,14 +106,9 @@ def describe(error: BaseException) -> Problem:
 def _own_words(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f": `{error.filename}`" if error.filename is not None else "")
-    return " ".join(str(error).split())
+    return one_line(str(error))
 
 
 def _device_failure(error: BaseException) -> NpuFailure | None:
     """The meaning of a device's own error; torch has one class for all of them."""
     return explain_device_error(str(error)) if isinstance(error, RuntimeError) else None
-
-
-def _is_failed_allocation(error: BaseException) -> bool:
-    """Out of memory, where torch has no class for it."""
-    return isinstance(error, RuntimeError) and tells_shortage(str(error))

@@ -23,6 +23,11 @@ def shown_name(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str
     return shown_text(encoded.decode(errors="backslashreplace"))
 
 
+def one_line(text: str) -> str:
+    """The text with all white space as single spaces."""
+    return " ".join(text.split())
+
+
 def shown_excerpt(text: str, *, length: int = 200) -> str:
     """As `shown_text`, for text of a file that may have any length: at most `length` characters of it."""
     return shown_text(text if len(text) <= length else text[:length] + "...")

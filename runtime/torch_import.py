@@ -3,6 +3,8 @@
 import os
 import re
 
+from llama_adapter.runtime.text import one_line
+
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"
 
@@ -31,7 +33,9 @@ def explain_torch_import(error: BaseException) -> tuple[str, str] | None:
         return None
     if (failed := _FAILED_EXTENSION.match(str(error))) is not None:
         name = failed[1]
-        reason = "" if error.__cause__ is None else f": {type(error.__cause__).__name__}: {_one_line(error.__cause__)}"
+        reason = (
+            "" if error.__cause__ is None else f": {type(error.__cause__).__name__}: {one_line(str(error.__cause__))}"
+        )
         return (
             f"torch cannot be imported, because its extension `{name}` fails{reason}",
             f"for that device, source the `set_env.sh` of its toolkit (CANN); to do without it, set {AUTOLOAD}=0; or "
@@ -50,7 +54,3 @@ def note_torch_import(error: BaseException) -> None:
     explained = explain_torch_import(error)
     if explained is not None:
         error.add_note("{}\n\nhint: {}".format(*explained))
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())

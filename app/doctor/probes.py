@@ -15,9 +15,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from llama_adapter.runtime.child_process import absent, broken, last_line, ok, one_line, run_program
+from llama_adapter.runtime.child_process import absent, broken, last_line, ok, run_program
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.toolkit import SET_ENV, find_atc, installed_folders, read_npu_smi
+from llama_adapter.runtime.text import one_line
 
 if TYPE_CHECKING:
     from llama_adapter.runtime.devices.npu import NpuBackend

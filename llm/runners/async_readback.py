@@ -13,10 +13,30 @@ from torch import Tensor
 
 from llama_adapter.llm.runners.base import DecodePlan, PrefillPlan, Tokens
 from llama_adapter.llm.runners.sampler import Prediction, choose
-from llama_adapter.runtime.devices import Backend
-from llama_adapter.runtime.devices.transfer import Fetched, Transfer
+from llama_adapter.runtime.devices import Backend, Mark
 
-Unread = tuple[Sequence[int], Fetched]  # rows, and their tokens on the way to the host
+Unread = tuple[Sequence[int], Tensor, Mark | None]  # rows, their tokens on the way to the host, when they are there
+
+
+class Transfer:
+    """Copies of small numbers to and from one device; asynchronous where the device has a queue."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        # A device copies pinned memory asynchronously. The host as its own device needs none.
+        self._pins = backend.capabilities.queued and backend.device.type != "cpu"
+
+    def upload(self, values: Sequence[int] | Sequence[float] | Sequence[Sequence[int]]) -> Tensor:
+        """A tensor on the device, int64 or float32."""
+        if not self._pins:
+            return torch.tensor(values, device=self._backend.device)
+        return torch.tensor(values, pin_memory=True).to(self._backend.device, non_blocking=True)
+
+    def fetch(self, values: Tensor) -> tuple[Tensor, Mark | None]:
+        """A copy on the host, complete at the mark; with a queue, later work may overwrite int64 `values`."""
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=self._pins)
+        host.copy_(values, non_blocking=True)
+        return host, self._backend.mark()
 
 
 class AsyncReadback:
@@ -44,12 +64,17 @@ class AsyncReadback:
             return Tokens(plan.rows, token_ids)
         with torch.inference_mode():
             self._newest[slots] = ids_R.clamp(min=0)  # a row without a token is fed some token until that is known
-        return self.read((plan.rows, self.transfer.fetch(ids_R)))
+        return self.read((plan.rows, *self.transfer.fetch(ids_R)))
 
     def read(self, newer: Unread | None = None) -> Tokens:
         """Wait for the tokens of the unread step; `newer` is the unread one from now on."""
         unread, self._unread = self._unread, newer
-        return Tokens((), ()) if unread is None else Tokens(unread[0], unread[1].read())
+        if unread is None:
+            return Tokens((), ())
+        rows, ids_R, mark = unread
+        if mark is not None:
+            mark.wait()
+        return Tokens(rows, ids_R.tolist())
 
     def forget(self) -> None:
         """Drop the unread step without waiting for it."""

@@ -1,12 +1,12 @@
-"""The CPU as a device, and the memory of the host and of its container."""
+"""The CPU as a device, its linear layers, and the memory of the host and of its container."""
 
+import functools
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from llama_adapter.runtime.devices.base import Capabilities, OperatorChoice, Program, require_mode
-from llama_adapter.runtime.devices.packed import pack_linears
 from llama_adapter.runtime.kernels.library import Library, find_library
 from llama_adapter.runtime.kernels.linear import install_kernels, takes_types
 from llama_adapter.runtime.operators import ATEN, DecoderSizes, Operators
@@ -67,6 +67,57 @@ class CpuBackend:
 
 def _kernels(wanted: OperatorChoice) -> Library | None:
     return find_library().library if wanted == "auto" else None
+
+
+class PackedLinear(nn.Module):
+    """An `nn.Linear` for inference, in the dtype of its weight, which is packed once for oneDNN.
+
+    `torch.nn.functional.linear` repacks it at every call, or uses a library without the widest instructions.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        # An opaque tensor: it can be neither moved nor saved, so it is no parameter or buffer.
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        self._bias = None if linear.bias is None else linear.bias.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        return out
+
+
+def pack_linears(module: nn.Module) -> int:
+    """Replace the linear layers inside `module` whose dtype oneDNN supports; returns how many.
+
+    The plain weights are released.
+    """
+    num_packed = 0
+    for name, child in module.named_children():
+        if not isinstance(child, nn.Linear):
+            num_packed += pack_linears(child)
+        elif can_pack(child.weight.dtype):
+            setattr(module, name, PackedLinear(child))
+            num_packed += 1
+    return num_packed
+
+
+@functools.cache
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether this build of oneDNN and this processor compute with packed weights of `dtype`."""
+    if not torch._C._has_mkldnn or dtype not in _CHECKS:
+        return False
+    try:
+        check = _CHECKS[dtype]
+        if check is not None and not getattr(torch.ops.mkldnn, check)():
+            return False
+        PackedLinear(nn.Linear(16, 16, dtype=dtype))(torch.zeros(1, 16, dtype=dtype))
+    except (AttributeError, RuntimeError):  # this build of torch lacks the operator
+        return False
+    return True
+
+
+_CHECKS = {torch.float32: None, torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
 
 
 def free_host_bytes(cgroup: Path = _CGROUP) -> int | None:

@@ -7,7 +7,7 @@ The operators are plain torch, so tests compare them with those of runtime/opera
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +35,6 @@ from llama_adapter.runtime.schemes.scheme import find_scheme
 CUDA_GRAPH = "cuda_graph"
 _NUM_WARM_UPS = 2  # libraries choose kernels and allocate workspaces before the capture
 
-_Program = TypeVar("_Program", bound=Callable[..., Any])
-
 
 class CudaBackend:
     """One NVIDIA GPU."""
@@ -52,7 +50,7 @@ class CudaBackend:
         # float32 means float32: by default cuDNN rounds the inputs of the patch convolution to TF32.
         torch.backends.cudnn.allow_tf32 = False
         self.capabilities = Capabilities(dtypes=("float32", *half), graph_modes=(CUDA_GRAPH,), queued=True)
-        self._graphs: CudaGraphs | None = None
+        self._graphs = CudaGraphs(self.device)
 
     def synchronise(self) -> None:
         torch.cuda.synchronize(self.device)
@@ -85,8 +83,6 @@ class CudaBackend:
 
     def compile(self, program: Program, *, mode: str) -> Program:
         require_mode(mode, backend=self)
-        if self._graphs is None:
-            self._graphs = CudaGraphs(self.device)
         return self._graphs.capture_at_first_call(program)
 
 
@@ -142,12 +138,12 @@ class CudaGraphs:
         self._pool: Any = None
         self._results: dict[tuple[int, torch.dtype, tuple[int, ...]], Tensor] = {}
 
-    def capture_at_first_call(self, program: _Program) -> _Program:
+    def capture_at_first_call(self, program: Program) -> Program:
         """`program` as a graph that is captured at its first call; see `Backend.compile`.
 
         The first dimension of its results is rows.
         """
-        return cast(_Program, _Captured(program, graphs=self))
+        return cast(Program, _Captured(program, graphs=self))
 
     def capture(self, program: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple[Any, tuple[Tensor, ...]]:
         """The graph of `program` on these very tensors, and the tensors that hold its results after a replay."""

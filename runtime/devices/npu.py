@@ -17,9 +17,8 @@ from llama_adapter.runtime.devices.base import (
     Program,
     require_mode,
 )
-from llama_adapter.runtime.devices.npu_chips import FRACTAL_NZ, family_of
 from llama_adapter.runtime.devices.npu_load import OTHERWISE, first_line, load_torch_npu
-from llama_adapter.runtime.devices.npu_operators import LAYOUT, TILED, Choice, choose
+from llama_adapter.runtime.devices.npu_operators import FRACTAL_NZ, LAYOUT, TILED, Choice, choose, family_of
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators import DecoderSizes, Operators
 from llama_adapter.runtime.schemes import Precision
@@ -90,12 +89,10 @@ class NpuBackend:
         return EventMark(event)
 
     def free_bytes(self) -> int | None:
-        free: int = self._torch_npu.npu.mem_get_info(self.device)[0]
-        return free
+        return int(self._torch_npu.npu.mem_get_info(self.device)[0])
 
     def total_bytes(self) -> int | None:
-        total: int = self._torch_npu.npu.mem_get_info(self.device)[1]
-        return total
+        return int(self._torch_npu.npu.mem_get_info(self.device)[1])
 
     def empty_caches(self) -> None:
         self._torch_npu.npu.empty_cache()

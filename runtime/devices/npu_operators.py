@@ -1,4 +1,4 @@
-"""The decoder's fused operators on Ascend: their requirements as data, and the choice for a chip and a model.
+"""Ascend's chips and their fused operators as data, and the choice of operators for a chip and a model.
 
 Plain torch computes the rest; every chip supports it. The layout of linear weights is chosen here too, because it
 decides which kernel multiplies them.
@@ -15,7 +15,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from llama_adapter.runtime.devices.npu_chips import ChipFamily
 from llama_adapter.runtime.operators import (
     ATEN,
     DecoderSizes,
@@ -27,6 +26,46 @@ from llama_adapter.runtime.operators import (
 LAYOUT = "linear layout"  # the operator's name in the choice of how linear weights lie in memory
 TILED, PLAIN = "FRACTAL_NZ", "ND"
 PLAIN_WANTED = "plain torch was asked for"
+FRACTAL_NZ = 29  # torch_npu.Format: the tiled layout that the matrix unit reads
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChipFamily:
+    """Chips that share their operators."""
+
+    name: str
+    # The codes of torch.npu.get_soc_version(); torch_npu 2.13, csrc/core/npu/NpuVariables.h.
+    soc_versions: range
+    dtypes: tuple[str, ...] = ("float16", "float32")
+    graph_modes: tuple[str, ...] = ()
+    # Linear weights of float16 in FRACTAL_NZ: pays where the matrix unit would rearrange them at every call.
+    tiled_weights: bool = False
+    # Whether operators can be compiled for every shape, and the choice for CANN's ready-made ones must be made. A
+    # chip that only has those takes the choice for an error.
+    may_compile_operators: bool = False
+
+
+_WITH_BFLOAT16 = ("float16", "float32", "bfloat16")
+_GRAPHS = ("npugraph_ex", "ge_graph")  # torchair's overview lists A2, A3 and 950, one NPU per process
+
+FAMILIES = (
+    ChipFamily(name="910", soc_versions=range(100, 105), tiled_weights=True, may_compile_operators=True),
+    ChipFamily(name="310P", soc_versions=range(200, 206), tiled_weights=True, may_compile_operators=True),
+    ChipFamily(
+        name="A2", soc_versions=range(220, 226), dtypes=_WITH_BFLOAT16, graph_modes=_GRAPHS, may_compile_operators=True
+    ),
+    ChipFamily(name="310B", soc_versions=range(240, 244), dtypes=_WITH_BFLOAT16, may_compile_operators=True),
+    ChipFamily(
+        name="A3", soc_versions=range(250, 257), dtypes=_WITH_BFLOAT16, graph_modes=_GRAPHS, may_compile_operators=True
+    ),
+    ChipFamily(name="950", soc_versions=range(260, 261), dtypes=_WITH_BFLOAT16, graph_modes=_GRAPHS),
+)
+UNKNOWN = ChipFamily(name="unknown", soc_versions=range(0))
+
+
+def family_of(soc_version: int) -> ChipFamily:
+    """The family of a chip's code; `UNKNOWN`, which uses plain torch only, for codes of future chips."""
+    return next((family for family in FAMILIES if soc_version in family.soc_versions), UNKNOWN)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,14 +174,6 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _rms_norm(torch_npu: Any) -> Callable[..., Tensor]:
-    def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        normed: Tensor = torch_npu.npu_rms_norm(x, weight, eps)[0]
-        return normed
-
-    return rms_norm
-
-
 def _lay_out_rotary(cos_BS1H: Tensor, sin_BS1H: Tensor, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The fused rotation needs one dtype for all arguments, and a table with as many rows as q."""
 
@@ -161,14 +192,6 @@ def _rotate(torch_npu: Any) -> Callable[..., tuple[Tensor, Tensor]]:
         return rotated
 
     return rotate
-
-
-def _swiglu(torch_npu: Any) -> Callable[..., Tensor]:
-    def swiglu(gate_up: Tensor) -> Tensor:
-        out: Tensor = torch_npu.npu_swiglu(gate_up.contiguous())
-        return out
-
-    return swiglu
 
 
 def _store(torch_npu: Any) -> Callable[..., None]:
@@ -208,7 +231,7 @@ FUSED = (
         needs="npu_rms_norm",
         dtypes={"310P": _OLD, "A2": _ALL, "A3": _ALL},
         fits=_norm_fits,
-        build=_rms_norm,
+        build=lambda torch_npu: lambda x, weight, eps: torch_npu.npu_rms_norm(x, weight, eps)[0],
     ),
     FusedOperator(
         operator="rotate",
@@ -227,7 +250,7 @@ FUSED = (
         # Documented for A2; used on 310P (multiples of 32) and on A3 by serving stacks, in half precision.
         dtypes={"310P": (_HALF,), "A2": _ALL, "A3": _ALL},
         fits=_swiglu_fits,
-        build=_swiglu,
+        build=lambda torch_npu: lambda gate_up: torch_npu.npu_swiglu(gate_up.contiguous()),
     ),
     FusedOperator(
         operator="causal_attention",

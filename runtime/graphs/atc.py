@@ -17,9 +17,9 @@ from typing import Final
 
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.atc_failures import explain
+from llama_adapter.runtime.graphs.card import Port
 from llama_adapter.runtime.graphs.defaults import LOG_LEVEL, LOG_LEVELS, PRECISION_MODE
 from llama_adapter.runtime.graphs.graph import Graph
-from llama_adapter.runtime.graphs.ports import Port
 from llama_adapter.runtime.graphs.sidecar import (
     OmInput,
     OmSidecar,
@@ -161,7 +161,10 @@ def make_om(request: AtcRequest, *, atc: Path, graph: Graph, tick: Callable[[flo
         made = _find_result(partial, target.stem)
         made.chmod(OM_MODE)
         check_om_file(made)
-        _put_in_place(made, target, describe(request, made, graph=graph))
+        sidecar = describe(request, made, graph=graph)
+        sidecar_path(target).unlink(missing_ok=True)  # an old side-car never stays beside a new OM
+        os.replace(made, target)
+        write_sidecar(target, sidecar)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
@@ -238,13 +241,6 @@ def _input_dtype(request: AtcRequest) -> str:
         if name == "--input_fp16_nodes" and request.port.name in nodes.split(";"):
             return "float16"
     return request.port.dtype
-
-
-def _put_in_place(made: Path, target: Path, sidecar: OmSidecar) -> None:
-    """Replace an OM and its side-car; an old side-car never stays beside a new OM."""
-    sidecar_path(target).unlink(missing_ok=True)
-    os.replace(made, target)
-    write_sidecar(target, sidecar)
 
 
 def adopt_om(request: AtcRequest, *, graph: Graph) -> Path:

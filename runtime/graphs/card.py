@@ -1,4 +1,4 @@
-"""The card of an exported graph: which part of a model it is, its sizes, number type, opset and weights.
+"""What an exported graph is: its inputs and outputs, and its card with part, sizes, number type, opset and weights.
 
 An ONNX file carries the card in its metadata, an OM file in its side-car.
 """
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import numpy as np
 
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.ports import Port
 from llama_adapter.runtime.json_object import check_fields, read_object
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt
 
@@ -28,6 +27,23 @@ _FIELDS: Final = {"name": str, "dtype": str, "opset": int, "fingerprint": dict}
 _EXPORT_AGAIN: Final = "export the model again with `llama-adapter export`"
 _NUMBERS_PER_TENSOR: Final = 65_536
 _ROUNDING, _TINY = 5e-3, 1e-7  # relative error of a mean in half precision; what float16 rounds to zero
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Port:
+    """An input or an output of a graph; -1 stands for a size that is open."""
+
+    name: str
+    dtype: str  # numpy's name, or the file's own where numpy has none
+    shape: tuple[int, ...]
+
+    @property
+    def free_dims(self) -> tuple[int, ...]:
+        """Which dimensions are open."""
+        return tuple(dim for dim, size in enumerate(self.shape) if size < 0)
+
+    def __str__(self) -> str:
+        return f"{self.dtype} ({', '.join('any' if size < 0 else str(size) for size in self.shape)})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.card import GraphCard, check_dtypes, find_card
+from llama_adapter.runtime.graphs.card import GraphCard, Port, check_dtypes, find_card
 from llama_adapter.runtime.graphs.packages import require
-from llama_adapter.runtime.graphs.ports import Port
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
 

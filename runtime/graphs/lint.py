@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from llama_adapter.runtime.graphs.card import Port
 from llama_adapter.runtime.graphs.graph import Graph, Node
-from llama_adapter.runtime.graphs.ports import Port
 
 OPSETS: Final = (11, 18)  # "ai.onnx opset v11 to v18" of --framework=5
 INPUT_DTYPES: Final = ("float32", "float16")

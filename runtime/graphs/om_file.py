@@ -11,9 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.card import GraphCard
+from llama_adapter.runtime.graphs.card import GraphCard, Port
 from llama_adapter.runtime.graphs.om_failures import import_failed, opening_failed, running_failed
-from llama_adapter.runtime.graphs.ports import Port
 from llama_adapter.runtime.graphs.session import as_inputs, check_fixed_batch, check_outputs
 from llama_adapter.runtime.graphs.sidecar import check_om_file, read_valid_sidecar, sidecar_path
 from llama_adapter.runtime.graphs.stdout import root_logger_kept, stdout_caught

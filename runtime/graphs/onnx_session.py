@@ -10,16 +10,16 @@ from typing import Any, Final
 import numpy as np
 
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.card import check_dtypes, find_card
+from llama_adapter.runtime.graphs.card import Port, check_dtypes, find_card
 from llama_adapter.runtime.graphs.ladder import run_ladder
 from llama_adapter.runtime.graphs.packages import INSTALL_HINT
-from llama_adapter.runtime.graphs.ports import Port
 from llama_adapter.runtime.graphs.seal import SEAL_KEY, check_seal
 from llama_adapter.runtime.graphs.session import GraphInfo, as_inputs, check_fixed_batch, check_outputs, closed_error
+from llama_adapter.runtime.text import one_line
+from llama_adapter.runtime.torch_import import decline_telemetry
 
 PROVIDER: Final = "CPUExecutionProvider"
 _HINT: Final = "export the model with `llama-adapter export onnx`"
-_NO_TELEMETRY: Final = "ORT_DISABLE_TELEMETRY"  # since 1.31 onnxruntime logs its use in the home folder
 _DTYPES: Final = {"tensor(float)": "float32", "tensor(double)": "float64"}  # all other names are numpy's
 
 
@@ -78,7 +78,7 @@ class OnnxSession:
         except Exception as error:  # onnxruntime's exceptions have no common base
             given = ", ".join(f"{array.dtype} {array.shape}" for array in inputs)
             raise GraphError(
-                f"onnxruntime failed on `{self.info.file}` with {given}: {_one_line(error)}",
+                f"onnxruntime failed on `{self.info.file}` with {given}: {one_line(str(error))}",
                 hint=f"if it is the memory: {self._smaller()}; else export the model again",
             ) from error
         check_outputs(outputs, self.info.outputs, batch=len(inputs[0]), file=self.info.file)
@@ -107,7 +107,7 @@ def _open(path: Path, *, threads: int) -> Any:
         return runtime.InferenceSession(str(path), options, providers=[PROVIDER], enable_fallback=0)
     except Exception as error:
         raise GraphError(
-            f"onnxruntime {runtime.__version__} cannot open `{path}`: {_one_line(error)}",
+            f"onnxruntime {runtime.__version__} cannot open `{path}`: {one_line(str(error))}",
             hint=f"the file is damaged, incomplete (its .data file?) or no ONNX file: {_HINT}",
         ) from error
 
@@ -115,12 +115,12 @@ def _open(path: Path, *, threads: int) -> Any:
 def _onnxruntime() -> Any:
     if importlib.util.find_spec("onnxruntime") is None:
         raise GraphError("Running an ONNX file needs onnxruntime, which is not installed", hint=INSTALL_HINT)
-    os.environ.setdefault(_NO_TELEMETRY, "1")  # read at import
+    decline_telemetry()
     try:
         return importlib.import_module("onnxruntime")
     except Exception as error:  # built against another numpy, a library is missing, ...
         raise GraphError(
-            f"onnxruntime is installed and cannot be imported: {_one_line(error)}", hint=INSTALL_HINT
+            f"onnxruntime is installed and cannot be imported: {one_line(str(error))}", hint=INSTALL_HINT
         ) from error
 
 
@@ -133,7 +133,3 @@ def _ports(arguments: Sequence[Any]) -> tuple[Port, ...]:
         )
         for argument in arguments
     )
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -9,8 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.card import GraphCard
-from llama_adapter.runtime.graphs.ports import Port
+from llama_adapter.runtime.graphs.card import GraphCard, Port
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,19 +1,19 @@
 """OM files on disk: the JSON side-car that says what is inside, and what InferSession demands of the file."""
 
+import dataclasses
 import hashlib
 import json
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.card import GraphCard, check_version
-from llama_adapter.runtime.graphs.ports import Port
+from llama_adapter.runtime.graphs.card import GraphCard, Port, check_version
 from llama_adapter.runtime.json_object import check_fields, read_object
 
 FORMAT_VERSION: Final = 2
@@ -76,14 +76,9 @@ class OmSidecar:
         """As stored beside the OM."""
         values = {
             "version": FORMAT_VERSION,
+            **dataclasses.asdict(self),
             "card": None if self.card is None else json.loads(self.card.to_json()),
             "input": {"dtype": self.input.dtype, "layout": self.input.layout, "shape": list(self.input.shape)},
-            "batch_sizes": list(self.batch_sizes),
-            "has_gears": self.has_gears,
-            "soc_version": self.soc_version,
-            "precision_mode": self.precision_mode,
-            "sha256": self.sha256,
-            "onnx_sha256": self.onnx_sha256,
         }
         return json.dumps(values, indent=2) + "\n"
 
@@ -121,10 +116,9 @@ def sidecar_path(om_path: str | os.PathLike[str]) -> Path:
 def write_sidecar(om_path: str | os.PathLike[str], sidecar: OmSidecar) -> Path:
     """Write the side-car of an OM, complete or not at all; returns its path."""
     target = sidecar_path(om_path)
-    with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False, encoding="utf-8") as file:
-        file.write(sidecar.to_json())
-    os.chmod(file.name, 0o640)
-    os.replace(file.name, target)
+    with atomic_write(target) as file:
+        os.fchmod(file.fileno(), 0o640)
+        file.write(sidecar.to_json().encode())
     return target
 
 

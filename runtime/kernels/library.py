@@ -14,14 +14,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-
-from llama_adapter.runtime.kernels.scratch import in_scratch
+from torch import Tensor
 
 SOURCES = ("kernels.c", "decoder.h", "encoder.h", "linear.h", "vector.h", "parallel.h")
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fPIC", "-shared", "-fvisibility=hidden")
@@ -30,6 +30,47 @@ KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # of weights; enum
 
 _COMPILE_SECONDS = 300
 _Function = Any  # of a library: ctypes has no public name for its type
+
+_ALIGNMENT = 64  # bytes of scratch memory, as kernels.c requires
+
+
+class _Scratch(NamedTuple):
+    """Working memory of the kernels, which each thread keeps between calls and releases when it ends."""
+
+    memory: Tensor | None
+    address: int  # of its first aligned byte
+    num_bytes: int  # from there
+
+
+_NONE = _Scratch(None, 0, 0)
+
+
+class _Held(threading.local):
+    scratch = _NONE  # each thread's own
+
+
+_held = _Held()
+
+
+def in_scratch(kernel: Callable[..., int]) -> Callable[..., None]:
+    """A function of kernels.c without its last two arguments, scratch and its size.
+
+    It raises RuntimeError, as torch does for tensors, if memory is insufficient. Then nothing was computed, and the
+    thread holds no scratch.
+    """
+
+    def run(*arguments: int) -> None:
+        scratch = _held.scratch
+        while needed := kernel(*arguments, scratch.address, scratch.num_bytes):
+            scratch = _held.scratch = _NONE  # release the smaller one first
+            scratch = _held.scratch = _allocated(needed + needed // 4)  # the next step of a decoder needs a little more
+
+    return run
+
+
+def _allocated(num_bytes: int) -> _Scratch:
+    memory = torch.empty(num_bytes + _ALIGNMENT, dtype=torch.uint8, device="cpu")
+    return _Scratch(memory, -memory.data_ptr() % _ALIGNMENT + memory.data_ptr(), num_bytes)
 
 
 class Library:

@@ -158,8 +158,8 @@ def page(report: dict[str, Any], *, routes: dict[str, str]) -> str:
 
 def current_page(npu: FakeNpu) -> str:
     """What the page should say."""
-    routes = {soc: npu.chip(soc)["device"]["attention"] for soc in CHIPS}
-    return page(npu.report("wheel_facts", soc="Ascend910B3"), routes=routes)
+    reports = npu.reports()
+    return page(reports["wheel"], routes={soc: reports[soc]["device"]["attention"] for soc in CHIPS})
 
 
 def main() -> None:

@@ -1,14 +1,15 @@
-"""Each chip by what torch_npu says of it, and the whole model on torch_npu's own dispatch: the same ids as on the CPU.
+"""torch_npu and its chips: signatures, and the whole model on its own dispatch with the same ids as on the CPU.
 
-A chip is tried once, by one process, and all that was found there is looked at here. Kernels are run on the host, so
-what this cannot show is how exact the real kernels are. Fused operators are compared through references in float32
-that round once; real ones may round elsewhere.
+One process tries everything and prints it; the tests look at what it found. Kernels are run on the host, so how exact
+the real ones are is not shown. Fused operators are compared through references in float32 that round once; real ones
+may round elsewhere. Capture and replay of graphs are acted out on the host (tests/npu/inside/graphs.py). `ge_graph`
+needs CANN's graph engine, which has no stand-in: only its signatures are checked.
 """
 
 import pytest
 
 from tests.npu import symbols
-from tests.npu.wheel import CHIPS, WHOLE_MODEL, FakeNpu
+from tests.npu.wheel import CHIPS, SOC, WHOLE_MODEL, FakeNpu
 
 # Largest difference of a choice's log-probability, by dtype, when fused operators compute.
 TOLERANCE = {"float32": 1e-4, "float16": 0.03, "bfloat16": 0.15}
@@ -25,13 +26,12 @@ KERNELS = {
     "Ascend910A": {"scatter_update_", "npu_format_cast"},
 }
 pytestmark = [pytest.mark.npu_contract, pytest.mark.slow]
-SOC = "Ascend910B3"
 on_chips_of_the_whole_model = pytest.mark.parametrize("soc", WHOLE_MODEL)
 
 
 @pytest.mark.parametrize("soc", CHIPS)
 def test_a_chip_is_opened_with_what_torch_npu_says_of_it(npu: FakeNpu, soc: str) -> None:
-    facts = npu.chip(soc)["device"]
+    facts = npu.reports()[soc]["device"]
 
     assert facts["name"] == f"npu:0 ({soc})"
     assert facts["family"] == dict(zip(CHIPS, ("310P", "A2", "910", "310B", "A3", "950"), strict=True))[soc]
@@ -43,7 +43,7 @@ def test_a_chip_is_opened_with_what_torch_npu_says_of_it(npu: FakeNpu, soc: str)
 
 
 def test_the_device_counts_memory_and_time(npu: FakeNpu) -> None:
-    facts = npu.chip(SOC)["device"]
+    facts = npu.reports()[SOC]["device"]
 
     assert facts["taken"] >= 32 << 20
     assert facts["given_back"] >= 32 << 20  # by `empty_caches`
@@ -54,11 +54,11 @@ def test_the_device_counts_memory_and_time(npu: FakeNpu) -> None:
 
 
 def test_a_device_or_graph_mode_that_is_absent_is_an_error_with_those_present(npu: FakeNpu) -> None:
-    kind, message, hint = npu.chip(SOC)["device"]["too_many"]
+    kind, message, hint = npu.reports()[SOC]["device"]["too_many"]
     assert (kind, message) == ("DeviceError", "No device named `npu:7`; available: npu:0")
     assert "--device" in hint
 
-    kind, message, hint = npu.chip("Ascend310P3")["device"]["no_graph"]
+    kind, message, hint = npu.reports()["Ascend310P3"]["device"]["no_graph"]
     assert kind == "DeviceError"
     assert "Ascend310P3" in message
     assert "eager" in hint
@@ -68,11 +68,51 @@ def test_the_page_of_symbols_is_up_to_date(npu: FakeNpu) -> None:
     assert symbols.PAGE.read_text(encoding="utf-8") == symbols.current_page(npu), "run `python -m tests.npu.symbols`"
 
 
+# What we call.
+
+
+@pytest.fixture
+def wheel(npu: FakeNpu):
+    return npu.reports()["wheel"]
+
+
+def test_operators_have_the_schemas_of_the_table(wheel) -> None:
+    assert wheel["operators"] == symbols.OPERATORS
+
+
+def test_functions_have_the_signatures_of_the_table(wheel) -> None:
+    assert wheel["functions"] == symbols.FUNCTIONS
+    assert wheel["methods"] == list(symbols.METHODS)
+
+
+def test_the_wheel_takes_every_call_as_we_make_it(wheel) -> None:
+    assert wheel["problems"] == []
+
+
+def test_float32_is_not_rounded_once_the_device_is_open(wheel) -> None:
+    before, after = wheel["rounding"]
+
+    assert before == {"torch_npu.npu.conv.allow_hf32": True, "torch_npu.npu.matmul.allow_hf32": False}
+    assert after == dict.fromkeys(before, False)
+
+
+def test_graph_backends_and_their_options_exist(wheel) -> None:
+    assert set(symbols.BACKENDS) <= set(wheel["backends"])
+    assert set(symbols.BACKEND_OPTIONS) <= set(wheel["options"])
+
+
+def test_meta_kernels_agree_with_our_references(wheel) -> None:
+    assert set(wheel["references"]) == {
+        path.removeprefix("torch_npu.") for path in symbols.OPERATORS if "format_cast" not in path
+    }
+    assert wheel["attention"]["meta"] == wheel["attention"]["ours"]
+
+
 # The whole model.
 
 
 def runs(npu: FakeNpu, soc: str):
-    return {run["label"]: run for run in npu.chip(soc)["runs"]}
+    return {run["label"]: run for run in npu.reports()[soc]["runs"]}
 
 
 def kernels(calls: dict[str, int]) -> set[str]:
@@ -81,7 +121,7 @@ def kernels(calls: dict[str, int]) -> set[str]:
 
 @on_chips_of_the_whole_model
 def test_pictures_get_the_same_captions_as_on_the_cpu(npu: FakeNpu, soc: str) -> None:
-    captions = npu.chip(soc)["captions"]
+    captions = npu.reports()[soc]["captions"]
 
     assert captions["given"] == captions["expected"]
     assert len(captions["given"]) == 7
@@ -128,7 +168,29 @@ def test_only_linear_weights_in_float16_are_tiled(npu: FakeNpu, soc: str) -> Non
 
 @on_chips_of_the_whole_model
 def test_tensors_of_host_and_device_are_not_mixed(npu: FakeNpu, soc: str) -> None:
-    mixes = npu.chip(soc)["mixes"]
+    mixes = npu.reports()[soc]["mixes"]
 
     assert set(mixes.values()) == {"refused"}
     assert len(mixes) == 5
+
+
+# Graph modes.
+
+
+def test_replayed_decode_steps_give_what_eager_ones_give(npu: FakeNpu) -> None:
+    report = npu.reports()["graphs"]
+
+    assert report["graph"]["ids"] == report["eager"]["ids"]
+    assert report["graph"]["scores"] == report["eager"]["scores"]
+    assert report["captures"] > 0
+    assert report["replays"] > report["captures"]
+
+
+def test_a_graph_uses_fused_operators_and_writes_into_the_cache_without_copies(npu: FakeNpu) -> None:
+    calls = npu.reports()["graphs"]["calls"]
+    used = {name.removeprefix("npu::") for name in calls if name.startswith("npu::")}
+
+    assert used >= {"npu_rms_norm", "npu_swiglu", "npu_fusion_attention_v3"}
+    assert "npu_apply_rotary_pos_emb" not in used
+    assert calls["npu::scatter_update_"] > 0
+    assert not {"npu::scatter_update", "aten::select_scatter", "aten::slice_scatter"} & calls.keys()

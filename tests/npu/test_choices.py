@@ -7,8 +7,17 @@ import pytest
 import torch
 
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.runtime.devices.npu_chips import FAMILIES, UNKNOWN, ChipFamily, family_of
-from llama_adapter.runtime.devices.npu_operators import FUSED, LAYOUT, PLAIN, TILED, choose
+from llama_adapter.runtime.devices.npu_operators import (
+    FAMILIES,
+    FUSED,
+    LAYOUT,
+    PLAIN,
+    TILED,
+    UNKNOWN,
+    ChipFamily,
+    choose,
+    family_of,
+)
 from llama_adapter.runtime.operators import ATEN, Operators
 
 LLAMA_7B = DecoderConfig(
@@ -64,19 +73,14 @@ def test_plain_torch_can_be_chosen(family: str) -> None:
     assert set(reasons.values()) == {"plain torch was asked for"}
 
 
-def test_heads_that_the_fused_rotation_refuses_are_rotated_by_plain_torch() -> None:
-    config = dataclasses.replace(LLAMA_7B, num_heads=128)
-
-    operators, _, reasons = implementations(BY_NAME["A2"], config=config)
-
+def test_an_operator_that_refuses_the_heads_or_the_dtype_is_plain_torch() -> None:
+    small_heads = dataclasses.replace(LLAMA_7B, num_heads=128)
+    operators, _, reasons = implementations(BY_NAME["A2"], config=small_heads)
     assert operators.rotate is ATEN.rotate
     assert operators.rms_norm is not ATEN.rms_norm
     assert reasons["rotate"] == "npu_apply_rotary_pos_emb needs heads of size 64 or 128, and these have 32"
 
-
-def test_operators_are_chosen_by_dtype() -> None:
     operators, _, reasons = implementations(BY_NAME["310P"], dtype=torch.bfloat16)
-
     assert operators == ATEN
     assert reasons["rms_norm"] == "npu_rms_norm does not take bfloat16 on 310P"
 

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,61 +11,62 @@ from llama_adapter.runtime.device_failures import CODES
 from tests.npu.wheel import FakeNpu
 
 pytestmark = [pytest.mark.npu_contract, pytest.mark.slow]
+# Opens each device named in the arguments under its variables, and prints the name or the error's message and hint.
 OPEN = """
-import json, sys
+import functools, json, sys
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.devices import open_backend
-try:
-    open_backend(sys.argv[1])
-except DeviceError as error:
-    print(json.dumps([error.message, error.hint]))
+from tests.npu.inside import in_fork
+
+def opened(name):
+    try:
+        return open_backend(name).name
+    except DeviceError as error:
+        return error.message, error.hint
+
+attempts = json.loads(sys.argv[1])
+print(json.dumps([in_fork(functools.partial(opened, name), **variables) for name, variables in attempts]))
 """
 
 
-def open_device(npu: FakeNpu, name: str = "npu:0", **options) -> tuple[str, str]:
-    outcome = npu.run("-c", OPEN, name, **options)
+def open_devices(npu: FakeNpu, *attempts: tuple[str, dict[str, str]], with_cann: bool = True) -> list[Any]:
+    outcome = npu.run("-c", OPEN, json.dumps(attempts), with_cann=with_cann)
     assert outcome.code == 0, outcome.stderr
-    message, hint = json.loads(outcome.stdout)  # and nothing else was printed there
-    return message, hint
+    return json.loads(outcome.stdout)  # and nothing else was printed there
 
 
-def test_cann_that_is_missing_or_was_not_sourced(npu: FakeNpu) -> None:
-    message, hint = open_device(npu, with_cann=False)
+def test_without_the_libraries_of_cann_auto_is_the_cpu(npu: FakeNpu) -> None:
+    (message, hint), auto = open_devices(npu, ("npu:0", {}), ("auto", {}), with_cann=False)
 
     assert "the libraries of CANN are not found (ImportError: libhccl.so: cannot open shared object file" in message
     assert "set_env.sh" in hint
+    assert auto == "cpu"
 
 
-def test_a_missing_or_empty_home_of_cann(npu: FakeNpu, tmp_path: Path) -> None:
-    missing, _ = open_device(npu, soc="Ascend310P3", ASCEND_HOME_PATH="/nowhere/cann")
-    empty, _ = open_device(npu, soc="Ascend310P3", ASCEND_HOME_PATH=str(tmp_path), ASCEND_OPP_PATH=str(tmp_path))
+def test_a_missing_or_empty_home_of_cann_and_a_machine_without_a_device(npu: FakeNpu, tmp_path: Path) -> None:
+    soc, empty_home = {"FAKE_SOC": "Ascend310P3"}, {"ASCEND_HOME_PATH": str(tmp_path), "ASCEND_OPP_PATH": str(tmp_path)}
+    (missing, _), (empty, _), (none, hint), auto = open_devices(
+        npu,
+        ("npu:0", {**soc, "ASCEND_HOME_PATH": "/nowhere/cann"}),
+        ("npu:0", {**soc, **empty_home}),
+        ("npu:0", {}),
+        ("auto", soc),
+    )
 
     assert "ASCEND_HOME_PATH : /nowhere/cann does not exist" in missing
     assert "runtime" in empty
     assert missing.partition("(")[0] == empty.partition("(")[0]
-
-
-def test_a_machine_without_a_device(npu: FakeNpu) -> None:
-    message, hint = open_device(npu)
-
-    assert "no NPU is" in message
+    assert "no NPU is" in none
     assert "npu-smi info" in hint
     assert "--device cpu" in hint
+    assert auto == "npu:0 (Ascend310P3)"
 
 
-def test_auto_is_the_cpu_if_torch_npu_does_not_load(npu: FakeNpu) -> None:
-    source = "from llama_adapter.runtime.devices import open_backend; print(open_backend('auto').name)"
-
-    assert npu.run("-c", source, with_cann=False).stdout == "cpu\n"
-    assert npu.run("-c", source, soc="Ascend310P3").stdout == "npu:0 (Ascend310P3)\n"
-
-
-def test_torch_imports_beside_torch_npu_without_cann_only_if_loading_is_deferred(npu: FakeNpu) -> None:
+def test_torch_does_not_import_beside_torch_npu_without_cann_unless_loading_is_deferred(npu: FakeNpu) -> None:
     loaded = npu.run("-c", "import torch", with_cann=False, TORCH_DEVICE_BACKEND_AUTOLOAD="1")
 
     assert loaded.code != 0
     assert "Failed to load the backend extension: torch_npu" in loaded.stderr
-    assert npu.run("-c", "import torch", with_cann=False).code == 0
 
 
 WAIT = """
@@ -110,7 +112,6 @@ def test_an_error_of_a_running_device_has_its_code(failed_at_work: dict[str, tup
 
 def test_our_codes_of_the_runtime_are_in_its_header(npu: FakeNpu) -> None:
     header = npu.wheel / "torch_npu" / "include" / "acl" / "error_codes" / "rt_error_codes.h"
-    defined = {int(code) for code in re.findall(r"_RT_\w+\s+(\d{6})\b", header.read_text(encoding="utf-8"))}
-    defined |= {int(code) for code in re.findall(r"ACL_ERROR_STREAM_\w+\s+(\d{6})\b", header.read_text())}
+    defined = set(map(int, re.findall(r"(?:_RT|ACL_ERROR_STREAM)_\w+\s+(\d{6})\b", header.read_text())))
 
     assert {code for code in CODES if code // 1000 in (107, 207, 507)} <= defined

@@ -10,7 +10,6 @@ from syrupy.assertion import SnapshotAssertion
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.devices.npu_load import load_torch_npu
 from llama_adapter.runtime.errors import DeviceError
-from tests.npu import wheel
 
 
 @pytest.fixture
@@ -82,14 +81,3 @@ def test_output_of_torch_npu_while_loading_goes_to_stderr(installed, capsys) -> 
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "ASCEND_HOME_PATH" in printed.err
-
-
-@pytest.mark.parametrize(("kind", "version"), [("cuda", "13.0"), ("hip", "7.0")])
-def test_the_wheel_is_not_tried_on_an_unsuitable_torch(
-    kind: str, version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.version, "cuda", None)
-    monkeypatch.setattr(torch.version, kind, version)
-
-    with pytest.raises(wheel.UnavailableError, match=rf"built for another accelerator \({version}\)|has no wheel"):
-        wheel.fake_npu.__wrapped__()

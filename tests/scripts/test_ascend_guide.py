@@ -18,8 +18,8 @@ from llama_adapter.app.cli import build_parser
 from llama_adapter.runtime.device_failures import CODES
 from llama_adapter.runtime.devices import Capabilities, resolve_dtype, resolve_mode
 from llama_adapter.runtime.devices.npu import open_npu
-from llama_adapter.runtime.devices.npu_chips import FAMILIES
 from llama_adapter.runtime.devices.npu_load import explain_loading
+from llama_adapter.runtime.devices.npu_operators import FAMILIES
 from llama_adapter.runtime.errors import DeviceError, GraphError, LlamaAdapterError
 from llama_adapter.runtime.graphs.atc_failures import explain as explain_atc
 from llama_adapter.runtime.graphs.om_failures import import_failed, opening_failed, running_failed

@@ -19,11 +19,10 @@ from onnx import numpy_helper
 
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs import packages
-from llama_adapter.runtime.graphs.card import METADATA_KEYS, GraphCard
+from llama_adapter.runtime.graphs.card import METADATA_KEYS, GraphCard, Port
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.lint import lint_graph
 from llama_adapter.runtime.graphs.onnx_export import export_graph
-from llama_adapter.runtime.graphs.ports import Port
 from llama_adapter.runtime.graphs.seal import SEAL_KEY, check_seal
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.encoder import PictureEncoder

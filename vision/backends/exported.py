@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.graphs.card import Port
 from llama_adapter.runtime.graphs.open_session import GraphSpec, open_session
-from llama_adapter.runtime.graphs.ports import Port
 from llama_adapter.runtime.graphs.session import GraphSession
 from llama_adapter.vision.card import EncoderCard
 

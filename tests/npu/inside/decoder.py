@@ -1,4 +1,4 @@
-"""Toy decoders on the fake NPU and on the CPU, through `place_decoder` and the engine."""
+"""Models on the fake NPU and on the CPU: toy decoders through the engine, and the embedded one through `Captioner`."""
 
 import dataclasses
 from collections.abc import Callable
@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest, ScoreRequest
@@ -18,6 +20,7 @@ from tests.npu.inside.host_ops import HostOps, MixedDevicesError
 FUSED = dataclasses.replace(CONFIG, dim=128, num_layers=2, num_heads=2, ffn_dim=80, num_adapter_layers=1)
 SMALL = dataclasses.replace(FUSED, num_heads=8)
 NUM_REQUESTS = 5  # on 3 slots: ragged lengths, freed slots, moved rows
+PROMPTS = ["Generate caption of this image", "How many shapes are there?"]  # of different lengths
 
 
 def results(
@@ -79,3 +82,20 @@ def planted_mixes() -> dict[str, str]:
             except MixedDevicesError:
                 outcomes[name] = "refused"
     return outcomes
+
+
+def captions(device: str) -> list[tuple[str, list[int], str]]:
+    captioner = Captioner.load(device=device, dtype="float32", batch_size=3)
+    pictures = sorted(sample_pictures().iterdir())[:NUM_REQUESTS]
+    prompts = [PROMPTS[index % len(PROMPTS)] for index in range(len(pictures))]
+    given = captioner.generate(pictures, prompts, max_new_tokens=20)
+    given += captioner.generate(pictures[:2], "What colour is the shape?", choices=["red", "blue", "yellow"])
+    return [(answer.text, list(answer.token_ids), answer.finish) for answer in given]
+
+
+def captions_of_both() -> dict[str, Any]:
+    expected = captions("cpu")
+    mode = HostOps()
+    with mode:
+        given = captions("npu:0")
+    return {"expected": expected, "given": given, "calls": mode.calls}

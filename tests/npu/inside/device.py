@@ -7,6 +7,7 @@ import torch
 
 from llama_adapter.runtime.devices import Backend, open_backend
 from llama_adapter.runtime.errors import DeviceError
+from tests.npu.inside.host_ops import HostOps
 
 
 def facts(backend: Backend) -> dict[str, Any]:
@@ -42,8 +43,6 @@ def facts(backend: Backend) -> dict[str, Any]:
 
 def attention_route() -> str:
     """What scaled_dot_product_attention with a bool mask becomes; its largest part, where there are several."""
-    from tests.npu.inside.host_ops import HostOps
-
     query = torch.zeros(1, 2, 4, 64, dtype=torch.float16).to("npu:0")
     mask = torch.ones(1, 1, 4, 4, dtype=torch.bool).to("npu:0")
     mode = HostOps()

@@ -6,7 +6,6 @@ device would. What moved after the capture is therefore missed here too.
 
 import contextlib
 import importlib
-import json
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from llama_adapter.runtime.devices import open_backend
+from tests.npu.inside import decoder
 from tests.npu.inside.host_ops import HostOps, host_view
 
 Tape = list[Callable[[], None]]
@@ -117,10 +117,8 @@ def acted_out(mode: GraphOps) -> Iterator[None]:
         kernel.__call__ = call
 
 
-def main() -> None:
+def comparison() -> dict[str, Any]:
     backend: Any = open_backend("npu:0")
-    from tests.npu.inside import decoder
-
     plain_compile = type(backend).compile
 
     def compile_without_modes(self: Any, program: Any, *, mode: str) -> Any:
@@ -134,24 +132,16 @@ def main() -> None:
         return run
 
     type(backend).compile = compile_without_modes
-    report: dict[str, Any] = {}
     warnings.simplefilter("ignore")
-    for mode_name in ("npugraph_ex",):
-        torch._dynamo.reset()
-        mode = GraphOps()
-        with acted_out(mode), mode:
-            graph = decoder.results(decoder.FUSED, backend, dtype=torch.float32, mode=mode_name)
-        with HostOps():
-            eager = decoder.results(decoder.FUSED, backend, dtype=torch.float32)
-        report[mode_name] = {
-            "graph": graph,
-            "eager": eager,
-            "captures": mode.num_captures,
-            "replays": mode.num_replays,
-            "calls": mode.calls,
-        }
-    print(json.dumps(report))
-
-
-if __name__ == "__main__":
-    main()
+    mode = GraphOps()
+    with acted_out(mode), mode:
+        graph = decoder.results(decoder.FUSED, backend, dtype=torch.float32, mode="npugraph_ex")
+    with HostOps():
+        eager = decoder.results(decoder.FUSED, backend, dtype=torch.float32)
+    return {
+        "graph": graph,
+        "eager": eager,
+        "captures": mode.num_captures,
+        "replays": mode.num_replays,
+        "calls": mode.calls,
+    }

@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from llama_adapter.runtime.devices.npu_chips import family_of
+from llama_adapter.runtime.devices.npu_operators import family_of
 from tests.npu.inside.references import CHECKS, REFERENCES
 
 DEVICE_KEY = torch._C.DispatchKey.PrivateUse1

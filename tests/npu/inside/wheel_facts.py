@@ -1,7 +1,6 @@
-"""What the wheel says of everything that we call, and whether Huawei's meta kernels agree with our references; JSON."""
+"""What the wheel says of everything that we call, and whether Huawei's meta kernels agree with our references."""
 
 import inspect
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -121,13 +120,13 @@ def _described(outputs: tuple[Tensor, ...]) -> list[Any]:
     return [[[*value.shape], str(value.dtype)] for value in outputs[:3]]
 
 
-def main() -> None:
+def facts() -> dict[str, Any]:
     torch_npu = load_torch_npu()
     rounding = [rounds_float32()]
     open_npu(0)
     rounding.append(rounds_float32())
 
-    report = {
+    return {
         "version": torch_npu.__version__.partition("+")[0],
         "operators": {path: schema(path) for path in symbols.OPERATORS},
         "functions": {path: signature(resolve(path)) for path in symbols.FUNCTIONS},
@@ -139,7 +138,6 @@ def main() -> None:
         "options": graph_options(),
         "rounding": rounding,
     }
-    print(json.dumps(report))
 
 
 def rounds_float32() -> dict[str, bool]:
@@ -150,7 +148,3 @@ def graph_options() -> list[str]:
     from torchair.configs.npugraphex_config import _NpuGraphExConfig
 
     return sorted(_NpuGraphExConfig.ALLOWED_OPTIONS)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from llama_adapter.runtime.devices.packed import PackedLinear, can_pack, pack_linears
+from llama_adapter.runtime.devices.cpu import PackedLinear, can_pack, pack_linears
 from tests.llm.toys import toy_decoder
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05, torch.float16: 0.01}

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.card import METADATA_KEYS
+from llama_adapter.runtime.graphs.card import METADATA_KEYS, Port
 from llama_adapter.runtime.graphs.graph import read_graph
-from llama_adapter.runtime.graphs.ports import Port
 from llama_adapter.runtime.graphs.seal import SEAL_KEY, blank_seal, check_seal, seal
 from llama_adapter.runtime.graphs.session import check_outputs
 from tests.fakes.exported import embedded_encoder, embedded_onnx, open_onnx, sample_pixels, sample_queries

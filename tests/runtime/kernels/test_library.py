@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from llama_adapter.runtime.devices import CpuBackend
-from llama_adapter.runtime.devices.packed import PackedLinear
+from llama_adapter.runtime.devices.cpu import PackedLinear
 from llama_adapter.runtime.kernels import library as native
 from llama_adapter.runtime.kernels.library import Library, cache_folder, compiled, compilers, find_library
 

@@ -18,7 +18,7 @@ from llama_adapter.llm.runners.base import ScorePlan
 from llama_adapter.llm.runners.native import NativeRunner
 from llama_adapter.runtime.device_failures import tells_shortage
 from llama_adapter.runtime.devices import CpuBackend
-from llama_adapter.runtime.kernels import scratch
+from llama_adapter.runtime.kernels import library as kernels
 from llama_adapter.runtime.kernels.blocks import BlockParts, NativeBlocks
 from llama_adapter.runtime.kernels.library import Library, compiled, compilers, find_library
 from llama_adapter.runtime.kernels.linear import NativeLinear
@@ -38,20 +38,20 @@ class Host:
         self.num_bytes: int | None = None
         self.asked: list[int] = []
 
-    def allocated(self, num_bytes: int) -> scratch._Scratch:
+    def allocated(self, num_bytes: int) -> kernels._Scratch:
         self.asked.append(num_bytes)
         # More than any machine has, for torch's own error.
         is_too_much = self.num_bytes is not None and num_bytes > self.num_bytes
         return _allocated(2**60 if is_too_much else num_bytes)
 
 
-_allocated = scratch._allocated
+_allocated = kernels._allocated
 
 
 @pytest.fixture(name="host")
 def host_fixture(monkeypatch: pytest.MonkeyPatch) -> Host:
     host = Host()
-    monkeypatch.setattr(scratch, "_allocated", host.allocated)
+    monkeypatch.setattr(kernels, "_allocated", host.allocated)
     return host
 
 
@@ -124,7 +124,7 @@ def test_after_a_failed_allocation_the_next_call_computes_the_same(
     every = works(runner(), library)
     thread(every["prefill"])  # steps go on from it
     work = every[name]
-    thread(setattr, scratch._held, "scratch", scratch._NONE)
+    thread(setattr, kernels._held, "scratch", kernels._NONE)
     host.num_bytes = 0
 
     with pytest.raises(RuntimeError) as caught:
@@ -134,7 +134,7 @@ def test_after_a_failed_allocation_the_next_call_computes_the_same(
     host.num_bytes = None
     after = thread(work)
     assert torch.equal(after, work())  # in this thread, which never lacked any
-    assert thread(lambda: scratch._held.scratch.num_bytes) > 0
+    assert thread(lambda: kernels._held.scratch.num_bytes) > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -159,11 +159,11 @@ def test_small_scratch_is_released_before_more_is_allocated(
     thread(ours.prefill, prompts[:1], pictures[:1], first_slot=0)
     held: list[int] = []
 
-    def allocated(num_bytes: int) -> scratch._Scratch:
-        held.append(scratch._held.scratch.num_bytes)
+    def allocated(num_bytes: int) -> kernels._Scratch:
+        held.append(kernels._held.scratch.num_bytes)
         return _allocated(num_bytes)
 
-    monkeypatch.setattr(scratch, "_allocated", allocated)
+    monkeypatch.setattr(kernels, "_allocated", allocated)
     thread(ours.prefill, prompts, pictures, first_slot=0)
 
     assert held == [0]

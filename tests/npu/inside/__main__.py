@@ -1,0 +1,31 @@
+"""Prints as JSON all that is tried on each chip, and what the wheel says of itself."""
+
+import functools
+import json
+from typing import Any
+
+from llama_adapter.runtime.devices import open_backend
+from llama_adapter.runtime.devices.npu_load import load_torch_npu
+from tests.npu.inside import decoder, device, graphs, in_fork, wheel_facts
+from tests.npu.wheel import CHIPS, SOC, WHOLE_MODEL
+
+
+def chip(soc: str) -> dict[str, Any]:
+    """Everything on the chips of `WHOLE_MODEL`, and what the others say of themselves."""
+    backend = open_backend("npu:0")
+    report = {"device": device.facts(backend), "mixes": decoder.planted_mixes()}
+    if soc in WHOLE_MODEL:
+        report |= {"runs": decoder.runs(backend), "captions": decoder.captions_of_both()}
+    return report
+
+
+def main() -> None:
+    load_torch_npu()
+    reports = {soc: in_fork(functools.partial(chip, soc), FAKE_SOC=soc) for soc in CHIPS}
+    reports["wheel"] = in_fork(wheel_facts.facts, FAKE_SOC=SOC)
+    reports["graphs"] = in_fork(graphs.comparison, FAKE_SOC=SOC)
+    print(json.dumps(reports))
+
+
+if __name__ == "__main__":
+    main()
