@@ -57,10 +57,9 @@ class PoolStatus:
 
     num_reading: int
     num_slow: int  # slow ones of them
-    num_waiting: int  # for a process
 
 
-NO_READING = PoolStatus(num_reading=0, num_slow=0, num_waiting=0)
+NO_READING = PoolStatus(num_reading=0, num_slow=0)
 
 
 class ReadingPool:
@@ -118,7 +117,6 @@ class ReadingPool:
             return PoolStatus(
                 num_reading=len(self._running),
                 num_slow=sum(task.is_slow or self._hangs(task) for task in self._running),
-                num_waiting=sum(map(len, self._queues.values())),
             )
 
     def close(self, *, timeout_s: float) -> None:

@@ -2,7 +2,6 @@
 
 import base64
 import logging
-from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
@@ -121,13 +120,6 @@ _environment = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_filters: Mapping[str, Any] = {
-    "counted": counted,
-    "duration": duration,
-    "ms": milliseconds,
-    "named": named,
-    "percent": percent,
-    "rate": rate,
-    "size": size,
-}
-_environment.filters.update(_filters)
+_environment.filters.update(
+    counted=counted, duration=duration, ms=milliseconds, named=named, percent=percent, rate=rate, size=size
+)
