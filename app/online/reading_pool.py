@@ -55,11 +55,8 @@ class ReadingTask:
 class PoolStatus:
     """Counts of pictures in a pool."""
 
-    num_reading: int
-    num_slow: int  # slow ones of them
-
-
-NO_READING = PoolStatus(num_reading=0, num_slow=0)
+    num_reading: int = 0
+    num_slow: int = 0  # slow ones of them
 
 
 class ReadingPool:

@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
-from llama_adapter.app.online.service import ServiceError
+from llama_adapter.app.online.types import ServiceError
 from llama_adapter.runtime.problems import describe
 
 _log = logging.getLogger("llama_adapter")

@@ -10,7 +10,8 @@ from gradio.themes.utils import colors
 
 from llama_adapter.app.http_api.bodies import BodyLimit
 from llama_adapter.app.measuring.report import versions
-from llama_adapter.app.online.service import Service, UnavailableError
+from llama_adapter.app.online.service import Service
+from llama_adapter.app.online.types import UnavailableError
 from llama_adapter.app.web.batch import build_batch
 from llama_adapter.app.web.chat import build_chat
 from llama_adapter.app.web.guards import EVENT_PATHS, ClosedRoutes, GuardedBlocks
@@ -73,7 +74,7 @@ def build_page(service: Service, *, samples: Sequence[Path]) -> gr.Blocks:
         title="LLaMA-Adapter", analytics_enabled=False, delete_cache=(_CLEANING_SECONDS, _UPLOAD_SECONDS)
     )
     with page:
-        opening = build_head(service)
+        opening = [_refreshed(lambda: head(service), elem_id="page-head")]
         with gr.Tabs(elem_id="page-tabs"):
             with gr.Tab("Chat", id="chat"):
                 opening += build_chat(service, samples=samples, runs=runs)
@@ -82,7 +83,8 @@ def build_page(service: Service, *, samples: Sequence[Path]) -> gr.Blocks:
             with gr.Tab("Throughput", id="throughput"):
                 build_throughput(service, runs=runs)
             with gr.Tab("About", id="about"):
-                opening += build_about(service)
+                state = _refreshed(lambda: render("about", "state", status=service.status()), elem_id="about-state")
+                opening += [state, (html_view("", elem_id="about-model"), lambda: about(service))]
 
         def leave(request: gr.Request) -> None:
             runs.stop(str(request.session_hash))
@@ -117,18 +119,8 @@ def page_settings(service: Service) -> dict[str, Any]:
     }
 
 
-def build_head(service: Service) -> list[OnOpening]:
-    """Lay out the head of the page, with the state of the service."""
-    return [_refreshed(lambda: head(service), elem_id="page-head")]
-
-
-def build_about(service: Service) -> list[OnOpening]:
-    """Lay out the tab; called inside a `gr.Tab`."""
-    state = _refreshed(lambda: render("about", "state", status=service.status()), elem_id="about-state")
-    return [state, (html_view("", elem_id="about-model"), lambda: about(service))]
-
-
 def _refreshed(make: Callable[[], str], *, elem_id: str) -> OnOpening:
+    """HTML that is made again every few seconds."""
     component = html_view(make(), elem_id=elem_id)
     gr.Timer(REFRESH_SECONDS).tick(make, None, component, **DIRECT)
     return component, make

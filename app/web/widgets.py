@@ -12,7 +12,8 @@ from gradio.components import Component
 from PIL import Image
 
 from llama_adapter.app.models.resources import sample_pictures
-from llama_adapter.app.online.service import Service, UnavailableError
+from llama_adapter.app.online.service import Service
+from llama_adapter.app.online.types import UnavailableError
 from llama_adapter.app.web.html import data_address, render
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
