@@ -19,7 +19,7 @@ from llama_adapter.app.http_api.metrics import Metrics
 
 _access_log = logging.getLogger("llama_adapter.access")
 _error_log = logging.getLogger("llama_adapter.server")
-_KEY = "llama_adapter.visit"
+VISIT = "llama_adapter.visit"  # of a scope
 _INTERNAL_ERROR = ApiError("Internal server error; see the server's log.", status=500, code="internal_error")
 
 
@@ -34,15 +34,9 @@ class Visit:
     completion_tokens: int = 0
 
 
-def start_visit(scope: Scope) -> Visit:
-    """Begin the visit of a request."""
-    visit = scope[_KEY] = Visit()
-    return visit
-
-
 def visit_of(scope: Scope) -> Visit:
     """The visit of a request."""
-    visit: Visit = scope[_KEY]
+    visit: Visit = scope[VISIT]
     return visit
 
 
@@ -57,7 +51,7 @@ class AccessLog:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        visit = start_visit(scope)
+        visit = scope[VISIT] = Visit()
         started = time.perf_counter()
 
         async def send_with_id(message: Message) -> None:

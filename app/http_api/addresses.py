@@ -63,12 +63,8 @@ class PictureUrl:
             raise _refused("The picture's URL is malformed: expected https://name/path.") from None
         if "@" in parts.netloc:
             raise _refused("The picture's URL must not have a user name or password.")
-        scheme: Scheme
-        if parts.scheme == "https":
-            scheme = "https"
-        elif parts.scheme == "http":
-            scheme = "http"
-        else:
+        scheme = next((known for known in DEFAULT_PORTS if known == parts.scheme), None)
+        if scheme is None:
             raise _refused("The picture must be a data URI or an http(s) URL.")
         host = (parts.hostname or "").lower()
         if not _NAME.fullmatch(host) or len(host) > 253:

@@ -13,10 +13,9 @@ class FairQueue(Generic[Item]):
 
     def __init__(self) -> None:
         self._owners: OrderedDict[str, deque[Item]] = OrderedDict()  # the next owner first; only owners with items
-        self._length = 0
 
     def __len__(self) -> int:
-        return self._length
+        return sum(map(len, self._owners.values()))
 
     def __iter__(self) -> Iterator[Item]:
         """The items, in arbitrary order."""
@@ -25,7 +24,6 @@ class FairQueue(Generic[Item]):
     def put(self, item: Item, *, owner: str) -> None:
         """Append an item to its owner's."""
         self._owners.setdefault(owner, deque()).append(item)
-        self._length += 1
 
     def take(self) -> Item | None:
         """Remove and return the next item; None if the queue is empty."""
@@ -36,16 +34,12 @@ class FairQueue(Generic[Item]):
         self._owners.move_to_end(owner)
         if not items:
             del self._owners[owner]
-        self._length -= 1
         return item
 
-    def remove(self, item: Item, *, owner: str) -> bool:
-        """Remove an item; returns whether it was in the queue."""
-        items = self._owners.get(owner)
-        if items is None or item not in items:
-            return False
-        items.remove(item)
-        if not items:
-            del self._owners[owner]
-        self._length -= 1
-        return True
+    def remove(self, item: Item, *, owner: str) -> None:
+        """Remove an item, if it is in the queue."""
+        items = self._owners.get(owner, ())
+        if item in items:
+            self._owners[owner].remove(item)
+            if not items:
+                del self._owners[owner]

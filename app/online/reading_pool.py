@@ -55,12 +55,8 @@ class ReadingTask:
 class PoolStatus:
     """Counts of pictures in a pool."""
 
-    num_reading: int
-    num_slow: int  # slow ones of them
-    num_waiting: int  # for a process
-
-
-NO_READING = PoolStatus(num_reading=0, num_slow=0, num_waiting=0)
+    num_reading: int = 0
+    num_slow: int = 0  # slow ones of them
 
 
 class ReadingPool:
@@ -118,7 +114,6 @@ class ReadingPool:
             return PoolStatus(
                 num_reading=len(self._running),
                 num_slow=sum(task.is_slow or self._hangs(task) for task in self._running),
-                num_waiting=sum(map(len, self._queues.values())),
             )
 
     def close(self, *, timeout_s: float) -> None:

@@ -21,8 +21,8 @@ from llama_adapter.app.captioning.stage_clock import STAGES, StageClock
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.online.admission_queue import AdmissionQueue, Entry
 from llama_adapter.app.online.reading_pool import (
-    NO_READING,
     READING_FAILED,
+    PoolStatus,
     ReadingDroppedError,
     ReadingPool,
     ReadingTask,
@@ -31,7 +31,6 @@ from llama_adapter.app.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.online.types import (
     BusyError,
     Observer,
-    ServiceError,
     ServiceLimits,
     ServiceStatus,
     State,
@@ -44,19 +43,6 @@ from llama_adapter.app.tasks.answers import Answer, AnswerError, Event
 from llama_adapter.app.tasks.prompts import Prompt, RawPrompt
 from llama_adapter.llm.errors import PromptError
 from llama_adapter.runtime.problems import describe
-
-# Everything that users of a service need, from one module.
-__all__ = [
-    "Ask",
-    "BusyError",
-    "Observer",
-    "RequestHandle",
-    "Service",
-    "ServiceError",
-    "ServiceLimits",
-    "ServiceStatus",
-    "UnavailableError",
-]
 
 _WATCH_S = 0.1  # period of the check for deadlines
 _LATE_S = 5.0  # grace period in which the engine thread ends a late request
@@ -194,7 +180,7 @@ class Service:
         with self._changed:
             now = time.perf_counter()
             num_waiting = len(self._queue)
-            reading = NO_READING if self._pool is None else self._pool.status()
+            reading = PoolStatus() if self._pool is None else self._pool.status()
             is_at_work = self._state == "ready" and bool(self._running)
             return ServiceStatus(
                 state="draining" if self._is_draining and self._state == "ready" else self._state,

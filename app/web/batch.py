@@ -37,6 +37,7 @@ from llama_adapter.app.web.widgets import (
     pressed,
     sample_strip,
     sampling_of,
+    share_slider,
     starters_for,
 )
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -141,22 +142,10 @@ def build_batch(service: Service, *, samples: Sequence[Path], runs: Runs) -> lis
                 ]
             with gr.Column(visible=False, elem_id="batch-rule", elem_classes="la-main") as rule:
                 with gr.Row():
-                    threshold = gr.Slider(
-                        0,
-                        1,
-                        value=_RULE.threshold,
-                        step=0.01,
-                        label="Threshold",
-                        info="Probability that decides for a choice.",
-                    )
-                    band = gr.Slider(
-                        0,
-                        1,
-                        value=_RULE.band,
-                        step=0.01,
-                        label="Undecided band",
-                        info="Width around it without a decision.",
-                    )
+                    info = "Probability that decides for a choice."
+                    threshold = share_slider("Threshold", value=_RULE.threshold, info=info)
+                    info = "Width around it without a decision."
+                    band = share_slider("Undecided band", value=_RULE.band, info=info)
                 decided = html_view("", elem_id="batch-decisions")
             lists = [decided, html_list(elem_id="batch-cards"), html_list(elem_id="batch-table")]
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 from typing import Final
 
-from llama_adapter.app.online.service import ServiceLimits
+from llama_adapter.app.online.types import ServiceLimits
 from llama_adapter.app.web.archive import Archive, ArchiveLimits, safe_name, unique_name
 from llama_adapter.app.web.batch_run import PictureFile
 from llama_adapter.app.web.html import counted

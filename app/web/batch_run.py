@@ -13,7 +13,9 @@ from PIL import Image
 
 from llama_adapter.app.measuring.report import Tally
 from llama_adapter.app.measuring.throughput import Circumstances, RunFigures, stage_differences
-from llama_adapter.app.online.service import Ask, RequestHandle, Service, ServiceError
+from llama_adapter.app.online.request_handle import Ask, RequestHandle
+from llama_adapter.app.online.service import Service
+from llama_adapter.app.online.types import ServiceError
 from llama_adapter.app.records.key import RecordKey, record_settings
 from llama_adapter.app.records.manifest import new_run_id
 from llama_adapter.app.records.record import Record, answer_to_record

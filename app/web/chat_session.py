@@ -10,8 +10,9 @@ import numpy as np
 from PIL import Image
 
 from llama_adapter.app.online.reading_pool import ReadingDroppedError
-from llama_adapter.app.online.request_handle import RequestHandle
-from llama_adapter.app.online.service import Ask, BusyError, Service, UnavailableError
+from llama_adapter.app.online.request_handle import Ask, RequestHandle
+from llama_adapter.app.online.service import Service
+from llama_adapter.app.online.types import BusyError, UnavailableError
 from llama_adapter.app.reading.process_pool import ReadingProcessError
 from llama_adapter.app.tasks.answers import Answer, Event
 from llama_adapter.app.web.html import told

@@ -12,7 +12,7 @@
 import logging
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -20,8 +20,10 @@ from urllib.parse import unquote
 
 import gradio as gr
 from gradio import route_utils
-from starlette.datastructures import FormData
+from starlette.datastructures import FormData, MutableHeaders
 from starlette.formparsers import MultiPartException
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llama_adapter.app.http_api.access import kind_and_place
 from llama_adapter.app.web.uploads import ForeignFileError, refuse_foreign_files
@@ -121,12 +123,6 @@ def bounded_uploads() -> Iterator[None]:
         route_utils.GradioMultiPartParser = before  # type: ignore[misc]
 
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 _PAGE: Final = ("/", "/config", "/config/", "/theme.css", "/favicon.ico", "/robots.txt", "/manifest.json")
 _PAGE_BELOW: Final = ("/assets/", "/static/", "/svelte/", "/gradio_api/heartbeat/")
 _READ: Final = (
@@ -145,12 +141,12 @@ _CONTENT_POLICY: Final = (
     "connect-src 'self' data: blob:; worker-src 'self' blob:; object-src 'none'; base-uri 'self'; "
     "form-action 'self'; frame-ancestors 'none'"
 )
-_HEADERS: Final = (
-    (b"content-security-policy", _CONTENT_POLICY.encode()),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"permissions-policy", b"camera=(self), microphone=(), geolocation=()"),
-)
+_HEADERS: Final = {
+    "content-security-policy": _CONTENT_POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "permissions-policy": "camera=(self), microphone=(), geolocation=()",
+}
 
 
 def is_open(method: str, path: str) -> bool:
@@ -165,7 +161,7 @@ def is_open(method: str, path: str) -> bool:
 class ClosedRoutes:
     """ASGI middleware: passes on what the page needs, when the page itself asks, and adds the security headers."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -174,12 +170,12 @@ class ClosedRoutes:
                 await self._app(scope, receive, send)
             return
         path = str(scope["path"]).removeprefix(str(scope.get("root_path", ""))) or "/"
+        app = self._app
         if not is_open(scope["method"], path):
-            await _refuse(send, 404, b"Not found. The page is at the root.")
+            app = PlainTextResponse("Not found. The page is at the root.", 404)
         elif scope["method"] == "POST" and _comes_from_elsewhere(scope):
-            await _refuse(send, 403, b"Requests from other sites are refused.")
-        else:
-            await self._app(scope, receive, _with_headers(send))
+            app = PlainTextResponse("Requests from other sites are refused.", 403)
+        await app(scope, receive, _with_headers(send))
 
 
 def _comes_from_elsewhere(scope: Scope) -> bool:
@@ -190,15 +186,7 @@ def _comes_from_elsewhere(scope: Scope) -> bool:
 def _with_headers(send: Send) -> Send:
     async def send_more(message: Message) -> None:
         if message["type"] == "http.response.start":
-            names = {name for name, _ in _HEADERS}
-            kept = [(name, value) for name, value in message.get("headers", ()) if name.lower() not in names]
-            message = {**message, "headers": [*kept, *_HEADERS]}
+            MutableHeaders(scope=message).update(_HEADERS)
         await send(message)
 
     return send_more
-
-
-async def _refuse(send: Send, status: int, body: bytes) -> None:
-    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, *_HEADERS]})
-    await send({"type": "http.response.body", "body": body})

@@ -2,7 +2,6 @@
 
 import base64
 import logging
-from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
-from llama_adapter.app.online.service import ServiceError
+from llama_adapter.app.online.types import ServiceError
 from llama_adapter.runtime.problems import describe
 
 _log = logging.getLogger("llama_adapter")
@@ -121,13 +120,6 @@ _environment = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_filters: Mapping[str, Any] = {
-    "counted": counted,
-    "duration": duration,
-    "ms": milliseconds,
-    "named": named,
-    "percent": percent,
-    "rate": rate,
-    "size": size,
-}
-_environment.filters.update(_filters)
+_environment.filters.update(
+    counted=counted, duration=duration, ms=milliseconds, named=named, percent=percent, rate=rate, size=size
+)

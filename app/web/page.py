@@ -1,27 +1,31 @@
-"""The page: its frame and four tabs, and the settings that Gradio serves it with."""
+"""The page: its frame, its head, four tabs, its look, and the settings that Gradio serves it with."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.themes.utils import colors
 
 from llama_adapter.app.http_api.bodies import BodyLimit
+from llama_adapter.app.measuring.report import versions
 from llama_adapter.app.online.service import Service
-from llama_adapter.app.web.about import build_about, build_head
+from llama_adapter.app.online.types import UnavailableError
 from llama_adapter.app.web.batch import build_batch
 from llama_adapter.app.web.chat import build_chat
 from llama_adapter.app.web.guards import EVENT_PATHS, ClosedRoutes, GuardedBlocks
+from llama_adapter.app.web.html import render
 from llama_adapter.app.web.runs import Runs
-from llama_adapter.app.web.theme import STYLES, build_theme
 from llama_adapter.app.web.throughput import build_throughput
-from llama_adapter.app.web.widgets import DIRECT
+from llama_adapter.app.web.widgets import DIRECT, OnOpening, html_view
 
 MAX_SESSIONS = 256  # pages with state; the oldest is forgotten
 MAX_STREAMING = 256  # running events of all pages; the service has its own queue
 MAX_QUEUED = 256  # waiting events of all pages
 MAX_UPLOAD_BYTES = 256 * 2**20  # of one file, such as a zip; pictures have their own limit when read
 MAX_EVENT_BYTES = 8 * 2**20  # of one event's values; the file names of a large folder take half of it
+REFRESH_SECONDS = 5.0  # of the state of the service
 _CLEANING_SECONDS = 600
 _UPLOAD_SECONDS = 6 * 3600  # how long an uploaded picture is kept
 _EVENT_LIMIT = {
@@ -29,6 +33,34 @@ _EVENT_LIMIT = {
     "max_bytes": MAX_EVENT_BYTES,
     "max_bytes_under_way": 8 * MAX_EVENT_BYTES,
     "timeout_s": 30.0,
+}
+_SYSTEM = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
+_MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
+_COLOURS = {  # by Gradio's name: light, dark
+    "body_background_fill": ("*neutral_50", "*neutral_950"),
+    "block_background_fill": ("white", "*neutral_900"),
+    "block_border_color": ("*neutral_200", "*neutral_800"),
+    "block_label_text_color": ("*neutral_700", "*neutral_200"),
+    "block_title_text_color": ("*neutral_800", "*neutral_100"),
+    "block_info_text_color": ("*neutral_600", "*neutral_400"),
+    "body_text_color_subdued": ("*neutral_600", "*neutral_400"),
+    "input_background_fill": ("white", "*neutral_950"),
+    "input_border_color": ("*neutral_400", "*neutral_600"),
+    "input_placeholder_color": ("*neutral_500", "*neutral_400"),
+    "button_primary_background_fill": ("*primary_700", "*primary_400"),
+    "button_primary_background_fill_hover": ("*primary_800", "*primary_300"),
+    "button_primary_text_color": ("white", "*neutral_950"),
+    "button_secondary_background_fill": ("white", "*neutral_800"),
+    "button_secondary_background_fill_hover": ("*neutral_100", "*neutral_700"),
+    "button_secondary_border_color": ("*neutral_300", "*neutral_600"),
+    "button_secondary_text_color": ("*neutral_900", "*neutral_50"),
+    "button_cancel_background_fill": ("white", "*neutral_800"),
+    "button_cancel_background_fill_hover": ("#fef2f2", "#450a0a"),
+    "button_cancel_text_color": ("#b91c1c", "#fca5a5"),
+    "button_cancel_border_color": ("#fca5a5", "#7f1d1d"),
+    "link_text_color": ("*primary_700", "*primary_300"),
+    "link_text_color_hover": ("*primary_800", "*primary_200"),
+    "slider_color": ("*primary_600", "*primary_400"),
 }
 
 
@@ -42,7 +74,7 @@ def build_page(service: Service, *, samples: Sequence[Path]) -> gr.Blocks:
         title="LLaMA-Adapter", analytics_enabled=False, delete_cache=(_CLEANING_SECONDS, _UPLOAD_SECONDS)
     )
     with page:
-        opening = build_head(service)
+        opening = [_refreshed(lambda: head(service), elem_id="page-head")]
         with gr.Tabs(elem_id="page-tabs"):
             with gr.Tab("Chat", id="chat"):
                 opening += build_chat(service, samples=samples, runs=runs)
@@ -51,7 +83,8 @@ def build_page(service: Service, *, samples: Sequence[Path]) -> gr.Blocks:
             with gr.Tab("Throughput", id="throughput"):
                 build_throughput(service, runs=runs)
             with gr.Tab("About", id="about"):
-                opening += build_about(service)
+                state = _refreshed(lambda: render("about", "state", status=service.status()), elem_id="about-state")
+                opening += [state, (html_view("", elem_id="about-model"), lambda: about(service))]
 
         def leave(request: gr.Request) -> None:
             runs.stop(str(request.session_hash))
@@ -72,7 +105,7 @@ def page_settings(service: Service) -> dict[str, Any]:
     """Keyword arguments for `gr.mount_gradio_app(app, page, path, ...)`."""
     return {
         "theme": build_theme(),
-        "css_paths": STYLES,
+        "css_paths": (Path(__file__).with_name("style.css"),),
         "footer_links": [],
         "run_history": False,
         "show_error": False,
@@ -84,3 +117,60 @@ def page_settings(service: Service) -> dict[str, Any]:
         # Starlette takes its middlewares as (class, arguments, keywords).
         "app_kwargs": {"middleware": [(ClosedRoutes, (), {}), (BodyLimit, (), _EVENT_LIMIT)]},
     }
+
+
+def _refreshed(make: Callable[[], str], *, elem_id: str) -> OnOpening:
+    """HTML that is made again every few seconds."""
+    component = html_view(make(), elem_id=elem_id)
+    gr.Timer(REFRESH_SECONDS).tick(make, None, component, **DIRECT)
+    return component, make
+
+
+def head(service: Service) -> str:
+    """The name of the page, and the model and its state in a few words."""
+    status = service.status()
+    try:
+        words = f"{service.info.name} on {service.info.device}"
+    except UnavailableError:
+        words = "no model"
+    if status.state in ("loading", "restarting"):
+        kind = ""
+    else:
+        kind = "is-ready" if status.state == "ready" and not status.is_stalled else "is-down"
+    words = words if status.state == "ready" else f"{words}: {status.state}"
+    return render("about", "head", words=words, kind=kind)
+
+
+def about(service: Service) -> str:
+    """What the model can do, its properties, the limits and the versions."""
+    try:
+        info, is_embedded = service.info, service.spec.is_embedded
+    except UnavailableError as error:
+        return render("about", "unavailable", message=error.message)
+    packages = {**versions(), "gradio": metadata.version("gradio")}
+    return render(
+        "about", "about", info=info, limits=service.limits, packages=packages.items(), is_embedded=is_embedded
+    )
+
+
+def build_theme() -> gr.themes.Base:
+    """Teal on slate, light and dark; nothing is loaded from the network."""
+    theme = gr.themes.Base(
+        primary_hue=colors.teal,
+        secondary_hue=colors.teal,
+        neutral_hue=colors.slate,
+        radius_size=gr.themes.sizes.radius_lg,
+        font=_SYSTEM,
+        font_mono=_MONO,
+    )
+    dark = {f"{name}_dark": colour for name, (_, colour) in _COLOURS.items()}
+    return theme.set(
+        block_border_width="1px",
+        block_shadow="none",
+        block_title_text_weight="600",
+        input_border_width="1px",
+        button_border_width="1px",
+        color_accent="*primary_600",
+        **{name: colour for name, (colour, _) in _COLOURS.items()},
+        **dark,
+    )

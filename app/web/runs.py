@@ -49,9 +49,6 @@ class Runs:
         self._lock = threading.Lock()
         self._runs: dict[tuple[str, str], Run] = {}
 
-    def __len__(self) -> int:
-        return len(self._runs)
-
     @contextmanager
     def open(self, session: str, tab: str) -> Iterator[Run]:
         """A new run of this page and tab, stopped at the end. An earlier one that still goes on is stopped first."""

@@ -12,7 +12,8 @@ from gradio.components import Component
 from PIL import Image
 
 from llama_adapter.app.models.resources import sample_pictures
-from llama_adapter.app.online.service import Service, UnavailableError
+from llama_adapter.app.online.service import Service
+from llama_adapter.app.online.types import UnavailableError
 from llama_adapter.app.web.html import data_address, render
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
@@ -111,6 +112,11 @@ def starters(*, is_embedded: bool) -> Starters:
     )
 
 
+def share_slider(label: str, *, value: float, info: str) -> gr.Slider:
+    """A slider from 0 to 1."""
+    return gr.Slider(0, 1, value=value, step=0.01, label=label, info=info)
+
+
 def build_settings() -> list[Component]:
     """Lay out the settings of an answer, closed at first; their values are the arguments of `sampling_of`."""
     with gr.Accordion("Settings", open=False, elem_classes="la-settings"):
@@ -125,14 +131,8 @@ def build_settings() -> list[Component]:
         temperature = gr.Slider(
             0, 2, value=_DEFAULTS.temperature, step=0.05, label="Temperature", info="0: always the most likely token."
         )
-        top_p = gr.Slider(
-            0,
-            1,
-            value=_DEFAULTS.top_p,
-            step=0.01,
-            label="Top p",
-            info="Sample from the most likely tokens up to this total probability.",
-        )
+        info = "Sample from the most likely tokens up to this total probability."
+        top_p = share_slider("Top p", value=_DEFAULTS.top_p, info=info)
         with gr.Row():
             top_k = gr.Number(
                 value=_DEFAULTS.top_k, minimum=0, precision=0, label="Top k", info="0: all tokens.", min_width=120

@@ -229,30 +229,24 @@ def test_settings_reach_the_answer(visit: Visit) -> None:
     expect(visit.page.locator("#chat-notice [role=alert]")).to_contain_text("The seed must be a whole number")
 
 
-def test_markup_in_a_question_is_shown_and_not_run(visit: Visit) -> None:
-    evil = "<img src=x onerror=\"document.title='owned'\"> ${document.title='owned'} {{value}} **x**"
-    choose_sample(visit, "yellow moon green cross")
-    ask(visit, evil)
-
-    expect(visit.page.locator("#chat-log .la-question")).to_contain_text(evil)
-    expect(last_answer(visit)).not_to_be_empty()
-    assert visit.page.title() == "LLaMA-Adapter"
-    assert visit.page.locator("#chat-log img").count() == 0
-
-
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_text_is_readable_and_a_phone_needs_no_sideways_scrolling(open_page: Callable[..., Visit], dark: bool) -> None:
     visit = open_page(width=390, height=844, dark=dark)
     assert visit.overflow() == 0, "before anything is chosen"
     choose_sample(visit, "yellow moon green cross")
-    ask(visit, CAPTION_PROMPT + " averylongword" * 8 + "averylongword" * 8)
+    evil = "<img src=x onerror=\"document.title='owned'\"> ${document.title='owned'} {{value}} **x**"
+    ask(visit, evil + " averylongword" * 8 + "averylongword" * 8)
     expect(last_answer(visit)).not_to_be_empty()
+    expect(visit.page.locator("#chat-log .la-question")).to_contain_text(evil)
+    assert (visit.page.title(), visit.page.locator("#chat-log img").count()) == ("LLaMA-Adapter", 0)
     for place in ("#chat-log .la-text", "#chat-log .la-question", "#chat-log .la-figures", "#chat-picture-line p"):
         assert contrast(visit, place) >= 4.5, place
     for tab in ("Chat", "Batch", "Throughput", "About"):
         visit.open_tab(tab)
         assert visit.overflow() == 0, tab
         visit.screenshot(f"phone-{tab.lower()}-{'dark' if dark else 'light'}")
+    expect(visit.page.locator("#about-state")).to_contain_text("Ready.")
+    expect(visit.page.locator("#about-model")).to_contain_text(visit.served.service.info.digest)
 
 
 def contrast(visit: Visit, selector: str) -> float:
@@ -274,11 +268,3 @@ def _luminance(colour: str) -> float:
     parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def test_about_says_what_the_model_can_and_cannot(visit: Visit) -> None:
-    visit.open_tab("About")
-    expect(visit.page.locator("#about-state")).to_contain_text("Ready.")
-    for words in ("It knows nothing else.", "cannot see photographs", visit.served.service.info.digest):
-        expect(visit.page.locator("#about-model")).to_contain_text(words)
-    visit.screenshot("about")

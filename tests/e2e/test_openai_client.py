@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import openai
@@ -185,7 +184,10 @@ def test_an_engine_that_breaks_in_a_stream_raises_in_the_client() -> None:
         handle.deliver(TextDelta(index=0, text="a "))
         handle.deliver(answer("a ", error=AnswerError(code="engine_failed", message="The engine failed.")))
 
-    with stub_client(StubService(break_down)) as client:
+    with (
+        served(create_api(StubService(break_down), settings=ApiSettings())) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60.0) as client,
+    ):
         stream = client.chat.completions.create(model="default", messages=star("What?"), stream=True)
         received = [next(stream).choices[0].delta.content for _ in range(2)]
         with pytest.raises(openai.APIError) as caught:
@@ -193,12 +195,3 @@ def test_an_engine_that_breaks_in_a_stream_raises_in_the_client() -> None:
 
     assert received == ["", "a "]
     assert (caught.value.code, caught.value.message) == ("engine_failed", "The engine failed.")
-
-
-@contextmanager
-def stub_client(service: StubService) -> Iterator[openai.OpenAI]:
-    with (
-        served(create_api(service, settings=ApiSettings())) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60.0) as client,
-    ):
-        yield client

@@ -45,12 +45,15 @@ def test_generated_requests_get_what_the_schema_promises_and_never_a_5xx(
 ) -> None:
     configuration = tmp_path / "schemathesis.toml"
     configuration.write_text(f'hooks = "{HOOKS}"\n' if is_mended else "")
-    flags = [] if is_mended else ["--exclude-checks", "positive_data_acceptance"]
+    # Invalid requests and those at the limits of the schema are the same in both runs, so only one makes them.
+    flags = ["--phases", "examples,coverage,fuzzing"]
+    if not is_mended:
+        flags = ["--phases", "examples,fuzzing", "--mode", "positive", "--exclude-checks", "positive_data_acceptance"]
 
     ran = subprocess.run(
         [
             *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(configuration)),
-            *("run", f"{url}/openapi.json", "--phases", "examples,coverage,fuzzing", "--continue-on-failure"),
+            *("run", f"{url}/openapi.json", "--continue-on-failure"),
             *("--max-examples", str(EXAMPLES), "--request-timeout", str(REQUEST_TIMEOUT_S), "--no-color", *flags),
         ],
         capture_output=True,
@@ -62,11 +65,11 @@ def test_generated_requests_get_what_the_schema_promises_and_never_a_5xx(
     assert ran.returncode == 0, ran.stdout + ran.stderr
     found = re.search(r"(\d+) generated, (\d+) passed", ran.stdout)
     assert found is not None, ran.stdout
-    assert int(found[1]) == int(found[2]) >= 300
+    assert int(found[1]) == int(found[2]) >= (300 if is_mended else EXAMPLES)
     counts = requests_by_status(url)
     print({status: sum(counts[status]) for status in sorted(counts)})  # shown by `pytest -s`
     assert not [status for status in counts if status >= 500]
-    assert sum(counts[200]) >= 20
+    assert sum(counts[200]) >= (20 if is_mended else 1)
     assert httpx.get(f"{url}/health", trust_env=False).json()["restarts"] == 0
 
 

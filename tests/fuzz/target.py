@@ -1,4 +1,4 @@
-"""Fuzz targets, and what they share: a scratch folder, an event loop, and checks of error messages."""
+"""Fuzz targets with their corpus, a scratch folder, an event loop, and checks of error messages."""
 
 import asyncio
 import atexit
@@ -16,6 +16,7 @@ from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS
 
 Mutator = Callable[[bytes, Random], bytes]
 
+CORPUS = Path(__file__).with_name("corpus")  # inputs that once showed a bug, by target
 MAX_MESSAGE_CHARS = 4_000
 _QUOTED = re.compile(r"`[^`]*`|'[^']*'|\"[^\"]*\"|\([^)]*\)")
 _NUMBER = re.compile(r"[-+]?\d[\d.,e+-]*")
@@ -39,6 +40,11 @@ class Target:
     memory_bytes: int = 2**30  # of address space beyond what the imports take, in a campaign
     quick_rounds: int = 150  # mutations that `make test` tries
     instrumented: tuple[str, ...] = ("llama_adapter",)  # packages whose branches guide a campaign
+
+    def corpus(self) -> Mapping[str, bytes]:
+        """Seeds and earlier findings, by name."""
+        files = sorted(CORPUS.glob(f"{self.name}/*"))
+        return {**self.seeds(), **{path.name: path.read_bytes() for path in files}}
 
 
 @cache

@@ -10,9 +10,8 @@ from random import Random
 import pytest
 
 from tests.fuzz.campaign import _ended_by
-from tests.fuzz.entries import FOLDER, entries
 from tests.fuzz.findings import Finding, finding_of, minimised
-from tests.fuzz.target import Target
+from tests.fuzz.target import CORPUS, Target
 from tests.fuzz.targets import TARGETS
 from tests.fuzz.worker import CURRENT
 
@@ -28,7 +27,7 @@ def told(found: Finding, folder: Path) -> str:
 @ANY_TARGET
 def test_seeds_and_earlier_findings(name: str, tmp_path: Path) -> None:
     outcomes = []
-    for data in entries(TARGETS[name]).values():
+    for data in TARGETS[name].corpus().values():
         found, outcome = finding_of(TARGETS[name], data)
         assert found is None, told(found, tmp_path)
         outcomes.append(outcome)
@@ -41,7 +40,7 @@ def test_seeds_and_earlier_findings(name: str, tmp_path: Path) -> None:
 @ANY_TARGET
 def test_mutations(name: str, tmp_path: Path) -> None:
     target, random = TARGETS[name], Random(name)
-    good = list(entries(target).values())
+    good = list(target.corpus().values())
     outcomes: Counter[str] = Counter()
     for _ in range(target.quick_rounds):
         data = target.mutate(random.choice(good), random)[: target.max_bytes]
@@ -53,7 +52,7 @@ def test_mutations(name: str, tmp_path: Path) -> None:
 
 
 def test_corpus_files_are_small_and_belong_to_targets() -> None:
-    for path in FOLDER.rglob("*") if FOLDER.exists() else ():
+    for path in CORPUS.rglob("*"):
         if path.is_file():
             assert path.parent.name in TARGETS
             assert path.stat().st_size <= 16_384
@@ -85,7 +84,7 @@ def test_findings_are_minimised_and_replayable(tmp_path: Path) -> None:
 
 def test_timeout_is_a_finding_at_its_place(tmp_path: Path) -> None:
     (tmp_path / CURRENT).write_bytes(b"slow")
-    place = FOLDER.parents[2] / "vision" / "image.py"
+    place = CORPUS.parents[2] / "vision" / "image.py"
     said = f'Timeout (0:00:10)!\nThread 0x7 (most recent call first):\n  File "{place}", line 9 in load_picture\n'
 
     found = _ended_by(toy(), tmp_path, code=1, said=said)

@@ -98,10 +98,8 @@ class Worker:
 
     def corpus(self) -> list[bytes]:
         """Seeds, the repository's corpus of the target, and what earlier campaigns kept."""
-        from tests.fuzz.entries import entries
-
         kept = sorted((self._folder / CORPUS).iterdir())[:_MOST_KEPT]
-        return [*entries(self.target).values(), *(path.read_bytes() for path in kept)]
+        return [*self.target.corpus().values(), *(path.read_bytes() for path in kept)]
 
 
 def by_outcome(worker: Worker, *, ends_at: float) -> None:

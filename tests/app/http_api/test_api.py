@@ -250,10 +250,6 @@ def test_internal_error_is_500_without_details(service: StubService, caplog: pyt
     assert SECRET not in caplog.text
 
 
-def test_errors_of_the_framework_have_the_same_form(client: httpx.Client) -> None:
-    assert envelope(client.get("/nowhere"))["code"] == "not_found"
-
-
 @pytest.mark.parametrize("model", ["stub", "default"])
 def test_the_loaded_model_is_listed_and_found_by_its_name_and_alias(client: httpx.Client, model: str) -> None:
     (listed,) = client.get("/v1/models").json()["data"]

@@ -9,7 +9,7 @@ import pytest
 from starlette.types import Message
 
 from llama_adapter.app.http_api import chat
-from llama_adapter.app.http_api.access import start_visit
+from llama_adapter.app.http_api.access import VISIT, Visit
 from llama_adapter.app.http_api.chat import ChatResponse, stream_frames
 from llama_adapter.app.online.request_handle import RequestHandle
 from llama_adapter.app.tasks.answers import Answer, AnswerError, TextDelta
@@ -109,8 +109,7 @@ def test_reader_stalled_at_the_end_is_disconnected(monkeypatch: pytest.MonkeyPat
 
     async def stream_it() -> None:
         reply = ChatResponse(handle, head=HEAD, headers={}, is_stream=True, with_usage=False)
-        scope = {"type": "http"}
-        start_visit(scope)
+        scope = {"type": "http", VISIT: Visit()}
         streaming_it = asyncio.create_task(reply(scope, receive, send))
         assert (await asyncio.wait({streaming_it}, timeout=20))[0]
         with pytest.raises(TimeoutError):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from llama_adapter.app.http_api.errors import ApiError, PictureRefusedError, of_answer, of_refusal, of_status
+from llama_adapter.app.http_api.errors import ApiError, of_answer, of_refusal, of_status
 from llama_adapter.app.online.types import BusyError, UnavailableError
 from llama_adapter.app.tasks.answers import NOT_FINITE, AnswerError
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
@@ -82,12 +82,6 @@ def test_the_envelope_is_that_of_openai(status: int, kind: str) -> None:
 
     assert (response.status_code, response.headers["a"]) == (status, "b")
     assert json.loads(response.body) == {"error": {"message": "Told.", "type": kind, "param": "p", "code": "c"}}
-
-
-def test_a_refused_picture_is_about_the_messages() -> None:
-    problem = PictureRefusedError("No.", code="image_file_too_large", status=413)
-
-    assert (problem.http_status, problem.param) == (413, "messages")
 
 
 @pytest.mark.parametrize(("status", "code"), [(404, "not_found"), (405, "method_not_allowed"), (418, "error")])

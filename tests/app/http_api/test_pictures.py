@@ -94,7 +94,7 @@ def test_a_picture_of_just_the_limit_is_taken(num_bytes: int) -> None:
 def test_a_picture_beyond_the_limit_is_refused(num_bytes: int) -> None:
     error = refused(data_uri(bytes(num_bytes)))
 
-    assert (error.code, error.http_status) == ("image_file_too_large", 413)
+    assert (error.code, error.http_status, error.param) == ("image_file_too_large", 413, "messages")
     assert f"{num_bytes:,}" in error.message
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from llama_adapter.app.http_api.chat import ChatQuestion, understand
 from llama_adapter.app.http_api.errors import ApiError
-from llama_adapter.app.http_api.question import ChatQuestion, understand
 from llama_adapter.app.http_api.schemas import chat_request
 from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.app.tasks.task import FREE_TEXT

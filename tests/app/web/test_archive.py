@@ -1,20 +1,17 @@
 """Archives: pictures are read one by one; nothing is trusted, unpacked to disk or skipped silently."""
 
-import io
 import os
 import stat
 import struct
 import zipfile
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from llama_adapter.app.web.archive import Archive, ArchiveLimits, safe_name, unique_name
+from llama_adapter.app.web.archive import Archive, ArchiveLimits, safe_name
 from llama_adapter.vision.errors import PictureError
 
 LIMITS = ArchiveLimits(max_entry_bytes=1_000, max_entries=5, max_total_bytes=3_000, max_directory_bytes=4_096)
@@ -26,11 +23,6 @@ def packed(tmp_path: Path, entries: Mapping[Any, bytes], *, method: int = zipfil
         for name, data in entries.items():
             archive.writestr(name, data, compress_type=method)
     return path
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("damaged")
 
 
 def opened(path: Path, limits: ArchiveLimits = LIMITS) -> closing[Archive]:
@@ -73,9 +65,9 @@ def test_what_is_not_a_picture_is_counted(tmp_path: Path) -> None:
 
 
 def test_names_that_lead_out_of_the_archive_stay_inside(tmp_path: Path) -> None:
-    names = ["../../up.png", "/root.png", "C:\\disk\\a.png", "ok.png"]
+    names = ["../../up.png", "/root.png", "C:\\disk\\a.png", "ok\x1b[2J.png"]
     with opened(packed(tmp_path, dict.fromkeys(names, b"x"))) as archive:
-        assert [entry.name for entry in archive.pictures] == ["up.png", "root.png", "disk/a.png", "ok.png"]
+        assert [entry.name for entry in archive.pictures] == ["up.png", "root.png", "disk/a.png", "ok\\x1b[2J.png"]
         assert archive.notes() == ["pictures.zip: shortened 3 paths that left the archive."]
 
 
@@ -89,11 +81,6 @@ def test_equal_names_are_told_apart_and_each_keeps_its_own_bytes(tmp_path: Path)
     with opened(path) as pictures:
         assert [entry.name for entry in pictures.pictures] == ["a.png", "a (2).png", "A (3).png"]
         assert [pictures.read(entry) for entry in pictures.pictures] == [b"one", b"two", b"three"]
-
-
-def test_control_characters_of_a_name_are_shown_as_escapes(tmp_path: Path) -> None:
-    with opened(packed(tmp_path, {"a\x1b[2Jb.png": b"x"})) as archive:
-        assert archive.pictures[0].name == "a\\x1b[2Jb.png"
 
 
 # Too much
@@ -179,40 +166,8 @@ def test_a_picture_whose_checksum_is_wrong_is_damaged_and_the_next_is_read(tmp_p
         assert archive.read(archive.pictures[1]) == b"second"
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    cut=st.none() | st.integers(0, 400),
-    edits=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=4),
-)
-def test_damaged_zips_raise_only_picture_errors(cut: int | None, edits: list[tuple[int, int]], folder: Path) -> None:
-    damaged = bytearray(_sound_zip()[:cut])
-    for position, value in edits if damaged else ():
-        damaged[position % len(damaged)] = value
-    path = folder / "damaged.zip"
-    path.write_bytes(damaged)
-
-    with suppress(PictureError), opened(path) as archive:
-        for entry in archive.pictures:
-            with suppress(PictureError):
-                assert len(archive.read(entry)) <= LIMITS.max_entry_bytes
-
-
-def _sound_zip() -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a.png", b"first " * 20)
-        archive.writestr("cats/b.png", b"second " * 20)
-    return buffer.getvalue()
-
-
 # Names
 
 
 def test_a_name_with_nothing_in_it_is_called_picture() -> None:
     assert safe_name("../..")[0] == safe_name("")[0] == "picture"
-
-
-def test_a_number_makes_a_name_unique_before_its_suffix() -> None:
-    taken: set[str] = set()
-
-    assert [unique_name("a.png", taken) for _ in range(3)] == ["a.png", "a (2).png", "a (3).png"]

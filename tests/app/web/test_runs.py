@@ -48,14 +48,14 @@ def test_a_new_run_stops_the_one_before_it_and_outlives_its_end() -> None:
     with runs.open("page", "chat") as second:
         first.__exit__(None, None, None)
         assert set(cancelled.ids) == {1}
-        assert (run.is_stopped, second.is_stopped, len(runs)) == (True, False, 1)
+        assert (run.is_stopped, second.is_stopped, len(runs._runs)) == (True, False, 1)
 
 
 def test_a_run_that_ends_is_forgotten_and_what_is_left_of_it_cancelled() -> None:
     runs, cancelled = Runs(), Cancelled()
     with runs.open("page", "chat") as run:
         run.add(cancelled.handle(3))
-        assert len(runs) == 1
+        assert len(runs._runs) == 1
 
-    assert len(runs) == 0
+    assert len(runs._runs) == 0
     assert cancelled.ids == [3]

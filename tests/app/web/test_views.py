@@ -12,12 +12,12 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.online.service import Service, ServiceStatus, UnavailableError
 from llama_adapter.app.records.record import ErrorRecord, Record
 from llama_adapter.app.tasks.answers import Answer, AnswerError
-from llama_adapter.app.web.about import about, head
 from llama_adapter.app.web.batch_run import Progress, Result
 from llama_adapter.app.web.batch_view import State, answer_text, cards, decisions, progress_view, table
 from llama_adapter.app.web.chat import conversation
 from llama_adapter.app.web.chat_session import MAX_TURNS, ChatSession, PickedPicture, Turn
 from llama_adapter.app.web.html import duration, milliseconds, named, percent, rate, render, size, told
+from llama_adapter.app.web.page import about, head
 from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.problems import Problem
 
