@@ -12,7 +12,7 @@ demo: .venv/.installed
 	$(BIN)/python demo_bsz.py
 
 # Everything: `check`, and the tests that run the command line, a browser, or train something.
-test: .venv/.browser
+test: .venv/.programs
 check test: .venv/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -49,9 +49,9 @@ clean:
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 
-# Chromium for the tests of the page, from the system's packages where there is none.
-.venv/.browser: scripts/get_browser.sh | .venv/bin/python
-	scripts/get_browser.sh
+# Programs that the tests need, from the system's packages where they are missing.
+.venv/.programs: scripts/get_programs.sh | .venv/bin/python
+	scripts/get_programs.sh
 	touch $@
 
 .venv/.installed-dev: pyproject.toml | .venv/bin/python

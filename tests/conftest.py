@@ -6,7 +6,9 @@ more of them: `pytest --hypothesis-profile explore`.
 
 import gc
 import os
+import re
 import signal
+from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
@@ -20,6 +22,40 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 gc.disable()  # imports make few objects that can be freed, and looking for them takes a third of a collection's time
+
+
+# Reasons to skip a test: what this machine is, and what takes too long to build. Other skips are failures, because what
+# can be installed must be there.
+ALLOWED_SKIPS = re.compile(
+    r"this processor has no |they are for Linux on x86_64|this machine's oneDNN does not compute in "
+    r"|no CUDA device here"
+    r"|torch_npu (has no wheel for|\S+ does not go with|refuses a torch)|the torch_npu in .* is for another Python"
+    r"|torch_npu is installed here|llama-cpp-python is compiled for minutes"
+    r"|root may open every file|only root may |this file system takes no such names|needs (named pipes|Linux|a file)|only glibc |Linux has it"
+)
+
+
+def fail_unless_allowed(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Turn a skip into a failure unless its reason is one of `ALLOWED_SKIPS`."""
+    if report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if not ALLOWED_SKIPS.match(reason):
+            report.outcome = "failed"
+            report.longrepr = f"skipped for a reason that tests/conftest.py does not allow: {reason}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    fail_unless_allowed(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    fail_unless_allowed(report)
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

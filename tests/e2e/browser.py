@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import socket
 import threading
 import time
@@ -11,14 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.online.request_handle import RequestHandle
 from llama_adapter.app.online.service import Ask, Observer, Service, ServiceLimits
 
-CHROMIUM = Path("/usr/bin/chromium")
+_PROGRAMS = (os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome")
 SAMPLES = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
 _ARGUMENTS = (
     "--headless",
@@ -254,12 +253,12 @@ class Visit:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A headless Chromium; skips the test if the machine has none."""
-    sync_api = pytest.importorskip("playwright.sync_api")
-    if not CHROMIUM.exists():
-        pytest.skip("needs Chromium at /usr/bin/chromium")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=list(_ARGUMENTS))
+    """A headless Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    program = next(filter(None, map(shutil.which, filter(None, _PROGRAMS))))
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=list(_ARGUMENTS))
         try:
             yield Browser(browser)
         finally:

@@ -51,7 +51,8 @@ def cluster() -> Iterator[Any]:
     """One machine, which computes too."""
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    cluster_utils = pytest.importorskip("ray.cluster_utils")
+    from ray import cluster_utils
+
     head = {**MACHINE, "include_dashboard": False, "_system_config": SYSTEM}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("builtins.print", print)  # Ray replaces it, here and for later tests

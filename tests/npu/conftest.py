@@ -1,4 +1,4 @@
-"""The fixture that gives torch_npu on the fake CANN, or skips with the reason."""
+"""The fixture that gives torch_npu on the fake CANN; skips where no wheel of it fits."""
 
 import pytest
 

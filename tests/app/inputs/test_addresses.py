@@ -33,7 +33,8 @@ def test_the_pictures_of_a_folder_come_in_natural_order_and_can_be_read(folder: 
 
 
 def test_storage_of_other_kinds_is_read_through_fsspec() -> None:
-    fsspec = pytest.importorskip("fsspec")
+    import fsspec
+
     memory = fsspec.filesystem("memory")
     memory.pipe("/bucket/a.png", b"picture")
 

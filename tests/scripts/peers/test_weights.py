@@ -60,7 +60,6 @@ def test_spread_copies_a_row() -> None:
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("spread", [False, True])
 def test_hugging_face_gives_the_same_tokens(cache: str, spread: bool) -> None:
-    pytest.importorskip("transformers")
     config, state = without_adapter()
     theirs = HuggingFaceDecoder(state, config, dtype=torch.float32, cache="static" if cache == "static" else "dynamic")
 
@@ -70,7 +69,6 @@ def test_hugging_face_gives_the_same_tokens(cache: str, spread: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_hugging_face_gives_the_same_features() -> None:
-    pytest.importorskip("transformers")
     config = bare_tower("vit-tiny")
     state = encoder_state(config)
     encoder = encoder_from_state(config, state)
@@ -100,7 +98,8 @@ def test_every_weight_of_a_plain_llama_is_in_the_gguf_file() -> None:
 
 
 def test_a_gguf_file_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    gguf = pytest.importorskip("gguf")
+    import gguf
+
     from scripts.peers.gguf_file import write_gguf
 
     config, state = without_adapter()
@@ -118,8 +117,7 @@ def test_a_gguf_file_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("spread", [False, True])
 def test_llama_cpp_gives_the_same_tokens(tmp_path: Path, spread: bool) -> None:
-    pytest.importorskip("gguf")
-    pytest.importorskip("llama_cpp")
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is compiled for minutes; the peers' benchmark needs it")
     from scripts.peers.gguf_file import write_gguf
     from scripts.peers.llama_cpp import LlamaCpp
 

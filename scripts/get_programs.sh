@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Installs Debian's packages for programs that the tests need and this machine lacks: a browser (the one that CHROMIUM
+# names, or one in the PATH), a C compiler for the kernels and the stand-in of CANN, and openssl for certificates.
+set -euo pipefail
+
+has_any() {
+    for program in "$@"; do
+        if command -v "$program" >/dev/null; then
+            return 0
+        fi
+    done
+    return 1
+}
+
+packages=()
+has_any "${CHROMIUM:-chromium}" chromium-browser google-chrome || packages+=(chromium fonts-dejavu-core)
+has_any gcc clang cc || packages+=(gcc libc6-dev)
+has_any openssl || packages+=(openssl)
+if [ ${#packages[@]} = 0 ]; then
+    exit 0
+fi
+if ! has_any apt-get; then
+    echo "error: the tests need the programs of these Debian packages, and there is no apt-get: ${packages[*]}" >&2
+    echo "hint: install them; a browser elsewhere is named by: make test CHROMIUM=/path/to/chromium" >&2
+    exit 1
+fi
+as_root=()
+if [ "$(id -u)" != 0 ]; then
+    as_root=(sudo)
+fi
+"${as_root[@]}" apt-get update -qq
+DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
