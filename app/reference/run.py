@@ -14,7 +14,7 @@ from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, UsageError
 
 MODULES: Final = ("llama", "llama.llama_adapter", "llama.tokenizer", "llama.utils")
-_PACKAGES: Final = {"PIL": "pillow", "cv2": "opencv-python", "clip": "git+https://github.com/openai/CLIP.git"}
+_COMMANDS: Final = {"cv2": "pip install opencv-python", "clip": "pip install git+https://github.com/openai/CLIP.git"}
 
 
 def run_program(program: str, arguments: Sequence[str], *, overrides: Mapping[str, Any]) -> int:
@@ -93,5 +93,6 @@ def _missing(error: ImportError) -> str:
     if package == "llama" or error.name == llama.__name__:
         return f"provided here are {', '.join(MODULES)}, for inference; training needs the reference itself"
     if isinstance(error, ModuleNotFoundError) and package:
-        return f"the program needs `{package}`: pip install {_PACKAGES.get(package, package)}"
+        how = f": {_COMMANDS[package]}" if package in _COMMANDS else ""
+        return f"the program needs the package of `{package}`; install it in this environment{how}"
     return ""
