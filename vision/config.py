@@ -10,7 +10,7 @@ _MAY_BE_ZERO = ("depth",)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipConfig:
-    """The picture tower of CLIP (Radford et al., 2021); ViT-L/14 is patch 14, width 1024, 24 layers, output 768."""
+    """The picture tower of CLIP (Radford et al., 2021)."""
 
     image_size: int = 224
     patch_size: int
@@ -83,3 +83,6 @@ def _check_sizes(config: ClipConfig | QueryConfig) -> None:
         value, least = getattr(config, field.name), 0 if field.name in _MAY_BE_ZERO else 1
         if type(value) is not int or value < least:
             raise ValueError(f"{field.name} must be a whole number, at least {least}, got {value!r}")
+
+
+VIT_L_14 = ClipConfig(patch_size=14, width=1024, num_layers=24, num_heads=16, output_dim=768)  # the adapters'

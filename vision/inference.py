@@ -37,7 +37,7 @@ class FoldedPatches(nn.Module):
         self.linear.bias = nn.Parameter(shift_W, requires_grad=False)
 
     def forward(self, pixels_BHWC: Tensor) -> Tensor:
-        """Pixels uint8 (B, S, S, 3) RGB -> embedded patches (B, T, W), row by row, in the encoder's type."""
+        """Pixels uint8 or float32 (B, S, S, 3) RGB -> embedded patches (B, T, W), row by row, in the encoder's type."""
         num_pictures, side, patch = len(pixels_BHWC), pixels_BHWC.shape[1] // self.patch_size, self.patch_size
         patches_BTF = (
             pixels_BHWC.reshape(num_pictures, side, patch, side, patch, 3)
@@ -67,7 +67,7 @@ class HostEncoder(nn.Module):
                 module.attend = attend
 
     def forward(self, pixels_BHWC: Tensor) -> Tensor:
-        """Pixels uint8 (B, S, S, 3) RGB -> visual query (B, Q, D) in the type of the weights."""
+        """Pixels uint8 or float32 (B, S, S, 3) RGB -> visual query (B, Q, D) in the type of the weights."""
         visual_query_BQD: Tensor = self.query(self.clip.tower(self.patches(pixels_BHWC)))
         return visual_query_BQD
 

@@ -44,24 +44,33 @@ class Parts:
     remember_rows: Callable[[int], str] | None = None  # stores a reduced batch size; None: the user chose the size
 
 
-def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> Parts:
-    """Load the model of a spec onto its device; `load` makes the model in place of the files that the spec names.
+def assemble_parts(
+    spec: CaptionerSpec, *, load: ModelLoader | None = None, vision: VisionBackend | None = None
+) -> Parts:
+    """Load the model of a spec onto its device.
+
+    Parameters:
+        spec: the model, and what computes it.
+        load: makes the model in place of the files that the spec names.
+        vision: an open picture encoder, in place of the one that the spec names. CLIP may then be missing.
 
     Raises DeviceError, CheckpointError and GraphError.
     """
+    is_encoded_elsewhere = vision is not None or spec.vision_kind != "torch"
     check_encoder_exists(spec)
     backend, note = open_best() if spec.device == "auto" else (open_backend(spec.device), "")
     mode = resolve_mode(spec.mode, backend=backend)
     with ExitStack() as stack:
-        vision: VisionBackend | None = None
         card: EncoderCard | None = None
-        if spec.vision_kind == "onnx":
+        if vision is not None:
+            pass
+        elif spec.vision_kind == "onnx":
             vision = onnx = stack.enter_context(closing(open_encoder(encoder_spec(spec, backend=backend, mode=mode))))
             card = onnx.card
         elif spec.vision_kind == "om":
             card = om_card(spec)
         if load is None:
-            model = load_model(spec, backend=backend, encoder=card)
+            model = load_model(spec, backend=backend, encoder=card, is_encoded_elsewhere=is_encoded_elsewhere)
         else:
             model = load(resolve_dtype(spec.dtype, backend=backend))
         foreign_note = ""
@@ -69,7 +78,7 @@ def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> P
             check_card(card, model, spec=spec)
         elif spec.vision_kind != "torch":
             foreign_note = f"`{spec.encoder}` does not name its model, so it is not checked against this one"
-        placed = place_model(model, spec=spec, backend=backend, mode=mode)
+        placed = place_model(model, spec=spec, backend=backend, mode=mode, has_encoder=is_encoded_elsewhere)
         runner = placed.runner
         if placed.vision is not None:
             vision = placed.vision
@@ -116,10 +125,13 @@ def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> P
     )
 
 
-def load_model(spec: CaptionerSpec, *, backend: Backend, encoder: EncoderCard | None = None) -> LoadedModel:
+def load_model(
+    spec: CaptionerSpec, *, backend: Backend, encoder: EncoderCard | None = None, is_encoded_elsewhere: bool = False
+) -> LoadedModel:
     """The weights of `spec` on the CPU, in its dtype and precision.
 
-    With an exported `encoder`, those of the picture encoder may be absent.
+    When pictures are encoded elsewhere, those of the picture encoder may be absent; `encoder` is the card of that
+    encoder, if it has one.
     """
     dtype = resolve_dtype(spec.dtype, backend=backend)
     if spec.llama_dir is None:
@@ -133,8 +145,8 @@ def load_model(spec: CaptionerSpec, *, backend: Backend, encoder: EncoderCard | 
         )
     sources = sources_of(spec)
     if spec.precision in (None, FLOAT):
-        return assemble_sources(sources, dtype=dtype, encoder=encoder)
+        return assemble_sources(sources, dtype=dtype, encoder=encoder, is_encoded_elsewhere=is_encoded_elsewhere)
     # From float32, so that weights are rounded only once.
-    streamed = stream_sources(sources, dtype=torch.float32, encoder=encoder)
+    streamed = stream_sources(sources, dtype=torch.float32, encoder=encoder, is_encoded_elsewhere=is_encoded_elsewhere)
     model, tensors = quantise_model(*streamed, dtype=dtype, precision=spec.precision)
     return dataclasses.replace(model, decoder_state=dict(tensors))

@@ -74,7 +74,7 @@ class CaptionLoop:
                 self.submit(request, picture)
 
     def encode(self, pixels: Sequence[np.ndarray]) -> tuple[list[EncodedPicture], float]:
-        """Encode pictures, uint8 (size, size, 3) each; returns them and the encoder's milliseconds.
+        """Encode pictures, each as the encoder takes it; returns them and the encoder's milliseconds.
 
         The prefixes are views into shared tensors. After an out-of-memory error, batches are smaller.
         """

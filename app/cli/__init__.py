@@ -13,6 +13,7 @@ from llama_adapter.app.cli.export import add_export
 from llama_adapter.app.cli.models import add_convert, add_quantize
 from llama_adapter.app.cli.parser import EXIT_CODES, Parser, help_hint
 from llama_adapter.app.cli.records import add_export_records
+from llama_adapter.app.cli.reference import add_reference
 from llama_adapter.app.cli.serve import add_serving
 from llama_adapter.app.terminal.run_guarded import run_guarded
 from llama_adapter.runtime.errors import UsageError
@@ -75,4 +76,5 @@ def build_parser() -> Parser:
     add_bench(commands)
     add_serving(commands)
     add_doctor(commands)
+    add_reference(commands)
     return parser

@@ -29,7 +29,7 @@ from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.card import EncoderCard
-from llama_adapter.vision.config import ChannelOrder, VisionConfig
+from llama_adapter.vision.config import VIT_L_14, ChannelOrder, VisionConfig
 from llama_adapter.vision.out_of_distribution import OodDetector
 from llama_adapter.vision.weights import ClipSource, build_vision, clip_file, read_clip, read_query
 
@@ -130,19 +130,28 @@ class LlamaFolder:
 
 
 def assemble_sources(
-    sources: ModelSources, *, dtype: torch.dtype = torch.float32, encoder: EncoderCard | None = None
+    sources: ModelSources,
+    *,
+    dtype: torch.dtype = torch.float32,
+    encoder: EncoderCard | None = None,
+    is_encoded_elsewhere: bool = False,
 ) -> LoadedModel:
     """Read and merge all parts; returns the model with its state dicts in `dtype` on the CPU.
 
-    With the card of an exported `encoder`, CLIP may be missing. Raises CheckpointError if a part is missing, damaged,
-    of another kind, or does not fit the others.
+    When pictures are encoded elsewhere, CLIP may be missing. Its sizes then come from the card of that `encoder`;
+    without a card they are those of ViT-L/14. Raises CheckpointError if a part is missing, damaged, of another kind,
+    or does not fit the others.
     """
-    model, tensors = stream_sources(sources, dtype=dtype, encoder=encoder)
+    model, tensors = stream_sources(sources, dtype=dtype, encoder=encoder, is_encoded_elsewhere=is_encoded_elsewhere)
     return dataclasses.replace(model, decoder_state=dict(tensors))
 
 
 def stream_sources(
-    sources: ModelSources, *, dtype: torch.dtype, encoder: EncoderCard | None = None
+    sources: ModelSources,
+    *,
+    dtype: torch.dtype,
+    encoder: EncoderCard | None = None,
+    is_encoded_elsewhere: bool = False,
 ) -> tuple[LoadedModel, Iterator[tuple[str, Tensor]]]:
     """As `assemble_sources`, but the decoder's tensors are an iterator, for models larger than memory.
 
@@ -155,7 +164,7 @@ def stream_sources(
     clip = find_clip(sources.clip, adapter)
     llama = open_llama(place)
     channel_order, adapter_digest = resolve_channel_order(sources.channel_order, adapter)
-    if clip is None and encoder is not None:
+    if clip is None and (encoder is not None or is_encoded_elsewhere):
         vision_config, vision_state = _query_alone(adapter, encoder, sources, channel_order=channel_order)
     else:
         vision_config, vision_state = build_vision(
@@ -198,11 +207,12 @@ def _heads(sources: ModelSources, encoder: EncoderCard | None) -> int | None:
 
 
 def _query_alone(
-    adapter: AdapterFile, encoder: EncoderCard, sources: ModelSources, *, channel_order: ChannelOrder
+    adapter: AdapterFile, encoder: EncoderCard | None, sources: ModelSources, *, channel_order: ChannelOrder
 ) -> tuple[VisionConfig, dict[str, Tensor]]:
     """The visual blocks of the adapter's file; the exported encoder contains the rest of the picture half."""
     query, state = read_query(adapter.visual, name=adapter.name, visual_heads=_heads(sources, encoder))
-    config = VisionConfig(clip=encoder.vision.clip, query=query, channel_order=channel_order)
+    clip = VIT_L_14 if encoder is None else encoder.vision.clip
+    config = VisionConfig(clip=clip, query=query, channel_order=channel_order)
     return config, {f"query.{name}": tensor for name, tensor in state.items()}
 
 

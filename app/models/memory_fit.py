@@ -33,8 +33,10 @@ class Placed:
     remember_rows: Callable[[int], str] | None = None  # stores a batch size for later runs; None for a numeric one
 
 
-def place_model(model: LoadedModel, *, spec: CaptionerSpec, backend: Backend, mode: str) -> Placed:
-    """Put `model` on the device of `backend`.
+def place_model(
+    model: LoadedModel, *, spec: CaptionerSpec, backend: Backend, mode: str, has_encoder: bool = False
+) -> Placed:
+    """Put `model` on the device of `backend`; its own picture encoder too, unless there is another one.
 
     Raises DeviceError, before large allocations, if it does not fit into the device's memory.
     """
@@ -59,7 +61,7 @@ def place_model(model: LoadedModel, *, spec: CaptionerSpec, backend: Backend, mo
     decoder = place_decoder(config, model.decoder_state, backend=backend)
 
     def load(rows: int) -> Placed:
-        return _place(decoder, rows, spec=spec, model=model)
+        return _place(decoder, rows, spec=spec, model=model, has_encoder=has_encoder)
 
     if not is_auto:
         return load(num_rows)
@@ -90,9 +92,11 @@ def _load_halving(load: Callable[[int], Placed], num_rows: int, *, backend: Back
     return placed
 
 
-def _place(decoder: PlacedDecoder, num_rows: int, *, spec: CaptionerSpec, model: LoadedModel) -> Placed:
+def _place(
+    decoder: PlacedDecoder, num_rows: int, *, spec: CaptionerSpec, model: LoadedModel, has_encoder: bool
+) -> Placed:
     runner, backend = decoder.runner(num_rows), decoder.backend
-    if spec.vision_kind != "torch":
+    if has_encoder:
         return Placed(runner=runner, vision=None)
     encoder = encoder_from_state(model.vision_config, model.vision_state)
     sizes = powers_of_two(num_rows) if backend.capabilities.static_shapes else None

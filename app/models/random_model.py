@@ -17,7 +17,7 @@ from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.state import linear_weights, quantise
-from llama_adapter.vision.config import ChannelOrder, ClipConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.config import VIT_L_14, ChannelOrder, ClipConfig, QueryConfig, VisionConfig
 
 VOCABULARY = 32000
 NUM_QUERIES = 10
@@ -41,7 +41,6 @@ LLAMA_SIZES: Mapping[str, LlamaSize] = {
     "1B": LlamaSize(dim=2048, num_layers=22, num_heads=16, ffn_dim=5632),
     "7B": LlamaSize(dim=4096, num_layers=32, num_heads=32, ffn_dim=11008),
 }
-_VIT_L_14 = ClipConfig(patch_size=14, width=1024, num_layers=24, num_heads=16, output_dim=768)
 _TINY_CLIP = ClipConfig(patch_size=56, width=64, num_layers=2, num_heads=2, output_dim=64)
 
 
@@ -76,7 +75,7 @@ def vision_config(size: LlamaSize, *, channel_order: ChannelOrder = "rgb") -> Vi
     is_tiny = size == LLAMA_SIZES["tiny"]
     width = 64 if is_tiny else 768
     return VisionConfig(
-        clip=_TINY_CLIP if is_tiny else _VIT_L_14,
+        clip=_TINY_CLIP if is_tiny else VIT_L_14,
         query=QueryConfig(
             num_queries=NUM_QUERIES,
             width=width,

@@ -20,7 +20,9 @@ class VisionBackend(Protocol):
         ...
 
     def encode(self, pixels_BHWC: np.ndarray) -> Tensor:
-        """Pixels uint8 (B, S, S, 3) RGB -> visual query (B, Q, D), on the backend's device, in the encoder's type.
+        """Pixels (B, S, S, 3) RGB -> visual query (B, Q, D), on the backend's device, in the encoder's type.
+
+        Pixels are uint8, or float32 on the scale of 0..255, between whole numbers and beyond the scale too.
 
         Raises GraphError when an exported encoder, or what runs it, fails.
         """

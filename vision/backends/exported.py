@@ -13,6 +13,7 @@ from llama_adapter.runtime.graphs.session import GraphSession
 from llama_adapter.vision.card import EncoderCard
 
 _FLOATS = ("float32", "float16")
+_PIXELS = (np.uint8, np.float32)
 
 
 class ExportedEncoder:
@@ -38,14 +39,14 @@ class ExportedEncoder:
         return self.session.device_ms
 
     def encode(self, pixels_BHWC: np.ndarray) -> Tensor:
-        """Pixels uint8 (B, S, S, 3) RGB, B at least 1 -> visual query (B, Q, D) on the CPU, in the graph's type.
+        """As `VisionBackend.encode`, on the CPU, in the graph's type. B is at least 1.
 
         Raises GraphError for other pixels, and when the graph or its runtime fails.
         """
         given, side = pixels_BHWC.shape, self.image_size
-        if pixels_BHWC.dtype != np.uint8 or len(given) != 4 or given[1:] != (side, side, 3) or not given[0]:
+        if pixels_BHWC.dtype not in _PIXELS or len(given) != 4 or given[1:] != (side, side, 3) or not given[0]:
             raise GraphError(
-                f"`{self.session.info.file}` encodes pictures of uint8 (B, {side}, {side}, 3) with B at least 1, "
+                f"`{self.session.info.file}` encodes uint8 or float32 (B, {side}, {side}, 3) with B at least 1, "
                 f"and was given {Port(name='', dtype=str(pixels_BHWC.dtype), shape=given)}",
                 hint="resize and crop with `vision.preprocess.preprocess`; height, width, colour in this order",
             )

@@ -44,7 +44,7 @@ class TorchVisionBackend:
 
     @torch.inference_mode()
     def encode(self, pixels_BHWC: np.ndarray) -> Tensor:
-        """Pixels uint8 (B, S, S, 3) RGB -> visual query (B, Q, D)."""
+        """As `VisionBackend.encode`."""
         num_pictures = len(pixels_BHWC)
         size = next((size for size in self._batch_sizes if size >= num_pictures), num_pictures)
         if size > num_pictures:

@@ -1,0 +1,57 @@
+"""`run-reference`."""
+
+import argparse
+import dataclasses
+from typing import Any
+
+from llama_adapter.app.cli.model_flags import add_batch_size, add_computation, add_model
+from llama_adapter.app.cli.parser import command
+from llama_adapter.app.cli.values import settings
+from llama_adapter.app.models.spec import CaptionerSpec
+
+_REFERENCE = """\
+Run a program of OpenGVLab/LLaMA-Adapter (llama_adapter_v2_multimodal7b), or of the Ascend guide, unchanged: its module
+`llama` is then this project's. Flags before SCRIPT.py replace what the program chooses, such as its paths; arguments
+behind it are the program's own. Nothing is downloaded.
+
+  llama-adapter run-reference --llama-dir weights/LLaMA --adapter BIAS-7B.pth --clip ViT-L-14.pt demo.py
+  llama-adapter run-reference util/evaluate_mme.py --llama_path weights/LLaMA --pretrained_path LORA-BIAS-7B-v21.pth
+"""
+
+
+class _Unset:
+    """The default of a flag: the program decides."""
+
+    def __repr__(self) -> str:
+        return "the program's, else that of `caption`"
+
+
+_UNSET = _Unset()
+
+
+def add_reference(commands: Any) -> None:
+    """`run-reference`."""
+    reference = command(
+        commands,
+        "run-reference",
+        _run_reference,
+        help="run a program of LLaMA-Adapter's repository",
+        description=_REFERENCE,
+    )
+    add_model(reference)
+    compute = reference.add_argument_group("computation")
+    add_batch_size(compute)
+    add_computation(compute)
+    reference.set_defaults(**{field.name: _UNSET for field in dataclasses.fields(CaptionerSpec)})
+    reference.add_argument("script", metavar="SCRIPT.py", help="the program")
+    reference.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="its own arguments")
+
+
+def _run_reference(options: argparse.Namespace) -> int:
+    names = [field.name for field in dataclasses.fields(CaptionerSpec)]
+    given = {name: value for name in names if (value := getattr(options, name)) is not _UNSET}
+    program = {} if "model" in given else {"llama_dir": "of the program", "adapter": "of the program"}
+    settings(CaptionerSpec, program | given)  # refuses flags that exclude each other
+    from llama_adapter.app.reference.run import run_program
+
+    return run_program(options.script, options.arguments, overrides=given)

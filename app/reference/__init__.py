@@ -1,0 +1,1 @@
+"""Runs programs of OpenGVLab/LLaMA-Adapter unchanged: a module `llama` whose models are computed here."""

@@ -1,0 +1,87 @@
+"""Pictures as the reference's programs pass them: normalised tensors, or the input of an OM session of their own."""
+
+# B pictures, C x H x W normalised colours, S side of the encoder's square, Q queries, D width of the language model
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.runtime.errors import GraphError, LlamaAdapterError
+from llama_adapter.vision.encoder import PIXEL_MEAN, PIXEL_STD
+from llama_adapter.vision.preprocess import preprocess
+
+_MEAN_C11, _STD_C11 = (torch.tensor(values).view(3, 1, 1) for values in (PIXEL_MEAN, PIXEL_STD))
+
+
+def clip_transform(image: Image.Image) -> Tensor:
+    """CLIP's own transform: a PIL image -> normalised float32 (3, 224, 224)."""
+    if not isinstance(image, Image.Image):
+        raise TypeError(f"the transform takes a PIL image, got {type(image).__name__}")
+    pixels_CHW = torch.from_numpy(preprocess(image)).permute(2, 0, 1).contiguous()
+    return (pixels_CHW.float() / 255 - _MEAN_C11) / _STD_C11
+
+
+def encoder_pixels(imgs: Any, *, captioner: Captioner) -> Sequence[np.ndarray]:
+    """Pictures -> pixels for the captioner's encoder, (S, S, 3) each.
+
+    Parameters:
+        imgs: normalised (B, 3, S, S) of any float type on any device, tensor or array; a list of such (3, S, S); or a
+            list of pictures as `Captioner.generate` takes them.
+        captioner: its encoder normalises again, so the normalisation is undone here. Floats stay floats: the encoder
+            then sees the values given, up to rounding in float32, also those that no picture has.
+
+    Raises ValueError for other shapes and LlamaAdapterError for a picture that cannot be read.
+    """
+    is_list = isinstance(imgs, (list, tuple))
+    if is_list and not all(isinstance(image, (Tensor, np.ndarray)) for image in imgs):
+        return [_read(image, captioner) for image in imgs]
+    images_BCHW = torch.stack([torch.as_tensor(image) for image in imgs]) if is_list else torch.as_tensor(imgs)
+    side = captioner.image_size
+    if images_BCHW.shape[1:] != (3, side, side):
+        hint = "; for one picture add .unsqueeze(0)" if images_BCHW.shape == (3, side, side) else ""
+        raise ValueError(f"imgs must be normalised (B, 3, {side}, {side}), got {tuple(images_BCHW.shape)}{hint}")
+    pixels_BCHW = (images_BCHW.detach().float().cpu() * _STD_C11 + _MEAN_C11) * 255
+    if captioner.spec.channel_order == "bgr":  # such an encoder turns the colours round; the program has done so
+        pixels_BCHW = pixels_BCHW.flip(1)
+    return list(pixels_BCHW.permute(0, 2, 3, 1).contiguous().numpy())
+
+
+def _read(picture: Any, captioner: Captioner) -> np.ndarray:
+    reading = captioner.reader.read(picture)
+    if reading.error is not None:
+        raise LlamaAdapterError(reading.error.message)
+    assert reading.pixels is not None, "a picture without error has pixels"
+    return reading.pixels
+
+
+class SessionEncoder:
+    """A `VisionBackend` around the session that a program of the Ascend guide opened and passes with each call.
+
+    Pictures reach the session as the program made them.
+    """
+
+    name = "the program's session"
+    image_size = 224
+
+    def __init__(self) -> None:
+        self.session: Any = None
+        self.query_shape: tuple[int, int] | None = None  # (Q, D) that the adapter reads
+
+    def encode(self, pixels: np.ndarray) -> Tensor:
+        """The session's visual query (B, Q, D); raises GraphError if it has another shape."""
+        query = np.asarray(self.session.infer([pixels])[0])
+        wanted = (len(pixels), *(self.query_shape or query.shape[1:]))
+        if query.shape != wanted:
+            raise GraphError(
+                f"The session gives {query.shape} for {len(pixels)} pictures, and the adapter reads {wanted}",
+                hint="export the encoder of this adapter, for this batch size",
+            )
+        return torch.from_numpy(query.copy())
+
+    def close(self) -> None:
+        """The session belongs to the program."""

@@ -1,0 +1,98 @@
+"""Runs a program of the reference as Python would, with our module `llama` in place of its own."""
+
+import io
+import sys
+import traceback
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from llama_adapter.app.reference import llama
+from llama_adapter.app.terminal.stderr_lines import say
+from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, UsageError
+
+MODULES: Final = ("llama", "llama.llama_adapter", "llama.tokenizer", "llama.utils")
+_COMMANDS: Final = {"cv2": "pip install opencv-python", "clip": "pip install git+https://github.com/openai/CLIP.git"}
+
+
+def run_program(program: str, arguments: Sequence[str], *, overrides: Mapping[str, Any]) -> int:
+    """Run a Python file as `__main__`; returns its exit code.
+
+    An error of the program is printed as Python prints it, and gives exit code 1.
+
+    Parameters:
+        program: path of the file.
+        arguments: the rest of its `sys.argv`.
+        overrides: fields of `CaptionerSpec` that replace what the program chooses.
+
+    Raises UsageError for a file that cannot be read, and the errors of this package that the program does not handle.
+    """
+    try:
+        with io.open_code(str(Path(program).absolute())) as file:
+            source = file.read()
+    except OSError as error:
+        raise UsageError(f"The program `{program}` cannot be read: {error.strerror}") from None
+    with _as_main(program, arguments, overrides) as main:
+        try:
+            exec(compile(source, program, "exec", dont_inherit=True), vars(main))
+        except SystemExit as request:
+            return _exit_code(request)
+        except LlamaAdapterError:
+            raise
+        except Exception as error:
+            _print(error)
+            return ExitCode.FAILED
+    return ExitCode.OK
+
+
+@contextmanager
+def _as_main(program: str, arguments: Sequence[str], overrides: Mapping[str, Any]) -> Iterator[types.ModuleType]:
+    """The module `__main__` of the program, and what Python sets for it; afterwards all is as before."""
+    main = types.ModuleType("__main__")
+    main.__file__ = program
+    modules = {"__main__": main, **dict.fromkeys(MODULES, llama)}
+    saved = {name: sys.modules.get(name) for name in modules}
+    argv, path = sys.argv, sys.path
+    sys.argv, sys.path = [program, *arguments], [str(Path(program).resolve().parent), *path]
+    sys.modules.update(modules)
+    llama.LLaMA_adapter.overrides = overrides
+    try:
+        yield main
+    finally:
+        llama.LLaMA_adapter.overrides = {}
+        sys.argv, sys.path = argv, path
+        for name, module in saved.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
+
+
+def _exit_code(request: SystemExit) -> int:
+    """The exit code that Python would end with; a message is printed."""
+    if request.code is None or isinstance(request.code, int):
+        return request.code or ExitCode.OK
+    say(request.code)
+    return ExitCode.FAILED
+
+
+def _print(error: Exception) -> None:
+    """The traceback without this file, and a hint for a module that is missing."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    traceback.print_exception(type(error), error, frames)
+    if isinstance(error, ImportError) and (hint := _missing(error)):
+        say(f"\nhint: {hint}")
+
+
+def _missing(error: ImportError) -> str:
+    package = (error.name or "").partition(".")[0]
+    if package == "llama" or error.name == llama.__name__:
+        return f"provided here are {', '.join(MODULES)}, for inference; training needs the reference itself"
+    if isinstance(error, ModuleNotFoundError) and package:
+        how = f": {_COMMANDS[package]}" if package in _COMMANDS else ""
+        return f"the program needs the package of `{package}`; install it in this environment{how}"
+    return ""

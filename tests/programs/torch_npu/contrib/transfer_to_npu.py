@@ -1,0 +1,1 @@
+"""Makes `cuda` mean `npu` in torch; here nothing."""
