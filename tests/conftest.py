@@ -31,7 +31,8 @@ ALLOWED_SKIPS = re.compile(
     r"|no CUDA device here"
     r"|torch_npu (has no wheel for|\S+ does not go with|refuses a torch)|the torch_npu in .* is for another Python"
     r"|torch_npu is installed here|llama-cpp-python is compiled for minutes"
-    r"|root may open every file|only root may |this file system takes no such names|needs (named pipes|Linux|a file)|only glibc |Linux has it"
+    r"|root may open every file|only root may |this file system takes no such names"
+    r"|needs (named pipes|Linux|a file)|only glibc |Linux has it"
 )
 
 

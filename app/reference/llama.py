@@ -321,7 +321,7 @@ def _open_tokenizer(values: Mapping[str, Any], given: str | os.PathLike[str] | N
     if "model" in values:
         return Tokenizer(Path(values["model"]) / "tokenizer.model")
     file = find_llama(values["llama_dir"]).require_tokenizer()
-    if given is not None and OwnTokenizer.load(given).digest != OwnTokenizer.load(file).digest:
+    if given is not None and OwnTokenizer.load(given).data != OwnTokenizer.load(file).data:
         raise CheckpointError(
             f"The tokenizer `{given}` differs from `{file}`, which is used with the LLaMA beside it",
             hint="put the right one beside the LLaMA, or into its folder",
