@@ -8,7 +8,9 @@ import gc
 import os
 import re
 import signal
+from collections import Counter
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -60,9 +62,17 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first, so that no process works alone at the end: those of processes, then others with slow tests."""
+    """Long files first, so that no process works alone at the end: e2e, then others with slow tests, then the rest.
+
+    Files of the same kind come by their number of tests.
+    """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: ("e2e" not in item.path.parts, item.path not in slow))
+    sizes = Counter(item.path for item in items)
+
+    def place(item: pytest.Item) -> tuple[bool, bool, int, Path]:
+        return "e2e" not in item.path.parts, item.path not in slow, -sizes[item.path], item.path
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish() -> None:
