@@ -2,7 +2,8 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import Any, Protocol
 
 from fastapi.sse import EventSourceResponse
@@ -168,7 +169,8 @@ class AnswerResponse(Response):
         listening = asyncio.create_task(self._listen(receive))
         try:
             if self._is_stream:
-                await self._send_stream(scope, send)
+                async with aclosing(merged(self._answering)) as events:
+                    await self._send_stream(events, scope, send)
             else:
                 await self._send_whole(scope, receive, send)
         finally:
@@ -183,8 +185,7 @@ class AnswerResponse(Response):
                 return
         await JSONResponse(self._reply.whole(answers), headers=self._reply_headers)(scope, receive, send)
 
-    async def _send_stream(self, scope: Scope, send: Send) -> None:
-        events = merged(self._answering)
+    async def _send_stream(self, events: AsyncIterator[NumberedEvent], scope: Scope, send: Send) -> None:
         number, first = await anext(events)
         if isinstance(first, Answer) and self._is_over(first, scope):
             return
@@ -230,7 +231,7 @@ class AnswerResponse(Response):
         self._cancel()
 
 
-async def merged(answering: Sequence[Answering]) -> AsyncIterator[NumberedEvent]:
+async def merged(answering: Sequence[Answering]) -> AsyncGenerator[NumberedEvent]:
     """The events of all answers as they come, up to the last answer."""
     events: asyncio.Queue[NumberedEvent | Exception] = asyncio.Queue()
 
