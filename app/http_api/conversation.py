@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from llama_adapter.app.http_api.errors import ApiError
-from llama_adapter.app.http_api.schemas import CommonRequest
+from llama_adapter.app.http_api.schemas import MAX_QUESTIONS, CommonRequest
 from llama_adapter.app.http_api.structured import Property, read_schema
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.app.tasks.registry import question_of
@@ -85,13 +85,17 @@ def understand_turns(
         raise ApiError("The extension fields do not make one task: see /docs.", code="invalid_value") from None
     if schema is not None and question.task.continuations:
         raise ApiError("A JSON schema and the extension fields exclude each other.", code="invalid_value")
+    properties = () if schema is None else read_schema(schema[1], place=schema[0])
+    if num_answers * len(properties) > MAX_QUESTIONS:
+        message = f"`n` times the schema's properties is {num_answers * len(properties)}, the limit is {MAX_QUESTIONS}."
+        raise ApiError(message, code="invalid_value", param="n")
     picture = with_picture[-1].pictures[-1] if with_picture else None
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     return ChatQuestion(
         picture_url=picture and picture.url,
         picture_used=picture.place if picture and sum(len(turn.pictures) for turn in turns) > 1 else None,
         question=question,
-        properties=() if schema is None else read_schema(schema[1], place=schema[0]),
+        properties=properties,
         sampling=_sampling(request, max_new_tokens=max_new_tokens),
         stop=() if question.task.continuations else stop,
         with_logprobs=with_logprobs,

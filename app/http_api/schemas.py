@@ -25,6 +25,7 @@ MAX_PARTS = 100
 MAX_TEXTS = 100  # in a list of a task's field
 MAX_ANSWERS = 16  # `n`
 MAX_PROPERTIES = 16  # of a JSON schema
+MAX_QUESTIONS = 32  # of a request: `n` times the properties
 MAX_STOPS = 4
 MAX_STOP_CHARS = 200
 LARGEST_SEED = 2**63 - 1

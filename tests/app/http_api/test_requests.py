@@ -1,6 +1,7 @@
 """What a request may hold: neutral values pass, others are refused by name, and no error quotes the request."""
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from llama_adapter.app.http_api.schemas import (
     IgnoredParameters,
     NeutralParameters,
 )
+from tests.app.golden import ROOT
 from tests.app.http_api.live import StubService
 from tests.app.http_api.requests import chat, image, json_schema, user
 
@@ -108,6 +110,14 @@ def test_an_unsupported_parameter_passes_at_its_neutral_value_and_as_null(name: 
     ChatRequest.model_validate(chat(**{name: None}))
     ChatRequest.model_validate(chat(**{name: NEUTRAL.get(name)}))
     ResponsesRequest.model_validate(responses(**{name: NEUTRAL.get(name)}))
+
+
+def test_the_page_names_every_parameter() -> None:
+    page = (ROOT / "docs" / "http-api.md").read_text()
+    kinds = (NeutralParameters, NeutralResponseParameters, IgnoredParameters, ChatRequest, ResponsesRequest)
+
+    named = {name for kind in kinds for name in kind.model_fields} - {"stream_options"}
+    assert [name for name in sorted(named) if not re.search(rf"[`\".]{name}\b", page)] == []
 
 
 @pytest.mark.parametrize("name", sorted(NeutralResponseParameters.model_fields))
