@@ -9,7 +9,7 @@ from fastapi.sse import format_sse_event
 from starlette.types import Scope
 
 from llama_adapter.app.http_api import schemas
-from llama_adapter.app.http_api.conversation import ChatQuestion, Picture, Turn, joined, understand_turns
+from llama_adapter.app.http_api.conversation import ChatQuestion, Picture, Turn, understand_turns
 from llama_adapter.app.http_api.errors import ApiError, of_answer
 from llama_adapter.app.http_api.pictures import PictureSettings
 from llama_adapter.app.http_api.replying import (
@@ -78,7 +78,7 @@ def _turn(message: schemas.Message, *, place: str) -> Turn:
         return Turn(role=role, text=content or "")
     return Turn(
         role=role,
-        text=joined(part.text for part in content if isinstance(part, TextPart)),
+        text="\n".join(part.text for part in content if isinstance(part, TextPart)),
         pictures=tuple(
             Picture(url=part.url, place=f"{place}.content[{index}]")
             for index, part in enumerate(content)

@@ -1,6 +1,6 @@
 """The turns of a conversation -> what to ask the model: one question, about one picture or none."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -92,7 +92,7 @@ def understand_turns(
     picture = with_picture[-1].pictures[-1] if with_picture else None
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     return ChatQuestion(
-        picture_url=picture and picture.url,
+        picture_url=picture.url if picture else None,
         picture_used=picture.place if picture and sum(len(turn.pictures) for turn in turns) > 1 else None,
         question=question,
         properties=properties,
@@ -104,14 +104,9 @@ def understand_turns(
     )
 
 
-def joined(texts: Iterable[str]) -> str:
-    """Texts of a message's parts as one text."""
-    return "\n".join(texts)
-
-
 def _prompt(turns: Sequence[Turn]) -> dict[str, str]:
     """System texts are the instruction and the user's text its input; without them, that is the instruction."""
-    system = joined(turn.text for turn in turns if turn.role == "system" and turn.text.strip())
+    system = "\n".join(turn.text for turn in turns if turn.role == "system" and turn.text.strip())
     texts = [text for text in (system, turns[-1].text) if text.strip()]
     return dict(zip(("instruction", "input"), texts, strict=False))
 

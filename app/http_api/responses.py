@@ -10,7 +10,7 @@ from starlette.types import Scope
 
 from llama_adapter.app.http_api import response_schemas as schemas
 from llama_adapter.app.http_api.chat import extensions_of, logprobs_of
-from llama_adapter.app.http_api.conversation import ChatQuestion, Picture, Turn, joined, understand_turns
+from llama_adapter.app.http_api.conversation import ChatQuestion, Picture, Turn, understand_turns
 from llama_adapter.app.http_api.errors import of_answer
 from llama_adapter.app.http_api.pictures import PictureSettings
 from llama_adapter.app.http_api.replying import (
@@ -76,7 +76,7 @@ def _turn(item: schemas.Item, *, place: str) -> Turn:
         return Turn(role=role, text=content)
     return Turn(
         role=role,
-        text=joined(part.text for part in content if not isinstance(part, InputImage)),
+        text="\n".join(part.text for part in content if not isinstance(part, InputImage)),
         pictures=tuple(
             Picture(url=part.image_url, place=f"{place}.content[{index}]")
             for index, part in enumerate(content)

@@ -36,8 +36,10 @@ class Property:
     def question_in(self, question: Question, *, is_alone: bool) -> Question:
         """What is asked for this value: the request's question, or if there are several, the value's description."""
         if self.description and (not is_alone or question.is_caption):
-            name = "instruction" if question.input is None else "input"
-            question = dataclasses.replace(question, **{name: self.description})
+            if question.input is None:
+                question = dataclasses.replace(question, instruction=self.description)
+            else:
+                question = dataclasses.replace(question, input=self.description)
         return question if self.values is None else dataclasses.replace(question, task=OneOf(tuple(self.values)))
 
 
