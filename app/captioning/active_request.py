@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from llama_adapter.app.tasks.answers import NOT_FINITE, Answer, AnswerError, Event, TextDelta
+from llama_adapter.app.tasks.answers import NOT_FINITE, Answer, AnswerError, Event, TextDelta, TokenLogprob
 from llama_adapter.app.tasks.prompts import EncodedPrompt
 from llama_adapter.app.tasks.task import FREE_TEXT, Task
 from llama_adapter.llm.engine.requests import Output
@@ -31,6 +31,7 @@ class ActiveRequest:
         started: float | None = None,
         ms: dict[str, float] | None = None,
         tag: Any = None,
+        with_logprobs: bool = False,
     ) -> None:
         """`started`: `time.perf_counter()` at the start of its times, None for now; `ms`: times known so far."""
         self.index, self.picture, self.digest = index, picture, digest
@@ -44,6 +45,8 @@ class ActiveRequest:
         self.is_reused = False  # the encoded picture came from the cache
         self.token_ids: list[int] = []
         self.pieces: list[str] = []
+        self.with_logprobs = with_logprobs
+        self.logprobs: list[TokenLogprob] = []
         self.stop = StopStrings(stop)
         # Set by `CaptionLoop.submit`:
         self.detokenizer: IncrementalDetokenizer | None = None
@@ -62,6 +65,7 @@ class ActiveRequest:
             self.ms.setdefault("first_token", self.elapsed_ms())
             self.token_ids.append(output.token_id)
             text = self.detokenizer.push(output.token_id)
+            self.logprobs += [TokenLogprob(text, logprob) for logprob in output.logprobs]
         if finish in ("stop", "length"):
             text += self.detokenizer.flush()
         text = self.stop.push(text)
@@ -85,7 +89,7 @@ class ActiveRequest:
         answer = self._answer(finish="error", error=error)
         if keep_text:
             return answer
-        return dataclasses.replace(answer, text="", token_ids=(), ms={"total": answer.ms["total"]})
+        return dataclasses.replace(answer, text="", token_ids=(), logprobs=(), ms={"total": answer.ms["total"]})
 
     def _answer(self, *, finish: Literal["stop", "length", "error"], error: AnswerError | None = None) -> Answer:
         return Answer(
@@ -102,6 +106,7 @@ class ActiveRequest:
             unfamiliar=self.unfamiliar,
             is_reused=self.is_reused,
             tag=self.tag,
+            logprobs=tuple(self.logprobs),
         )
 
 

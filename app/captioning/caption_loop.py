@@ -126,6 +126,7 @@ class CaptionLoop:
                 prefix=prefix,
                 sampling=request.sampling,
                 known_ids=tuple(request.token_ids),
+                with_logprobs=request.with_logprobs,
             )
         )
 

@@ -43,6 +43,8 @@ class ServeJob:
     host: str = "127.0.0.1"
     port: int = 8000
     host_names: tuple[str, ...] = ()  # in addition to `host`
+    model_names: tuple[str, ...] = ()  # of the model, in place of its own
+    cors_origins: tuple[str, ...] = ()  # of web pages that may ask the API
     allowed_hosts: tuple[str, ...] = ()  # that pictures are fetched from
     api_key_file: str | None = None
     max_body_mib: int = 48
@@ -125,13 +127,14 @@ def load_warm(spec: CaptionerSpec, *, tell: Callable[[str], None]) -> Captioner:
 
 
 def api_settings(job: ServeJob, *, keys: tuple[str, ...]) -> "ApiSettings":
-    """The API's settings; raises UsageError for invalid hosts."""
+    """The API's settings; raises UsageError for invalid hosts and origins."""
     from llama_adapter.app.http_api.api import ApiSettings
     from llama_adapter.app.http_api.guards import GuardSettings, host_names_for
     from llama_adapter.app.http_api.pictures import PictureSettings
 
     try:
         return ApiSettings(
+            model_names=job.model_names,
             pictures=PictureSettings(
                 max_picture_bytes=job.limits.max_picture_bytes, allowed_hosts=tuple(job.allowed_hosts)
             ),
@@ -140,6 +143,7 @@ def api_settings(job: ServeJob, *, keys: tuple[str, ...]) -> "ApiSettings":
                 max_bytes_under_way=max(GuardSettings().max_bytes_under_way, 2 * job.max_body_mib * 2**20),
                 host_names=host_names_for(job.host, more=job.host_names),
                 api_keys=keys,
+                cors_origins=job.cors_origins,
             ),
         )
     except ValueError as error:

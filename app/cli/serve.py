@@ -12,8 +12,8 @@ from llama_adapter.app.online.types import ServiceLimits
 LIMITS = ServiceLimits()
 
 _SERVE = """\
-Serve OpenAI's chat completions API: pictures as data URIs, answers complete or streamed. The requests of all clients
-share the engine's batches. After SIGTERM, accepted requests are finished.
+Serve OpenAI's chat completions and responses API: pictures as data URIs, answers complete or streamed. The requests of
+all clients share the engine's batches. After SIGTERM, accepted requests are finished.
 
   llama-adapter serve --port 8000
   curl http://127.0.0.1:8000/docs
@@ -64,6 +64,22 @@ def _add_server(parser: Parser, *, port: int) -> None:
         help="API keys, one per line, in a file that only its owner can read (or in LLAMA_ADAPTER_API_KEY)",
     )
     api.add_argument(
+        "--served-model-name",
+        metavar="NAME",
+        dest="model_names",
+        action="append",
+        default=[],
+        help="name of the model for clients, in place of its own; may be repeated",
+    )
+    api.add_argument(
+        "--cors-origin",
+        metavar="ORIGIN",
+        dest="cors_origins",
+        action="append",
+        default=[],
+        help="web pages that may ask the API, such as https://example.com, or * for any; may be repeated",
+    )
+    api.add_argument(
         "--allow-url-host",
         metavar="HOST",
         dest="allowed_hosts",
@@ -105,9 +121,6 @@ def _serve(options: argparse.Namespace, *, has_page: bool) -> int:
     limits = settings(ServiceLimits, vars(options))
     from llama_adapter.app.cli.run_server import ServeJob, run_serve
 
-    values = {
-        **vars(options),
-        "host_names": tuple(options.host_names),
-        "allowed_hosts": tuple(options.allowed_hosts),
-    }
+    lists = ("host_names", "model_names", "cors_origins", "allowed_hosts")
+    values = {**vars(options), **{name: tuple(getattr(options, name)) for name in lists}}
     return run_serve(settings(ServeJob, {**values, "spec": spec, "limits": limits, "has_page": has_page}))

@@ -18,32 +18,40 @@ from fastapi_offline import FastAPIOffline
 from starlette.routing import Route
 
 from llama_adapter.app.http_api.access import AccessLog
-from llama_adapter.app.http_api.chat import IGNORED_TURNS, check_model, model_info, submit_chat
-from llama_adapter.app.http_api.errors import add_error_handlers, of_status
-from llama_adapter.app.http_api.guards import GuardSettings, add_guards
+from llama_adapter.app.http_api.chat import submit_chat
+from llama_adapter.app.http_api.errors import add_error_handlers, not_stored, of_status
+from llama_adapter.app.http_api.guards import API_PREFIX, GuardSettings, add_guards
 from llama_adapter.app.http_api.metrics import CONTENT_TYPE, Metrics
 from llama_adapter.app.http_api.pictures import PictureSettings
+from llama_adapter.app.http_api.replying import IGNORED_TURNS, model_info, shown_name
+from llama_adapter.app.http_api.response_schemas import ResponseBody, ResponsesRequest
+from llama_adapter.app.http_api.responses import submit_response
 from llama_adapter.app.http_api.schemas import (
     EXAMPLE,
     LARGEST_SEED,
+    RESPONSES_EXAMPLE,
     ChatCompletion,
+    ChatRequest,
     ErrorReply,
     Health,
     Model,
     ModelList,
     Readiness,
-    chat_request,
+    with_task_fields,
 )
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import ServiceLimits
 
 DESCRIPTION = f"""
-Point an OpenAI client at `/v1` of this server and ask about one picture per request.
+Point an OpenAI client at `/v1` of this server and ask about one picture per request. `/v1/chat/completions` and
+`/v1/responses` answer alike.
 
 **Messages.** The model was trained on single questions about single pictures.
 
-- The *picture* is in the newest message that has one; a message has at most one. Send it as a data URI
-  (`data:image/png;base64,...`). URLs are fetched only from hosts that the server was started with.
+- The *picture* is the last one of the newest message that has one; with several pictures, `picture_used` names it in
+  the answer. Send it as a data URI (`data:image/png;base64,...`). URLs are fetched only from hosts that the server was
+  started with.
+- *Without a picture*, the model answers from its text alone, as it was trained on texts: with an empty picture.
 - The *last message* must have the role user. Its text is the instruction.
 - With a *system* or *developer* message, that text is the instruction and the user's text its input. Several system
   messages are joined by line breaks.
@@ -73,28 +81,29 @@ _ERRORS = {
     504: "The answer took too long.",
 }
 _RETRY_AFTER = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
-_CHAT_REPLY = {
-    "description": "The answer; server-sent events if `stream` is true.",
-    "content": {
-        "text/event-stream": {
-            "schema": {
-                "type": "object",
-                "description": "One event: a `chat.completion.chunk`, an error, or `[DONE]`.",
-                "properties": {"data": {"type": "string"}},
-                "required": ["data"],
-            }
-        }
-    },
-    "headers": {IGNORED_TURNS: {"description": "Messages not seen in full.", "schema": {"type": "integer"}}},
-}
 _METRICS_REPLY = {"description": "Prometheus text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
 _INLINE_BYTES = 64 * 2**10  # a body up to this size is parsed in the event loop: a thread would take as long
+
+
+def _answer_reply(events: str) -> dict[str, Any]:
+    one_event = {
+        "type": "object",
+        "description": f"One event: {events}.",
+        "properties": {"data": {"type": "string"}},
+        "required": ["data"],
+    }
+    return {
+        "description": "The answer; server-sent events if `stream` is true.",
+        "content": {"text/event-stream": {"schema": one_event}},
+        "headers": {IGNORED_TURNS: {"description": "Messages not seen in full.", "schema": {"type": "integer"}}},
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApiSettings:
     """Settings of the API. The defaults suit a server on a loopback address."""
 
+    model_names: tuple[str, ...] = ()  # names of the model, the first one for answers; empty: its own name
     pictures: PictureSettings = field(
         default_factory=lambda: PictureSettings(max_picture_bytes=ServiceLimits().max_picture_bytes)
     )
@@ -115,7 +124,7 @@ def create_api(service: Service, *, settings: ApiSettings, metrics: Metrics | No
         redirect_slashes=False,
     )
     needs_key = bool(settings.guards.api_keys)
-    app.router.routes += _openai_routes(service, pictures=settings.pictures, needs_key=needs_key).routes
+    app.router.routes += _openai_routes(service, settings=settings, needs_key=needs_key).routes
     app.router.routes += _operation_routes(service, metrics=metrics).routes
     own_paths = _refuse_other_methods(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
@@ -125,37 +134,60 @@ def create_api(service: Service, *, settings: ApiSettings, metrics: Metrics | No
     return app
 
 
-def _openai_routes(service: Service, *, pictures: PictureSettings, needs_key: bool) -> APIRouter:
+def _openai_routes(service: Service, *, settings: ApiSettings, needs_key: bool) -> APIRouter:
     # Documents the key; `guards.AccessGuard` checks it before the body is read.
     keys = [Security(HTTPBearer(scheme_name="key", auto_error=False))] if needs_key else []
     router = APIRouter(prefix="/v1", dependencies=keys, route_class=_JsonRoute)
-    created, body = int(time.time()), chat_request()
+    created, names = int(time.time()), settings.model_names
+    chat_body, responses_body = with_task_fields(ChatRequest), with_task_fields(ResponsesRequest)
+    statuses = (400, 401, 404, 408, 413, 415, 429, 500, 503, 504)
+    chat_events = _answer_reply("a `chat.completion.chunk`, an error, or `[DONE]`")
+    response_events = _answer_reply("a `response.*` event of OpenAI's, or `error`")
 
     @router.post(
         "/chat/completions",
         tags=["chat"],
         response_model=ChatCompletion,
-        responses={200: _CHAT_REPLY, **_errors(400, 401, 404, 408, 413, 415, 429, 500, 503, 504)},
+        responses={200: chat_events, **_errors(*statuses)},
     )
     async def create_chat_completion(
-        chat: Annotated[body, Body(openapi_examples={"red square": {"value": EXAMPLE}})],  # type: ignore[valid-type]
+        chat: Annotated[chat_body, Body(openapi_examples={"red square": {"value": EXAMPLE}})],  # type: ignore[valid-type]
         request: Request,
     ) -> Response:
         """Answer a question about a picture."""
-        return await submit_chat(chat, scope=request.scope, service=service, pictures=pictures)
+        return await submit_chat(
+            chat, scope=request.scope, service=service, pictures=settings.pictures, model_names=names
+        )
+
+    @router.post(
+        "/responses",
+        tags=["responses"],
+        response_model=ResponseBody,
+        responses={200: response_events, **_errors(*statuses)},
+    )
+    async def create_response(
+        wanted: Annotated[
+            responses_body,  # type: ignore[valid-type]
+            Body(openapi_examples={"red square": {"value": RESPONSES_EXAMPLE}}),
+        ],
+        request: Request,
+    ) -> Response:
+        """Answer a question about a picture. Nothing is stored."""
+        return await submit_response(
+            wanted, scope=request.scope, service=service, pictures=settings.pictures, model_names=names
+        )
 
     @router.get("/models", tags=["models"], responses=_errors(401, 503))
     async def list_models() -> ModelList:
-        """The loaded model."""
-        return ModelList(data=[Model(id=model_info(service).name, created=created)])
+        """The names of the loaded model."""
+        info = model_info(service)
+        return ModelList(data=[Model(id=name, created=created) for name in names or (info.name,)])
 
     # A path, because model names may have slashes.
     @router.get("/models/{model:path}", tags=["models"], responses=_errors(401, 404, 503))
     async def retrieve_model(model: str) -> Model:
-        """The loaded model, by its name or as `default`."""
-        info = model_info(service)
-        check_model(model, info=info)
-        return Model(id=info.name, created=created)
+        """The loaded model, by one of its names or as `default`."""
+        return Model(id=shown_name(model, info=model_info(service), names=names), created=created)
 
     return router
 
@@ -238,6 +270,9 @@ def _refuse_other_methods(app: FastAPI) -> frozenset[str]:
     for path, known in methods.items():
         refusal = of_status(405, headers={"allow": ", ".join(sorted(known))})
         app.router.routes.append(Route(path, refusal.response()))
+        if path.startswith(API_PREFIX):  # asked for by clients whose base URL lacks /v1
+            app.router.routes.append(Route(path.removeprefix(API_PREFIX.rstrip("/")), of_status(404).response()))
+    app.router.routes.append(Route("/v1/responses/{id:path}", not_stored().response()))
     app.router.routes.append(Route("/v1/{path:path}", of_status(404).response()))
     return frozenset(path for path in methods if "{" not in path)
 
@@ -265,7 +300,8 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
                 operation["responses"].pop("422", None)
         for name in ("HTTPValidationError", "ValidationError"):
             schema["components"]["schemas"].pop(name, None)
-        seed = schema["components"]["schemas"]["ChatRequest"]["properties"]["seed"]
-        seed["anyOf"][0] |= {"minimum": -LARGEST_SEED - 1, "maximum": LARGEST_SEED}  # FastAPI makes floats of them
+        for name in ("ChatRequest", "ResponsesRequest"):
+            seed = schema["components"]["schemas"][name]["properties"]["seed"]
+            seed["anyOf"][0] |= {"minimum": -LARGEST_SEED - 1, "maximum": LARGEST_SEED}  # FastAPI makes floats of them
         app.openapi_schema = schema
     return app.openapi_schema

@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
+from llama_adapter.app.http_api.response_schemas import NeutralResponseParameters
 from llama_adapter.app.http_api.schemas import LABEL_MARK, NeutralParameters
 from llama_adapter.app.online.reading_pool import READING_BUSY, READING_FAILED
 from llama_adapter.app.online.types import BusyError, ServiceError
@@ -27,7 +28,11 @@ CLIENT_GONE = 499  # logged for a client that has hung up; never sent
 
 _TYPES: Mapping[int, str] = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _FRAMEWORK_ERRORS: Mapping[int, tuple[str, str]] = {
-    404: ("not_found", "Nothing is served at this path. /docs lists all paths."),
+    404: (
+        "not_found",
+        "Nothing is served at this path. The API has /v1/chat/completions, /v1/responses and /v1/models: give a client "
+        "the address of this server with /v1 behind it as base URL. /docs lists all paths.",
+    ),
     405: ("method_not_allowed", "This path does not accept this method. /docs lists all paths and methods."),
 }
 _ANSWER_STATUS: Mapping[str, int] = {
@@ -40,8 +45,9 @@ _ANSWER_HEADERS: Mapping[int, Mapping[str, str]] = {
     503: {"retry-after": "1"},
     504: {"x-should-retry": "false"},  # OpenAI's clients would otherwise retry twice at once
 }
-_PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_ROLE_TAG, _PART_TAG = 2, 5  # places of the union tags in the location of an error inside `messages`
+PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")  # what looks like the name of a parameter
+_UNSUPPORTED = {*NeutralParameters.model_fields, *NeutralResponseParameters.model_fields}
+_ROLE_TAG, _PART_TAG = 2, 5  # places of the union tags in the location of an error inside `messages` or `input`
 
 
 class ApiError(LlamaAdapterError):
@@ -68,6 +74,12 @@ class ApiError(LlamaAdapterError):
     def response(self) -> JSONResponse:
         """The HTTP answer."""
         return JSONResponse(self.envelope(), status_code=self.http_status, headers=self.headers)
+
+
+def not_stored() -> ApiError:
+    """The refusal of a request for an earlier response."""
+    message = "This server stores no responses: send the conversation again as `input`, without `previous_response_id`."
+    return ApiError(message, status=404, code="response_not_found")
 
 
 class PictureRefusedError(ApiError):
@@ -125,13 +137,16 @@ def of_validation(error: RequestValidationError) -> ApiError:
     if kind == "json_invalid" or (kind == "missing" and not location):
         return ApiError("The body is not valid JSON in UTF-8.", code="invalid_json")
     if not location:
-        return ApiError("The body must be a JSON object with `model` and `messages`.", code="invalid_type")
+        return ApiError("The body must be a JSON object with `model` and `messages` (or `input`).", code="invalid_type")
     if kind == "extra_forbidden":
         return _unknown_parameter(location)
     place = _place(location)
-    if location[0] in NeutralParameters.model_fields:
+    if location[0] in _UNSUPPORTED:
         message = f"This server does not support this value of `{location[0]}`: leave the parameter out."
         return ApiError(message, code="unsupported_parameter", param=str(location[0]))
+    if kind.startswith("union_tag") and location[0] == "input" and len(location) == 3:
+        message = f"`{place}` is no message with a role: this server has no tools, and stores no items to refer to."
+        return ApiError(message, code="invalid_value", param=place)
     if kind == "missing":
         return ApiError(f"`{place}` is missing.", code="missing_required_parameter", param=place)
     return ApiError(f"`{place}`: {_expected(detail)}.", code="invalid_value", param=place)
@@ -156,7 +171,7 @@ def add_error_handlers(app: FastAPI) -> None:
 def _unknown_parameter(location: Sequence[str | int]) -> ApiError:
     """Names the parameter only if its name looks like one."""
     name, parent = str(location[-1]), _place(location[:-1])
-    if not _PARAMETER.fullmatch(name):
+    if not PARAMETER.fullmatch(name):
         return ApiError(f"Unknown parameter{f' in `{parent}`' if parent else ''}.", code="unknown_parameter")
     param = f"{parent}.{name}" if parent else name
     return ApiError(f"Unknown parameter `{param}`.", code="unknown_parameter", param=param)
@@ -171,16 +186,16 @@ def _expected(detail: Mapping[str, Any]) -> str:
 
 def _place(location: Sequence[str | int]) -> str:
     """A location as people write it: messages[0].content[1].image_url.url."""
-    names = list(location)
-    if names[:1] == ["messages"] and len(names) > _ROLE_TAG:
-        role = names[_ROLE_TAG]
-        if role == "user" and len(names) > _PART_TAG + 1:
-            del names[_PART_TAG + 1]
+    names = [name for name in location if isinstance(name, int) or not name.startswith(LABEL_MARK)]
+    if names[:1] in (["messages"], ["input"]) and len(names) > _ROLE_TAG:
+        has_part_tag = names[_ROLE_TAG] == "user" or (names[0] == "input" and names[_ROLE_TAG] == "assistant")
+        if has_part_tag and len(names) > _PART_TAG:
+            del names[_PART_TAG]
         del names[_ROLE_TAG]
     shown = ""
     for name in names:
         if isinstance(name, int):
             shown += f"[{name}]"
-        elif not name.startswith(LABEL_MARK):
+        else:
             shown += f".{name}" if shown else name
     return shown

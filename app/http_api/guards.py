@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llama_adapter.app.http_api.bodies import BodyLimit, refuse
@@ -32,6 +33,7 @@ class GuardSettings:
     body_timeout_s: float = 30.0  # from a request's head to the end of its body
     host_names: tuple[str, ...] | None = LOOPBACK_NAMES  # the server's own names; None: any
     api_keys: tuple[str, ...] = ()  # empty: no key is required
+    cors_origins: tuple[str, ...] = ()  # web pages that may ask the API, such as https://example.com; *: any
 
     def __post_init__(self) -> None:
         for name in ("max_body_bytes", "max_bytes_under_way", "body_timeout_s"):
@@ -39,6 +41,9 @@ class GuardSettings:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         if any(not re.fullmatch(r"[\x21-\x7e]{8,}", key) for key in self.api_keys):
             raise ValueError("An API key must have at least 8 characters, ASCII without spaces")
+        for origin in self.cors_origins:
+            if not re.fullmatch(r"\*|https?://[a-z0-9.\[\]:_-]+", origin):
+                raise ValueError(f"An origin is https://NAME, http://NAME:PORT or *, got {origin!r}")
 
 
 def host_names_for(bind: str, *, more: Iterable[str] = ()) -> tuple[str, ...] | None:
@@ -62,7 +67,27 @@ def add_guards(app: Starlette, *, settings: GuardSettings) -> None:
         timeout_s=settings.body_timeout_s,
         max_separators=MAX_SEPARATORS,
     )
-    app.add_middleware(AccessGuard, host_names=settings.host_names, api_keys=settings.api_keys)  # runs first
+    app.add_middleware(AccessGuard, host_names=settings.host_names, api_keys=settings.api_keys)  # before the limit
+    if settings.cors_origins:
+        app.add_middleware(ApiCors, origins=settings.cors_origins)  # runs first: a preflight has no key
+
+
+class ApiCors:
+    """Lets web pages of these origins ask what is below /v1/, and nothing else: a page at the root stays closed."""
+
+    def __init__(self, app: ASGIApp, *, origins: Sequence[str]) -> None:
+        self.app = app
+        self._api = CORSMiddleware(
+            app,
+            allow_origins=origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("retry-after", "x-ignored-turns", "x-request-id"),
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_api = scope["type"] == "http" and str(scope["path"]).startswith(API_PREFIX)
+        await (self._api if is_api else self.app)(scope, receive, send)
 
 
 class AccessGuard:
@@ -77,7 +102,10 @@ class AccessGuard:
         if scope["type"] not in ("http", "websocket"):
             return await self.app(scope, receive, send)
         if not self._is_own_name(_headers(scope, b"host")):
-            message = "This server does not answer to this host name. See --host-name."
+            message = (
+                "This server does not answer to this host name: ask it by its address, or start it with "
+                "`--host-name NAME` for the name in your URL."
+            )
             return await refuse(ApiError(message, status=421, code="host_not_allowed"), scope, receive, send)
         client = _address_of(scope)
         if self._digests and f"{scope['path']}/".startswith(API_PREFIX):

@@ -50,8 +50,12 @@ class Metrics(Observer):
     def finished(self, answer: Answer, seconds: float) -> None:
         """Count an answer of any kind."""
         self._request.observe(seconds)
-        reused = "reused" if answer.is_reused else "encoded"
-        self._pictures.labels(answer.error.code if answer.error is not None else reused).inc()
+        outcome = "reused" if answer.is_reused else "encoded"
+        if answer.error is not None:
+            outcome = answer.error.code
+        elif not answer.digest:
+            outcome = "none"  # the question is about no picture
+        self._pictures.labels(outcome).inc()
         self._tokens.labels("prompt").inc(answer.prompt_tokens)
         self._tokens.labels("completion").inc(len(answer.token_ids))
 

@@ -2,7 +2,17 @@
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, create_model
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    create_model,
+)
 
 from llama_adapter.app.online.types import State
 from llama_adapter.app.tasks.entry import RequestField
@@ -13,6 +23,9 @@ LABEL_MARK = "as "  # starts the tags of unions; they are no names of the reques
 MAX_MESSAGES = 1000
 MAX_PARTS = 100
 MAX_TEXTS = 100  # in a list of a task's field
+MAX_ANSWERS = 16  # `n`
+MAX_PROPERTIES = 16  # of a JSON schema
+MAX_QUESTIONS = 32  # of a request: `n` times the properties
 MAX_STOPS = 4
 MAX_STOP_CHARS = 200
 LARGEST_SEED = 2**63 - 1
@@ -24,6 +37,18 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True, frozen=True)
 
 
+def _text_or_other(value: Any) -> str:
+    return f"{LABEL_MARK}text" if isinstance(value, str) else f"{LABEL_MARK}other"
+
+
+_Text = TypeVar("_Text")
+_Other = TypeVar("_Other")
+TextOr = Annotated[
+    Annotated[_Text, Tag(f"{LABEL_MARK}text")] | Annotated[_Other, Tag(f"{LABEL_MARK}other")],
+    Discriminator(_text_or_other),
+]
+
+
 class TextPart(Part):
     """Text in a list of parts."""
 
@@ -32,7 +57,7 @@ class TextPart(Part):
 
 
 class ImageUrl(Part):
-    """A picture as a data URI, or as a URL of a host that the server allows."""
+    """A picture as a data URI, or as a URL of a host that the server allows. The text alone is accepted too."""
 
     url: str = Field(min_length=1, description="`data:image/png;base64,...`")
     detail: Literal["auto", "low", "high", "original"] = Field(
@@ -44,11 +69,12 @@ class ImagePart(Part):
     """A picture in a list of parts."""
 
     type: Literal["image_url"]
-    image_url: ImageUrl
+    image_url: TextOr[Annotated[str, Field(min_length=1)], ImageUrl]
 
-
-def _text_or_list(value: Any) -> str:
-    return f"{LABEL_MARK}text" if isinstance(value, str) else f"{LABEL_MARK}list"
+    @property
+    def url(self) -> str:
+        """The picture's data URI or URL, which may stand alone or in an object."""
+        return self.image_url if isinstance(self.image_url, str) else self.image_url.url
 
 
 def _refuse_true(value: bool) -> bool:
@@ -74,12 +100,6 @@ AnyParts = Annotated[
 ]
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS)]
-_Text = TypeVar("_Text")
-_List = TypeVar("_List")
-TextOrList = Annotated[
-    Annotated[_Text, Tag(f"{LABEL_MARK}text")] | Annotated[_List, Tag(f"{LABEL_MARK}list")],
-    Discriminator(_text_or_list),
-]
 NoList = Annotated[list[Any], Field(max_length=0)]
 # Not Literal, which accepts true for 1 and 0 for false.
 No = Annotated[bool, AfterValidator(_refuse_true), Field(json_schema_extra={"const": False})]
@@ -87,17 +107,18 @@ _whole = BeforeValidator(_as_whole)  # JSON has 1.0 for 1; last in each type, so
 One = Annotated[int, Field(ge=1, le=1), _whole]
 NoNumber = Annotated[int, Field(ge=0, le=0), _whole]
 Limit = Annotated[int, Field(ge=1, le=_INT32), _whole]
-Count = Annotated[int, Field(ge=0, le=_INT32), _whole]
 Seed = Annotated[int, Field(ge=-LARGEST_SEED - 1, le=LARGEST_SEED), _whole]
+TopK = Annotated[int, Field(ge=-1, le=_INT32), _whole]
 NoPenalty = Annotated[float, Field(ge=0, le=0)]
-WithoutEffect = Annotated[str | None, Field(description="Accepted, without effect.")]
+Neutral = Annotated[float, Field(ge=1, le=1)]  # of a factor
+Metadata = dict[str, str]
 
 
 class SystemMessage(Part):
     """The instruction. The text of the last user message is then its input."""
 
     role: Literal["system", "developer"]
-    content: TextOrList[str, TextParts]
+    content: TextOr[str, TextParts]
     name: str | None = None
 
 
@@ -105,7 +126,7 @@ class UserMessage(Part):
     """A question, a picture, or both."""
 
     role: Literal["user"]
-    content: TextOrList[str, AnyParts]
+    content: TextOr[str, AnyParts]
     name: str | None = None
 
 
@@ -113,7 +134,7 @@ class AssistantMessage(Part):
     """An earlier answer. The model was trained on single turns and does not see it."""
 
     role: Literal["assistant"]
-    content: TextOrList[str, TextParts] | None = None
+    content: TextOr[str, TextParts] | None = None
     name: str | None = None
     refusal: str | None = None
     audio: None = None
@@ -134,26 +155,39 @@ class StreamOptions(Part):
 
 
 class TextFormat(Part):
-    """Plain text, the only format of answers."""
+    """Plain text."""
 
     type: Literal["text"]
+
+
+class AnswerSchema(Part):
+    """A JSON schema whose properties are strings, booleans and enums."""
+
+    name: str | None = Field(None, max_length=64)
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = Field(None, description="Without effect: answers always follow the schema.")
+
+
+class JsonSchemaFormat(Part):
+    """JSON that follows a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: AnswerSchema
 
 
 class NeutralParameters(Part):
     """Unsupported parameters: accepted at a value that changes nothing, refused otherwise."""
 
-    n: One | None = None
-    logprobs: No | None = None
     top_logprobs: NoNumber | None = None
     frequency_penalty: NoPenalty | None = None
     presence_penalty: NoPenalty | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     tools: NoList | None = None
     tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: bool | None = None
     functions: NoList | None = None
     function_call: Literal["none", "auto"] | None = None
-    response_format: TextFormat | None = None
+    response_format: Annotated[TextFormat | JsonSchemaFormat, Discriminator("type")] | None = None
     modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
     audio: None = None
     prediction: None = None
@@ -163,44 +197,108 @@ class NeutralParameters(Part):
     verbosity: Literal["medium"] | None = None
     service_tier: Literal["auto", "default"] | None = None
     store: No | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=0)] | None = None
     prompt_cache_options: None = None
     prompt_cache_retention: None = None
+    # Of vLLM and llama.cpp.
+    min_p: NoPenalty | None = None
+    typical_p: Neutral | None = None
+    repetition_penalty: Neutral | None = None
+    repeat_penalty: Neutral | None = None
+    length_penalty: Neutral | None = None
+    min_tokens: NoNumber | None = None
+    mirostat: NoNumber | None = None
+    n_probs: NoNumber | None = None
+    best_of: One | None = None
+    use_beam_search: No | None = None
+    ignore_eos: No | None = None
+    stop_token_ids: NoList | None = None
+    include_stop_str_in_output: No | None = None
+    continue_final_message: No | None = None
+    echo: No | None = None
+    prompt_logprobs: None = None
+    guided_json: None = None
+    guided_regex: None = None
+    guided_grammar: None = None
+    structured_outputs: None = None
+    grammar: None = None
+    json_schema: None = None
 
 
-class ChatRequest(NeutralParameters):
-    """A question about a picture. A parameter that is null has its default."""
+class IgnoredParameters(NeutralParameters):
+    """Parameters that do not change an answer: accepted, without effect."""
 
-    model: str = Field(description="The name of the loaded model (see `/v1/models`), or `default`.")
-    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
-    max_completion_tokens: Limit | None = Field(None, description="Default: 64.")
-    max_tokens: Limit | None = Field(None, description="The older name of `max_completion_tokens`.")
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: Metadata | None = None
+    parallel_tool_calls: bool | None = None
+    # Of vLLM and llama.cpp.
+    cache_prompt: bool | None = None
+    id_slot: int | None = None
+    priority: int | None = None
+    repeat_last_n: int | None = None
+    request_id: str | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    add_special_tokens: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    timings_per_token: bool | None = None
+
+
+class CommonRequest(IgnoredParameters):
+    """What chat and responses requests share. A parameter that is null has its default."""
+
+    model: str = Field(description="A name that `/v1/models` lists, or `default`.")
     temperature: float | None = Field(None, ge=0, le=2, description="Default: 0, greedy decoding.")
     top_p: float | None = Field(None, ge=0, le=1, description="Default: 0.75. Used with a temperature above 0.")
-    top_k: Count | None = Field(None, description="Extension. Default: 0, all tokens.")
+    top_k: TopK | None = Field(None, description="Extension. Default: 0 (or -1), all tokens.")
     seed: Seed | None = Field(None, description="Equal seeds give equal samples.")
-    stop: TextOrList[StopText, StopTexts] | None = Field(
+    stop: TextOr[StopText, StopTexts] | None = Field(
         None, description="The answer ends before the first of these texts."
     )
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: WithoutEffect = None
-    safety_identifier: WithoutEffect = None
-    prompt_cache_key: WithoutEffect = None
 
     def task_values(self) -> dict[str, Any]:
         """The values of options that have a field, by the option's name."""
         return {option.name: getattr(self, option.request.name) for option in options() if option.request is not None}
 
 
-def chat_request() -> type[ChatRequest]:
-    """`ChatRequest` with the fields of all tasks."""
+class ChatRequest(CommonRequest):
+    """A question, usually about a picture. A parameter that is null has its default."""
+
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    max_completion_tokens: Limit | None = Field(None, description="Default: 64.")
+    max_tokens: Limit | None = Field(None, description="The older name of `max_completion_tokens`.")
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS), _whole] | None = Field(
+        None, description="Number of answers. With a seed, answer i has seed + i."
+    )
+    logprobs: bool | None = Field(
+        None,
+        description="The log-probability of each generated token, before temperature, `top_p` and `top_k`. A stream "
+        "sends them with `finish_reason`. Scored answers have none.",
+    )
+    stream_options: StreamOptions | None = None
+
+
+_Request = TypeVar("_Request", bound=CommonRequest)
+
+
+def with_task_fields(model: type[_Request]) -> type[_Request]:
+    """A request model with the fields of all tasks."""
     fields: dict[str, Any] = {
-        field.name: (_kind(field) | None, Field(None, description=f"Extension. {field.description}"))
+        field.name: (
+            _kind(field) | None,
+            Field(
+                None,
+                validation_alias=AliasChoices(field.name, *field.aliases) if field.aliases else None,
+                description=f"Extension. {field.description}",
+            ),
+        )
         for field in (option.request for option in options())
         if field is not None
     }
-    return create_model("ChatRequest", __base__=ChatRequest, __doc__=ChatRequest.__doc__, **fields)
+    return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
 
 
 def _kind(field: RequestField) -> Any:
@@ -230,6 +328,20 @@ EXAMPLE = {
 }
 
 
+RESPONSES_EXAMPLE = {
+    "model": "default",
+    "input": [
+        {
+            "role": "user",
+            "content": [
+                {"type": "input_image", "image_url": EXAMPLE_PICTURE},
+                {"type": "input_text", "text": "What color is the square?"},
+            ],
+        }
+    ],
+}
+
+
 class ErrorDetail(BaseModel):
     """What is wrong, and which part of the request causes it."""
 
@@ -245,8 +357,17 @@ class ErrorReply(BaseModel):
     error: ErrorDetail
 
 
+PictureUsed = Annotated[
+    str | None,
+    Field(
+        description="Extension, if the request has several pictures: the one that the answer is about, such as "
+        "`messages[0].content[1]`."
+    ),
+]
+
+
 class Usage(BaseModel):
-    """Tokens of the prompt in its template, and of the answer. A picture counts as none."""
+    """Tokens of the prompt in its template, and of all answers. A picture counts as none."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -261,22 +382,47 @@ class AnswerMessage(BaseModel):
     refusal: None = None
 
 
-class Choice(BaseModel):
-    """The only choice: `n` is 1. Extensions without a value are left out."""
+class TokenLogprob(BaseModel):
+    """A generated token. A token inside a character has no text; the last one of it has the character."""
 
-    index: Literal[0] = 0
-    message: AnswerMessage
-    finish_reason: Literal["stop", "length"]
-    logprobs: None = None
+    token: str
+    bytes: list[int]
+    logprob: float
+    top_logprobs: NoList = []
+
+
+class ChoiceLogprobs(BaseModel):
+    """The generated tokens, without the end token."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class Extensions(BaseModel):
+    """What an answer has beyond OpenAI's fields. Extensions without a value are left out."""
+
     answer_probabilities: dict[str, float] | None = Field(
         None, description="Extension, with `answer_choices`: the probability of each. They sum to 1."
     )
-    answer_details: dict[str, Any] | None = Field(None, description="Extension: what else the task gives, by name.")
+    answer_details: dict[str, Any] | None = Field(
+        None,
+        description="Extension: what else the task gives, by name. With a JSON schema, `probabilities` has those of "
+        "each enum and boolean property.",
+    )
     unfamiliar: bool | None = Field(
         None,
         description="Extension, if the model can tell: the picture is out of the training distribution, so the answer "
         "may be meaningless.",
     )
+
+
+class Choice(Extensions):
+    """One of the `n` answers."""
+
+    index: int
+    message: AnswerMessage
+    finish_reason: Literal["stop", "length"]
+    logprobs: ChoiceLogprobs | None = None
 
 
 class ChatCompletion(BaseModel):
@@ -289,6 +435,7 @@ class ChatCompletion(BaseModel):
     choices: list[Choice]
     usage: Usage
     system_fingerprint: str
+    picture_used: PictureUsed = None
 
 
 class Model(BaseModel):
@@ -301,7 +448,7 @@ class Model(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All models: the loaded one."""
+    """The names of the loaded model."""
 
     object: Literal["list"] = "list"
     data: list[Model]

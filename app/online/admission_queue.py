@@ -49,6 +49,7 @@ class Entry:
             sampling=self.ask.sampling,
             task=self.ask.task,
             stop=self.ask.stop,
+            with_logprobs=self.ask.with_logprobs,
             started=self.handle.submitted,
             ms={"queue": max(0.0, waited_ms), "read": read_ms},
         )
@@ -111,7 +112,7 @@ class AdmissionQueue:
         """Add a request whose picture is to be read, also again after the cache dropped it."""
         self._entries.add(entry)
         self._num_of[entry.ask.client] += 1
-        self._num_bytes += len(entry.ask.picture)
+        self._num_bytes += entry.ask.num_bytes
 
     def make_ready(self, entry: Entry) -> None:
         """Queue a request whose picture is read; ignored if it left the queue."""
@@ -140,7 +141,7 @@ class AdmissionQueue:
 
     def _leave(self, entry: Entry) -> None:
         self._entries.discard(entry)
-        self._num_bytes -= len(entry.ask.picture)
+        self._num_bytes -= entry.ask.num_bytes
         self._num_of[entry.ask.client] -= 1
         if not self._num_of[entry.ask.client]:
             del self._num_of[entry.ask.client]

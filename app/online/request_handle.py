@@ -17,7 +17,7 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 class Ask:
     """One question about one picture."""
 
-    picture: bytes  # content of a picture file
+    picture: bytes | None  # content of a picture file; None: a question without a picture
     prompt: Prompt
     label: str = "picture"  # becomes `Answer.picture`
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -25,6 +25,12 @@ class Ask:
     stop: tuple[str, ...] = ()  # the text ends before the first of these
     client: str = ""  # clients take turns
     timeout_s: float | None = None  # at most the service's own limit; None: that limit
+    with_logprobs: bool = False  # whether the answer has the log-probabilities of its tokens
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the picture file; 0 without a picture."""
+        return 0 if self.picture is None else len(self.picture)
 
 
 class RequestHandle:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,6 +17,13 @@ NOT_FINITE = AnswerError(
     code="not_finite",
     message="The model's output is not finite: it overflowed (try float32), or weights are damaged (try doctor).",
 )
+
+
+class TokenLogprob(NamedTuple):
+    """A generated token: what it adds to the text, and its log-probability before temperature, top-k and top-p."""
+
+    text: str
+    logprob: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +46,7 @@ class Answer:
     unfamiliar: bool | None = None  # whether the picture is out of distribution; None: the model cannot tell
     is_reused: bool = False  # the encoded picture came from the cache
     tag: Any = None  # the `tag` of the question
+    logprobs: tuple[TokenLogprob, ...] = ()  # of the generated tokens, if they were asked for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

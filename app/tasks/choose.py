@@ -86,6 +86,7 @@ CHOOSE = TaskEntry(
                 description="The answer is the likeliest of these texts, and `answer_probabilities` holds the "
                 "probability of each. Sampling parameters and `stop` have no effect.",
                 min_texts=2,
+                aliases=("guided_choice",),
             ),
             widget=Widget(
                 label="Choices (optional)",

@@ -16,6 +16,7 @@ class RequestField:
     name: str
     description: str
     min_texts: int | None = None  # None: one text; else a list of at least this many different texts
+    aliases: tuple[str, ...] = ()  # other servers' names of the same field
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -116,13 +116,15 @@ class Engine:
             ]
         outputs: list[Output] = []
         ended: list[tuple[Sequence, bool]] = []
-        for row, token_id in zip(result.rows, result.token_ids, strict=True):
+        for index, (row, token_id) in enumerate(zip(result.rows, result.token_ids, strict=True)):
             sequence = self._scheduler.find(row)
             if sequence is None:  # it ended or was cancelled while this step was on its way
                 continue
             finish = sequence.take(token_id, eos_id=self._eos_id)
             text_id = None if finish in ("not_finite", "stop") else token_id
-            outputs.append(Output(request_id=sequence.id, token_id=text_id, finish=finish))
+            wants_logprob = sequence.request.with_logprobs and text_id is not None
+            logprobs = (result.logprobs[index],) if wants_logprob else ()
+            outputs.append(Output(request_id=sequence.id, token_id=text_id, finish=finish, logprobs=logprobs))
             if finish is not None:
                 ended.append((sequence, finish != "not_finite"))
         # From the last slot down, so that a row that moves into a freed slot is never one that ends too.

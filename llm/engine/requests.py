@@ -23,6 +23,7 @@ class GenerateRequest:
     prefix: Prefix  # (A, 1, N, Q, H), from `Engine.project_prefix`
     sampling: SamplingParams = field(default_factory=SamplingParams)
     known_ids: tuple[int, ...] = ()
+    with_logprobs: bool = False  # whether each output has the token's log-probability
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,4 +51,5 @@ class Output:
     request_id: int
     token_id: int | None = None
     finish: Finish | None = None
-    logprobs: tuple[float, ...] = ()  # with finish "scored": one per continuation, not normalised
+    # With finish "scored": of each continuation, not normalised. Else of the token, if the request wants it.
+    logprobs: tuple[float, ...] = ()

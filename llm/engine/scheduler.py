@@ -58,6 +58,7 @@ class Scheduler:
                 prefixes=[sequence.request.prefix for sequence in admitted],
                 draws=[sequence.next_draw() for sequence in admitted],
                 first_slot=first_slot,
+                with_logprobs=any(sequence.request.with_logprobs for sequence in admitted),
             )
         if not self.running:
             return None
@@ -67,6 +68,7 @@ class Scheduler:
             rows=[sequence.row for sequence in rows],
             positions=[sequence.next_position for sequence in rows],
             draws=[sequence.next_draw() for sequence in rows],
+            with_logprobs=any(sequence.request.with_logprobs for sequence in rows),
         )
 
     def find(self, row: int) -> Sequence | None:

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.runners.base import DecodePlan, PrefillPlan, Tokens
-from llama_adapter.llm.runners.sampler import Prediction, choose
+from llama_adapter.llm.runners.sampler import Prediction, choose, logprobs_of
 from llama_adapter.runtime.devices import Backend, Mark
 
-Unread = tuple[Sequence[int], Tensor, Mark | None]  # rows, their tokens on the way to the host, when they are there
+# Rows; their tokens and, if wanted, the log-probabilities on the way to the host; when they are there.
+Unread = tuple[Sequence[int], Tensor, Tensor | None, Mark | None]
 
 
 class Transfer:
@@ -57,24 +58,27 @@ class AsyncReadback:
     def choose(self, plan: PrefillPlan | DecodePlan, prediction: Prediction, *, first_slot: int = 0) -> Tokens:
         """Choose the tokens of a step in slots `first_slot` and up; returns those that are read now."""
         ids_R = choose(prediction, plan.draws, upload=self.transfer.upload)
+        logprobs_R = logprobs_of(ids_R, prediction) if plan.with_logprobs else None
         slots = slice(first_slot, first_slot + len(plan.rows))
         if isinstance(self._newest, list):
             token_ids: list[int] = ids_R.tolist()
             self._newest[slots] = token_ids
-            return Tokens(plan.rows, token_ids)
+            return Tokens(plan.rows, token_ids, _numbers(logprobs_R))
         with torch.inference_mode():
             self._newest[slots] = ids_R.clamp(min=0)  # a row without a token is fed some token until that is known
-        return self.read((plan.rows, *self.transfer.fetch(ids_R)))
+        on_host = None if logprobs_R is None else self.transfer.fetch(logprobs_R)[0]
+        ids_on_host, mark = self.transfer.fetch(ids_R)  # last: its mark stands behind both copies
+        return self.read((plan.rows, ids_on_host, on_host, mark))
 
     def read(self, newer: Unread | None = None) -> Tokens:
         """Wait for the tokens of the unread step; `newer` is the unread one from now on."""
         unread, self._unread = self._unread, newer
         if unread is None:
             return Tokens((), ())
-        rows, ids_R, mark = unread
+        rows, ids_R, logprobs_R, mark = unread
         if mark is not None:
             mark.wait()
-        return Tokens(rows, ids_R.tolist())
+        return Tokens(rows, ids_R.tolist(), _numbers(logprobs_R))
 
     def forget(self) -> None:
         """Drop the unread step without waiting for it."""
@@ -84,3 +88,7 @@ class AsyncReadback:
         """The row of slot `source` now has slot `target`."""
         with torch.inference_mode():
             self._newest[target] = self._newest[source]  # type: ignore[assignment]  # a list or a tensor of both
+
+
+def _numbers(logprobs_R: Tensor | None) -> list[float]:
+    return [] if logprobs_R is None else logprobs_R.tolist()

@@ -36,6 +36,7 @@ class PrefillPlan:
     prefixes: Sequence[Prefix]
     draws: Sequence[Draw | None]  # None is greedy
     first_slot: int
+    with_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class DecodePlan:
     rows: Sequence[int]
     positions: Sequence[int]
     draws: Sequence[Draw | None]
+    with_logprobs: bool = False
 
 
 Plan = ScorePlan | PrefillPlan | DecodePlan
@@ -65,6 +67,7 @@ class Tokens(NamedTuple):
 
     rows: Sequence[int]
     token_ids: Sequence[int]
+    logprobs: Sequence[float] = ()  # of each token before temperature, top-k and top-p; empty if the plan wants none
 
 
 Result = Scores | Tokens

@@ -54,6 +54,11 @@ def choose(prediction: Prediction, draws: Sequence[Draw | None], *, upload: Uplo
     return chosen_R.where(prediction.best_R != NO_TOKEN, NO_TOKEN)
 
 
+def logprobs_of(ids_R: Tensor, prediction: Prediction) -> Tensor:
+    """Log-probability of each row's token, (R,) float32, before temperature, top-k and top-p. Reads nothing."""
+    return prediction.logits_RV.log_softmax(dim=-1).gather(-1, ids_R.clamp(min=0)[:, None])[:, 0]
+
+
 def _draw(logits_RV: Tensor, draws: Sequence[Draw], *, upload: Upload) -> Tensor:
     def column(values: list[float] | list[int]) -> Tensor:
         return upload(values)[:, None]

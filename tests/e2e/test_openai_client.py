@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
 from llama_adapter import Captioner
 from llama_adapter.app.http_api.api import ApiSettings, create_api
@@ -135,6 +136,103 @@ def test_choices_are_scored_as_the_captioner_scores_them(client: openai.OpenAI, 
     assert probabilities == pytest.approx(expected.choice)
 
 
+class Star(BaseModel):
+    color: Literal["red", "blue"] = Field(description="What color is the star?")
+    is_green: bool = Field(description="Is there a green circle?")
+    caption: str = Field(description="Describe this image.")
+
+
+STAR = Star(color="red", is_green=False, caption="a small red star at the left")
+
+
+def test_json_of_a_model_is_parsed_by_both_routes(client: openai.OpenAI) -> None:
+    chat = client.chat.completions.parse(model="default", messages=star("Describe it."), response_format=Star)
+    response = client.responses.parse(model="default", input=asked("Describe it."), text_format=Star)
+
+    assert chat.choices[0].message.parsed == response.output_parsed == STAR
+    probabilities = chat.choices[0].model_extra["answer_details"]["probabilities"]
+    assert probabilities["is_green"]["false"] > 0.99
+
+
+def test_several_answers_with_log_probabilities(client: openai.OpenAI) -> None:
+    settings = {"model": "default", "messages": star("Describe this image."), "temperature": 2.0, "top_p": 1.0}
+    said = client.chat.completions.create(**settings, n=3, seed=5, logprobs=True)
+    third = client.chat.completions.create(**settings, seed=7).choices[0]
+    with client.chat.completions.stream(**settings, n=3, seed=5, logprobs=True) as stream:
+        streamed = stream.get_final_completion()
+
+    assert [choice.index for choice in said.choices] == [0, 1, 2]
+    assert said.choices[2].message.content == third.message.content
+    for choice, other in zip(said.choices, streamed.choices, strict=True):
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
+        assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
+        assert (other.message.content, other.logprobs) == (choice.message.content, choice.logprobs)
+
+
+def test_a_question_without_a_picture_is_answered(client: openai.OpenAI) -> None:
+    said = client.chat.completions.create(
+        model="default", messages=[{"role": "user", "content": "Is there a red star?"}]
+    )
+
+    assert said.choices[0].message.content == "no"
+    assert said.choices[0].model_extra == {}
+
+
+def test_the_last_of_several_pictures_counts_and_is_named(client: openai.OpenAI) -> None:
+    moon, star_ = (about(name)[0]["content"][0] for name in ("01-yellow-moon-green-cross.png", RED_STAR.name))
+
+    said = client.chat.completions.create(model="default", messages=[user(moon, star_, "Is there a red star?")])
+
+    assert said.choices[0].message.content == "yes"
+    assert said.model_extra["picture_used"] == "messages[0].content[1]"
+
+
+def asked(text: str, name: str = RED_STAR.name) -> list[Any]:
+    """The input of a responses request about a picture."""
+    picture = sample_pictures() / name
+    url = data_uri(picture.read_bytes(), kind=picture.suffix[1:])
+    parts = [{"type": "input_image", "image_url": url, "detail": "auto"}, {"type": "input_text", "text": text}]
+    return [{"role": "user", "content": parts}]
+
+
+def test_a_response_is_that_of_the_chat(client: openai.OpenAI) -> None:
+    said = client.responses.create(
+        model="default", input=asked("What color is the star?"), include=["message.output_text.logprobs"]
+    )
+
+    assert (said.output_text, said.status, said.model) == ("red", "completed", "embedded")
+    assert said.usage is not None
+    assert said.usage.total_tokens == said.usage.input_tokens + said.usage.output_tokens
+    assert [token.token for token in said.output[0].content[0].logprobs] == ["red"]
+    again = [*asked("What color is the star?"), *said.output, {"role": "user", "content": "Is there a red star?"}]
+    assert client.responses.create(model="default", input=again).output_text == "yes"
+    cut = client.responses.create(model="default", input=asked("Describe this image."), max_output_tokens=2)
+    assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+def test_a_response_streams(client: openai.OpenAI) -> None:
+    with client.responses.stream(model="default", input=asked("Describe this image.")) as stream:
+        events = list(stream)
+        whole = stream.get_final_response()
+
+    pieces = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert len(pieces) > 1
+    assert "".join(pieces) == whole.output_text == STAR.caption
+    assert [events[0].type, events[-1].type] == ["response.created", "response.completed"]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+def test_what_needs_stored_responses_is_refused_by_name(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="default", input="And?", previous_response_id="resp_1")
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.responses.retrieve("resp_1")
+
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "previous_response_id")
+    assert missing.value.code == "response_not_found"
+
+
 def test_a_follow_up_asks_about_the_same_picture_and_says_what_was_ignored(client: openai.OpenAI) -> None:
     messages = star("What color is the star?")
     first = client.chat.completions.create(model="default", messages=messages)
@@ -164,7 +262,7 @@ def test_errors_are_those_that_the_client_knows(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as not_found:
         create(model="gpt-4o", messages=star("What?"))
     with pytest.raises(openai.BadRequestError) as unsupported:
-        create(model="default", messages=star("What?"), n=2)
+        create(model="default", messages=star("What?"), top_logprobs=2)
     with pytest.raises(openai.BadRequestError) as unreadable:
         create(model="default", messages=[user(image(data_uri(RED_STAR.read_bytes()[:900])))])
     with pytest.raises(openai.BadRequestError) as too_long:
@@ -173,7 +271,7 @@ def test_errors_are_those_that_the_client_knows(client: openai.OpenAI) -> None:
         client.with_options(api_key="another-long-key").chat.completions.create(model="default", messages=star("What?"))
 
     assert not_found.value.code == "model_not_found"
-    assert (unsupported.value.code, unsupported.value.param) == ("unsupported_parameter", "n")
+    assert (unsupported.value.code, unsupported.value.param) == ("unsupported_parameter", "top_logprobs")
     assert unreadable.value.code == "truncated"
     assert too_long.value.code == "context_length_exceeded"
     assert unknown.value.code == "invalid_api_key"
@@ -193,5 +291,10 @@ def test_an_engine_that_breaks_in_a_stream_raises_in_the_client() -> None:
         with pytest.raises(openai.APIError) as caught:
             next(stream)
 
+        response = client.responses.create(model="default", input="What?", stream=True)
+        with pytest.raises(openai.APIError) as caught_too:
+            list(response)
+
     assert received == ["", "a "]
-    assert (caught.value.code, caught.value.message) == ("engine_failed", "The engine failed.")
+    for error in (caught.value, caught_too.value):
+        assert (error.code, error.message) == ("engine_failed", "The engine failed.")

@@ -18,20 +18,31 @@ from llama_adapter.app.http_api.errors import PictureRefusedError
 from llama_adapter.app.http_api.guards import GuardSettings
 from llama_adapter.app.http_api.metrics import Metrics
 from llama_adapter.app.http_api.pictures import PictureSettings, read_picture
+from llama_adapter.app.http_api.schemas import EXAMPLE_PICTURE
+from llama_adapter.app.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.web.archive import Archive, ArchiveLimits
 from llama_adapter.vision.errors import PictureError
 from tests.app.http_api.live import StubService, answer
-from tests.app.http_api.requests import chat, image, user
+from tests.app.http_api.requests import chat, image, json_schema, user
 from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines, mutated_zip, words
 from tests.fuzz.target import Target, event_loop, refused, written
 
-_CHAT = "/v1/chat/completions"
+_CHAT, _RESPONSES = "/v1/chat/completions", "/v1/responses"
 _KEY = "secret-key"
+
+
+class _AnyAnswer(StubService):
+    """Answers with the first of the choices, if there are any."""
+
+    def submit(self, ask: Ask) -> RequestHandle:
+        text = next(iter(ask.task.continuations), "red")
+        self.on_submit = lambda handle: handle.deliver(answer(text))
+        return super().submit(ask)
 
 
 @cache
 def _service() -> StubService:
-    return StubService(lambda handle: handle.deliver(answer("red", choice=None)))
+    return _AnyAnswer()
 
 
 @cache
@@ -82,13 +93,13 @@ def _checked(status: int, headers: dict[bytes, bytes], body: bytes) -> str:
 
 
 def body(data: bytes) -> str:
-    """The body of a chat request."""
+    """The body of a chat request, or of a responses request."""
     _service().asks.clear()
+    path = _RESPONSES if b'"input"' in data else _CHAT
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
-    outcome = _checked(*event_loop().run_until_complete(_asked("POST", _CHAT, b"", headers, data)))
+    outcome = _checked(*event_loop().run_until_complete(_asked("POST", path, b"", headers, data)))
     for ask in _service().asks:
-        assert isinstance(ask.picture, bytes)
-        assert ask.picture
+        assert ask.picture is None or (isinstance(ask.picture, bytes) and ask.picture)
         texts = (ask.prompt if isinstance(ask.prompt, tuple) else (ask.prompt,)) + ask.task.continuations + ask.stop
         assert all(isinstance(text, str) for text in texts)
         assert ask.sampling.max_new_tokens >= 1
@@ -184,6 +195,26 @@ def _bodies() -> dict[str, bytes]:
         ),
         "stream": chat(stream=True, stream_options={"include_usage": True}),
         "choices": chat(answer_choices=["yes", "no"]),
+        "schema": chat(response_format=json_schema({"red": {"type": "boolean"}, "shape": {"enum": ["star", "ring"]}})),
+        "several": chat(user(image(), image(), "What?"), n=3, logprobs=True, min_p=0, metadata={"a": "b"}),
+        "responses": {
+            "model": "default",
+            "input": [
+                {"role": "system", "content": "Answer."},
+                {"role": "assistant", "id": "msg_1", "content": [{"type": "output_text", "text": "Red."}]},
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "input_image", "image_url": EXAMPLE_PICTURE},
+                        {"type": "input_text", "text": "What?"},
+                    ],
+                },
+            ],
+            "text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "boolean"}}},
+            "include": ["message.output_text.logprobs"],
+            "max_output_tokens": 5,
+        },
+        "responses-stream": {"model": "default", "input": "What?", "instructions": "Answer.", "stream": True},
     }  # fmt: skip
     return {name: json.dumps(content).encode() for name, content in asked.items()}
 
@@ -206,7 +237,8 @@ def _zips() -> dict[str, bytes]:
 _WORDS = (
     *words("model messages role content type text image_url url detail user system assistant default stream"),
     *words("stream_options include_usage temperature top_p top_k seed stop n tools max_tokens max_completion_tokens"),
-    *words("answer_choices response_format logit_bias name unknown"),
+    *words("answer_choices response_format logit_bias name unknown json_schema schema properties enum type $ref $defs"),
+    *words("input input_text input_image output_text instructions text format include previous_response_id store"),
     *("data:image/png;base64,AAAA", "http://127.0.0.1/a.png", "file:///etc/passwd", "data:text/html;base64,AA=="),
     *(["a"] * 200, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}),
 )
@@ -231,7 +263,7 @@ def _mutate_request(data: bytes, random: Random) -> bytes:
 TARGETS = (
     Target(
         name="http-body",
-        about="the body of a chat request, through the whole application with a stub of the engine",
+        about="the body of a chat or responses request, through the whole application with a stub of the engine",
         run=body,
         seeds=_bodies,
         mutate=_as_body,

@@ -151,6 +151,27 @@ def test_score_that_is_not_finite_ends_its_request_only() -> None:
     assert {output.request_id: output.finish for output in drain(engine)} == {0: "scored", 1: "not_finite"}
 
 
+@pytest.mark.parametrize("backend", [CpuBackend(), QueuedBackend()], ids=["at once", "queued"])
+def test_log_probabilities_of_tokens_are_those_of_the_model(backend: CpuBackend) -> None:
+    engine = toy_engine(toy_decoder(), num_slots=2, eos_id=-7, backend=backend)
+    sampling = [SamplingParams(max_new_tokens=5, temperature=temperature, seed=3) for temperature in (0.0, 2.0, 0.0)]
+    requests = toy_requests(engine, PROMPTS[:3], sampling=sampling)
+    (prefix,) = engine.project_prefix(toy_visual_queries(1))
+    for request in requests:
+        engine.submit(replace(request, prefix=prefix, with_logprobs=request.id < 2))
+
+    found: dict[int, list[tuple[int, float]]] = {0: [], 1: []}
+    for output in drain(engine):
+        assert bool(output.logprobs) == (output.request_id < 2 and output.token_id is not None)
+        if output.token_id is not None and output.logprobs:
+            found[output.request_id].append((output.token_id, *output.logprobs))
+
+    for index, tokens in found.items():
+        ids, logprobs = zip(*tokens, strict=True)
+        expected = [naive_logprob(PROMPTS[index], ids[: i + 1]) for i in range(5)]
+        assert [sum(logprobs[: i + 1]) for i in range(5)] == pytest.approx(expected, abs=1e-4)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 @pytest.mark.parametrize("backend", [CpuBackend(), QueuedBackend()], ids=["at once", "queued"])
 def test_answers_resumed_after_a_reset_are_the_same(backend: CpuBackend, temperature: float) -> None:

@@ -59,11 +59,15 @@ def test_without_flags_it_serves_the_embedded_model_to_this_machine(
 
 def test_flags_reach_the_job(jobs: list[ServeJob]) -> None:
     flags = "--host 0.0.0.0 --port 0 --host-name a.example --host-name b.example --allow-url-host pictures.example "
+    flags += "--served-model-name a --served-model-name b --cors-origin https://a.example "
     flags += "--max-waiting 7 --timeout-s 3.5 --batch-size 2 --precision int8 --drain-s 1 --quiet"
     assert main(["serve", *flags.split()]) == ExitCode.OK
     (job,) = jobs
     assert (job.host, job.port, job.drain_s, job.quiet) == ("0.0.0.0", 0, 1.0, True)
     assert (job.host_names, job.allowed_hosts) == (("a.example", "b.example"), ("pictures.example",))
+    assert (job.model_names, job.cors_origins) == (("a", "b"), ("https://a.example",))
+    settings = llama_adapter.app.cli.run_server.api_settings(job, keys=())
+    assert (settings.model_names, settings.guards.cors_origins) == (("a", "b"), ("https://a.example",))
     assert (job.limits.max_waiting, job.limits.timeout_s) == (7, 3.5)
     assert (job.spec.batch_size, job.spec.precision) == (2, "int8")
 

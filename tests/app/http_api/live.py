@@ -41,18 +41,18 @@ def served(application: ASGIApp) -> Iterator[str]:
 
 def answer(text: str = "red", *, error: AnswerError | None = None, **fields: object) -> Answer:
     """An answer of one token per word."""
-    return Answer(
-        index=0,
-        picture="picture",
-        digest="d",
-        prompt="p",
-        text=text,
-        token_ids=tuple(range(len(text.split()))),
-        finish="error" if error else "stop",
-        error=error,
-        prompt_tokens=5,
-        **fields,
-    )
+    values: dict[str, Any] = {
+        "index": 0,
+        "picture": "picture",
+        "digest": "d",
+        "prompt": "p",
+        "text": text,
+        "token_ids": tuple(range(len(text.split()))),
+        "finish": "error" if error else "stop",
+        "error": error,
+        "prompt_tokens": 5,
+    }
+    return Answer(**{**values, **fields})
 
 
 def status(state: str = "ready", **fields: object) -> ServiceStatus:
@@ -70,6 +70,7 @@ class StubService:
         self.info = INFO
         self.asks: list[Ask] = []
         self.cancelled = threading.Event()
+        self.num_cancelled = 0
         self.state = status()
 
     def submit(self, ask: Ask) -> RequestHandle:
@@ -81,6 +82,7 @@ class StubService:
 
     def _cancel(self, handle: RequestHandle) -> None:
         handle.deliver(answer("", error=AnswerError(code="cancelled", message="The request was cancelled.")))
+        self.num_cancelled += 1
         self.cancelled.set()
 
     def status(self) -> ServiceStatus:

@@ -30,3 +30,9 @@ def user(*parts: dict[str, Any] | str) -> dict[str, Any]:
 def chat(*messages: dict[str, Any], **parameters: Any) -> dict[str, Any]:
     """A whole request; by default about a red square."""
     return {"model": "default", "messages": list(messages) or [user(image(), "What color is it?")], **parameters}
+
+
+def json_schema(properties: dict[str, Any]) -> dict[str, Any]:
+    """A `response_format` of an object with these properties, all of them required."""
+    schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    return {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}

@@ -14,15 +14,16 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp
 
-from llama_adapter.app.http_api import chat as chat_module
+from llama_adapter.app.http_api import replying
 from llama_adapter.app.http_api.api import ApiSettings, create_api
 from llama_adapter.app.http_api.guards import GuardSettings
 from llama_adapter.app.http_api.metrics import Metrics
+from llama_adapter.app.http_api.schemas import EXAMPLE_PICTURE
 from llama_adapter.app.online.request_handle import RequestHandle
 from llama_adapter.app.online.types import BusyError
 from llama_adapter.app.tasks.answers import AnswerError, TextDelta
 from tests.app.http_api.live import StubService, answer, client_of, served, status
-from tests.app.http_api.requests import chat, data_uri, image, user
+from tests.app.http_api.requests import chat, data_uri, image, json_schema, user
 
 pytestmark = pytest.mark.slow
 
@@ -161,7 +162,7 @@ def test_a_client_that_hangs_up_cancels_its_request(
 
 
 def test_stalled_reader_is_disconnected(service: StubService, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_module, "STALLED_READER_S", 0.2)
+    monkeypatch.setattr(replying, "STALLED_READER_S", 0.2)
 
     def flood(handle: RequestHandle) -> None:
         for _ in range(64):  # more than the sockets' buffers take
@@ -259,6 +260,82 @@ def test_the_loaded_model_is_listed_and_found_by_its_name_and_alias(client: http
     assert client.post(CHAT, json=chat() | {"model": model}).json()["model"] == "stub"
 
 
+def test_the_names_of_the_server_replace_the_model_s_own(service: StubService) -> None:
+    with client_of(service, model_names=("a/b", "c")) as client:
+        listed = client.get("/v1/models").json()["data"]
+        said = {
+            name: client.post(CHAT, json=chat() | {"model": name}).json().get("model")
+            for name in ("a/b", "c", "default", "stub")
+        }
+        found = client.get("/v1/models/c").json()["id"]
+
+    assert [model["id"] for model in listed] == ["a/b", "c"]
+    assert said == {"a/b": "a/b", "c": "c", "default": "a/b", "stub": None}
+    assert found == "c"
+
+
+def test_each_answer_has_its_own_seed(client: httpx.Client, service: StubService) -> None:
+    texts = iter(["red", "blue", "green"])
+    service.on_submit = lambda handle: handle.deliver(answer(next(texts)))
+
+    content = client.post(CHAT, json=chat(n=3, seed=5, temperature=1)).json()
+
+    assert [ask.sampling.seed for ask in service.asks] == [5, 6, 7]
+    assert [(choice["index"], choice["message"]["content"]) for choice in content["choices"]] == [
+        (0, "red"),
+        (1, "blue"),
+        (2, "green"),
+    ]
+    assert content["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_request_refused_in_part_leaves_no_other_part(
+    client: httpx.Client, service: StubService, is_stream: bool
+) -> None:
+    def refuse_third(handle: RequestHandle) -> None:
+        if len(service.asks) == 2:
+            raise BusyError("Full", retry_after_s=0.2)
+
+    service.on_submit = refuse_third
+
+    response = client.post(CHAT, json=chat(n=3, stream=is_stream))
+
+    assert (response.status_code, envelope(response)["code"]) == (429, "busy")
+    assert service.num_cancelled == 2
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_json_of_a_schema_is_one_request_a_property(
+    client: httpx.Client, service: StubService, is_stream: bool
+) -> None:
+    texts = iter(["yes", "a star"])
+    service.on_submit = lambda handle: handle.deliver(answer(next(texts)))
+    wanted = json_schema({"star": {"type": "boolean"}, "caption": {"type": "string", "description": "Describe it."}})
+
+    response = client.post(CHAT, json=chat(response_format=wanted, stream=is_stream))
+
+    made = '{"star": true, "caption": "a star"}'
+    assert (
+        json.dumps(made) in response.text if is_stream else response.json()["choices"][0]["message"]["content"] == made
+    )
+    assert [ask.prompt for ask in service.asks] == ["What color is it?", "Describe it."]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_response_is_answered_and_counted(client: httpx.Client, service: StubService, is_stream: bool) -> None:
+    parts = [{"type": "input_image", "image_url": EXAMPLE_PICTURE}, {"type": "input_text", "text": "What?"}]
+    body = {"model": "default", "input": [{"role": "user", "content": parts}], "stream": is_stream}
+
+    response = client.post("/v1/responses", json=body)
+
+    last = response.json() if not is_stream else json.loads(response.text.strip().split("data: ")[-1])["response"]
+    assert last["output"][0]["content"][0]["text"] == "red"
+    assert last["usage"]["total_tokens"] == 6
+    assert service.asks[0].prompt == "What?"
+    assert response.headers["x-ignored-turns"] == "0"
+
+
 def with_page(service: StubService) -> ASGIApp:
     """The API with something at the root that takes whatever is left."""
     application = create_api(service, settings=ApiSettings())
@@ -271,7 +348,7 @@ def test_a_page_at_the_root_gets_nothing_of_what_is_asked_of_the_api(service: St
     with served(with_page(service)) as url, httpx.Client(base_url=url, trust_env=False) as client:
         assert client.get("/else").text == "the page"
         schema = client.get("/openapi.json").json()
-        assert len(schema["paths"]) == 6
+        assert len(schema["paths"]) == 7
         for path in [*schema["paths"], "/docs", "/openapi.json"]:
             for method in ("OPTIONS", "DELETE"):
                 reply = client.request(method, path.replace("{model}", "a/b"), headers=headers)
@@ -326,7 +403,7 @@ def test_health_tells_of_restarts_and_what_is_under_way(client: httpx.Client, se
 def test_metrics_count_requests_by_route_and_never_by_path(service: StubService) -> None:
     with client_of(service) as client:
         client.post(CHAT, json=chat())
-        client.post(CHAT, json=chat(n=2))
+        client.post(CHAT, json=chat(n=0))
         client.get(f"/{SECRET}")
         service.state = status(num_running=3, restarts=2)
         text = client.get("/metrics").text
@@ -382,16 +459,18 @@ def test_metrics_observe_what_the_service_tells() -> None:
     metrics.stage("clip", 0.02)
     metrics.finished(answer("a red star"), 0.3)
     metrics.finished(answer("red", is_reused=True), 0.3)
+    metrics.finished(answer("red", digest=""), 0.3)
     metrics.finished(answer("", error=AnswerError(code="truncated", message="Told.")), 0.3)
 
     text = metrics.render().decode()
     for line in (
         "llama_adapter_time_to_first_token_seconds_count 1.0",
         'llama_adapter_stage_seconds_count{stage="clip"} 1.0',
-        "llama_adapter_request_seconds_count 3.0",
+        "llama_adapter_request_seconds_count 4.0",
         'llama_adapter_pictures_total{outcome="encoded"} 1.0',
         'llama_adapter_pictures_total{outcome="reused"} 1.0',
+        'llama_adapter_pictures_total{outcome="none"} 1.0',
         'llama_adapter_pictures_total{outcome="truncated"} 1.0',
-        'llama_adapter_tokens_total{kind="completion"} 4.0',
+        'llama_adapter_tokens_total{kind="completion"} 5.0',
     ):
         assert line in text

@@ -1,4 +1,4 @@
-"""What a stream consists of, piece by piece."""
+"""What a stream of chunks consists of, piece by piece."""
 
 import asyncio
 import json
@@ -8,29 +8,30 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from llama_adapter.app.http_api import chat
+from llama_adapter.app.http_api import replying
 from llama_adapter.app.http_api.access import VISIT, Visit
-from llama_adapter.app.http_api.chat import ChatResponse, stream_frames
+from llama_adapter.app.http_api.chat import ChatReply
+from llama_adapter.app.http_api.replying import AnswerResponse, NumberedEvent
 from llama_adapter.app.online.request_handle import RequestHandle
-from llama_adapter.app.tasks.answers import Answer, AnswerError, TextDelta
+from llama_adapter.app.tasks.answers import Answer, AnswerError, TextDelta, TokenLogprob
 
 HEAD = {"id": "chatcmpl-1", "created": 1, "model": "m", "system_fingerprint": "fp"}
 
 
 def answer(**fields: Any) -> Answer:
     values = {"picture": "", "digest": "", "prompt": "", "text": "a star", "token_ids": (1, 2), "finish": "stop"}
-    return Answer(index=0, prompt_tokens=5, **{**values, **fields})
+    return Answer(prompt_tokens=5, **{"index": 0, **values, **fields})
 
 
-def stream(*events: TextDelta | Answer, with_usage: bool = False) -> list[Any]:
-    """The events' data, parsed; the end mark stays text."""
+def stream(*events: TextDelta | Answer, **options: Any) -> list[Any]:
+    """The events' data, parsed; the end mark stays text. An event's index says which answer it belongs to."""
 
-    async def given() -> AsyncIterator[TextDelta | Answer]:
+    async def given() -> AsyncIterator[NumberedEvent]:
         for event in events:
-            yield event
+            yield event.index, event
 
     async def collect() -> bytes:
-        return b"".join([frame async for frame in stream_frames(given(), head=HEAD, with_usage=with_usage)])
+        return b"".join([frame async for frame in ChatReply(HEAD, **options).frames(given())])
 
     pieces = asyncio.run(collect()).decode().split("\n\n")
     assert pieces.pop() == ""
@@ -58,6 +59,37 @@ def test_counts_come_last_and_only_when_they_are_asked_for() -> None:
     assert [chunk["usage"] for chunk in chunks[:-2]] == [None, None, None]
     assert chunks[-2]["usage"] == {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
     assert chunks[-2]["choices"] == []
+
+
+def test_several_answers_are_told_apart_and_counted_together() -> None:
+    second = answer(index=1, text="blue", token_ids=(1,), finish="length")
+    chunks = stream(
+        TextDelta(index=1, text="blue"),
+        TextDelta(index=0, text="a star"),
+        second,
+        answer(),
+        num_answers=2,
+        with_usage=True,
+    )
+
+    choices = [chunk["choices"][0] for chunk in chunks[:-2]]
+    assert [choice["index"] for choice in choices] == [0, 1, 1, 0, 1, 0]
+    assert [choice["finish_reason"] for choice in choices][-2:] == ["length", "stop"]
+    assert chunks[-2]["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+
+
+def test_log_probabilities_come_with_the_reason() -> None:
+    known = answer(text="é", logprobs=(TokenLogprob("", -0.5), TokenLogprob("é", -0.25)))
+
+    whole = ChatReply(HEAD, with_logprobs=True).whole([known])["choices"][0]["logprobs"]
+    assert stream(known, with_logprobs=True)[-2]["choices"][0]["logprobs"] == whole
+    assert whole["content"] == [
+        {"token": "", "bytes": [], "logprob": -0.5, "top_logprobs": []},
+        {"token": "é", "bytes": [0xC3, 0xA9], "logprob": -0.25, "top_logprobs": []},
+    ]
+    assert ChatReply(HEAD).whole([known])["choices"][0]["logprobs"] is None
+    scored = answer(finish="choice", choice={"a star": 1.0})
+    assert ChatReply(HEAD, with_logprobs=True).whole([scored])["choices"][0]["logprobs"] is None
 
 
 def test_an_answer_that_was_cut_says_so() -> None:
@@ -95,7 +127,7 @@ def test_an_error_ends_the_stream_in_the_place_of_a_reason() -> None:
 
 
 def test_reader_stalled_at_the_end_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "STALLED_READER_S", 0.05)
+    monkeypatch.setattr(replying, "STALLED_READER_S", 0.05)
     handle = RequestHandle(0, cancel=lambda handle: None)
     handle.deliver(answer())
 
@@ -108,7 +140,7 @@ def test_reader_stalled_at_the_end_is_disconnected(monkeypatch: pytest.MonkeyPat
         raise AssertionError
 
     async def stream_it() -> None:
-        reply = ChatResponse(handle, head=HEAD, headers={}, is_stream=True, with_usage=False)
+        reply = AnswerResponse([handle], reply=ChatReply(HEAD), num_ignored_turns=0, is_stream=True)
         scope = {"type": "http", VISIT: Visit()}
         streaming_it = asyncio.create_task(reply(scope, receive, send))
         assert (await asyncio.wait({streaming_it}, timeout=20))[0]

@@ -365,6 +365,47 @@ def test_a_client_of_no_known_address_is_served() -> None:
     assert Client(client=None).ask(AccessGuard(Application(), api_keys=[])).status == 200
 
 
+# Pages of other sites
+
+ORIGIN = "https://a.example"
+
+
+def preflight(*, path: str = CHAT, origin: str = ORIGIN) -> Client:
+    asked = {"access_control_request_method": "POST", "access_control_request_headers": "authorization,x-stainless-os"}
+    return Client(method="OPTIONS", path=path, origin=origin, content_type="", **asked)
+
+
+def guarded(*origins: str) -> Starlette:
+    app = Starlette()
+    app.mount("/", Application())
+    add_guards(app, settings=GuardSettings(api_keys=(KEY,), cors_origins=origins))
+    return app
+
+
+def test_a_page_of_an_allowed_origin_may_ask_the_api() -> None:
+    app = guarded(ORIGIN, "http://localhost:3000")
+    asked = preflight().ask(app)
+    refused = Client(origin=ORIGIN).ask(app)
+
+    assert asked.status == 200
+    assert asked.headers["access-control-allow-origin"] == ORIGIN
+    assert asked.headers["access-control-allow-headers"] == "authorization,x-stainless-os"
+    assert refused.status == 401  # and the page may read why
+    assert refused.headers["access-control-allow-origin"] == ORIGIN
+
+
+@pytest.mark.parametrize(
+    ("client", "origins"),
+    [
+        (preflight(origin="https://b.example"), (ORIGIN,)),
+        (preflight(path="/gradio_api/upload"), (ORIGIN, "*")),
+        (preflight(), ()),
+    ],
+)
+def test_no_other_page_and_no_other_path(client: Client, origins: tuple[str, ...]) -> None:
+    assert "access-control-allow-origin" not in client.ask(guarded(*origins)).headers
+
+
 # All together
 
 
@@ -381,8 +422,16 @@ def test_guards_stand_in_order_before_the_application() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"api_keys": ("",)}, {"api_keys": ("with a space",)}, {"max_body_bytes": 0}, {"body_timeout_s": 0.0}]
+    "change",
+    [
+        {"api_keys": ("",)},
+        {"api_keys": ("with a space",)},
+        {"cors_origins": ("a.example",)},
+        {"cors_origins": ("https://a.example/",)},
+        {"max_body_bytes": 0},
+        {"body_timeout_s": 0.0},
+    ],
 )
 def test_invalid_settings_raise(change: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"API key|above 0"):
+    with pytest.raises(ValueError, match=r"API key|origin|above 0"):
         GuardSettings(**change)

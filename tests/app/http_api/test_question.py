@@ -1,12 +1,13 @@
-"""How messages become one question about one picture."""
+"""How messages become one question about one picture or none."""
 
 from typing import Any
 
 import pytest
 
-from llama_adapter.app.http_api.chat import ChatQuestion, understand
+from llama_adapter.app.http_api.chat import understand
+from llama_adapter.app.http_api.conversation import ChatQuestion
 from llama_adapter.app.http_api.errors import ApiError
-from llama_adapter.app.http_api.schemas import chat_request
+from llama_adapter.app.http_api.schemas import ChatRequest, with_task_fields
 from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.app.tasks.task import FREE_TEXT
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -14,7 +15,7 @@ from tests.app.http_api.requests import chat, image, user
 
 
 def question(*messages: dict[str, Any], **parameters: Any) -> ChatQuestion:
-    return understand(chat_request().model_validate(chat(*messages, **parameters)))
+    return understand(with_task_fields(ChatRequest).model_validate(chat(*messages, **parameters)))
 
 
 def system(text: str, role: str = "system") -> dict[str, Any]:
@@ -73,26 +74,39 @@ def test_a_follow_up_is_about_the_newest_picture() -> None:
 @pytest.mark.parametrize(
     ("messages", "parameters", "code", "param"),
     [
-        ([user("What?")], {}, "missing_image", "messages"),
+        ([user(" ")], {}, "missing_image", "messages"),
         ([user(image(), "What?"), assistant("Red.")], {}, "invalid_value", "messages"),
         ([user(image(), "What?"), system("Look.")], {}, "invalid_value", "messages"),
-        ([user(image(), image(), "What?")], {}, "too_many_images", "messages[0].content"),
-        ([user(image()), user(image(), image())], {}, "too_many_images", "messages[1].content"),
         ([user(image())], {"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
         ([user(image())], {"max_tokens": 3, "max_completion_tokens": 4}, "invalid_value", "max_tokens"),
     ],
 )
-def test_what_is_no_question_about_one_picture_is_refused(
-    messages: list[Any], parameters: dict[str, Any], code: str, param: str
-) -> None:
+def test_what_is_no_question_is_refused(messages: list[Any], parameters: dict[str, Any], code: str, param: str) -> None:
     with pytest.raises(ApiError) as caught:
         question(*messages, **parameters)
 
     assert (caught.value.http_status, caught.value.code, caught.value.param) == (400, code, param)
 
 
-def test_more_pictures_than_one_are_no_matter_in_messages_before_the_newest_picture() -> None:
-    assert question(user(image(), image()), user(image(), "What?")).num_ignored_turns == 1
+OLD, NEW = "data:image/png;base64,b2xk", "data:image/png;base64,bmV3"
+
+
+@pytest.mark.parametrize(
+    ("messages", "url", "used"),
+    [
+        ([user("What?")], None, None),
+        ([user(image(NEW), "What?")], NEW, None),
+        ([user({"type": "image_url", "image_url": NEW}, "What?")], NEW, None),
+        ([user(image(OLD), "What?", image(NEW))], NEW, "messages[0].content[2]"),
+        ([user(image(NEW), image(OLD)), user(image(OLD), image(NEW)), user("What?")], NEW, "messages[1].content[1]"),
+    ],
+)
+def test_the_last_picture_of_the_newest_message_with_one_counts(
+    messages: list[Any], url: str | None, used: str | None
+) -> None:
+    asked = question(*messages)
+
+    assert (asked.picture_url, asked.picture_used) == (url, used)
 
 
 def test_nothing_given_and_null_mean_the_defaults_of_the_product() -> None:
@@ -105,14 +119,18 @@ def test_nothing_given_and_null_mean_the_defaults_of_the_product() -> None:
 
 
 def test_parameters_arrive_as_they_are_given() -> None:
-    asked = question(temperature=0.5, top_p=0.25, top_k=3, seed=-7, max_completion_tokens=9, stop=["a", "b"])
+    asked = question(
+        temperature=0.5, top_p=0.25, top_k=3, seed=-7, max_completion_tokens=9, stop=["a", "b"], n=3, logprobs=True
+    )
 
     assert asked.sampling == SamplingParams(max_new_tokens=9, temperature=0.5, top_p=0.25, top_k=3, seed=-7)
-    assert asked.stop == ("a", "b")
+    assert (asked.stop, asked.num_answers, asked.with_logprobs) == (("a", "b"), 3, True)
+    assert question(top_k=-1).sampling.top_k == 0
     assert question(max_tokens=5, stop="a").stop == ("a",)
 
 
 def test_choices_need_no_stop() -> None:
-    asked = question(answer_choices=["yes", "no"], stop="y")
+    for name in ("answer_choices", "guided_choice"):
+        asked = question(**{name: ["yes", "no"]}, stop="y")
 
-    assert (asked.question.task, asked.stop) == (OneOf(("yes", "no")), ())
+        assert (asked.question.task, asked.stop) == (OneOf(("yes", "no")), ())

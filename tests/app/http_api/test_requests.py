@@ -1,6 +1,7 @@
-"""What a chat request may hold: neutral values pass, others are refused by name, and no error quotes the request."""
+"""What a request may hold: neutral values pass, others are refused by name, and no error quotes the request."""
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -9,22 +10,27 @@ from starlette.testclient import TestClient
 
 from llama_adapter.app.http_api.api import ApiSettings, create_api
 from llama_adapter.app.http_api.guards import MAX_SEPARATORS
-from llama_adapter.app.http_api.schemas import MAX_STOPS, ChatRequest, NeutralParameters
+from llama_adapter.app.http_api.response_schemas import NeutralResponseParameters, ResponsesRequest
+from llama_adapter.app.http_api.schemas import (
+    MAX_ANSWERS,
+    MAX_STOPS,
+    ChatRequest,
+    IgnoredParameters,
+    NeutralParameters,
+)
+from tests.app.golden import ROOT
 from tests.app.http_api.live import StubService
-from tests.app.http_api.requests import chat, image, user
+from tests.app.http_api.requests import chat, image, json_schema, user
 
 CHAT = "/v1/chat/completions"
 SECRET = "Xyzzy-secret"
 NEUTRAL = {
-    "n": 1,
-    "logprobs": False,
     "top_logprobs": 0,
     "frequency_penalty": 0,
     "presence_penalty": 0,
     "logit_bias": {},
     "tools": [],
     "tool_choice": "none",
-    "parallel_tool_calls": True,
     "functions": [],
     "function_call": "none",
     "response_format": {"type": "text"},
@@ -33,7 +39,46 @@ NEUTRAL = {
     "verbosity": "medium",
     "service_tier": "auto",
     "store": False,
-    "metadata": {},
+    "min_p": 0,
+    "typical_p": 1,
+    "repetition_penalty": 1.0,
+    "repeat_penalty": 1,
+    "length_penalty": 1,
+    "min_tokens": 0,
+    "mirostat": 0,
+    "n_probs": 0,
+    "best_of": 1,
+    "use_beam_search": False,
+    "ignore_eos": False,
+    "stop_token_ids": [],
+    "include_stop_str_in_output": False,
+    "continue_final_message": False,
+    "echo": False,
+}
+IGNORED = {
+    "user": "u",
+    "safety_identifier": "s",
+    "prompt_cache_key": "k",
+    "metadata": {"a": "b"},
+    "parallel_tool_calls": True,
+    "cache_prompt": True,
+    "id_slot": -1,
+    "priority": 0,
+    "repeat_last_n": 64,
+    "request_id": "r",
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "add_generation_prompt": True,
+    "add_special_tokens": False,
+    "chat_template_kwargs": {"enable_thinking": False},
+    "timings_per_token": False,
+}
+RESPONSES = "/v1/responses"
+RESPONSES_NEUTRAL = {
+    "background": False,
+    "reasoning": {"effort": "none"},
+    "truncation": "disabled",
+    "text": {"format": {"type": "text"}, "verbosity": "medium"},
 }
 
 
@@ -44,9 +89,14 @@ def api() -> TestClient:
     return TestClient(application, base_url="http://localhost")
 
 
-def sent(api: TestClient, content: Any, *, kind: str = "application/json") -> httpx.Response:
+def sent(api: TestClient, content: Any, *, kind: str = "application/json", path: str = CHAT) -> httpx.Response:
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
-    return api.post(CHAT, content=body, headers={"content-type": kind} if kind else {})
+    return api.post(path, content=body, headers={"content-type": kind} if kind else {})
+
+
+def responses(content: Any = "What?", **parameters: Any) -> dict[str, Any]:
+    """A request for `/v1/responses`."""
+    return {"model": "default", "input": content, **parameters}
 
 
 def error(response: httpx.Response) -> tuple[int, str, str | None]:
@@ -59,11 +109,30 @@ def error(response: httpx.Response) -> tuple[int, str, str | None]:
 def test_an_unsupported_parameter_passes_at_its_neutral_value_and_as_null(name: str) -> None:
     ChatRequest.model_validate(chat(**{name: None}))
     ChatRequest.model_validate(chat(**{name: NEUTRAL.get(name)}))
+    ResponsesRequest.model_validate(responses(**{name: NEUTRAL.get(name)}))
+
+
+def test_the_page_names_every_parameter() -> None:
+    page = (ROOT / "docs" / "http-api.md").read_text()
+    kinds = (NeutralParameters, NeutralResponseParameters, IgnoredParameters, ChatRequest, ResponsesRequest)
+
+    named = {name for kind in kinds for name in kind.model_fields} - {"stream_options"}
+    assert [name for name in sorted(named) if not re.search(rf"[`\".]{name}\b", page)] == []
+
+
+@pytest.mark.parametrize("name", sorted(NeutralResponseParameters.model_fields))
+def test_a_state_parameter_passes_where_it_needs_no_state(name: str) -> None:
+    ResponsesRequest.model_validate(responses(**{name: None}))
+    ResponsesRequest.model_validate(responses(**{name: RESPONSES_NEUTRAL.get(name)}))
+
+
+def test_other_servers_parameters_without_effect_are_accepted(api: TestClient) -> None:
+    assert set(IGNORED) == set(IgnoredParameters.__annotations__)
+    assert sent(api, chat(**IGNORED)).status_code == 200
+    assert sent(api, responses(**IGNORED), path=RESPONSES).json()["metadata"] == {"a": "b"}
 
 
 UNSUPPORTED = {
-    "n": [2, True, "1"],
-    "logprobs": [True, 0],
     "top_logprobs": [3],
     "frequency_penalty": [0.5],
     "presence_penalty": [-1],
@@ -77,7 +146,21 @@ UNSUPPORTED = {
     "prediction": [{}],
     "reasoning_effort": ["high"],
     "store": [True],
-    "metadata": [{"a": "b"}],
+    "min_p": [0.1],
+    "repetition_penalty": [1.1],
+    "guided_json": [{}],
+    "grammar": ["root ::= x"],
+}
+UNSUPPORTED_RESPONSES = {
+    "previous_response_id": "resp_1",
+    "conversation": "conv_1",
+    "prompt": {"id": "pmpt_1"},
+    "background": True,
+    "store": True,
+    "truncation": "auto",
+    "reasoning": {"effort": "high"},
+    "text": {"format": {"type": "json_object"}},
+    "tools": [{"type": "web_search"}],
 }
 INVALID = [
     b"",
@@ -100,6 +183,12 @@ INVALID = [
     chat(user(image()), stop=["a", ""]),
     chat(user(image()), answer_choices=["a"]),
     chat(user(image()), answer_choices=["a", "a"]),
+    chat(n=True),
+    chat(n="1"),
+    chat(n=MAX_ANSWERS + 1),
+    chat(logprobs=0),
+    chat(guided_choice=["a"]),
+    chat(guided_choice=["a", "b"], answer_choices=["a", "b"]),
     chat(user(image()), colour="red"),
     chat(user({**image(), "size": 1})),
     chat({"role": "tool", "content": "a"}),
@@ -108,15 +197,54 @@ INVALID = [
     chat({"role": "system", "content": [image()]}),
     chat(user(image()), user("a", image(""))),
     chat(user({"type": "input_audio"})),
+    chat(user({"type": "image_url", "image_url": 5})),
+]
+INVALID_RESPONSES = [
+    {"model": "m"},
+    responses([]),
+    responses(""),
+    responses(colour="red"),
+    responses(max_output_tokens=0),
+    responses(include=["file_search_call.results"]),
+    responses(text={"format": {"type": "json_schema", "name": "a", "schema": {"type": "array"}}}),
+    responses([{"type": "item_reference", "id": "msg_1"}]),
+    responses([{"type": "function_call_output", "call_id": "a", "output": "b"}]),
+    responses([{"role": "user", "content": [{"type": "input_image"}]}]),
+    responses([{"role": "user", "content": [{"type": "input_image", "image_url": "data:,", "file_id": "file_1"}]}]),
+    responses([{"role": "user", "content": [{"type": "input_file", "file_id": "file_1"}]}]),
+    responses([{"role": "assistant", "content": [{"type": "output_text", "text": 5}]}]),
+    responses([{"role": "system", "content": [{"type": "input_text"}]}]),
+    responses([{"role": "assistant", "content": "Red."}]),
 ]
 
 
 def test_error_bodies(api: TestClient, snapshot: Any) -> None:
     bodies = [chat(**{name: value}) for name, values in UNSUPPORTED.items() for value in values] + INVALID
-    responses = [sent(api, body) for body in bodies]
+    came = [sent(api, body) for body in bodies]
 
-    assert {response.status_code for response in responses} == {400}
-    assert [response.json()["error"] for response in responses] == snapshot
+    assert {response.status_code for response in came} == {400}
+    assert [response.json()["error"] for response in came] == snapshot
+
+
+def test_error_bodies_of_responses(api: TestClient, snapshot: Any) -> None:
+    bodies = [responses(**{name: value}) for name, value in UNSUPPORTED_RESPONSES.items()] + INVALID_RESPONSES
+    came = [sent(api, body, path=RESPONSES) for body in bodies]
+
+    assert {response.status_code for response in came} == {400}
+    assert [response.json()["error"] for response in came] == snapshot
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_no_response_is_stored(api: TestClient, method: str) -> None:
+    assert error(api.request(method, f"{RESPONSES}/resp_1"))[:2] == (404, "response_not_found")
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/models", "/v1/v1/models", "/v1/completions"])
+def test_a_wrong_base_url_is_told_the_right_one(api: TestClient, path: str) -> None:
+    came = api.post(path, json=chat())
+
+    assert error(came)[:2] == (404, "not_found")
+    assert "base URL" in came.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -151,6 +279,9 @@ def test_json_is_accepted(api: TestClient, kind: str) -> None:
         chat(user({"type": "image_url", "image_url": {"url": SECRET, "detail": SECRET}})),
         chat(response_format={"type": SECRET}),
         chat(logit_bias={SECRET: SECRET}),
+        chat(response_format=json_schema({SECRET: {"type": SECRET}})),
+        chat(response_format=json_schema({"a": {"type": "string", SECRET: SECRET}})),
+        chat(response_format=json_schema({"a": {"enum": [SECRET, SECRET]}})),
     ],
 )
 def test_no_error_quotes_the_request(api: TestClient, content: Any) -> None:

@@ -1,0 +1,130 @@
+"""The turns of a conversation -> what to ask the model: one question, about one picture or none."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from llama_adapter.app.http_api.errors import ApiError
+from llama_adapter.app.http_api.schemas import MAX_QUESTIONS, CommonRequest
+from llama_adapter.app.http_api.structured import Property, read_schema
+from llama_adapter.app.tasks.question import Question
+from llama_adapter.app.tasks.registry import question_of
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """A picture of a request."""
+
+    url: str
+    place: str  # in the request, such as messages[0].content[1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """One message, whatever its form in the request."""
+
+    role: Literal["system", "user", "assistant"]
+    text: str = ""
+    pictures: tuple[Picture, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatQuestion:
+    """What a request asks."""
+
+    picture_url: str | None  # None: the question is about no picture
+    picture_used: str | None  # place of the picture, if the request has several
+    question: Question
+    properties: tuple[Property, ...]  # of the wanted JSON, each asked by itself; empty: the answer is the text
+    sampling: SamplingParams
+    stop: tuple[str, ...]
+    with_logprobs: bool
+    num_answers: int
+    num_ignored_turns: int  # earlier messages that the model does not see in full
+
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """The questions that make one answer."""
+        return tuple(
+            item.question_in(self.question, is_alone=len(self.properties) == 1) for item in self.properties
+        ) or (self.question,)
+
+
+def understand_turns(
+    turns: Sequence[Turn],
+    request: CommonRequest,
+    *,
+    place: str,
+    max_new_tokens: int | None,
+    schema: tuple[str, Mapping[str, Any]] | None = None,
+    with_logprobs: bool = False,
+    num_answers: int = 1,
+) -> ChatQuestion:
+    """The question of a request; raises ApiError if there is none.
+
+    Parameters:
+        turns: at least one; the last one's text is the question.
+        place: name of the request's field that holds them.
+        max_new_tokens: most tokens of an answer; None for the default.
+        schema: place in the request and content of the JSON schema that the answer follows.
+    """
+    *earlier, last = turns
+    if last.role != "user":
+        raise ApiError(
+            "The last message must have the role user: its text is the question.", code="invalid_value", param=place
+        )
+    with_picture = [turn for turn in turns if turn.pictures]
+    texts = _prompt(turns)
+    if not with_picture and not texts:
+        message = "The request asks nothing: send a text, or a picture as a part of type image_url (input_image)."
+        raise ApiError(message, code="missing_image", param=place)
+    try:
+        question = question_of({**request.task_values(), **texts})
+    except ValueError:
+        raise ApiError("The extension fields do not make one task: see /docs.", code="invalid_value") from None
+    if schema is not None and question.task.continuations:
+        raise ApiError("A JSON schema and the extension fields exclude each other.", code="invalid_value")
+    properties = () if schema is None else read_schema(schema[1], place=schema[0])
+    if num_answers * len(properties) > MAX_QUESTIONS:
+        message = f"`n` times the schema's properties is {num_answers * len(properties)}, the limit is {MAX_QUESTIONS}."
+        raise ApiError(message, code="invalid_value", param="n")
+    picture = with_picture[-1].pictures[-1] if with_picture else None
+    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+    return ChatQuestion(
+        picture_url=picture.url if picture else None,
+        picture_used=picture.place if picture and sum(len(turn.pictures) for turn in turns) > 1 else None,
+        question=question,
+        properties=properties,
+        sampling=_sampling(request, max_new_tokens=max_new_tokens),
+        stop=() if question.task.continuations else stop,
+        with_logprobs=with_logprobs,
+        num_answers=num_answers,
+        num_ignored_turns=sum(_is_ignored(turn, with_picture[-1:]) for turn in earlier),
+    )
+
+
+def _prompt(turns: Sequence[Turn]) -> dict[str, str]:
+    """System texts are the instruction and the user's text its input; without them, that is the instruction."""
+    system = "\n".join(turn.text for turn in turns if turn.role == "system" and turn.text.strip())
+    texts = [text for text in (system, turns[-1].text) if text.strip()]
+    return dict(zip(("instruction", "input"), texts, strict=False))
+
+
+def _sampling(request: CommonRequest, *, max_new_tokens: int | None) -> SamplingParams:
+    given = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": None if request.top_k is None else max(request.top_k, 0),
+        "seed": request.seed,
+    }
+    return SamplingParams(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+
+
+def _is_ignored(turn: Turn, used: Sequence[Turn]) -> bool:
+    """Whether the model does not see all of an earlier turn; `used` has the turn of the question's picture."""
+    if turn.role == "system":
+        return False
+    is_used = any(turn is other for other in used)
+    return bool(turn.text.strip()) or (bool(turn.pictures) and not is_used)

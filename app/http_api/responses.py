@@ -1,0 +1,190 @@
+"""OpenAI's responses: a responses request -> its question, and the answer -> a response or its events."""
+
+import json
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from fastapi.sse import format_sse_event
+from starlette.types import Scope
+
+from llama_adapter.app.http_api import response_schemas as schemas
+from llama_adapter.app.http_api.chat import extensions_of, logprobs_of
+from llama_adapter.app.http_api.conversation import ChatQuestion, Picture, Turn, understand_turns
+from llama_adapter.app.http_api.errors import of_answer
+from llama_adapter.app.http_api.pictures import PictureSettings
+from llama_adapter.app.http_api.replying import (
+    AnswerResponse,
+    NumberedEvent,
+    ask_all,
+    head_of,
+    model_info,
+    shown_name,
+)
+from llama_adapter.app.http_api.response_schemas import InputImage, JsonSchemaText, ResponsesRequest
+from llama_adapter.app.online.service import Service
+from llama_adapter.app.tasks.answers import Answer, TextDelta
+
+
+async def submit_response(
+    request: ResponsesRequest,
+    *,
+    scope: Scope,
+    service: Service,
+    pictures: PictureSettings,
+    model_names: Sequence[str] = (),
+) -> AnswerResponse:
+    """Submit a responses request; raises ApiError."""
+    info = model_info(service)
+    name = shown_name(request.model, info=info, names=model_names)
+    asked = understand(request)
+    answering = await ask_all(
+        asked, scope=scope, service=service, pictures=pictures, default_prompt=info.default_prompt
+    )
+    head = head_of(asked, prefix="resp_", name=name, scope=scope)
+    reply = ResponsesReply(
+        {**head, "created_at": int(time.time()), **parameters_of(request, asked)}, with_logprobs=asked.with_logprobs
+    )
+    return AnswerResponse(
+        answering, reply=reply, num_ignored_turns=asked.num_ignored_turns, is_stream=bool(request.stream)
+    )
+
+
+def understand(request: ResponsesRequest) -> ChatQuestion:
+    """The question of a request; raises ApiError if there is none."""
+    turns = [Turn(role="user", text=request.input)] if isinstance(request.input, str) else _turns(request.input)
+    if request.instructions is not None:
+        turns.insert(0, Turn(role="system", text=request.instructions))
+    wanted = None if request.text is None else request.text.format
+    return understand_turns(
+        turns,
+        request,
+        place="input",
+        max_new_tokens=request.max_output_tokens,
+        schema=("text.format.schema", wanted.schema_) if isinstance(wanted, JsonSchemaText) else None,
+        with_logprobs="message.output_text.logprobs" in (request.include or ()),
+    )
+
+
+def _turns(items: Sequence[schemas.Item]) -> list[Turn]:
+    return [_turn(item, place=f"input[{index}]") for index, item in enumerate(items)]
+
+
+def _turn(item: schemas.Item, *, place: str) -> Turn:
+    role, content = "system" if item.role == "developer" else item.role, item.content
+    if isinstance(content, str):
+        return Turn(role=role, text=content)
+    return Turn(
+        role=role,
+        text="\n".join(part.text for part in content if not isinstance(part, InputImage)),
+        pictures=tuple(
+            Picture(url=part.image_url, place=f"{place}.content[{index}]")
+            for index, part in enumerate(content)
+            if isinstance(part, InputImage)
+        ),
+    )
+
+
+def parameters_of(request: ResponsesRequest, question: ChatQuestion) -> dict[str, Any]:
+    """The parameters of a request that its response repeats, with their defaults: fields of `schemas.ResponseBody`."""
+    wanted = None if request.text is None else request.text.format
+    return {
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "metadata": request.metadata or {},
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "store": False,
+        "temperature": question.sampling.temperature,
+        "text": {"format": {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True)},
+        "tool_choice": request.tool_choice or "auto",
+        "tools": [],
+        "top_p": question.sampling.top_p,
+        "truncation": "disabled",
+    }
+
+
+class ResponsesReply:
+    """An answer as a response. `head` has id, time of creation, model, and the request's parameters."""
+
+    def __init__(self, head: Mapping[str, Any], *, with_logprobs: bool = False) -> None:
+        self._head, self._with_logprobs = head, with_logprobs
+        self._item_id = f"msg_{str(head['id']).removeprefix('resp_')}"
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The body: `schemas.ResponseBody`."""
+        (answer,) = answers
+        is_cut = answer.finish == "length"
+        status = "incomplete" if is_cut else "completed"
+        num_prompt, num_new = answer.prompt_tokens, len(answer.token_ids)
+        return self._response(
+            status,
+            output=[self._message(status, content=[self._part(answer.text, answer)])],
+            completed_at=None if is_cut else int(time.time()),
+            incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
+            usage={
+                "input_tokens": num_prompt,
+                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "output_tokens": num_new,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": num_prompt + num_new,
+            },
+            **extensions_of(answer),
+        )
+
+    async def frames(self, events: AsyncIterator[NumberedEvent]) -> AsyncIterator[bytes]:
+        """Events in the order of OpenAI's: the response, its message, the message's part, the pieces of its text, and
+        the end of each of them. An answer with an error ends the stream with `error` and `response.failed`.
+        """
+        numbered = _Numbered()
+        begun = self._response("in_progress")
+        yield numbered("response.created", response=begun)
+        yield numbered("response.in_progress", response=begun)
+        item = {"output_index": 0}
+        part = {**item, "item_id": self._item_id, "content_index": 0}
+        yield numbered("response.output_item.added", **item, item=self._message("in_progress", content=[]))
+        yield numbered("response.content_part.added", **part, part=self._part(""))
+        has_text = False
+        async for _, event in events:
+            if isinstance(event, TextDelta):
+                has_text = True
+                yield numbered("response.output_text.delta", **part, delta=event.text, logprobs=[])
+            elif event.error is not None:
+                error = of_answer(event.error).envelope()["error"]
+                yield numbered("error", **error, error=error)
+                failure = {"code": error["code"], "message": error["message"]}
+                yield numbered("response.failed", response=self._response("failed", error=failure))
+            else:
+                if event.text and not has_text:  # a scored answer has no deltas
+                    yield numbered("response.output_text.delta", **part, delta=event.text, logprobs=[])
+                whole = self.whole([event])
+                (message,) = whole["output"]
+                (text_part,) = message["content"]
+                logprobs = text_part["logprobs"]
+                yield numbered("response.output_text.done", **part, text=event.text, logprobs=logprobs)
+                yield numbered("response.content_part.done", **part, part=text_part)
+                yield numbered("response.output_item.done", **item, item=message)
+                yield numbered(f"response.{whole['status']}", response=whole)
+
+    def _response(self, status: str, **fields: Any) -> dict[str, Any]:
+        empty = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
+        return {**self._head, "object": "response", "status": status, "output": [], **empty, **fields}
+
+    def _message(self, status: str, *, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+    def _part(self, text: str, answer: Answer | None = None) -> dict[str, Any]:
+        logprobs = logprobs_of(answer) if answer is not None and self._with_logprobs else []
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+class _Numbered:
+    """Makes events with ascending sequence numbers."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def __call__(self, kind: str, /, **fields: Any) -> bytes:
+        content = {**fields, "type": kind, "sequence_number": self._next}
+        self._next += 1
+        return format_sse_event(data_str=json.dumps(content), event=kind)
