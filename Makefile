@@ -46,7 +46,7 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/.installed: pyproject.toml | .venv/bin/python
-	$(BIN)/pip install --quiet --editable .
+	$(BIN)/pip install --quiet --editable '.[tested]'
 	touch $@
 
 # Chromium for the tests of the page, from the system's packages where there is none.
