@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from llama_adapter.runtime.device_failures import NpuFailure, explain_device_error, shorten_device_error, tells_shortage
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
+from llama_adapter.runtime.extras import INSTALL_PROJECT
 from llama_adapter.runtime.text import one_line
 from llama_adapter.runtime.torch_import import explain_torch_import
 
@@ -48,7 +49,7 @@ RULES: Mapping[str, Rule] = {
     "builtins.ValueError": Rule(exit_code=ExitCode.USAGE, http_status=400),
     "builtins.OSError": Rule(hint="check the path, its permissions and the disk"),
     "builtins.ModuleNotFoundError": Rule(
-        hint="the packages are in the project's environment: run `make demo` once, then `source .venv/bin/activate`",
+        hint=f"install this project's packages: {INSTALL_PROJECT}",
     ),
     # The reader of a pipe, such as `head`, has finished.
     "builtins.BrokenPipeError": Rule(exit_code=ExitCode.OK),

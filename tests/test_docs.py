@@ -63,6 +63,7 @@ def test_commands_of_a_page(page: str, checkout: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
+    before = set(checkout.iterdir())
     # The port in the guide may be taken here.
     for block in runnable_blocks((ROOT / page).read_text(encoding="utf-8").replace("8123", port)):
         ran = subprocess.run(
@@ -71,6 +72,8 @@ def test_commands_of_a_page(page: str, checkout: Path) -> None:
         assert ran.returncode == 0, f"{block}\nended with {ran.returncode}:\n{ran.stdout}\n{ran.stderr}"
         printed += ran.stdout
     assert PRINTED.get(page, "") in printed
+    if page == "README.md":
+        assert set(checkout.iterdir()) == before, "first commands leave no files"
 
 
 def test_marked_blocks_are_run_and_no_others() -> None:

@@ -1,6 +1,8 @@
 """The package `llama_adapter` as users install it: one import name, and a clear error where its links are missing."""
 
+import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -8,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import llama_adapter
 
@@ -44,11 +47,41 @@ def test_a_wheel_installs_nothing_but_llama_adapter(wheel: Path) -> None:
     assert {name[1] for name in names if name[0] == "llama_adapter"} >= {*FOLDERS, "__init__.py", "py.typed"}
 
 
-@pytest.mark.slow
-def test_wheel_works_beside_modules_of_the_same_names(wheel: Path, tmp_path: Path) -> None:
-    site, user = tmp_path / "site", tmp_path / "user"
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the installed wheel."""
+    folder = tmp_path_factory.mktemp("site")
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site)
+        archive.extractall(folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_wheel_describes_itself_and_accepts_the_torch_of_a_notebook(site: Path) -> None:
+    (distribution,) = importlib.metadata.distributions(path=[str(site)])
+    (torch,) = (line for line in distribution.requires or () if re.match(r"torch\b(?!-)", line) and "extra" not in line)
+
+    assert (ROOT / "README.md").read_text(encoding="utf-8") in distribution.metadata.get_payload()
+    assert Requirement(torch).specifier.contains("2.11.0")
+    assert Requirement(torch).specifier.contains("2.15.0")
+    assert {"heif", "onnx", "serve", "web"} <= set(distribution.metadata.get_all("Provides-Extra", []))
+
+
+@pytest.mark.slow
+def test_a_wheel_has_the_demo_and_hints_without_a_checkout(site: Path, tmp_path: Path) -> None:
+    shutil.copy(next((ROOT / "assets" / "pictures").glob("*.png")), tmp_path / "picture.png")
+    flags = ("--pic-file-path", "picture.png", "--infer-loop", "1", "--no-score")
+    demo = run("-m", "llama_adapter.demo_bsz", *flags, cwd=tmp_path, path=site)
+    hint = run("-c", "from llama_adapter.runtime.extras import *; print(install_hint('web'))", cwd=tmp_path, path=site)
+
+    assert demo.returncode == 0, demo.stderr
+    assert demo.stdout.startswith("[result]: picture.png: ")
+    assert hint.stdout == "pip install 'llama-adapter[web]'\n"
+
+
+@pytest.mark.slow
+def test_wheel_works_beside_modules_of_the_same_names(site: Path, tmp_path: Path) -> None:
+    user = tmp_path / "user"
     user.mkdir()
     for name in ("app", "llm", "vision", "runtime"):
         (user / f"{name}.py").write_text("raise SystemExit('a module of the user was imported')")

@@ -15,5 +15,5 @@ PICTURE_SUFFIXES = frozenset(
     }
 )
 
-# Written by phones and not read here. Taken from a folder nevertheless, so that each gets its error.
+# Written by phones, and read with the extra `heif`. Without it each one in a folder gets its error.
 PHONE_SUFFIXES = frozenset({".heic", ".heif"})

@@ -13,10 +13,11 @@ from typing import Final, Literal, TypeVar, get_args
 
 from PIL import ExifTags, Image, UnidentifiedImageError
 
+from llama_adapter.runtime.extras import install_hint
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.formats import PICTURE_FORMATS
-from llama_adapter.vision.not_read import begins_like, other_file, rare_kind
+from llama_adapter.vision.not_read import begins_like, is_heic, other_file, rare_kind
 
 Result = TypeVar("Result")
 Orientation = Literal["upright", "ignore"]
@@ -200,10 +201,25 @@ def _available_formats() -> tuple[str, ...]:
     return tuple(name for name in PICTURE_FORMATS if name in Image.OPEN)
 
 
+@cache
+def _reads_heic() -> bool:
+    """Whether the extra `heif` is installed. Its decoder is registered on the first call."""
+    try:
+        import pillow_heif
+    except ImportError:
+        return False
+    pillow_heif.register_heif_opener()
+    pillow_heif.options.DECODE_THREADS = 1  # pictures are read side by side
+    return True
+
+
 def _open(data: bytes, *, name: str) -> Image.Image:
     """Read the header."""
+    formats = _available_formats()
+    if is_heic(data) and _reads_heic():
+        formats += ("HEIF",)
     try:
-        return Image.open(BytesIO(data), formats=_available_formats())
+        return Image.open(BytesIO(data), formats=formats)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise PictureError(
             "too_large", f"Wanted a picture of fewer pixels; {name} is refused by Pillow: {error}"
@@ -274,7 +290,13 @@ def _digest_of_pixels(image: Image.Image) -> str:
 
 
 def _why_not_opened(data: bytes, *, name: str, error: Exception) -> PictureError:
-    started_as = begins_like(data)
+    if is_heic(data) and not _reads_heic():
+        return PictureError(
+            "unsupported",
+            f"{name} is a HEIC picture, which is read with the extra `heif` ({install_hint('heif')}); install it, or "
+            "convert the picture to JPEG or PNG.",
+        )
+    started_as = "HEIC" if is_heic(data) else begins_like(data)
     if started_as:
         if kind := rare_kind(data, was_opened=False):
             return _rare(kind, name=name)

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 _OTHER_FILES: Final = (
     (0, b"\x00\x00\x00\x0cjP  ", "a JPEG 2000 picture"),
     (0, b"\x00\x00\x00\x0cJXL ", "a JPEG XL picture"),
-    *((4, b"ftyp" + brand, "a HEIC picture") for brand in (b"heic", b"heix", b"heim", b"heis", b"mif1", b"msf1")),
     (0, b"#?RADIANCE", "a Radiance HDR picture"),
     (0, b"gimp xcf", "a GIMP file"),
     (0, b"\x8aMNG\r\n\x1a\n", "an MNG animation"),
@@ -31,6 +30,7 @@ _OTHER_FILES: Final = (
     (0, b"%PDF", "a PDF document"),
     (0, b"%!PS", "a PostScript document"),
 )
+_HEIC_BRANDS: Final = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _SIGNATURES: Final = (
     (b"\x89PNG\r\n\x1a\n", "PNG"),
     (b"\xff\xd8\xff", "JPEG"),
@@ -38,6 +38,11 @@ _SIGNATURES: Final = (
     (b"GIF89a", "GIF"),
     *((prefix, "TIFF") for prefix in (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")),
 )
+
+
+def is_heic(data: bytes) -> bool:
+    """Whether these bytes begin as a HEIC picture does."""
+    return data[4:8] == b"ftyp" and data[8:12] in _HEIC_BRANDS
 
 
 def begins_like(data: bytes) -> str | None:

@@ -2,10 +2,11 @@
 
 import argparse
 import difflib
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.errors import ExitCode, UsageError
 
 EXIT_CODES = """\
 exit codes: 0 success, 1 failure, 2 usage error or device unavailable, 3 finished but some pictures could not be read,
@@ -35,8 +36,12 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Accept positional names between flags; argparse alone accepts only one group of them.
 
-        Unknown arguments raise here, so that the hint names the help of the sub-command.
+        Unknown arguments raise here, so that the hint names the help of the sub-command. A command that needs a
+        sub-command and gets nothing prints its help on stderr.
         """
+        if self._subparsers is not None and not (sys.argv[1:] if args is None else args):
+            self.print_help(sys.stderr)
+            raise SystemExit(ExitCode.USAGE)
         options, unknown = super().parse_known_args(args, namespace)
         names = next((action.dest for action in self._get_positional_actions() if action.nargs in ("*", "+")), None)
         at = unknown.index("--") if "--" in unknown else len(unknown)  # everything behind it is a name
@@ -47,6 +52,15 @@ class Parser(argparse.ArgumentParser):
             hint = help_hint(self.prog) if meant is None else f"{meant} may be meant; {help_hint(self.prog)}"
             raise UsageError(f"unrecognized arguments: {' '.join(unknown)}", hint=hint)
         return options, []
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """As argparse; for a misspelled value, the hint names the similar one."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            nearest = difflib.get_close_matches(str(value), [str(choice) for choice in action.choices or ()], n=1)
+            hint = f"`{nearest[0]}` may be meant; {help_hint(self.prog)}" if nearest else help_hint(self.prog)
+            raise UsageError(str(error), hint=hint) from None
 
     def _meant(self, text: str) -> str | None:
         """The flag that is similar to what was typed, or has this name in other programs."""

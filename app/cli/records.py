@@ -78,6 +78,11 @@ def add_export_records(commands: Any) -> None:
     )
     export.add_argument("--prompt", metavar="TEXT", type=parse_text, help="only records of this prompt")
     export.add_argument("--only-answers", action="store_true", help="leave out records with an error")
+    export.add_argument(
+        "--skip-unfamiliar",
+        action="store_true",
+        help="leave out pictures that the model marked as unlike its training pictures",
+    )
     add_deciding(export.add_argument_group("deciding, where records have choices"))
     export.add_argument("--force", action="store_true", help="replace files, and texts with other content")
     export.add_argument("--quiet", action="store_true", help="no notes on stderr")

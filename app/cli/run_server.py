@@ -22,6 +22,7 @@ from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.app.terminal.wording import EMBEDDED_NOTE
 from llama_adapter.runtime.devices import EAGER
 from llama_adapter.runtime.errors import ExitCode, UsageError
+from llama_adapter.runtime.extras import install_hint
 from llama_adapter.runtime.text import shown_text
 from llama_adapter.vision.formats import PICTURE_SUFFIXES
 
@@ -113,7 +114,7 @@ def check_packages(*, has_page: bool) -> None:
             command = "web" if has_page else "serve"
             raise UsageError(
                 f"`llama-adapter {command}` needs the package {name}, which cannot be imported: {error}",
-                hint=f"pip install --editable '.[{command}]'",
+                hint=install_hint(command),
             ) from None
 
 

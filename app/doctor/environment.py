@@ -17,6 +17,7 @@ from typing import Any
 from llama_adapter.app.doctor import probes
 from llama_adapter.app.doctor.installation import look_at_installation
 from llama_adapter.runtime.child_process import State, ask_child
+from llama_adapter.runtime.extras import INSTALL_PROJECT, install_hint
 from llama_adapter.runtime.graphs.packages import EXPORT_PACKAGES, INSTALL_HINT
 from llama_adapter.runtime.torch_import import AUTOLOAD, NO_TELEMETRY
 
@@ -44,17 +45,15 @@ ASCEND_USES = frozenset({"--device npu", "--vision om"})
 _DEVICE = re.compile(r"cpu|auto|(cuda|npu)(:[0-9]+)?")
 # Hints for a part that is absent or broken; a check's own hint comes first.
 ADVICE: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("torch", *PROJECT_PACKAGES), "install this project's packages: `make demo`, or `pip install --editable .`"
-    ),
-    "torch_npu": "pip install --editable '.[npu]', after torch's CPU build: docs/ascend.md",
+    **dict.fromkeys(("torch", *PROJECT_PACKAGES), f"install this project's packages: {INSTALL_PROJECT}"),
+    "torch_npu": f"after torch's CPU build (docs/ascend.md), {install_hint('npu')}",
     "CANN": "install it, then source its `set_env.sh`: docs/ascend.md",
     "NPU devices": "install the driver; its `npu-smi info` must list them: docs/ascend.md",
     "atc": "comes with CANN: source its `set_env.sh`",
     **dict.fromkeys(("aclruntime", "ais_bench"), "install it from source: docs/ascend.md"),
     **dict.fromkeys(EXPORT_PACKAGES, INSTALL_HINT),
-    **dict.fromkeys(SERVER_PACKAGES, "pip install --editable '.[serve]'"),
-    **dict.fromkeys(PAGE_PACKAGES, "pip install --editable '.[web]'"),
+    **dict.fromkeys(SERVER_PACKAGES, install_hint("serve")),
+    **dict.fromkeys(PAGE_PACKAGES, install_hint("web")),
 }
 
 

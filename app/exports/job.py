@@ -49,6 +49,7 @@ class ExportRecordsJob:
     out: str | None = None  # None: beside the pictures (sidecars), or stdout (csv, jsonl), as "-" does
     prompt: str | None = None
     only_answers: bool = False
+    skip_unfamiliar: bool = False
     calibration: str | None = None
     threshold: float | None = None
     abstain: tuple[float, float] | None = None
@@ -79,7 +80,7 @@ def run_export_records(job: ExportRecordsJob) -> int:
     paths = record_files(job.records)
     place = _place(job, paths)
     only_answers = job.only_answers or job.to in _ONE_A_PICTURE
-    selection = Selection(prompt=job.prompt, only_answers=only_answers)
+    selection = Selection(prompt=job.prompt, only_answers=only_answers, skip_unfamiliar=job.skip_unfamiliar)
     if job.to == "sidecars":
         return _export_sidecars(job, paths, selection, decider)
     found = survey(paths, selection)
@@ -208,7 +209,7 @@ def _place(job: ExportRecordsJob, paths: list[str]) -> str | None:
 
 def _check(job: ExportRecordsJob, found: Survey, decider: Decider) -> None:
     """Check the job against the records. Raises UsageError, and notes what may surprise."""
-    if job.prompt is not None and not found.num_taken + found.num_failed and found.prompts:
+    if job.prompt is not None and not found.num_taken + found.num_failed + found.num_unfamiliar and found.prompts:
         raise UsageError(f"No record has the prompt {job.prompt!r}", hint=f"there are: {_shown(found.prompts)}")
     if job.to in _ONE_A_PICTURE and found.has_several_prompts:
         raise UsageError(
@@ -261,7 +262,8 @@ def _tell(refusals: Refusals) -> int:
 
 def _left_out(found: Survey) -> str:
     failed = "without an answer, left out" if found.selection.only_answers else "without an answer"
-    return f"{found.num_failed} {failed}, {found.num_superseded} superseded"
+    unfamiliar = f", {found.num_unfamiliar} unfamiliar, left out" if found.selection.skip_unfamiliar else ""
+    return f"{found.num_failed} {failed}, {found.num_superseded} superseded{unfamiliar}"
 
 
 def _shown(prompts: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ from typing import Any, BinaryIO, Final
 from llama_adapter.app.calibration.decider import Decision
 from llama_adapter.app.records.record import Record
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.extras import install_hint
 
 ROWS_IN_A_GROUP: Final = 10_000
 
@@ -18,7 +19,7 @@ def check_pyarrow() -> None:
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            f"Parquet needs pyarrow, and it cannot be imported: {error}", hint="pip install --editable '.[parquet]'"
+            f"Parquet needs pyarrow, and it cannot be imported: {error}", hint=install_hint("parquet")
         ) from None
 
 

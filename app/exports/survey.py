@@ -27,9 +27,12 @@ class Selection:
 
     prompt: str | None = None  # only those of this prompt
     only_answers: bool = False  # no records with an error
+    skip_unfamiliar: bool = False  # no records of pictures that are unlike the training data
 
     def takes(self, record: Record) -> bool:
         """Whether a record is selected."""
+        if self.skip_unfamiliar and is_unfamiliar(record):
+            return False
         return self.takes_prompt(record) and (record["error"] is None or not self.only_answers)
 
     def takes_prompt(self, record: Record) -> bool:
@@ -39,7 +42,7 @@ class Selection:
 
 @dataclass(kw_only=True, slots=True)
 class Survey:
-    """The result of a first reading, in 25 bytes for each record."""
+    """The result of a first reading, in 26 bytes for each record."""
 
     paths: tuple[str, ...]
     selection: Selection
@@ -47,6 +50,7 @@ class Survey:
     num_taken: int = 0
     num_failed: int = 0  # records with an error that are not superseded
     num_superseded: int = 0
+    num_unfamiliar: int = 0  # left out by `skip_unfamiliar`
     # Up to `MAX_REMEMBERED` of each: prompts of all records, choices and runs of selected ones.
     prompts: dict[str, None] = field(default_factory=dict)
     choices: dict[tuple[str, ...], None] = field(default_factory=dict)
@@ -108,7 +112,7 @@ def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record]
     """
     found = Survey(paths=tuple(paths), selection=selection)
     pictures, prompts, ids, runs = array("Q"), array("Q"), array("Q"), array("Q")
-    failed, meant, old_names = bytearray(), bytearray(), OldNames()
+    failed, meant, unfamiliar, old_names = bytearray(), bytearray(), bytearray(), OldNames()
     superseded: dict[int, tuple[int, int]] = {}  # by name: the place and the run of the last record that says so
     for path in paths:
         num_before = len(pictures)
@@ -122,6 +126,7 @@ def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record]
                 superseded[name_key(name)] = len(runs) - 1, runs[-1]
             failed.append(record["error"] is not None)
             meant.append(selection.takes_prompt(record))
+            unfamiliar.append(selection.skip_unfamiliar and is_unfamiliar(record))
             _remember(found, record)
             if see is not None and selection.takes(record):
                 see(record)
@@ -136,7 +141,9 @@ def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record]
         by, run = superseded.get(pictures[place], (-1, 0))
         is_current[place] = by < place or run == runs[place]
     is_meant_N = np.frombuffer(meant, dtype=np.bool_)
-    found._kept = is_current & is_meant_N & ~(is_failed & selection.only_answers)
+    is_left_out = np.frombuffer(unfamiliar, dtype=np.bool_)
+    found._kept = is_current & is_meant_N & ~(is_failed & selection.only_answers) & ~is_left_out
+    found.num_unfamiliar = int((is_current & is_meant_N & is_left_out).sum())
     found.num_failed = int((is_current & is_meant_N & is_failed).sum())
     found.num_taken = int(found._kept.sum())
     found.num_superseded = int((~is_current & is_meant_N).sum())
@@ -189,6 +196,11 @@ def _remember(found: Survey, record: Record) -> None:
         found.choices.setdefault(tuple(record["choice"]))
     if len(found.runs) < MAX_REMEMBERED:
         found.runs.setdefault(record["run"])
+
+
+def is_unfamiliar(record: Record) -> bool:
+    """Whether the model marked the record's picture as unlike its training data."""
+    return record.get("unfamiliar") is True
 
 
 def file_name(record: Record) -> str:

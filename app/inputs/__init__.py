@@ -1,6 +1,6 @@
 """Inputs: what the user named, as one item for each picture. Opens no picture and imports no model."""
 
-from llama_adapter.app.inputs.folders import expand_inputs, natural_key
+from llama_adapter.app.inputs.folders import count_in_sub_folders, expand_inputs, natural_key
 from llama_adapter.app.inputs.items import InputsError, InputSpec, PictureInput, QuestionFields
 from llama_adapter.app.inputs.reading import check_inputs, count_inputs, may_bring_columns, may_wait, read_inputs
 from llama_adapter.app.inputs.sheets import read_question_sheet
@@ -11,6 +11,7 @@ __all__ = [
     "PictureInput",
     "QuestionFields",
     "check_inputs",
+    "count_in_sub_folders",
     "count_inputs",
     "expand_inputs",
     "may_bring_columns",

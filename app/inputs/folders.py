@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
+from itertools import islice
 
 from llama_adapter.app.inputs.items import PictureInput
 from llama_adapter.vision.formats import PHONE_SUFFIXES, PICTURE_SUFFIXES
@@ -39,6 +40,16 @@ def folder_inputs(folder: str, *, recursive: bool) -> Iterator[PictureInput]:
         yield file_input(picture, root=folder, found_in=folders)
     if not found_any:
         yield file_input(folder, root=folder)
+
+
+def count_in_sub_folders(folder: str, *, searched: Container[str], at_most: int) -> int:
+    """How many pictures `recursive` would add to a folder, without those in folders that were `searched` themselves.
+
+    Counting ends at `at_most`.
+    """
+    below = (path for path, is_sub in _listing(folder, recursive=True) if is_sub)
+    pictures = (picture for path in below for picture, _ in _pictures_below(path, recursive=True))
+    return sum(1 for _ in islice((name for name in pictures if os.path.dirname(name) not in searched), at_most))
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:

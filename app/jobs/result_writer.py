@@ -4,6 +4,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Self
 
 from llama_adapter.app.calibration.decider import Decider
@@ -58,6 +60,10 @@ class ResultWriter:
         self._on_stdout = job.out is None or job.format is not None
         is_in_the_way = self._on_stdout and sys.stdout.isatty()
         self._progress = Progress(visible=not job.quiet and not is_in_the_way, what=self._what, count=count)
+        # Lines for a terminal wait for those of earlier questions. A resumed job has gaps, and its lines do not wait.
+        is_in_order = is_in_the_way and self._format == "text" and planner.earlier is None
+        self._waiting: dict[int, Callable[[], None]] | None = {} if is_in_order else None  # by index of the question
+        self._next_index = 0
         if manifest is not None and job.out is not None:
             write_manifest(job.out, manifest=manifest)
 
@@ -98,23 +104,42 @@ class ResultWriter:
         self.tally.add(answer)
         self._unfamiliar.add(answer)
         record = answer_to_record(answer, key=asked.key, run=self._run, supersedes=asked.supersedes)
-        if answer.error is not None:
-            is_recorded = self._file is not None or self._format == "jsonl"
-            self.say(f"error: {answer.error.message}", even_if_quiet=not is_recorded)
-            if self._job.max_errors is not None and self.tally.num_failed >= self._job.max_errors:
-                self.problem = self.problem or JobStoppedError(
-                    f"{self.tally.num_failed} failed, as many as --max-errors allows: no more were begun",
-                    hint=f"see the errors above or in the records; {how_to_go_on(self._job)}",
-                )
+        most = self._job.max_errors
+        if answer.error is not None and most is not None and self.tally.num_failed >= most:
+            self.problem = self.problem or JobStoppedError(
+                f"{self.tally.num_failed} failed, as many as --max-errors allows: no more were begun",
+                hint=f"see the errors above or in the records; {how_to_go_on(self._job)}",
+            )
         if self._manifest is not None:
             self._manifest.counts[record["finish"]] = self._manifest.counts.get(record["finish"], 0) + 1
         # A repeated failure has its record already.
         has_record = asked.has_failed and answer.error is not None and not asked.supersedes
         if self._file is not None and not has_record:
             self._file.write(record)
+        self._show_in_order(answer.index, partial(self._show, record))
+        self.show_progress()
+
+    def _show_in_order(self, index: int, show: Callable[[], None]) -> None:
+        """Show an answer now, or once all earlier ones are shown."""
+        if self._waiting is None:
+            return show()
+        self._waiting[index] = show
+        while (following := self._waiting.pop(self._next_index, None)) is not None:
+            self._next_index += 1
+            following()
+
+    def _show_waiting(self) -> None:
+        """Show what waits for answers that do not come: the run has ended early."""
+        for _, show in sorted((self._waiting or {}).items()):
+            show()
+        self._waiting = None
+
+    def _show(self, record: Record) -> None:
+        if record["error"] is not None:
+            is_recorded = self._file is not None or self._format == "jsonl"
+            self.say(f"error: {record['error']['message']}", even_if_quiet=not is_recorded)
         if self._on_stdout:
             self._print(record)
-        self.show_progress()
 
     def show_progress(self) -> None:
         """Show progress, at most every so often."""
@@ -127,7 +152,7 @@ class ResultWriter:
         """Say on stderr how many were answered, unless all answers can be seen there."""
         tally, known, known_failed = self.tally, self._planner.num_known, self._planner.num_known_failed
         is_in_sight = self._on_stdout and self._format == "text" and sys.stdout.isatty()
-        if is_in_sight and not self.num_failed:
+        if is_in_sight and not self.num_failed and self._file is None:
             return
         parts = [counted(tally.num_pictures, "answered", what=self._what)]
         if tally.num_failed:
@@ -139,12 +164,14 @@ class ResultWriter:
         rate = f", {tally.num_pictures / wall_s:.2f} {self._what}s/s" if tally.num_pictures else ""
         is_worth_telling = tally.num_pictures and waited_s > 0.05 * wall_s
         waited = f", {waited_s / wall_s:.0%} of it waiting for pictures to be read" if is_worth_telling else ""
-        self.say(f"{', '.join(parts)} in {wall_s:.1f} s{rate}{waited}")
+        written = "" if self._file is None else f"; the records are in `{shown_name(self._file.path)}`"
+        self.say(f"{', '.join(parts)} in {wall_s:.1f} s{rate}{waited}{written}")
 
     def finish(self, wall_s: float, *, waited_s: float, is_interrupted: bool) -> None:
         """Sync the records and say what was done and how to go on. Raises as `RecordWriter.sync` does."""
         with self._lock:
             self._is_finished = True
+            self._show_waiting()
         if self._file is not None:
             self._file.sync()
         self._summarise(wall_s, waited_s=waited_s)
@@ -173,6 +200,8 @@ class ResultWriter:
         """Write the end of the run into the manifest. If the disk is full, only say so."""
         with self._lock:
             self._is_finished = True
+            with suppress(BrokenPipeError):
+                self._show_waiting()
             self._progress.clear()
         if self._manifest is None or self._job.out is None:
             return

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from types import FrameType
@@ -14,7 +14,13 @@ from typing import Any
 from llama_adapter.app.calibration.decider import Decider
 from llama_adapter.app.calibration.file import read_calibration
 from llama_adapter.app.captioning.work_items import WorkItem
-from llama_adapter.app.inputs import check_inputs, count_inputs, may_bring_columns, read_inputs
+from llama_adapter.app.inputs import (
+    check_inputs,
+    count_in_sub_folders,
+    count_inputs,
+    may_bring_columns,
+    read_inputs,
+)
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.jobs.questions import TemplateError, fill, is_template, picture_variables, questions_about
@@ -29,6 +35,9 @@ from llama_adapter.app.tasks.task import task_settings
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.app.terminal.wording import EMBEDDED_NOTE, is_sample
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.text import shown_name
+
+_MOST_COUNTED, _MOST_NAMED = 100_000, 3  # pictures and folders in a note
 
 
 def run_job(job: Job, runner: Runner | None = None) -> int:
@@ -55,7 +64,8 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
         interrupted = stack.enter_context(_interruptible())
         _say_notes(job, runner, writer, decider, file=file)
         stop = lambda: interrupted.is_set() or writer.problem is not None  # noqa: E731 - an argument, twice
-        items = _plan(job, runner, planner, writer, stop=stop)
+        folders: dict[str, None] = {}
+        items = _plan(job, runner, planner, writer, folders=folders, stop=stop)
         events = stack.enter_context(closing(runner.answer(items, planner, say=writer.say, stop=stop)))
         started = time.perf_counter()
         for event in events:
@@ -63,6 +73,8 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
                 writer.write(event)
         wall_s = time.perf_counter() - started
         writer.finish(wall_s, waited_s=runner.waited_s(wall_s), is_interrupted=interrupted.is_set())
+        if not stop() and (note := _passed_over(job, folders)):
+            writer.say(note)
     if job.profile is not None:
         say(runner.report(writer.tally, wall_s))
     return writer.exit_code()
@@ -162,14 +174,25 @@ def _say_notes(job: Job, runner: Runner, writer: ResultWriter, decider: Decider,
 
 
 def _plan(
-    job: Job, runner: Runner, planner: JobPlanner, writer: ResultWriter, *, stop: Callable[[], bool]
+    job: Job,
+    runner: Runner,
+    planner: JobPlanner,
+    writer: ResultWriter,
+    *,
+    folders: dict[str, None],
+    stop: Callable[[], bool],
 ) -> Iterator[WorkItem]:
-    """The items of the inputs, until `stop`; questions that cannot be asked fail here."""
+    """The items of the inputs, until `stop`; questions that cannot be asked fail here.
+
+    `folders` gets the names of the folders that pictures were found in.
+    """
     is_noted = not job.spec.is_embedded
     for picture in read_inputs(job.inputs, addresses=runner.reads_addresses):
         if stop():  # the runner does not get to look while no input has a question that can be asked
             return
         writer.show_progress()
+        if picture.found_in and picture.root == picture.found_in[-1]:
+            folders.setdefault(picture.found_in[-1])
         if not is_noted and not is_sample(picture.source):
             writer.say(EMBEDDED_NOTE)
             is_noted = True
@@ -178,6 +201,25 @@ def _plan(
             writer.write(failure)
         if item.questions:
             yield item
+
+
+def _passed_over(job: Job, folders: Mapping[str, None]) -> str:
+    """A note on pictures in sub-folders that were not searched, or an empty text."""
+    if job.inputs.recursive or job.inputs.limit is not None:
+        return ""
+    found: dict[str, int] = {}
+    for folder in folders:
+        left = _MOST_COUNTED - sum(found.values())
+        if number := count_in_sub_folders(folder, searched=folders, at_most=left):
+            found[folder] = number
+    if not found:
+        return ""
+    number = sum(found.values())
+    named = ", ".join(f"`{shown_name(folder)}`" for folder in list(found)[:_MOST_NAMED])
+    more = ", ..." if len(found) > _MOST_NAMED else ""
+    least = " or more" if number == _MOST_COUNTED else ""
+    were = "picture was" if number == 1 else "pictures were"
+    return f"note: {number:,}{least} {were} left out in sub-folders of {named}{more}; --recursive includes them"
 
 
 def count_answers(job: Job, *, addresses: bool = False) -> int | None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.extras import install_hint
 
 PLOT_SUFFIXES = (".png", ".svg")
 
@@ -17,5 +18,5 @@ def check_plot(place: str) -> None:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            f"--plot needs matplotlib, which cannot be imported: {error}", hint="pip install --editable '.[bench]'"
+            f"--plot needs matplotlib, which cannot be imported: {error}", hint=install_hint("bench")
         ) from None

@@ -10,6 +10,7 @@ from typing import Any
 
 from llama_adapter.app.scale.places import Machine
 from llama_adapter.runtime.errors import LlamaAdapterError, UsageError
+from llama_adapter.runtime.extras import install_hint
 
 # Read by Ray when it is imported. Values of the user stay.
 _ENVIRONMENT = {
@@ -58,7 +59,7 @@ def joined_cluster(options: RayOptions) -> Iterator[str]:
     except ImportError as error:
         raise UsageError(
             f"--engine ray needs the package ray, and {_missing(error)}",
-            hint="pip install --editable '.[ray]'",
+            hint=install_hint("ray"),
         ) from error
     if ray.is_initialized():
         _quieten()

@@ -3,10 +3,10 @@
 from importlib.util import find_spec
 
 from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.extras import install_hint
 
 EXPORT_PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # all packages of the extra
-INSTALL = "pip install --editable '.[onnx]'"
-INSTALL_HINT = f"in the folder of this project: {INSTALL}"
+INSTALL_HINT = install_hint("onnx")
 
 
 def require(*names: str) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import struct
+import sys
 import zlib
 from collections.abc import Callable
 from io import BytesIO
@@ -13,12 +14,15 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile
 
+from llama_adapter.runtime.extras import install_hint
 from llama_adapter.runtime.text import shown_name
+from llama_adapter.vision import image as vision_image
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES, PictureError
 from llama_adapter.vision.formats import PICTURE_FORMATS, PICTURE_SUFFIXES
 from llama_adapter.vision.image import DEFAULT_MAX_PIXELS, load_picture
 from llama_adapter.vision.preprocess import preprocess
 
+HEIC_BEGINNING = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
@@ -229,7 +233,6 @@ def test_zero_bytes_are_empty(tmp_path: Path) -> None:
         (b"<?xml version='1.0'?><svg xmlns='http://www.w3.org/2000/svg'/>", "unsupported", "SVG"),
         (b"%PDF-1.7\n", "unsupported", "PDF"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "unsupported", "PostScript"),
-        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "unsupported", "HEIC"),
         (b"\0\0\0\x18ftypisom\0\0\2\0isomiso2", "unsupported", "video"),
         (b"\0\0\1\0\1\0\x10\x10\0\0\1\0 \0h\4\0\0", "unsupported", "icon"),
         (b"\x89PNG\r\n\x1a\n", "truncated", "PNG"),
@@ -241,6 +244,40 @@ def test_zero_bytes_are_empty(tmp_path: Path) -> None:
 def test_other_bytes_get_their_code(data: bytes, code: str, word: str) -> None:
     error = refusal(data)
     assert (error.code, word in error.message) == (code, True)
+
+
+def test_heic_picture_without_its_extra_is_unsupported_and_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    vision_image._reads_heic.cache_clear()
+
+    error = refusal(HEIC_BEGINNING)
+
+    vision_image._reads_heic.cache_clear()
+    assert error.code == "unsupported"
+    assert install_hint("heif") in error.message
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_heic_picture_is_read_upright_with_its_extra(orientation: int) -> None:
+    import pillow_heif
+
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    rows, columns = np.mgrid[0:40, 0:64]
+    stored = Image.fromarray(np.stack([rows * 4, columns * 2, rows + columns], axis=-1).astype(np.uint8))
+    written = BytesIO()
+    pillow_heif.from_pillow(stored).save(written, quality=-1, exif=exif.tobytes())
+    data = written.getvalue()
+    upright = stored if orientation == 1 else stored.transpose(Image.Transpose.ROTATE_270)
+
+    loaded = load_picture(data)
+
+    assert (loaded.width, loaded.height) == upright.size
+    difference = np.abs(np.asarray(loaded.image, dtype=float) - np.asarray(upright, dtype=float))
+    assert difference.mean() < 3  # the colours are stored at half the resolution
+    assert loaded.digest == hashlib.sha256(data).hexdigest()
+    assert {refusal(cut).code for cut in (HEIC_BEGINNING, data[: len(data) // 2])} == {"truncated"}
+    assert refusal(data, max_pixels=64 * 40 - 1).code == "too_large"
 
 
 def test_other_objects_and_pictures_without_pixels_are_unsupported() -> None:

@@ -37,7 +37,7 @@ def known_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_help_and_usage_errors_load_neither_torch_nor_numpy_nor_pillow() -> None:
     commands = "|caption|ask|convert|quantize|export om|serve|bench|doctor"
     asked = {f"{command} --help": 0 for command in commands.split("|")} | {"--version": 0}
-    usage = ("", "paint", "caption", "caption x.png --top-p 3", "caption x.png --adapter x.pth")
+    usage = ("", "export", "paint", "caption", "caption x.png --top-p 3", "caption x.png --adapter x.pth")
     program = (
         "import sys; from llama_adapter.__main__ import main; lines = sys.stdin.read().splitlines(); "
         "codes = [int(main(line.split())) for line in lines]; "
@@ -49,6 +49,28 @@ def test_help_and_usage_errors_load_neither_torch_nor_numpy_nor_pillow() -> None
 
         assert ran.stderr.splitlines()[-1] == str([code] * len(lines))
         assert (ran.stdout == "") == (code != 0)
+
+
+@pytest.mark.parametrize("arguments", [[], ["export"]])
+def test_command_without_its_sub_command_prints_its_help(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    printed = capsys.readouterr().err
+
+    assert main([*arguments, "--help"]) == 0
+    assert printed == capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [("captoin a.png", "caption"), ("export onx", "onnx"), ("export-records a.jsonl --to parket", "parquet")],
+)
+def test_hint_names_the_command_or_value_that_is_similar_to_a_misspelled_one(run: Run, line: str, meant: str) -> None:
+    ran = run(*line.split())
+
+    assert (ran.code, ran.out) == (2, "")
+    assert f"`{meant}`" in ran.err.partition("hint: ")[2]
 
 
 @pytest.mark.parametrize(
@@ -244,6 +266,7 @@ def test_out_keeps_the_records_and_stdout_stays_empty(run: Run, tmp_path: Path) 
     assert ran.code == 3
     assert ran.out == ""
     assert "1 picture answered, 1 failed" in ran.err
+    assert f"`{out}`" in ran.err
     records = list(read_records(out))
     volatile = {"ms": None, "run": None}
     assert [record | volatile for record in records] == [record | volatile for record in piped.records]

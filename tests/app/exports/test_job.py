@@ -138,6 +138,24 @@ def test_only_answers_or_one_prompt_can_be_taken(answers: Answers) -> None:
     assert list(read_records(answers.folder / "where.jsonl")) == [record(prompt="Where?")]
 
 
+@pytest.mark.parametrize(("to", "out"), [("csv", "out.csv"), ("jsonl", "out.jsonl"), ("sidecars", "texts")])
+def test_unfamiliar_pictures_can_be_skipped(
+    answers: Answers, to: Any, out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shares = {"a.png": False, "b.png": True, "c.png": None}  # None: of a model that cannot tell
+    answers.write([record(name, unfamiliar=unfamiliar) for name, unfamiliar in shares.items()])
+
+    assert answers.export(to, out, skip_unfamiliar=True) == ExitCode.OK
+
+    assert "1 unfamiliar" in capsys.readouterr().err
+    place = answers.folder / out
+    if to == "sidecars":
+        assert sorted(path.name for path in place.iterdir()) == ["a.txt", "c.txt"]
+    else:
+        rows = answers.rows() if to == "csv" else read_records(place)
+        assert [row["picture"] for row in rows] == ["a.png", "c.png"]
+
+
 def test_a_prompt_that_is_nowhere_is_refused_with_those_there_are(answers: Answers) -> None:
     answers.write([record(), record(prompt="Where?")])
 

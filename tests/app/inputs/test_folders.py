@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from llama_adapter.app.inputs import PictureInput, expand_inputs
+from llama_adapter.app.inputs import PictureInput, count_in_sub_folders, expand_inputs
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.image import load_picture
 from tests.app.inputs.files import fill
@@ -50,6 +50,16 @@ def test_sub_folders_are_searched_on_request_but_not_hidden_ones_nor_links(tmp_p
     assert names_below(folder, recursive=True) == expected
 
 
+def test_pictures_that_recursive_would_add_are_counted(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "top", "a.png", "sub/b.png", "sub/notes.txt", "sub/deep/c.png", "other/d.jpg", ".e/f.png")
+    (folder / "circle").symlink_to(folder, target_is_directory=True)
+
+    assert count_in_sub_folders(str(folder), searched=(), at_most=100) == 3
+    assert count_in_sub_folders(str(folder), searched=(), at_most=2) == 2
+    assert count_in_sub_folders(str(folder), searched={str(folder / "sub")}, at_most=100) == 2
+    assert count_in_sub_folders(str(folder / "a.png"), searched=(), at_most=100) == 0
+
+
 def test_every_named_path_gives_an_item_even_when_nothing_is_there(tmp_path: Path) -> None:
     empty = fill(tmp_path / "empty", "notes.txt")
     good = tmp_path / "good.png"
@@ -61,12 +71,13 @@ def test_every_named_path_gives_an_item_even_when_nothing_is_there(tmp_path: Pat
     assert codes == ["missing", "not_a_file", "missing", "missing", "missing"]
 
 
-def test_what_a_folder_lists_but_cannot_give_stays_an_item(tmp_path: Path) -> None:
+def test_what_a_folder_lists_but_cannot_give_stays_an_item(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "dangling.png").symlink_to(tmp_path / "gone.png")
     (tmp_path / "circle.png").symlink_to(tmp_path / "circle.png")
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "IMG_1.HEIC").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")  # as phones write them
     (tmp_path / "IMG_2.MOV").write_bytes(b"\0\0\0\x14ftypqt  ")
+    monkeypatch.setattr("llama_adapter.vision.image._reads_heic", lambda: False)
     assert {item.label.rsplit("/", 1)[1]: code_of(item) for item in expand_inputs([tmp_path])} == {
         "circle.png": "unreadable",
         "dangling.png": "missing",

@@ -5,10 +5,12 @@ import dataclasses
 import json
 import shutil
 import signal
+import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +20,14 @@ from llama_adapter.app.inputs import InputSpec
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.result_writer import ResultWriter, how_to_go_on
 from llama_adapter.app.jobs.run import count_answers
+from llama_adapter.app.jobs.runner import LocalRunner
 from llama_adapter.app.models.bundle import add_familiarity, convert, load_bundle
 from llama_adapter.app.models.checkpoints import ModelSources
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.manifest import manifest_path, read_manifest
 from llama_adapter.app.records.record import Record, read_records
+from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.vision.out_of_distribution import OodDetector
 from tests.app.command import Run
@@ -113,6 +117,20 @@ def test_shards_have_every_picture_once_between_them(run: Run, folder: Path) -> 
 
     assert sum(map(len, parts)) == len(NAMES)
     assert {name: text for part in parts for name, text in part.items()} == run("caption", str(folder), *COMMON).texts()
+
+
+def test_pictures_left_out_in_sub_folders_are_told(run: Run, folder: Path) -> None:
+    below = folder / "sub" / "deep"
+    below.mkdir(parents=True)
+    for name in NAMES[:2]:
+        shutil.copy(picture(name), below / name)
+
+    flat = run("caption", str(folder), COMMON)
+
+    assert flat.code == 0
+    assert f"2 pictures were left out in sub-folders of `{folder}`; --recursive includes them" in flat.err
+    for complete in ([str(folder), "--recursive"], [str(folder / "*.???")], [str(folder), str(below)]):
+        assert "left out" not in run("caption", complete, COMMON).err
 
 
 # What is asked of them
@@ -217,6 +235,28 @@ def test_ask_captions_nothing_in_the_place_of_a_missing_question(run: Run, folde
     assert codes == {NAMES[0]: None, NAMES[1]: "prompt"}
     assert "--question" in none.err
     assert [record["prompt"] for record in common.records] == ["What is 7?"]
+
+
+# What is printed
+
+
+@pytest.mark.parametrize("num_lost", [0, 1])
+def test_text_on_a_terminal_comes_in_the_order_of_the_pictures(
+    run: Run, folder: Path, num_lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, names = LocalRunner.answer, [str(folder / name) for name in (*NAMES, "missing.png")]
+
+    def backwards(*given: Any, **options: Any) -> Iterator[Any]:
+        answers = [event for event in answer(*given, **options) if isinstance(event, Answer)]
+        yield from sorted(answers, key=lambda one: -one.index)[: len(names) - num_lost]
+
+    monkeypatch.setattr(LocalRunner, "answer", backwards)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+
+    ran = run("caption", names, COMMON)
+
+    assert [line.partition(": ")[0] for line in ran.out.splitlines()] == names[num_lost:-1]
+    assert "missing.png" in ran.err
 
 
 # Further runs
