@@ -6,11 +6,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, Union
 
 import numpy as np
 from PIL import Image
-from torch import Tensor
 
 from llama_adapter.app.inputs import InputSpec, read_inputs
 from llama_adapter.app.inputs.urls import AllowedHost, FetchError, PictureUrl
@@ -19,6 +18,9 @@ from llama_adapter.app.reading.sources import Source
 from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.vision.image import DEFAULT_MAX_BYTES, PictureSource
+
+if TYPE_CHECKING:  # jobs plan their work without torch
+    from torch import Tensor
 
 FETCH_TIMEOUT_S = 10.0  # from the first name lookup to the last byte
 _ADDRESS = re.compile(r"https?://", re.IGNORECASE)
@@ -58,7 +60,7 @@ class GivenPicture:
 
 
 # A path, pattern or address, the bytes of a file, an open file, an opened picture, or pixels.
-PictureLike = PictureSource | bytearray | memoryview | IO[bytes] | np.ndarray | Tensor | GivenPicture
+PictureLike = Union[PictureSource, bytearray, memoryview, IO[bytes], np.ndarray, "Tensor", GivenPicture]
 Pictures = PictureLike | Iterable[PictureLike]
 
 
@@ -74,8 +76,8 @@ def given_pictures(given: Pictures, *, allowed: tuple[AllowedHost, ...] = ()) ->
 
 
 def _is_one(given: object) -> bool:
-    kinds = (str, bytes, bytearray, memoryview, os.PathLike, Image.Image, np.ndarray, Tensor)
-    return isinstance(given, kinds) or hasattr(given, "read")
+    kinds = (str, bytes, bytearray, memoryview, os.PathLike, Image.Image, np.ndarray)
+    return isinstance(given, kinds) or hasattr(given, "read") or hasattr(given, "is_floating_point")
 
 
 def _expanded(given: Any, *, allowed: tuple[AllowedHost, ...]) -> Iterator[GivenPicture]:
@@ -94,7 +96,7 @@ def _expanded(given: Any, *, allowed: tuple[AllowedHost, ...]) -> Iterator[Given
             for found in read_inputs(InputSpec(paths=(name,))):
                 source = found.source if found.error is None else PictureReading(error=found.error)
                 yield GivenPicture(source, found.label)
-        case Tensor():
+        case _ if hasattr(given, "is_floating_point"):  # a tensor
             on_cpu = given.detach().cpu()
             yield from _pictures_of_array((on_cpu.float() if on_cpu.is_floating_point() else on_cpu).numpy())
         case np.ndarray():
@@ -103,8 +105,8 @@ def _expanded(given: Any, *, allowed: tuple[AllowedHost, ...]) -> Iterator[Given
             data = given.read(DEFAULT_MAX_BYTES + 1)
             if not isinstance(data, bytes):
                 raise TypeError(f"A file of a picture must be open for reading bytes, and this one gave {_kind(data)}")
-            name = getattr(given, "name", None)
-            yield GivenPicture(data, name if isinstance(name, str) else None)
+            own_name = getattr(given, "name", None)
+            yield GivenPicture(data, own_name if isinstance(own_name, str) else None)
         case _:
             raise TypeError(f"A picture is {_TAKEN}, got {_kind(given)}")
 

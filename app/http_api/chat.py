@@ -30,6 +30,7 @@ from llama_adapter.app.online.types import ServiceError
 from llama_adapter.app.tasks.answers import Answer, Event, TextDelta
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.app.tasks.registry import question_of
+from llama_adapter.app.tasks.task import WithTokenIds
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import LlamaAdapterError
 
@@ -50,7 +51,7 @@ async def submit_chat(
         picture=await read_picture(chat.picture_url, settings=pictures),
         prompt=chat.question.prompt(info.default_prompt),
         sampling=chat.sampling,
-        task=chat.question.task,
+        task=WithTokenIds(chat.question.task) if request.output_ids else chat.question.task,
         stop=chat.stop,
         client=str(scope.get("state", {}).get("client", "")),
     )

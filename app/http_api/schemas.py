@@ -182,6 +182,9 @@ class ChatRequest(NeutralParameters):
     stop: TextOrList[StopText, StopTexts] | None = Field(
         None, description="The answer ends before the first of these texts."
     )
+    output_ids: bool | None = Field(
+        None, description="Extension: `answer_details.output_ids` has the token ids of the answer."
+    )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: WithoutEffect = None
