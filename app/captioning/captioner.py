@@ -285,6 +285,7 @@ class Captioner:
 
         A loop that is left early should close it, as with `contextlib.aclosing`.
         """
+        self._refuse_own_thread()
         loop, is_left = asyncio.get_running_loop(), threading.Event()
         events: asyncio.Queue[Event | None] = asyncio.Queue()
 
@@ -401,8 +402,7 @@ class Captioner:
 
         Waits while another thread's loop is open. Raises RuntimeError while one of this thread is.
         """
-        if self._running_in == threading.get_ident():
-            raise RuntimeError("This Captioner is still answering another call: read its stream to the end or close it")
+        self._refuse_own_thread()
         with self._turn:
             self._running_in = threading.get_ident()
             loop = CaptionLoop(
@@ -418,6 +418,11 @@ class Captioner:
             finally:
                 loop.close()
                 self._running_in = None
+
+    def _refuse_own_thread(self) -> None:
+        """Raise RuntimeError while a stream of this thread is open, which waiting would never end."""
+        if self._running_in == threading.get_ident():
+            raise RuntimeError("This Captioner is still answering another call: read its stream to the end or close it")
 
     def _admit(self, readings: Sequence[_Reading], loop: CaptionLoop, *, sampling: SamplingParams) -> list[Answer]:
         """Encode pictures and submit their questions; returns the answers of questions that failed before."""

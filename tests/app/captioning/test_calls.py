@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import inspect
+import subprocess
 import sys
 import threading
 import typing
@@ -38,6 +39,13 @@ def test_load_takes_every_field_of_the_spec_with_its_default_and_its_types() -> 
     ours, theirs = typing.get_type_hints(Captioner.load), typing.get_type_hints(CaptionerSpec)
     for name in parameters:
         assert kinds(theirs[name]) <= kinds(ours[name]), name
+
+
+def test_public_names_are_listed_before_they_are_loaded() -> None:
+    code = "import sys, llama_adapter as ours; print(set(ours.__all__) <= set(dir(ours)), 'torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert ran.stdout.split() == ["True", "False"]
 
 
 def kinds(hint: object) -> set[object]:

@@ -1,5 +1,6 @@
 """The captioner's promises, on the reference's tiny random checkpoints."""
 
+import asyncio
 import io
 import random
 import threading
@@ -218,6 +219,8 @@ def test_a_second_call_is_refused_while_a_stream_is_open_and_the_stream_goes_on(
     events = [next(stream)]
     with pytest.raises(RuntimeError, match="still answering another call"):
         captioner.caption(PICTURES[0])
+    with pytest.raises(RuntimeError, match="still answering another call"):
+        asyncio.run(captioner.agenerate(PICTURES[0]))
     events += list(stream)
     assert isinstance(events[-1], Answer)
     assert events[-1].token_ids == whole.token_ids

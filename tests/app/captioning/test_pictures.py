@@ -1,6 +1,7 @@
 """Pictures may be given in every form that Python programs have them in; anything else is a TypeError."""
 
 import io
+import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -84,18 +85,17 @@ def test_folders_patterns_and_files_mix_and_prompts_are_paired_with_the_pictures
     for name in ("a2.png", "a10.png"):
         Image.new("RGB", (8, 8)).save(tmp_path / name)
     (tmp_path / "notes.txt").write_text("not a picture")
+    with tarfile.open(tmp_path / "shard.tar", "w") as archive:
+        archive.add(tmp_path / "a2.png", "inside.png")
     given = [tmp_path, str(tmp_path / "a1*.png"), tmp_path / "missing.png", str(tmp_path / "x*.png")]
-    answers = captioner.generate(given, ["a", "b", "c", "d", "e"], max_new_tokens=1)  # type: ignore[arg-type]
+    given += [tmp_path / "shard.tar"]
+    answers = captioner.generate(given, ["a", "b", "c", "d", "e", "f"], max_new_tokens=1)  # type: ignore[arg-type]
 
-    assert [Path(answer.picture).name for answer in answers] == [
-        "a2.png",
-        "a10.png",
-        "a10.png",
-        "missing.png",
-        "x*.png",
-    ]
-    assert [answer.prompt for answer in answers] == ["a", "b", "c", "d", "e"]
-    assert [answer.error and answer.error.code for answer in answers] == [None, None, None, "missing", "missing"]
+    names = ["a2.png", "a10.png", "a10.png", "missing.png", "x*.png", "inside.png"]
+    codes = [None, None, None, "missing", "missing", None]
+    assert [Path(answer.picture).name for answer in answers] == names
+    assert [answer.prompt for answer in answers] == ["a", "b", "c", "d", "e", "f"]
+    assert [answer.error and answer.error.code for answer in answers] == codes
 
 
 @pytest.mark.parametrize("wrong", [5, None, {"a.jpg": 1}, [["a.jpg"]], [b"", 1.5], io.StringIO("text"), object()])
