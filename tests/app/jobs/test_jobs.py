@@ -390,7 +390,7 @@ def test_a_run_that_is_stopped_at_once_says_so_and_leaves_the_engine_before_the_
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ResultWriter, "write", stop)
-    monkeypatch.setattr(Captioner, "close", lambda self: was_in_use.append(self._is_running))
+    monkeypatch.setattr(Captioner, "close", lambda self: was_in_use.append(self._turn.locked()))
     ran = run("caption", str(folder), *COMMON, "--out", str(out))
 
     assert (ran.code, was_in_use) == (130, [False])
