@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llama_adapter.app.captioning.captioner import Answer, Captioner, RawPrompt, TextDelta
+    from llama_adapter.app.tasks.answers import answers_to_pandas
     from llama_adapter.llm.errors import PromptError, PromptTooLongError
     from llama_adapter.runtime.errors import CheckpointError, DeviceError, GraphError, LlamaAdapterError, UsageError
     from llama_adapter.vision.errors import PictureError
@@ -28,6 +29,7 @@ __all__ = [
     "TextDelta",
     "UsageError",
     "__version__",
+    "answers_to_pandas",
 ]
 
 for _folder in ("app", "assets", "llm", "runtime", "vision"):
@@ -40,6 +42,7 @@ for _folder in ("app", "assets", "llm", "runtime", "vision"):
 # Public names that are loaded on first use, so that `llama-adapter --help` does not wait for torch.
 _HOMES = {
     "llama_adapter.app.captioning.captioner": ("Answer", "Captioner", "RawPrompt", "TextDelta"),
+    "llama_adapter.app.tasks.answers": ("answers_to_pandas",),
     "llama_adapter.llm.errors": ("PromptError", "PromptTooLongError"),
     "llama_adapter.runtime.errors": (
         "CheckpointError",
@@ -50,6 +53,10 @@ _HOMES = {
     ),
     "llama_adapter.vision.errors": ("PictureError",),
 }
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> object:

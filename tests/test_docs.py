@@ -15,6 +15,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^<!-- run -->\s*\n```bash\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PRINTS = re.compile(r"^```text\n(.*?)^```", re.MULTILINE | re.DOTALL)  # what the Python above prints
 MARK = re.compile(r"^<!-- run -->", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)(?:#([^)]+))?\)")
 PAGES = [
@@ -51,14 +53,25 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
+def environment(checkout: Path) -> dict[str, str]:
+    path = f"{checkout.parent / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.slow
+def test_examples_of_the_python_page_print_what_it_says(checkout: Path) -> None:
+    page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+    code, expected = "".join(PYTHON.findall(page)), "".join(PRINTS.findall(page))
+    command = [sys.executable, "-c", code]
+    ran = subprocess.run(command, cwd=checkout, env=environment(checkout), capture_output=True, text=True)
+
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == expected != ""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN)
 def test_commands_of_a_page(page: str, checkout: Path) -> None:
-    environment = {
-        **os.environ,
-        "PATH": f"{checkout.parent / 'bin'}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-    }
     printed = ""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -67,7 +80,11 @@ def test_commands_of_a_page(page: str, checkout: Path) -> None:
     # The port in the guide may be taken here.
     for block in runnable_blocks((ROOT / page).read_text(encoding="utf-8").replace("8123", port)):
         ran = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", block], cwd=checkout, env=environment, capture_output=True, text=True
+            ["bash", "-euo", "pipefail", "-c", block],
+            cwd=checkout,
+            env=environment(checkout),
+            capture_output=True,
+            text=True,
         )
         assert ran.returncode == 0, f"{block}\nended with {ran.returncode}:\n{ran.stdout}\n{ran.stderr}"
         printed += ran.stdout

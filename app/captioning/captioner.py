@@ -1,21 +1,28 @@
 """The captioner: pictures and prompts -> answers."""
 
+import asyncio
 import os
+import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, closing, contextmanager
 from functools import partial
-from typing import Any, NamedTuple, Self, TypedDict, Unpack
+from importlib import import_module
+from typing import Any, Literal, NamedTuple, Self, TypedDict, Unpack
 
 import numpy as np
+import torch
 
 from llama_adapter.app.captioning.active_request import ActiveRequest
 from llama_adapter.app.captioning.assemble import Parts, assemble_parts
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
+from llama_adapter.app.captioning.pictures import GivenPicture, PictureLike, Pictures, RemotePicture, given_pictures
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, work_items
+from llama_adapter.app.inputs.urls import AllowedHost
 from llama_adapter.app.models.oom_retry import OomRetry, attempt
-from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
+from llama_adapter.app.models.spec import BatchSize, CaptionerSpec, ModelInfo, Orientation, Reading, VisionKind
 from llama_adapter.app.reading.prefetch import Prefetcher
 from llama_adapter.app.reading.reader import PictureReader, PictureReading, Reader
 from llama_adapter.app.tasks.answers import Answer, AnswerError, Event, TextDelta
@@ -26,7 +33,7 @@ from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.llm.runners.base import WarmUp
-from llama_adapter.vision.image import PictureSource
+from llama_adapter.runtime.schemes import Precision
 
 # Everything that users of a captioner need, from one module.
 __all__ = [
@@ -46,6 +53,9 @@ __all__ = [
 # Takes an item and its picture's digest ("" if the picture cannot be read); returns the questions to answer.
 Wants = Callable[[WorkItem, str], tuple[WorkQuestion, ...]]
 
+StrPath = str | os.PathLike[str]
+DEFAULTS = CaptionerSpec()
+
 
 class SamplingOptions(TypedDict, total=False):
     """The fields of `SamplingParams`, all optional."""
@@ -57,6 +67,15 @@ class SamplingOptions(TypedDict, total=False):
     seed: int | None
 
 
+class AskOptions(SamplingOptions, total=False):
+    """The keyword arguments of `Captioner.generate`, all optional."""
+
+    choices: Sequence[str] | None
+    task: Task | None
+    clock: StageClock | None
+    progress: bool
+
+
 class _Reading(NamedTuple):
     """An item with its picture read, and its questions to answer."""
 
@@ -66,11 +85,11 @@ class _Reading(NamedTuple):
 
 
 class Captioner:
-    """Answers prompts about pictures. Not thread-safe: one call at a time.
+    """Answers prompts about pictures. Thread-safe: calls wait for each other.
 
     >>> from llama_adapter import Captioner
     >>> with Captioner.load() as captioner:
-    ...     answers = captioner.generate(["photo.jpg"], "Is there a red circle?", choices=["Yes", "No"])
+    ...     answer = captioner.ask("photo.jpg", "Is there a red circle?", choices=["Yes", "No"])
     """
 
     def __init__(self, parts: Parts, *, engine: Engine | None = None) -> None:
@@ -79,12 +98,39 @@ class Captioner:
         self.oom_retry = OomRetry(empty_caches=parts.backend.empty_caches, remember=parts.remember_rows)
         self._backend, self._vision, self._ood_detector = parts.backend, parts.vision, parts.model.ood_detector
         self._engine = engine or Engine(parts.runner, eos_id=self.tokenizer.eos_id)
-        self._is_running = False
+        self._turn = threading.Lock()  # held while a loop is open
+        self._running_in: int | None = None  # the thread that opened it
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="captioner")  # for `agenerate`, `astream`
+        self._allowed: tuple[AllowedHost, ...] = ()  # hosts to download pictures from
         self.reader: Reader = PictureReader(self.spec, size=self.image_size)  # the default of `run`; may be replaced
         self._prompts = PromptEncoder(self.tokenizer, check=self._engine.check)
 
     @classmethod
-    def load(cls, model: str | os.PathLike[str] | None = None, **options: Any) -> "Captioner":
+    def load(
+        cls,
+        model: StrPath | None = DEFAULTS.model,
+        *,
+        llama_dir: StrPath | None = DEFAULTS.llama_dir,
+        llama_type: str | None = DEFAULTS.llama_type,
+        adapter: StrPath | None = DEFAULTS.adapter,
+        clip: StrPath | None = DEFAULTS.clip,
+        visual_heads: int | None = DEFAULTS.visual_heads,
+        channel_order: Literal["auto", "rgb", "bgr"] = DEFAULTS.channel_order,
+        context: int | None = DEFAULTS.context,
+        vision: VisionKind | None = DEFAULTS.vision,
+        encoder: StrPath | None = DEFAULTS.encoder,
+        encoder_process: bool = DEFAULTS.encoder_process,
+        encoder_device: int | None = DEFAULTS.encoder_device,
+        device: str | torch.device = DEFAULTS.device,
+        dtype: str | torch.dtype = DEFAULTS.dtype,
+        precision: Precision | None = DEFAULTS.precision,
+        mode: str = DEFAULTS.mode,
+        operators: Literal["auto", "aten"] = DEFAULTS.operators,
+        exif: Orientation = DEFAULTS.exif,
+        reading: Reading = DEFAULTS.reading,
+        batch_size: BatchSize = DEFAULTS.batch_size,
+        allowed_hosts: Iterable[str] = (),
+    ) -> "Captioner":
         """Load a model onto a device.
 
         Parameters:
@@ -108,15 +154,21 @@ class Captioner:
             exif: `"upright"` (default) applies the orientation that cameras store, `"ignore"` does not.
             reading: `"exact"` (default), or `"fast"`: pixels may differ by about one level, large JPEGs take less time.
             batch_size: questions answered together, at least 1, or `"auto"`. Default: 8.
+            allowed_hosts: hosts whose http(s) addresses may be given as pictures, such as `"example.com"`,
+                `"*.example.com"` or `"http://example.com:8080"`. Every address that a name resolves to must be public.
 
         None means the default. Raises ValueError for values out of range and options that exclude each other,
         CheckpointError and GraphError for files, and DeviceError for devices.
         """
-        given = {name: value for name, value in {"model": model, **options}.items() if value is not None}
-        plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
+        given = dict(locals())
+        values = {name: given[name] for name in CaptionerSpec.__dataclass_fields__ if given[name] is not None}
+        plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in values.items()}
         for name in {"device", "dtype"} & plain.keys():
             plain[name] = str(plain[name]).removeprefix("torch.")
-        return cls.from_spec(CaptionerSpec(**plain))
+        allowed = tuple(map(AllowedHost.parse, allowed_hosts))
+        captioner = cls.from_spec(CaptionerSpec(**plain))
+        captioner._allowed = allowed
+        return captioner
 
     @classmethod
     def from_spec(cls, spec: CaptionerSpec) -> "Captioner":
@@ -142,6 +194,7 @@ class Captioner:
 
     def close(self) -> None:
         """Release an exported encoder's device, thread and process. Can be called again."""
+        self._worker.shutdown(wait=False)
         self._vision.close()
 
     def __enter__(self) -> Self:
@@ -150,14 +203,36 @@ class Captioner:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        info = self.info
+        return (
+            f"Captioner({info.name!r}, device={info.device!r}, dtype={info.dtype!r}, precision={info.precision!r}, "
+            f"vision={info.vision!r}, context={info.context}, batch_size={self.batch_size})"
+        )
+
+    def caption(self, picture: PictureLike, **options: Unpack[AskOptions]) -> Answer:
+        """Describe one picture. The parameters are those of `generate`; raises ValueError for several pictures."""
+        return self.generate(self._only(picture), **options)[0]
+
+    def ask(self, picture: PictureLike, question: Prompt, **options: Unpack[AskOptions]) -> Answer:
+        """Answer a question about one picture. The parameters are those of `generate`; raises as `caption`."""
+        return self.generate(self._only(picture), [question], **options)[0]
+
+    def _only(self, picture: PictureLike) -> list[GivenPicture]:
+        given = given_pictures(picture, allowed=self._allowed)
+        if len(given) != 1:
+            raise ValueError(f"Wanted one picture, got {len(given)}: `generate` answers for several")
+        return given
+
     def generate(
         self,
-        pictures: Sequence[PictureSource],
+        pictures: Pictures,
         prompts: Sequence[Prompt] | str | RawPrompt | None = None,
         *,
         choices: Sequence[str] | None = None,
         task: Task | None = None,
         clock: StageClock | None = None,
+        progress: bool = False,
         **sampling: Unpack[SamplingOptions],
     ) -> list[Answer]:
         """Answer a prompt about each picture; returns the answers in the order of the pictures.
@@ -165,13 +240,17 @@ class Captioner:
         A picture that cannot be read gives an answer with `error`; the others are not affected.
 
         Parameters:
-            pictures: paths, bytes of picture files, or PIL images.
+            pictures: one or several: paths, http(s) addresses of `allowed_hosts`, bytes of picture files, binary files,
+                PIL images, and arrays or tensors of pixels. A folder means the pictures in it, a pattern such as
+                `"photos/**/*.jpg"` those that it matches, a tar archive its members. Pixels are RGB of any size, uint8
+                or floats (0 to 1, or 0 to 255), of shape (H, W, 3) or (3, H, W), or (B, H, W, 3) for B pictures.
             prompts: one for each picture, or a single one for all. None: the model's own caption prompt. A prompt is
                 an instruction, a pair (instruction, input), a `RawPrompt`, or a list of token ids.
             choices: at least two different texts; the answer is the likeliest. `Answer.choice` has the probability of
                 each. The sampling options have no effect then.
             task: the form of the answers, in place of `choices`. Default: free text.
             clock: measures stage times, see `profile_clock`.
+            progress: show a progress bar, with tqdm.
             max_new_tokens: most tokens of an answer, at least 0. Default: 64.
             temperature: at least 0. 0 (default) takes the likeliest token.
             top_p: 0 to 1, with a temperature above 0: tokens are drawn from the smallest set with this probability.
@@ -179,37 +258,83 @@ class Captioner:
             top_k: at least 0: tokens are drawn from this many likeliest ones. 0 (default) keeps all.
             seed: makes drawn answers repeatable. Default: None, different ones each time.
 
-        Raises, before anything is computed, ValueError for arguments out of range or counts that do not match,
-        PromptTooLongError for a prompt longer than the context, and PromptError for one that cannot be encoded.
+        Raises, before anything is computed, TypeError for what is no picture or prompt, ValueError for arguments out of
+        range or counts that do not match, PromptTooLongError for a prompt longer than the context, PromptError for one
+        that cannot be encoded, and ImportError for `progress` without tqdm.
         """
-        events = self.stream(pictures, prompts, choices=choices, task=task, clock=clock, **sampling)
-        answers = [event for event in events if isinstance(event, Answer)]
-        return sorted(answers, key=lambda answer: answer.index)
+        events = self.stream(pictures, prompts, choices=choices, task=task, clock=clock, progress=progress, **sampling)
+        return _in_order([event for event in events if isinstance(event, Answer)])
+
+    async def agenerate(
+        self,
+        pictures: Pictures,
+        prompts: Sequence[Prompt] | str | RawPrompt | None = None,
+        **options: Unpack[AskOptions],
+    ) -> list[Answer]:
+        """As `generate`, for an event loop. Calls are answered one after the other; cancelling one ends it."""
+        async with aclosing(self.astream(pictures, prompts, **options)) as events:
+            return _in_order([event async for event in events if isinstance(event, Answer)])
+
+    async def astream(
+        self,
+        pictures: Pictures,
+        prompts: Sequence[Prompt] | str | RawPrompt | None = None,
+        **options: Unpack[AskOptions],
+    ) -> AsyncGenerator[Event]:
+        """As `stream`, for an event loop: `stream` runs in a thread, one call after the other.
+
+        A loop that is left early should close it, as with `contextlib.aclosing`.
+        """
+        self._refuse_own_thread()
+        loop, is_left = asyncio.get_running_loop(), threading.Event()
+        events: asyncio.Queue[Event | None] = asyncio.Queue()
+
+        def work() -> None:
+            try:
+                with closing(self.stream(pictures, prompts, **options)) as stream:
+                    for event in stream:
+                        if is_left.is_set():
+                            return
+                        loop.call_soon_threadsafe(events.put_nowait, event)
+            finally:
+                loop.call_soon_threadsafe(events.put_nowait, None)
+
+        done = loop.run_in_executor(self._worker, work)
+        try:
+            while (event := await events.get()) is not None:
+                yield event
+            await done  # raises what the thread raised
+        finally:
+            is_left.set()
+            done.cancel()
 
     def stream(
         self,
-        pictures: Sequence[PictureSource],
+        pictures: Pictures,
         prompts: Sequence[Prompt] | str | RawPrompt | None = None,
         *,
         choices: Sequence[str] | None = None,
         task: Task | None = None,
         clock: StageClock | None = None,
+        progress: bool = False,
         **sampling: Unpack[SamplingOptions],
     ) -> Generator[Event]:
         """As `generate`, token by token: yields a `TextDelta` for each new piece of text, and each complete `Answer`.
 
         The parameters are those of `generate`. `index` says which picture an event belongs to. Read the stream to its
-        end, or close it, before the next call.
+        end, or close it: calls of other threads wait for that, and one of the same thread raises RuntimeError.
         """
         if task is not None and choices is not None:
             raise ValueError("choices and task exclude each other")
         task = choosing(choices) if task is None else task
-        items = work_items(pictures, prompts, default_prompt=self.info.default_prompt, task=task)
+        items = work_items(pictures, prompts, default_prompt=self.info.default_prompt, task=task, allowed=self._allowed)
         params = SamplingParams(**sampling)
         for item in items:
             for question in item.questions:  # errors must come before any work
                 self.encode_prompt(question.prompt, question.task)
-        return self.run(items, sampling=params, clock=clock)
+        bar = import_module("tqdm.auto").tqdm if progress else None
+        events = self.run(items, sampling=params, clock=clock)
+        return events if bar is None else _shown(events, bar=partial(bar, total=len(items), unit="picture"))
 
     def run(
         self,
@@ -237,7 +362,8 @@ class Captioner:
                 answered meanwhile; else it is iterated in the caller's thread.
             stop: once it returns True, no more pictures are begun.
 
-        Raises RuntimeError while another run is open. What `items` raises comes after all earlier answers.
+        Waits while another thread's run is open; raises RuntimeError while one of this thread is. What `items` raises
+        comes after all earlier answers.
         """
         clock = clock or StageClock()
         look = partial(_look, reader=reader or self.reader, wants=wants)
@@ -274,24 +400,29 @@ class Captioner:
     def open_loop(self, clock: StageClock) -> Iterator[CaptionLoop]:
         """The loop through this captioner's encoder and engine, closed at the end of the context.
 
-        Raises RuntimeError while another one is open.
+        Waits while another thread's loop is open. Raises RuntimeError while one of this thread is.
         """
-        if self._is_running:
+        self._refuse_own_thread()
+        with self._turn:
+            self._running_in = threading.get_ident()
+            loop = CaptionLoop(
+                vision=self._vision,
+                engine=self._engine,
+                tokenizer=self.tokenizer,
+                clock=clock,
+                oom_retry=self.oom_retry,
+                ood_detector=self._ood_detector,
+            )
+            try:
+                yield loop
+            finally:
+                loop.close()
+                self._running_in = None
+
+    def _refuse_own_thread(self) -> None:
+        """Raise RuntimeError while a stream of this thread is open, which waiting would never end."""
+        if self._running_in == threading.get_ident():
             raise RuntimeError("This Captioner is still answering another call: read its stream to the end or close it")
-        self._is_running = True
-        loop = CaptionLoop(
-            vision=self._vision,
-            engine=self._engine,
-            tokenizer=self.tokenizer,
-            clock=clock,
-            oom_retry=self.oom_retry,
-            ood_detector=self._ood_detector,
-        )
-        try:
-            yield loop
-        finally:
-            loop.close()
-            self._is_running = False
 
     def _admit(self, readings: Sequence[_Reading], loop: CaptionLoop, *, sampling: SamplingParams) -> list[Answer]:
         """Encode pictures and submit their questions; returns the answers of questions that failed before."""
@@ -363,13 +494,28 @@ class Captioner:
         return self._prompts.encode(prompt, task.continuations)
 
 
+def _in_order(answers: list[Answer]) -> list[Answer]:
+    return sorted(answers, key=lambda answer: answer.index)
+
+
+def _shown(events: Generator[Event], *, bar: Callable[[], Any]) -> Generator[Event]:
+    """The events, with a progress bar that counts answers."""
+    with closing(events), bar() as shown:
+        for event in events:
+            if isinstance(event, Answer):
+                shown.update()
+            yield event
+
+
 def _look(item: WorkItem, *, reader: Reader, wants: Wants | None) -> _Reading:
     """Read an item's picture, as far as its questions need it."""
-    if isinstance(item.picture, PictureReading):
-        reading = item.picture
-        return _Reading(item, item.questions if wants is None else wants(item, reading.digest), reading)
+    picture = item.picture
+    if isinstance(picture, RemotePicture):
+        picture = picture.read(reader, name=item.label)
+    if isinstance(picture, PictureReading):
+        return _Reading(item, item.questions if wants is None else wants(item, picture.digest), picture)
     if wants is None:
-        return _Reading(item, item.questions, reader.read(item.picture, name=item.label))
+        return _Reading(item, item.questions, reader.read(picture, name=item.label))
     questions: tuple[WorkQuestion, ...] | None = None
 
     def wants_pixels(digest: str) -> bool:
@@ -377,7 +523,7 @@ def _look(item: WorkItem, *, reader: Reader, wants: Wants | None) -> _Reading:
         questions = wants(item, digest)
         return bool(questions)
 
-    reading = reader.read(item.picture, name=item.label, wants_pixels=wants_pixels)
+    reading = reader.read(picture, name=item.label, wants_pixels=wants_pixels)
     # `wants_pixels` was not called if the bytes could not be read, or if the digest is known only after decoding.
     return _Reading(item, wants(item, reading.digest) if questions is None else questions, reading)
 

@@ -126,6 +126,9 @@ def _add_output(parser: Parser) -> None:
     output.add_argument("--max-errors", metavar="N", type=int, help="stop after N failures (default: never)")
     output.add_argument("--retry-errors", action="store_true", help="retry pictures whose record in --out is an error")
     output.add_argument(
+        "--output-ids", action="store_true", help="records have the token ids of their text, as `output_ids`"
+    )
+    output.add_argument(
         "--format", choices=("text", "jsonl"), help="on stdout (default: text on a terminal, jsonl in a pipe)"
     )
     profile = output.add_mutually_exclusive_group()

@@ -9,10 +9,12 @@ from llama_adapter.app.cli.parser import command, default
 from llama_adapter.app.cli.values import settings
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.errors import ExitCode, UsageError
+from llama_adapter.runtime.problems import describe
 
 _CONVERT = """\
 Read LLaMA, adapter and CLIP as they were downloaded, check that they fit together, and write them as one bundle that
-loads fast: `--model BUNDLE` in the other commands.
+loads fast: `--model BUNDLE` in the other commands. Then caption a sample picture with it, and store the answer in the
+bundle: `doctor` repeats it.
 """
 
 _QUANTIZE = """\
@@ -31,6 +33,9 @@ def add_convert(commands: Any) -> None:
     convert.add_argument("--out", metavar="BUNDLE", required=True, help="folder to write")
     convert.add_argument("--dtype", metavar="T", default="float16", help=default("precision to store"))
     convert.add_argument("--force", action="store_true", help="replace an existing bundle")
+    convert.add_argument(
+        "--no-known-answer", action="store_true", help="do not load the model to store an answer for `doctor`"
+    )
 
 
 def add_quantize(commands: Any) -> None:
@@ -53,7 +58,20 @@ def _run_convert(options: argparse.Namespace) -> int:
     if options.dtype not in DTYPES:
         raise UsageError(f"No dtype named `{options.dtype}`", hint=f"pass one of {', '.join(DTYPES)} as --dtype")
     sources = settings(ModelSources, vars(options))
-    return _tell(convert(sources, options.out, dtype=DTYPES[options.dtype], overwrite=options.force), options.dtype)
+    bundle = convert(sources, options.out, dtype=DTYPES[options.dtype], overwrite=options.force)
+    code = _tell(bundle, options.dtype)
+    if not options.no_known_answer:
+        _answer(bundle)
+    return code
+
+
+def _answer(bundle: Path) -> None:
+    from llama_adapter.app.doctor.model import write_known_answer
+
+    try:
+        say(f"known answer for `doctor`: {write_known_answer(bundle)!r}")
+    except Exception as error:  # the bundle is written, and this machine may be too small to run it
+        say(f"note: the bundle has no known answer for `doctor`: {describe(error).sentence}")
 
 
 def _run_quantize(options: argparse.Namespace) -> int:

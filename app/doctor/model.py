@@ -18,6 +18,7 @@ from llama_adapter.app.models.bundle import (
     LLM,
     TOKENIZER,
     VISION,
+    add_known_answer,
     check_sizes,
     is_bare,
     model_digest,
@@ -38,12 +39,14 @@ from llama_adapter.app.models.checkpoints import (
     open_llama,
     resolve_channel_order,
 )
+from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.sketch import HalfConfig
 from llama_adapter.app.reading.isolated import open_reader
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, check_fits, open_adapter
 from llama_adapter.llm.weights.build import plan_decoder
 from llama_adapter.llm.weights.names import LlamaSource
+from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.runtime.schemes.state import foreign_weights
@@ -51,6 +54,25 @@ from llama_adapter.runtime.tensor_files.files import list_keys, read_json
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.weights import ClipSource, build_vision, read_query
+
+KNOWN_PICTURE = "03-purple-triangle.png"  # losslessly compressed, so that every decoder gives the same pixels
+KNOWN_TOKENS = 16
+
+
+def write_known_answer(place: Path) -> str:
+    """Caption a sample picture with a bundle and store the answer in it, for `diagnose` to repeat; returns the text.
+
+    Raises as `Captioner.load`, and CheckpointError if the model gives no answer.
+    """
+    picture = sample_pictures() / KNOWN_PICTURE
+    with Captioner.load(place, batch_size=1) as captioner:
+        answer = captioner.caption(picture, max_new_tokens=KNOWN_TOKENS)
+        dtype = captioner.info.dtype
+    if answer.error is not None:
+        raise CheckpointError(answer.error.message)
+    known = {"prompt": answer.prompt, "text": answer.text, "max_new_tokens": KNOWN_TOKENS, "dtype": dtype}
+    add_known_answer(place, known_answer=known, picture=picture)
+    return answer.text
 
 
 def diagnose(
@@ -285,7 +307,7 @@ def _check_known_answer(report: Report, place: Path, manifest: Mapping[str, Any]
         sentence = f"The known answer cannot be replayed: {str(fault) or type(fault).__name__}"
         report.add("error", what, sentence, getattr(fault, "hint", ""))
         return
-    used, wanted = captioner.info.precision, f"{known['text'][:500]!r}"
+    used, dtype, wanted = captioner.info.precision, captioner.info.dtype, f"{known['text'][:500]!r}"
     if answer.error is not None:
         report.add("error", what, answer.error.message)
     elif answer.text == known["text"]:
@@ -299,6 +321,14 @@ def _check_known_answer(report: Report, place: Path, manifest: Mapping[str, Any]
             f"With {find_scheme(min(quantised)).title} weights the model answers {answer.text!r} about its own "
             f"picture, and with full ones {wanted}",
             "rounding may change a word; where it changes the sense, use --precision float with the full bundle",
+        )
+    elif "dtype" in known and (dtype, known["dtype"]) != ("float32", "float32"):
+        report.add(
+            "warning",
+            what,
+            f"In {dtype} the model answers {answer.text!r} about its own picture, and in "
+            f"{shown_excerpt(str(known['dtype']))} it answered {wanted}",
+            "half precision may change a word; where it changes the sense, compare with --dtype float32",
         )
     else:
         sentence = f"The model answers {answer.text!r} about its own picture, and should answer {wanted}"

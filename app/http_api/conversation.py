@@ -1,7 +1,7 @@
 """The turns of a conversation -> what to ask the model: one question, about one picture or none."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from llama_adapter.app.http_api.errors import ApiError
@@ -9,6 +9,7 @@ from llama_adapter.app.http_api.schemas import MAX_QUESTIONS, CommonRequest
 from llama_adapter.app.http_api.structured import Property, read_schema
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.app.tasks.registry import question_of
+from llama_adapter.app.tasks.task import WithTokenIds
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 
@@ -85,6 +86,8 @@ def understand_turns(
         raise ApiError("The extension fields do not make one task: see /docs.", code="invalid_value") from None
     if schema is not None and question.task.continuations:
         raise ApiError("A JSON schema and the extension fields exclude each other.", code="invalid_value")
+    if request.output_ids:
+        question = replace(question, task=WithTokenIds(question.task))
     properties = () if schema is None else read_schema(schema[1], place=schema[0])
     if num_answers * len(properties) > MAX_QUESTIONS:
         message = f"`n` times the schema's properties is {num_answers * len(properties)}, the limit is {MAX_QUESTIONS}."

@@ -6,8 +6,8 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from llama_adapter.app.http_api.addresses import AllowedHost, PictureUrl, check_allowed
 from llama_adapter.app.http_api.errors import PictureRefusedError, picture_too_large
+from llama_adapter.app.inputs.urls import AllowedHost, FetchError, PictureUrl, check_allowed
 
 MAX_HEADER_LENGTH = 256  # characters of a data URI up to its comma
 _IMAGE_HEADER = re.compile(r"image/[a-z0-9][a-z0-9.+-]*(?:;[a-z0-9-]+=[a-z0-9.+-]*)*;base64")
@@ -39,13 +39,16 @@ async def read_picture(url: str, *, settings: PictureSettings) -> bytes:
     if scheme not in ("http", "https"):
         message = "The picture must be a data URI (data:image/png;base64,...) or an http(s) URL."
         raise PictureRefusedError(message, code="invalid_image_url")
-    remote = PictureUrl.parse(url)
-    check_allowed(remote, allowed=settings.allowed)
-    from llama_adapter.app.http_api.fetching import fetch_picture  # other servers need no HTTP client
+    try:
+        remote = PictureUrl.parse(url)
+        check_allowed(remote, allowed=settings.allowed)
+        from llama_adapter.app.inputs.fetching import fetch_picture  # other servers need no HTTP client
 
-    return await fetch_picture(
-        remote, allowed=settings.allowed, max_bytes=settings.max_picture_bytes, timeout_s=settings.fetch_timeout_s
-    )
+        return await fetch_picture(
+            remote, allowed=settings.allowed, max_bytes=settings.max_picture_bytes, timeout_s=settings.fetch_timeout_s
+        )
+    except FetchError as error:
+        raise PictureRefusedError(error.message, code=error.code, status=error.http_status) from None
 
 
 async def _read_data_uri(url: str, *, max_bytes: int) -> bytes:

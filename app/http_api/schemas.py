@@ -257,6 +257,9 @@ class CommonRequest(IgnoredParameters):
     stop: TextOr[StopText, StopTexts] | None = Field(
         None, description="The answer ends before the first of these texts."
     )
+    output_ids: bool | None = Field(
+        None, description="Extension: `answer_details.output_ids` has the token ids of the answer."
+    )
     stream: bool | None = None
 
     def task_values(self) -> dict[str, Any]:

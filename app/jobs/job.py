@@ -27,6 +27,7 @@ class Job:
     abstain: tuple[float, float] | None = None
     calibration: str | None = None  # path of a calibration file
     overwrite: bool = False  # delete what `out` holds
+    output_ids: bool = False  # records have the token ids of their text
     retry_errors: bool = False  # try pictures again that failed in an earlier run
     max_errors: int | None = None  # begin no more pictures after this many failures
     reader: ReaderKind = "process"

@@ -19,6 +19,7 @@ from llama_adapter.app.records.picture_names import escaped_name
 from llama_adapter.app.tasks.answers import Answer, AnswerError
 from llama_adapter.app.tasks.prompts import Prompt
 from llama_adapter.app.tasks.question import Question
+from llama_adapter.app.tasks.task import WithTokenIds
 
 _NOTHING_ASKED = AnswerError(
     code="prompt",
@@ -80,7 +81,8 @@ class JobPlanner:
             index = next(self._indices)
             if error is None:
                 prompt = self._plan(filled).prompt
-                questions.append(WorkQuestion(index=index, prompt=prompt, task=filled.task, tag=asked))
+                task = WithTokenIds(filled.task) if self.job.output_ids else filled.task
+                questions.append(WorkQuestion(index=index, prompt=prompt, task=task, tag=asked))
             elif (left := self._left_to_ask(asked, "")) is not None:
                 failures.append(failed_answer(index, left, error))
         source = picture.source if picture.error is None else PictureReading(error=picture.error)

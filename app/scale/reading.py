@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
 
+from llama_adapter.app.captioning.pictures import RemotePicture
 from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.inputs.addresses import is_remote, read_remote
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -58,6 +59,7 @@ def read_chunk(payload: bytes, *, reading: Reading, known: Known | None) -> byte
 
 def _look(item: WorkItem, *, reader: Reader, known: Known | None) -> WorkItem:
     source = item.picture
+    assert not isinstance(source, RemotePicture), "jobs name files"
     wants_pixels: Callable[[str], bool] | None = None
     if known is not None:
         wants_pixels = lambda digest: not known.has(item, digest)  # noqa: E731 - an argument, once

@@ -1,7 +1,8 @@
 """Answers and the pieces of text before them, as plain values."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
 
@@ -26,7 +27,7 @@ class TokenLogprob(NamedTuple):
     logprob: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Answer:
     """The answer to one question about one picture. With `error`, the text is empty or incomplete."""
 
@@ -48,6 +49,15 @@ class Answer:
     tag: Any = None  # the `tag` of the question
     logprobs: tuple[TokenLogprob, ...] = ()  # of the generated tokens, if they were asked for
 
+    def __repr__(self) -> str:
+        names = (
+            "picture",
+            "text",
+            "finish",
+            *(name for name in ("choice", "error") if getattr(self, name) is not None),
+        )
+        return f"Answer({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextDelta:
@@ -58,3 +68,25 @@ class TextDelta:
 
 
 Event = TextDelta | Answer
+
+_COLUMNS = ("picture", "prompt", "text", "finish", "unfamiliar", "tokens", "ms", "error", "reason")
+
+
+def answers_to_pandas(answers: Iterable[Answer]) -> Any:
+    """A `pandas.DataFrame` with a row for each answer, and a column `probability of ...` for each choice.
+
+    The columns are named as in the CSV of `export-records`. Raises ImportError without pandas.
+    """
+    rows = [
+        {
+            **{name: getattr(answer, name) for name in ("picture", "prompt", "text", "finish", "unfamiliar")},
+            "tokens": len(answer.token_ids),
+            "ms": answer.ms.get("total"),
+            "error": answer.error and answer.error.code,
+            "reason": answer.error and answer.error.message,
+            **{f"probability of {text}": probability for text, probability in (answer.choice or {}).items()},
+        }
+        for answer in answers
+    ]
+    names = dict.fromkeys([*_COLUMNS, *(name for row in rows for name in row)])
+    return import_module("pandas").DataFrame(rows, columns=list(names))

@@ -54,7 +54,7 @@ class PromptEncoder:
         self._lock = threading.Lock()
 
     def encode(self, prompt: Prompt, continuations: tuple[str, ...] = ()) -> EncodedPrompt:
-        """Raises ValueError for a prompt of a wrong type, and what `check` raises."""
+        """Raises TypeError for what is no prompt, and what `check` raises."""
         key = _hashable(prompt), continuations
         encoded = self._encoded.get(key)
         if encoded is None:
@@ -120,6 +120,6 @@ def _as_token_ids(prompt: Any) -> list[int]:
             raise TypeError
         return [operator.index(token_id) for token_id in prompt]
     except (TypeError, ValueError):
-        raise ValueError(
+        raise TypeError(
             f"A prompt must be text, a pair (instruction, input) or a list of token ids, got {prompt!r}"
         ) from None

@@ -1,6 +1,6 @@
 """A task: how an answer is requested from the engine, completed, and told apart in records."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from llama_adapter.app.tasks.answers import Answer
@@ -38,6 +38,24 @@ class FreeText:
 
 
 FREE_TEXT = FreeText()
+
+
+@dataclass(frozen=True, slots=True)
+class WithTokenIds:
+    """A task whose answers have the token ids of their text as the detail `output_ids`."""
+
+    task: Task
+
+    @property
+    def continuations(self) -> tuple[str, ...]:
+        return self.task.continuations
+
+    def settings(self) -> dict[str, Any]:
+        return self.task.settings()
+
+    def complete(self, answer: Answer, *, prompt: EncodedPrompt, logprobs: tuple[float, ...]) -> Answer:
+        answer = self.task.complete(answer, prompt=prompt, logprobs=logprobs)
+        return replace(answer, details={**answer.details, "output_ids": list(answer.token_ids)})
 
 
 def task_settings(task: Task) -> dict[str, Any]:

@@ -5,9 +5,9 @@ import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from llama_adapter.app.http_api import fetching
-from llama_adapter.app.http_api.addresses import is_public
-from llama_adapter.app.http_api.fetching import Network
+from llama_adapter.app.inputs import fetching
+from llama_adapter.app.inputs.fetching import Network
+from llama_adapter.app.inputs.urls import is_public
 
 COMMAND = ("-m", "scripts.service_bench.site")  # of a `ServerProcess`
 PUBLIC = "127.0.0.1"  # treated as public by this server

@@ -12,13 +12,13 @@ from typing import Any
 
 from starlette.types import Message
 
-from llama_adapter.app.http_api.addresses import PictureUrl
 from llama_adapter.app.http_api.api import ApiSettings, create_api
 from llama_adapter.app.http_api.errors import PictureRefusedError
 from llama_adapter.app.http_api.guards import GuardSettings
 from llama_adapter.app.http_api.metrics import Metrics
 from llama_adapter.app.http_api.pictures import PictureSettings, read_picture
 from llama_adapter.app.http_api.schemas import EXAMPLE_PICTURE
+from llama_adapter.app.inputs.urls import FetchError, PictureUrl
 from llama_adapter.app.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.web.archive import Archive, ArchiveLimits
 from llama_adapter.vision.errors import PictureError
@@ -138,7 +138,7 @@ def picture_url(data: bytes) -> str:
         assert f"{parsed.host}{parsed.target}".isascii()
         assert 0 <= parsed.port < 65536
         assert PictureUrl.parse(str(parsed)) == parsed
-    except PictureRefusedError:
+    except FetchError:
         pass
     try:
         picture = event_loop().run_until_complete(read_picture(url, settings=PictureSettings(max_picture_bytes=10_000)))

@@ -1,5 +1,6 @@
 """The captioner's promises, on the reference's tiny random checkpoints."""
 
+import asyncio
 import io
 import random
 import threading
@@ -217,7 +218,9 @@ def test_a_second_call_is_refused_while_a_stream_is_open_and_the_stream_goes_on(
     stream = captioner.stream(PICTURES[:1], max_new_tokens=8)
     events = [next(stream)]
     with pytest.raises(RuntimeError, match="still answering another call"):
-        captioner.generate(PICTURES[:1])
+        captioner.caption(PICTURES[0])
+    with pytest.raises(RuntimeError, match="still answering another call"):
+        asyncio.run(captioner.agenerate(PICTURES[0]))
     events += list(stream)
     assert isinstance(events[-1], Answer)
     assert events[-1].token_ids == whole.token_ids
@@ -229,17 +232,14 @@ def test_a_second_call_is_refused_while_a_stream_is_open_and_the_stream_goes_on(
 
 @pytest.mark.parametrize("prompt", [b"hello", [1.7, 5.2], ["1", "5"], ([1, 2], None), RawPrompt(5), 7, ("a", 5)])
 def test_a_prompt_of_another_kind_is_refused_in_a_sentence(captioner: Captioner, prompt: object) -> None:
-    with pytest.raises(ValueError, match="A prompt must be text"):
+    with pytest.raises(TypeError, match="A prompt must be text"):
         captioner.generate(PICTURES[:1], [prompt])  # type: ignore[list-item]
 
 
-def test_pictures_and_choices_may_come_from_iterators_but_not_a_single_picture(captioner: Captioner) -> None:
+def test_pictures_and_choices_may_come_from_iterators(captioner: Captioner) -> None:
     assert captioner.generate([]) == []
     answers = captioner.generate(iter(PICTURES[:2]), choices=iter(["Yes", "No"]))  # type: ignore[arg-type]
     assert [answer.finish for answer in answers] == ["choice"] * 2
-    for single in (PICTURES[0], Image.new("RGB", (8, 8)), b"bytes", "picture.png"):
-        with pytest.raises(ValueError, match="brackets"):
-            captioner.generate(single)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="3 pictures came with 2 prompts"):
         captioner.generate(PICTURES[:3], ["a", "b"])
 

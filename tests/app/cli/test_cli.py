@@ -19,7 +19,7 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.records.manifest import read_manifest
 from llama_adapter.app.records.record import read_records
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.errors import DeviceError, UsageError
 from tests.app.command import Run
 from tests.app.golden import ROOT, case, case_runs, model_flags, picture
 
@@ -393,6 +393,22 @@ def test_convert_writes_a_bundle_that_answers_as_its_sources(run: Run, tmp_path:
     from_bundle = run("caption", picture(), "--model", bundle, SHORT)
     assert from_bundle.texts() == run("caption", picture(), model_flags(), SHORT).texts()
     assert run("doctor", "--model", bundle).code == 0
+    known = json.loads(Path(bundle, "known_answer.json").read_text())
+    assert repr(known["text"]) in forced.err
+
+
+def test_convert_without_a_known_answer(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacks_memory(place: Path) -> str:
+        raise DeviceError("the model needs 27 GB")
+
+    unasked = run("convert", model_flags(), "--out", str(tmp_path / "a"), "--no-known-answer")
+    monkeypatch.setattr("llama_adapter.app.doctor.model.write_known_answer", lacks_memory)
+    failed = run("convert", model_flags(), "--out", str(tmp_path / "b"))
+
+    assert (unasked.code, failed.code) == (0, 0)
+    assert "known answer" not in unasked.err
+    assert "the model needs 27 GB" in failed.err
+    assert not list(tmp_path.glob("*/known_answer*"))
 
 
 @pytest.mark.usefixtures("known_environment")

@@ -17,7 +17,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.doctor.findings import Finding
-from llama_adapter.app.doctor.model import diagnose
+from llama_adapter.app.doctor.model import diagnose, write_known_answer
 from llama_adapter.app.models.bundle import add_known_answer, save_bundle
 from llama_adapter.app.models.checkpoints import RELEASED_ADAPTERS, ModelSources, assemble_sources
 from tests.app.models.bundles import edit, edit_known_answer
@@ -193,6 +193,17 @@ def test_the_known_answer_is_replayed(bundle: Path, monkeypatch: pytest.MonkeyPa
     add_known_answer(bundle, known_answer={**known, "text": "something else"}, picture=PICTURE)
     [finding] = errors(bundle)
     assert "'something else'" in finding.sentence
+
+
+def test_a_known_answer_that_was_written_is_replayed_and_half_precision_may_differ(bundle: Path) -> None:
+    text = write_known_answer(bundle)
+    known = json.loads((bundle / "known_answer.json").read_text())
+
+    assert (known["text"], known["dtype"]) == (text, "float32")
+    assert [diagnose(bundle)[-1].level] == ["ok"]
+    for dtype, level in (("float32", "error"), ("bfloat16", "warning")):
+        edit_known_answer(bundle, **{**known, "text": "something else", "dtype": dtype})
+        assert diagnose(bundle)[-1].level == level
 
 
 def test_a_known_answer_that_cannot_be_replayed_is_a_finding(bundle: Path, snapshot: SnapshotAssertion) -> None:

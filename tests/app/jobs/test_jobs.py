@@ -56,6 +56,21 @@ def after_each_answer(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]
     monkeypatch.setattr(ResultWriter, "write", lambda writer, answer: (write(writer, answer), act()))
 
 
+def test_records_have_the_token_ids_on_request(run: Run, folder: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "answers.jsonl")
+    with Captioner.load(**model_options()) as captioner:
+        expected = [list(answer.token_ids) for answer in captioner.generate(folder, max_new_tokens=4)]
+
+    plain = run("caption", str(folder), COMMON).records
+    asked = run("caption", str(folder), COMMON, "--output-ids", "--out", out, "--format", "jsonl").records
+    again = run("caption", str(folder), COMMON, "--out", out)
+
+    assert sorted(record["output_ids"] for record in asked) == sorted(expected)
+    assert asked[0].keys() - plain[0].keys() == {"output_ids"}
+    assert {record["id"] for record in asked} == {record["id"] for record in plain}
+    assert "3 answered by an earlier run" in again.err
+
+
 # Where pictures come from
 
 
@@ -415,7 +430,7 @@ def test_a_run_that_is_stopped_at_once_says_so_and_leaves_the_engine_before_the_
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ResultWriter, "write", stop)
-    monkeypatch.setattr(Captioner, "close", lambda self: was_in_use.append(self._is_running))
+    monkeypatch.setattr(Captioner, "close", lambda self: was_in_use.append(self._turn.locked()))
     ran = run("caption", str(folder), *COMMON, "--out", str(out))
 
     assert (ran.code, was_in_use) == (130, [False])

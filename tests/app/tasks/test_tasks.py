@@ -20,7 +20,7 @@ from llama_adapter.app.tasks.entry import Option, RequestField, TaskEntry, Widge
 from llama_adapter.app.tasks.prompts import EncodedPrompt, PromptEncoder
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.app.tasks.registry import TASKS, question_of
-from llama_adapter.app.tasks.task import FREE_TEXT, task_settings
+from llama_adapter.app.tasks.task import FREE_TEXT, WithTokenIds, task_settings
 from llama_adapter.app.web.page import build_page
 from tests.app.command import Run
 from tests.app.golden import model_flags, model_options, picture
@@ -140,6 +140,20 @@ def test_command_line_offers_new_task(run: Run, tmp_path: Path) -> None:
     circle, star = read_records(out)
     assert circle["id"] != star["id"]
     assert circle["box"][0] == circle["tokens"]  # type: ignore[typeddict-item]
+
+
+def test_http_api_gives_token_ids_on_request() -> None:
+    service = StubService()
+    client = TestClient(create_api(service, settings=ApiSettings()), base_url="http://localhost")  # type: ignore[arg-type]
+
+    for fields in ({}, {"output_ids": False}, {"output_ids": True}, {"output_ids": True, "answer_choices": ["a", "b"]}):
+        assert client.post("/v1/chat/completions", json=chat(**fields)).status_code == 200
+
+    choice = OneOf(("a", "b"))
+    assert [ask.task for ask in service.asks] == [FREE_TEXT, FREE_TEXT, WithTokenIds(FREE_TEXT), WithTokenIds(choice)]
+    prompt = EncodedPrompt(text="?", continuations=((5, 6), (7,)))
+    done = WithTokenIds(choice).complete(answer(details={"a": 1}), prompt=prompt, logprobs=(-1.0, -2.0))
+    assert (done.text, done.details) == ("a", {"a": 1, "output_ids": [5, 6]})
 
 
 @pytest.mark.usefixtures("locate")

@@ -1,4 +1,4 @@
-"""Which remote pictures may be fetched: URL parsing, the list of allowed hosts, public addresses. Opens nothing."""
+"""Which pictures may be fetched over HTTP: URL parsing, the list of allowed hosts, public addresses. Opens nothing."""
 
 import ipaddress
 import re
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Self
 from urllib.parse import quote, urlsplit
 
-from llama_adapter.app.http_api.errors import PictureRefusedError
+from llama_adapter.runtime.errors import LlamaAdapterError
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 Scheme = Literal["http", "https"]
@@ -40,6 +40,14 @@ _NOT_PUBLIC = tuple(
 _PUBLIC_IPV6 = ipaddress.ip_network("2000::/3")
 
 
+class FetchError(LlamaAdapterError):
+    """A URL is refused, or the picture behind it cannot be downloaded; `code` is one of the HTTP API's."""
+
+    def __init__(self, message: str, *, code: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.code, self.http_status = code, status
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureUrl:
     """A remote picture's URL in parts. The request is made of these, so what was checked is what is requested."""
@@ -51,7 +59,7 @@ class PictureUrl:
 
     @classmethod
     def parse(cls, url: str) -> Self:
-        """Parse a URL; raises PictureRefusedError unless it is plainly http(s)://name[:port]/path."""
+        """Parse a URL; raises FetchError unless it is plainly http(s)://name[:port]/path."""
         if len(url) > MAX_URL_LENGTH:
             raise _refused(f"The picture's URL has {len(url)} characters, the limit is {MAX_URL_LENGTH}.")
         if re.search(r"[\x00-\x20\x7f\\]", url):
@@ -118,9 +126,9 @@ class AllowedHost:
 
 
 def check_allowed(url: PictureUrl, *, allowed: Iterable[AllowedHost]) -> None:
-    """Raise PictureRefusedError unless one of the entries allows the URL."""
+    """Raise FetchError unless one of the entries allows the URL."""
     if not any(entry.matches(url) for entry in allowed):
-        raise PictureRefusedError(
+        raise FetchError(
             "This server does not fetch pictures from this host: send the picture as a data URI.",
             code="image_host_not_allowed",
         )
@@ -139,5 +147,5 @@ def is_public(address: str) -> bool:
     return not any(parsed in network for network in _NOT_PUBLIC if network.version == parsed.version)
 
 
-def _refused(message: str) -> PictureRefusedError:
-    return PictureRefusedError(message, code="invalid_image_url")
+def _refused(message: str) -> FetchError:
+    return FetchError(message, code="invalid_image_url")

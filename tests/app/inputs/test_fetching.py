@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from llama_adapter.app.http_api.addresses import AllowedHost, PictureUrl, is_public
-from llama_adapter.app.http_api.errors import PictureRefusedError
-from llama_adapter.app.http_api.fetching import MAX_REDIRECTS, Network, fetch_picture
+from llama_adapter.app.inputs.fetching import MAX_REDIRECTS, Network, fetch_picture
+from llama_adapter.app.inputs.urls import AllowedHost, FetchError, PictureUrl, is_public
 
 PICTURE = b"\x89PNG and so on"
 
@@ -100,8 +99,8 @@ class Site:
 
         return asyncio.run(run())
 
-    def refused(self, path: str = "/", **options: object) -> PictureRefusedError:
-        with pytest.raises(PictureRefusedError) as caught:
+    def refused(self, path: str = "/", **options: object) -> FetchError:
+        with pytest.raises(FetchError) as caught:
             self.fetch(path, **options)  # type: ignore[arg-type]
         return caught.value
 
@@ -166,7 +165,7 @@ def test_only_public_addresses_are_allowed_when_nothing_else_is_said() -> None:
 def test_the_name_of_the_machine_itself_leads_nowhere() -> None:
     url = PictureUrl.parse("http://localhost:9/")
 
-    with pytest.raises(PictureRefusedError) as caught:
+    with pytest.raises(FetchError) as caught:
         asyncio.run(fetch_picture(url, allowed=[AllowedHost.parse("http://localhost:9")], max_bytes=9, timeout_s=20))
     assert caught.value.code == "image_host_not_allowed"
 

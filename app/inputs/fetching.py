@@ -8,14 +8,14 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from urllib.parse import urljoin
 
 import httpcore
 
-from llama_adapter.app.http_api.addresses import AllowedHost, PictureUrl, check_allowed, is_public
-from llama_adapter.app.http_api.errors import PictureRefusedError, picture_too_large
+from llama_adapter.app.inputs.urls import AllowedHost, FetchError, PictureUrl, check_allowed, is_public
 
 MAX_REDIRECTS = 3
 MAX_FETCHES = 8  # at once; each holds at most one picture in memory
@@ -59,16 +59,17 @@ async def fetch_picture(
     max_bytes: int,
     timeout_s: float,
     network: Network | None = None,
+    turns: AbstractAsyncContextManager[object] = _turns,
 ) -> bytes:
-    """Download a picture of at most `max_bytes` within `timeout_s` seconds in all.
+    """Download a picture of at most `max_bytes` within `timeout_s` seconds in all, including the wait for `turns`.
 
-    Raises PictureRefusedError for a host or an address that is not allowed (also after a redirect), for any answer but
+    Raises FetchError for a host or an address that is not allowed (also after a redirect), for any answer but
     a picture, and for network errors.
     """
     allowed = tuple(allowed)
     network = network or Network()
     try:
-        async with asyncio.timeout(timeout_s), _turns:
+        async with asyncio.timeout(timeout_s), turns:
             context = await asyncio.to_thread(network.ssl_context)
             backend = _CheckedBackend(network)
             async with httpcore.AsyncConnectionPool(
@@ -79,6 +80,13 @@ async def fetch_picture(
         raise _failed(f"did not arrive within {timeout_s:g} seconds") from None
     except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError):
         raise _failed("could not be downloaded: network error") from None
+
+
+def fetch_in_thread(url: PictureUrl, *, allowed: Iterable[AllowedHost], max_bytes: int, timeout_s: float) -> bytes:
+    """As `fetch_picture`, for a thread without an event loop. The number of threads bounds the fetches at once."""
+    # A semaphore belongs to one event loop.
+    fetched = fetch_picture(url, allowed=allowed, max_bytes=max_bytes, timeout_s=timeout_s, turns=nullcontext())
+    return asyncio.run(fetched)
 
 
 async def _follow(
@@ -102,7 +110,7 @@ async def _read_body(response: httpcore.Response, *, max_bytes: int) -> bytes:
         raise _failed(f"was answered with status {response.status}")
     media_type = (_header(response, b"content-type") or "").partition(";")[0].strip().lower()
     if not media_type.startswith("image/"):
-        raise PictureRefusedError(
+        raise FetchError(
             "The content type of this URL is not image/....",
             code="unsupported_image_media_type",
         )
@@ -110,14 +118,14 @@ async def _read_body(response: httpcore.Response, *, max_bytes: int) -> bytes:
         raise _failed("has a content encoding")
     announced = _header(response, b"content-length")
     if announced is not None and announced.isdecimal() and int(announced[:20]) > max_bytes:
-        raise picture_too_large(f"{int(announced[:20]):,} bytes", max_bytes=max_bytes)
+        raise _too_large(f"{int(announced[:20]):,} bytes", max_bytes=max_bytes)
     body = bytearray()
     async for chunk in response.aiter_stream():
         body += chunk
         if len(body) > max_bytes:
-            raise picture_too_large("more", max_bytes=max_bytes)
+            raise _too_large("more", max_bytes=max_bytes)
     if not body:
-        raise PictureRefusedError("The picture is empty.", code="empty_image_file")
+        raise FetchError("The picture is empty.", code="empty_image_file")
     return bytes(body)
 
 
@@ -142,9 +150,7 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
             raise httpcore.ConnectError("no address") from None
         # One private address is enough to refuse: which address is used would be chance.
         if not addresses or not all(map(self._network.is_allowed, addresses)):
-            raise PictureRefusedError(
-                "The picture's host is not on the public internet.", code="image_host_not_allowed"
-            )
+            raise FetchError("The picture's host is not on the public internet.", code="image_host_not_allowed")
         tried = addresses[:MAX_ADDRESSES]
         for address in tried[:-1]:
             try:
@@ -159,5 +165,10 @@ def _header(response: httpcore.Response, name: bytes) -> str | None:
     return values[0].decode("latin-1") if values else None
 
 
-def _failed(what: str) -> PictureRefusedError:
-    return PictureRefusedError(f"The picture at this URL {what}.", code="failed_to_download_image")
+def _too_large(size: str, *, max_bytes: int) -> FetchError:
+    message = f"The picture has {size}, the limit is {max_bytes:,} bytes."
+    return FetchError(message, code="image_file_too_large", status=413)
+
+
+def _failed(what: str) -> FetchError:
+    return FetchError(f"The picture at this URL {what}.", code="failed_to_download_image")

@@ -1,0 +1,155 @@
+"""What users pass as pictures -> a source for each picture."""
+
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import IO, TYPE_CHECKING, Any, Union
+
+import numpy as np
+from PIL import Image
+
+from llama_adapter.app.inputs import InputSpec, read_inputs
+from llama_adapter.app.inputs.urls import AllowedHost, FetchError, PictureUrl
+from llama_adapter.app.reading.reader import PictureReading, Reader
+from llama_adapter.app.reading.sources import Source
+from llama_adapter.app.tasks.answers import AnswerError
+from llama_adapter.runtime.errors import UsageError
+from llama_adapter.vision.image import DEFAULT_MAX_BYTES, PictureSource
+
+if TYPE_CHECKING:  # jobs plan their work without torch
+    from torch import Tensor
+
+FETCH_TIMEOUT_S = 10.0  # from the first name lookup to the last byte
+_ADDRESS = re.compile(r"https?://", re.IGNORECASE)
+_TAKEN = (
+    "a path, folder, pattern or http(s) address, bytes, a binary file, a PIL image, or an array or tensor of pixels"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePicture:
+    """A picture at an address, which is downloaded when it is read."""
+
+    url: PictureUrl
+    allowed: tuple[AllowedHost, ...]
+
+    def read(self, reader: Reader, *, name: str) -> PictureReading:
+        """Download and read it. Blocks; what is wrong comes back as `error`."""
+        from llama_adapter.app.inputs.fetching import fetch_in_thread
+
+        started = time.perf_counter()
+        try:
+            data = fetch_in_thread(
+                self.url, allowed=self.allowed, max_bytes=DEFAULT_MAX_BYTES, timeout_s=FETCH_TIMEOUT_S
+            )
+            reading = reader.read(data, name=name)
+        except FetchError as error:
+            reading = PictureReading(error=AnswerError(code=error.code, message=error.message))
+        return replace(reading, elapsed_ms=(time.perf_counter() - started) * 1e3)
+
+
+@dataclass(frozen=True, slots=True)
+class GivenPicture:
+    """One picture, and its name if it has one."""
+
+    source: Source | PictureReading | RemotePicture
+    name: str | None = None
+
+
+# A path, pattern or address, the bytes of a file, an open file, an opened picture, or pixels.
+PictureLike = Union[PictureSource, bytearray, memoryview, IO[bytes], np.ndarray, "Tensor", GivenPicture]
+Pictures = PictureLike | Iterable[PictureLike]
+
+
+def given_pictures(given: Pictures, *, allowed: tuple[AllowedHost, ...] = ()) -> list[GivenPicture]:
+    """One or several pictures as a list, in order. Folders, patterns, archives and batches give several each.
+
+    Open files are read to their end. Raises TypeError for anything that is not a picture, ValueError for arrays of
+    another shape or range, and OSError of an open file.
+    """
+    if _is_one(given) or isinstance(given, Mapping) or not isinstance(given, Iterable):
+        return list(_expanded(given, allowed=allowed))
+    return [picture for one in given for picture in _expanded(one, allowed=allowed)]
+
+
+def _is_one(given: object) -> bool:
+    kinds = (str, bytes, bytearray, memoryview, os.PathLike, Image.Image, np.ndarray)
+    return isinstance(given, kinds) or hasattr(given, "read") or hasattr(given, "is_floating_point")
+
+
+def _expanded(given: Any, *, allowed: tuple[AllowedHost, ...]) -> Iterator[GivenPicture]:
+    match given:
+        case GivenPicture():
+            yield given
+        case bytes() | Image.Image():
+            yield GivenPicture(given)
+        case bytearray() | memoryview():
+            yield GivenPicture(bytes(given))
+        case str() | os.PathLike():
+            name = os.fsdecode(given)
+            if isinstance(given, str) and _ADDRESS.match(name) and not os.path.lexists(name):
+                yield GivenPicture(_remote(name, allowed=allowed), name)
+                return
+            for found in read_inputs(InputSpec(paths=(name,))):
+                source = found.source if found.error is None else PictureReading(error=found.error)
+                yield GivenPicture(source, found.label)
+        case _ if hasattr(given, "is_floating_point"):  # a tensor
+            on_cpu = given.detach().cpu()
+            yield from _pictures_of_array((on_cpu.float() if on_cpu.is_floating_point() else on_cpu).numpy())
+        case np.ndarray():
+            yield from _pictures_of_array(given)
+        case _ if hasattr(given, "read"):
+            data = given.read(DEFAULT_MAX_BYTES + 1)
+            if not isinstance(data, bytes):
+                raise TypeError(f"A file of a picture must be open for reading bytes, and this one gave {_kind(data)}")
+            own_name = getattr(given, "name", None)
+            yield GivenPicture(data, own_name if isinstance(own_name, str) else None)
+        case _:
+            raise TypeError(f"A picture is {_TAKEN}, got {_kind(given)}")
+
+
+def _remote(address: str, *, allowed: tuple[AllowedHost, ...]) -> RemotePicture | PictureReading:
+    try:
+        url = PictureUrl.parse(address)
+    except FetchError as error:
+        return PictureReading(error=AnswerError(code=error.code, message=error.message))
+    if not any(host.matches(url) for host in allowed):
+        message = f"Pictures of `{url.host}` are not fetched: name it in `allowed_hosts` of `Captioner.load`."
+        return PictureReading(error=AnswerError(code="image_host_not_allowed", message=message))
+    if find_spec("httpcore") is None:
+        raise UsageError("Fetching pictures needs the package httpcore", hint="pip install httpcore anyio")
+    return RemotePicture(url, allowed)
+
+
+def _pictures_of_array(pixels: np.ndarray) -> Iterator[GivenPicture]:
+    """Pixels of one picture (H, W) or (H, W, 3 or 4), or of several (B, H, W, 3 or 4); channels may stand first.
+
+    They are RGB, uint8 or floats of 0..1 or 0..255, which are rounded to whole levels.
+    """
+    if pixels.dtype != np.uint8 and not np.issubdtype(pixels.dtype, np.floating):
+        raise TypeError(f"An array of pixels has the type uint8 or a float, got {pixels.dtype}")
+    shape = pixels.shape
+    if pixels.ndim in (3, 4) and shape[-1] not in (3, 4) and shape[-3] in (3, 4):
+        pixels = np.moveaxis(pixels, -3, -1)
+    if not (pixels.ndim == 2 or (pixels.ndim in (3, 4) and pixels.shape[-1] in (3, 4))):
+        raise ValueError(f"An array of pixels has the shape (H, W, 3) or (B, H, W, 3), got {shape}")
+    levels = pixels if pixels.dtype == np.uint8 else _levels(pixels)
+    for picture in levels if levels.ndim == 4 else [levels]:
+        yield GivenPicture(Image.fromarray(np.ascontiguousarray(picture)))
+
+
+def _levels(pixels: np.ndarray) -> np.ndarray:
+    """Floats as uint8; the largest value of the whole array tells 0..1 from 0..255."""
+    low, high = float(pixels.min(initial=0)), float(pixels.max(initial=0))
+    if not (low >= 0 and high <= 255):  # written so that NaN is refused too
+        raise ValueError(
+            f"Pixels as floats are 0 to 1 or 0 to 255, got {low:g} to {high:g}: give them before normalisation"
+        )
+    return np.rint(pixels.astype(np.float32) * (255 if high <= 1 else 1)).astype(np.uint8)
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__

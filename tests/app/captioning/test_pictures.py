@@ -1,0 +1,184 @@
+"""Pictures may be given in every form that Python programs have them in; anything else is a TypeError."""
+
+import io
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from llama_adapter import Answer, Captioner
+from llama_adapter.app.captioning.pictures import given_pictures
+from llama_adapter.app.inputs import fetching
+from llama_adapter.app.inputs.fetching import Network
+from tests.app.golden import GOLDEN, model_options
+
+PICTURE = GOLDEN / "images" / "shapes_200x300.jpg"
+PREPROCESSED = np.asarray(Image.open(GOLDEN / "preprocessed" / "shapes_200x300.png").convert("RGB"))
+
+
+@pytest.fixture(scope="module")
+def captioner() -> Iterator[Captioner]:
+    with Captioner.load(**model_options(), batch_size=4) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def expected(captioner: Captioner) -> tuple[int, ...]:
+    answer = captioner.caption(PICTURE, max_new_tokens=8)
+    assert answer.error is None
+    return answer.token_ids
+
+
+FORMS: dict[str, Callable[[], object]] = {
+    "text": lambda: str(PICTURE),
+    "path": lambda: PICTURE,
+    "bytes": PICTURE.read_bytes,
+    "bytearray": lambda: bytearray(PICTURE.read_bytes()),
+    "memoryview": lambda: memoryview(PICTURE.read_bytes()),
+    "open file": lambda: PICTURE.open("rb"),
+    "file in memory": lambda: io.BytesIO(PICTURE.read_bytes()),
+    "PIL image": lambda: Image.open(PICTURE),
+    "pattern": lambda: str(GOLDEN / "images" / "shapes_200*.jpg"),
+    "whole pixels": lambda: np.asarray(Image.open(PICTURE).convert("RGB")),
+    "preprocessed uint8": lambda: PREPROCESSED,
+    "preprocessed float16": lambda: PREPROCESSED.astype(np.float16),
+    "preprocessed float32": lambda: PREPROCESSED.astype(np.float32),
+    "0 to 1": lambda: PREPROCESSED / 255,
+    "batch of one": lambda: PREPROCESSED[None],
+    "tensor": lambda: torch.tensor(PREPROCESSED),
+    "channels first": lambda: torch.tensor(PREPROCESSED).permute(2, 0, 1) / 255,
+    "float16 tensor": lambda: torch.tensor(PREPROCESSED).half()[None],
+    "bfloat16 tensor": lambda: torch.tensor(PREPROCESSED).bfloat16(),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_picture_may_be_given_in_any_form(captioner: Captioner, expected: tuple[int, ...], form: str) -> None:
+    given = FORMS[form]()
+    answer = captioner.caption(given, max_new_tokens=8)  # type: ignore[arg-type]
+    if isinstance(given, io.IOBase):
+        given.close()
+
+    assert answer.error is None
+    assert answer.token_ids == expected
+
+
+def test_a_batch_of_pixels_is_as_many_pictures(captioner: Captioner, expected: tuple[int, ...]) -> None:
+    batch = np.stack([PREPROCESSED, np.zeros_like(PREPROCESSED)]).astype(np.float16)
+    first, second = captioner.generate(torch.from_numpy(batch), max_new_tokens=8)
+
+    assert first.token_ids == expected != second.token_ids
+    assert [first.picture, second.picture] == ["picture 0", "picture 1"]
+    assert captioner.generate(batch[:0]) == []
+
+
+def test_folders_patterns_and_files_mix_and_prompts_are_paired_with_the_pictures_found(
+    captioner: Captioner, tmp_path: Path
+) -> None:
+    for name in ("a2.png", "a10.png"):
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
+    (tmp_path / "notes.txt").write_text("not a picture")
+    with tarfile.open(tmp_path / "shard.tar", "w") as archive:
+        archive.add(tmp_path / "a2.png", "inside.png")
+    given = [tmp_path, str(tmp_path / "a1*.png"), tmp_path / "missing.png", str(tmp_path / "x*.png")]
+    given += [tmp_path / "shard.tar"]
+    answers = captioner.generate(given, ["a", "b", "c", "d", "e", "f"], max_new_tokens=1)  # type: ignore[arg-type]
+
+    names = ["a2.png", "a10.png", "a10.png", "missing.png", "x*.png", "inside.png"]
+    codes = [None, None, None, "missing", "missing", None]
+    assert [Path(answer.picture).name for answer in answers] == names
+    assert [answer.prompt for answer in answers] == ["a", "b", "c", "d", "e", "f"]
+    assert [answer.error and answer.error.code for answer in answers] == codes
+
+
+@pytest.mark.parametrize("wrong", [5, None, {"a.jpg": 1}, [["a.jpg"]], [b"", 1.5], io.StringIO("text"), object()])
+def test_what_is_no_picture_is_a_type_error(wrong: object) -> None:
+    with pytest.raises(TypeError, match=r"picture"):
+        given_pictures(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.bool_, np.dtype("U5"), object])
+def test_pixels_of_another_type_are_a_type_error(dtype: np.dtype) -> None:
+    with pytest.raises(TypeError, match="uint8 or a float"):
+        given_pictures(np.zeros((8, 8, 3), dtype))
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [
+        np.zeros(3),
+        np.zeros((2, 8, 8)),
+        np.zeros((1, 1, 8, 8, 3)),
+        np.full((8, 8, 3), -0.1),
+        np.full((8, 8, 3), 255.5),
+        np.full((8, 8, 3), np.nan),
+    ],
+)
+def test_pixels_of_another_shape_or_range_are_refused(pixels: np.ndarray) -> None:
+    with pytest.raises(ValueError, match=r"shape|normalisation"):
+        given_pictures(pixels)
+
+
+def test_one_picture_is_asked_about_at_a_time(captioner: Captioner) -> None:
+    answer = captioner.ask(PICTURE, ("Is it red?", "Look at the border."), choices=["yes", "no"])
+
+    assert answer.prompt == "Is it red?\nLook at the border."
+    assert set(answer.choice or ()) == {"yes", "no"}
+    with pytest.raises(ValueError, match="one picture"):
+        captioner.caption(PREPROCESSED[None].repeat(2, axis=0))
+
+
+class OnePicture(BaseHTTPRequestHandler):
+    """Has the picture at /a.jpg."""
+
+    def do_GET(self) -> None:
+        found = self.path == "/a.jpg"
+        self.send_response(200 if found else 404)
+        self.send_header("content-type", "image/jpeg")
+        self.end_headers()
+        if found:
+            self.wfile.write(PICTURE.read_bytes())
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: stderr is the tests'."""
+
+
+@pytest.fixture
+def site() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), OnePicture) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://localhost:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_addresses_are_fetched_from_allowed_hosts_only(
+    site: str, expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = ["https://example.com/a.jpg", "http://", f"{site}/a.jpg", f"{site}/gone.jpg"]
+    with Captioner.load(**model_options(), allowed_hosts=[site]) as captioner:
+        private = captioner.generate(addresses, max_new_tokens=8)
+        monkeypatch.setattr(fetching, "Network", partial(Network, is_allowed=lambda address: True))
+        public = captioner.generate(addresses, max_new_tokens=8)
+
+    def codes(answers: list[Answer]) -> list[str | None]:
+        return [answer.error and answer.error.code for answer in answers]
+
+    # The name is allowed, and its address is not one of the public internet.
+    assert codes(private) == ["image_host_not_allowed", "invalid_image_url", *["image_host_not_allowed"] * 2]
+    assert codes(public) == ["image_host_not_allowed", "invalid_image_url", None, "failed_to_download_image"]
+    assert public[2].token_ids == expected
+    assert public[2].picture == f"{site}/a.jpg"
+
+
+def test_a_host_that_cannot_be_allowed_is_refused_before_the_model_is_loaded() -> None:
+    with pytest.raises(ValueError, match="picture host"):
+        Captioner.load("no such bundle", allowed_hosts=["127.0.0.1"])
