@@ -14,6 +14,7 @@ from llama_adapter.app.models.encoders import (
     check_sizes,
     encoder_identity,
     encoder_spec,
+    examine,
     om_card,
 )
 from llama_adapter.app.models.memory_fit import place_model
@@ -25,7 +26,7 @@ from llama_adapter.runtime.devices import Backend, open_backend, open_best, reso
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.vision.backends.base import VisionBackend
-from llama_adapter.vision.backends.exported import open_encoder
+from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
 from llama_adapter.vision.card import EncoderCard
 
 ModelLoader = Callable[[torch.dtype], LoadedModel]  # takes the dtype of the weights
@@ -53,30 +54,34 @@ def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> P
     backend, note = open_best() if spec.device == "auto" else (open_backend(spec.device), "")
     mode = resolve_mode(spec.mode, backend=backend)
     with ExitStack() as stack:
-        vision: VisionBackend | None = None
+        exported: ExportedEncoder | None = None
         card: EncoderCard | None = None
         if spec.vision_kind == "onnx":
-            vision = onnx = stack.enter_context(closing(open_encoder(encoder_spec(spec, backend=backend, mode=mode))))
-            card = onnx.card
+            exported = stack.enter_context(closing(open_encoder(encoder_spec(spec, backend=backend, mode=mode))))
+            card = exported.card
         elif spec.vision_kind == "om":
             card = om_card(spec)
         if load is None:
             model = load_model(spec, backend=backend, encoder=card)
         else:
             model = load(resolve_dtype(spec.dtype, backend=backend))
-        foreign_note = ""
         if card is not None:
             check_card(card, model, spec=spec)
-        elif spec.vision_kind != "torch":
-            foreign_note = f"`{spec.encoder}` does not name its model, so it is not checked against this one"
         placed = place_model(model, spec=spec, backend=backend, mode=mode)
         runner = placed.runner
+        vision: VisionBackend
+        foreign_note, identity = "", None
         if placed.vision is not None:
             vision = placed.vision
-        elif vision is None:
-            # Last: the decoder's device must exist before the OM's own context.
-            vision = stack.enter_context(closing(open_encoder(encoder_spec(spec, backend=backend, mode=mode))))
-        check_sizes(vision, model, spec=spec)
+        else:
+            if exported is None:
+                # Last: the decoder's device must exist before the OM's own context.
+                exported = stack.enter_context(closing(open_encoder(encoder_spec(spec, backend=backend, mode=mode))))
+            vision = exported
+            check_sizes(exported, model, spec=spec)
+            if card is None:
+                foreign_note = examine(exported, model, spec=spec).sentence
+            identity = encoder_identity(spec, channel_order=exported.channel_order)
         widened_note = ""
         if not backend.computes_in(model.precision, model.dtype, wanted=spec.operators):
             title = find_scheme(model.precision).title
@@ -103,7 +108,7 @@ def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> P
             vision=vision.name,
             mode=mode,
             operators=runner.operators.name,
-            encoder=None if spec.vision_kind == "torch" else encoder_identity(spec),
+            encoder=identity,
             notes=tuple(filter(None, (note, *model.notes, foreign_note, widened_note, placed.note))),
             context=model.decoder_config.context,
             default_prompt=model.prompt,
@@ -119,7 +124,7 @@ def assemble_parts(spec: CaptionerSpec, *, load: ModelLoader | None = None) -> P
 def load_model(spec: CaptionerSpec, *, backend: Backend, encoder: EncoderCard | None = None) -> LoadedModel:
     """The weights of `spec` on the CPU, in its dtype and precision.
 
-    With an exported `encoder`, those of the picture encoder may be absent.
+    Beside an exported encoder, whose card is `encoder` if it has one, CLIP may be missing.
     """
     dtype = resolve_dtype(spec.dtype, backend=backend)
     if spec.llama_dir is None:
@@ -131,10 +136,10 @@ def load_model(spec: CaptionerSpec, *, backend: Backend, encoder: EncoderCard | 
             cast_vision=spec.vision_kind == "torch",
             precision=spec.precision,
         )
-    sources = sources_of(spec)
+    sources, exported = sources_of(spec), spec.vision_kind != "torch"
     if spec.precision in (None, FLOAT):
-        return assemble_sources(sources, dtype=dtype, encoder=encoder)
+        return assemble_sources(sources, dtype=dtype, exported=exported, encoder=encoder)
     # From float32, so that weights are rounded only once.
-    streamed = stream_sources(sources, dtype=torch.float32, encoder=encoder)
+    streamed = stream_sources(sources, dtype=torch.float32, exported=exported, encoder=encoder)
     model, tensors = quantise_model(*streamed, dtype=dtype, precision=spec.precision)
     return dataclasses.replace(model, decoder_state=dict(tensors))
