@@ -130,7 +130,7 @@ def _clean(model: "onnx_ir.Model", *, graph_name: str) -> None:
     model.graph.doc_string = None
     model.graph.metadata_props.clear()
     for node in model.graph:
-        node.name = f"{graph_name}/{node.name}"
+        node.name = f"{graph_name}.{node.name}"
         node.metadata_props.clear()
         node.doc_string = None
         for value in node.outputs:

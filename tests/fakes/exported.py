@@ -101,7 +101,7 @@ def without_card(encoder: Path, target: Path, *, is_ours: bool = False, green_st
     del model.metadata_props[:]
     model.graph.name = "main"
     for node in model.graph.node:
-        node.name = node.name if is_ours else node.name.rpartition("/")[2]
+        node.name = node.name if is_ours else node.name.rpartition(".")[2]
     (std,) = [tensor for tensor in model.graph.initializer if tensor.name.endswith("std")]
     values = numpy_helper.to_array(std).copy()
     values[1] = np.float32(green_std)
