@@ -12,8 +12,9 @@ ARG CANN_IMAGE
 FROM ${CANN_IMAGE}
 
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
-ARG TORCH=2.13.0
-ARG TORCH_NPU=2.13.0
+# For CANN 9.1.
+ARG TORCH=2.12.0
+ARG TORCH_NPU=2.12.0
 # The address of torch's CPU builds, which pytorch.org shows for Linux, Pip and CPU. On x86_64 the common index has the
 # CUDA build, which torch_npu refuses. On aarch64 it is not needed.
 ARG TORCH_INDEX=""

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from llama_adapter.app.cli import build_parser
 
@@ -17,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-VERSIONS = {"TORCH": ("torch", PROJECT["dependencies"]), "TORCH_NPU": ("torch-npu", EXTRAS["npu"])}
+GUIDE = (ROOT / "docs" / "ascend.md").read_text(encoding="utf-8")
 SENT = [line[2:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line[:2] == "!/"]
 
 
@@ -76,12 +78,15 @@ def test_nothing_else_is_sent_to_docker() -> None:
 def test_versions_are_those_of_the_project(file: Path) -> None:
     defaults = dict(value.split("=", 1) for value in values(file, "ARG") if "=" in value)
 
-    assert ("TORCH_NPU" in defaults) == (file.stem == "ascend")
-    for argument, (package, requirements) in VERSIONS.items():
-        (wanted,) = [one for one in map(Requirement, requirements) if one.name == package]
-        assert argument not in defaults or defaults[argument] in wanted.specifier
-    if python := defaults.get("PYTHON"):
-        assert Requirement(f"python{PROJECT['requires-python']}").specifier.contains(python)
+    package, requirements = ("torch", PROJECT["dependencies"]) if file.stem == "cpu" else ("torch-npu", EXTRAS["npu"])
+    (wanted,) = [one for one in map(Requirement, requirements) if one.name == package]
+    assert defaults["TORCH"] in wanted.specifier
+    if file.stem == "cpu":
+        assert defaults["PYTHON"] in SpecifierSet(PROJECT["requires-python"])
+        assert defaults["TORCH"] == torch.__version__.partition("+")[0]  # the one that tests run with
+    else:
+        assert defaults["TORCH_NPU"] == defaults["TORCH"]  # torch-npu pins its torch
+        assert set(re.findall(r"torch(?:-npu)?==([\d.]+\d)", GUIDE)) == {defaults["TORCH"]}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
