@@ -46,7 +46,7 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/.installed: pyproject.toml | .venv/bin/python
-	$(BIN)/pip install --quiet --editable '.[tested]'
+	$(BIN)/pip install --quiet --editable .
 	touch $@
 
 # Programs that the tests need, from the system's packages where they are missing.

@@ -9,6 +9,7 @@ from llama_adapter.runtime.json_object import check_fields
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 
 INPUT, OUTPUT = "input", "output"  # names in the graph, as in the Ascend guide
+GRAPH_NAME = "llama_adapter_rgb_encoder"  # in the names of all nodes, which stay in an OM that ATC makes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,7 @@ from llama_adapter.runtime.graphs.onnx_export import cast_weights, check_export,
 from llama_adapter.runtime.graphs.open_session import GraphSpec
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
 from llama_adapter.vision.block import plain_attention
-from llama_adapter.vision.card import INPUT, OUTPUT, EncoderCard
+from llama_adapter.vision.card import GRAPH_NAME, INPUT, OUTPUT, EncoderCard
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state, use_attention
 
@@ -56,7 +56,7 @@ def export_onnx(
         Path(path),
         input_names=[INPUT],
         output_names=[OUTPUT],
-        graph_name="picture_encoder",
+        graph_name=GRAPH_NAME,
         card=card.to_graph(),
         check=check,
     )

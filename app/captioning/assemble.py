@@ -14,6 +14,7 @@ from llama_adapter.app.models.encoders import (
     check_sizes,
     encoder_identity,
     encoder_spec,
+    examine,
     om_card,
 )
 from llama_adapter.app.models.memory_fit import place_model
@@ -25,7 +26,7 @@ from llama_adapter.runtime.devices import Backend, open_backend, open_best, reso
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.vision.backends.base import VisionBackend
-from llama_adapter.vision.backends.exported import open_encoder
+from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
 from llama_adapter.vision.card import EncoderCard
 
 ModelLoader = Callable[[torch.dtype], LoadedModel]  # takes the dtype of the weights
@@ -61,31 +62,33 @@ def assemble_parts(
     backend, note = open_best() if spec.device == "auto" else (open_backend(spec.device), "")
     mode = resolve_mode(spec.mode, backend=backend)
     with ExitStack() as stack:
+        exported: ExportedEncoder | None = None
         card: EncoderCard | None = None
-        if vision is not None:
-            pass
-        elif spec.vision_kind == "onnx":
-            vision = onnx = stack.enter_context(closing(open_encoder(encoder_spec(spec, backend=backend, mode=mode))))
-            card = onnx.card
-        elif spec.vision_kind == "om":
+        if vision is None and spec.vision_kind == "onnx":
+            exported = stack.enter_context(closing(open_encoder(encoder_spec(spec, backend=backend, mode=mode))))
+            card = exported.card
+        elif vision is None and spec.vision_kind == "om":
             card = om_card(spec)
         if load is None:
             model = load_model(spec, backend=backend, encoder=card, is_encoded_elsewhere=is_encoded_elsewhere)
         else:
             model = load(resolve_dtype(spec.dtype, backend=backend))
-        foreign_note = ""
         if card is not None:
             check_card(card, model, spec=spec)
-        elif spec.vision_kind != "torch":
-            foreign_note = f"`{spec.encoder}` does not name its model, so it is not checked against this one"
         placed = place_model(model, spec=spec, backend=backend, mode=mode, has_encoder=is_encoded_elsewhere)
         runner = placed.runner
+        foreign_note, identity = "", None
         if placed.vision is not None:
             vision = placed.vision
         elif vision is None:
-            # Last: the decoder's device must exist before the OM's own context.
-            vision = stack.enter_context(closing(open_encoder(encoder_spec(spec, backend=backend, mode=mode))))
-        check_sizes(vision, model, spec=spec)
+            if exported is None:
+                # Last: the decoder's device must exist before the OM's own context.
+                exported = stack.enter_context(closing(open_encoder(encoder_spec(spec, backend=backend, mode=mode))))
+            vision = exported
+            check_sizes(exported, model, spec=spec)
+            if card is None:
+                foreign_note = examine(exported, model, spec=spec).sentence
+            identity = encoder_identity(spec, channel_order=exported.channel_order)
         widened_note = ""
         if not backend.computes_in(model.precision, model.dtype, wanted=spec.operators):
             title = find_scheme(model.precision).title
@@ -112,7 +115,7 @@ def assemble_parts(
             vision=vision.name,
             mode=mode,
             operators=runner.operators.name,
-            encoder=None if spec.vision_kind == "torch" else encoder_identity(spec),
+            encoder=identity,
             notes=tuple(filter(None, (note, *model.notes, foreign_note, widened_note, placed.note))),
             context=model.decoder_config.context,
             default_prompt=model.prompt,
@@ -130,8 +133,7 @@ def load_model(
 ) -> LoadedModel:
     """The weights of `spec` on the CPU, in its dtype and precision.
 
-    When pictures are encoded elsewhere, those of the picture encoder may be absent; `encoder` is the card of that
-    encoder, if it has one.
+    When pictures are encoded elsewhere, CLIP may be missing; `encoder` is the card of that encoder, if it has one.
     """
     dtype = resolve_dtype(spec.dtype, backend=backend)
     if spec.llama_dir is None:
@@ -145,8 +147,8 @@ def load_model(
         )
     sources = sources_of(spec)
     if spec.precision in (None, FLOAT):
-        return assemble_sources(sources, dtype=dtype, encoder=encoder, is_encoded_elsewhere=is_encoded_elsewhere)
+        return assemble_sources(sources, dtype=dtype, exported=is_encoded_elsewhere, encoder=encoder)
     # From float32, so that weights are rounded only once.
-    streamed = stream_sources(sources, dtype=torch.float32, encoder=encoder, is_encoded_elsewhere=is_encoded_elsewhere)
+    streamed = stream_sources(sources, dtype=torch.float32, exported=is_encoded_elsewhere, encoder=encoder)
     model, tensors = quantise_model(*streamed, dtype=dtype, precision=spec.precision)
     return dataclasses.replace(model, decoder_state=dict(tensors))

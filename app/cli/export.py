@@ -83,6 +83,19 @@ def add_export(commands: Any) -> None:
         help=default("log level of ATC: info, error, ..."),
     )
     om.add_argument(
+        "--op-select-implmode",
+        "--op_select_implmode",
+        metavar="MODE",
+        help="ATC's high_performance, high_precision, ... (default: high_performance on a 310P, else ATC's)",
+    )
+    om.add_argument(
+        "--optypelist-for-implmode",
+        "--optypelist_for_implmode",
+        metavar="OPS",
+        help="operators it is for (default: Sigmoid,Gelu on a 310P, else all)",
+    )
+    om.add_argument("--device", metavar="N", type=int, help="device number for ATC; a conversion needs no device")
+    om.add_argument(
         "--atc-flag",
         metavar="FLAG",
         dest="atc_flags",

@@ -14,7 +14,14 @@ from llama_adapter.app.doctor.findings import Finding, Report
 from llama_adapter.app.doctor.model import diagnose
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, stream_sources
-from llama_adapter.app.models.encoders import check_card, check_encoder_exists, check_sizes, encoder_files
+from llama_adapter.app.models.encoders import (
+    check_card,
+    check_encoder_exists,
+    check_sizes,
+    encoder_files,
+    examine,
+    has_clip,
+)
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.graphs.open_session import GraphSpec
 from llama_adapter.runtime.graphs.sidecar import check_om_file, read_valid_sidecar, sidecar_path
@@ -41,7 +48,7 @@ def diagnose_with_encoder(target: Target, spec: CaptionerSpec) -> list[Finding]:
     with ExitStack() as stack:
         parts, encoder = _check_files(of_files, spec, stack)
         card = next((part.card for part in parts if part.card is not None), None)
-        of_model = diagnose(target, encoder=card, precision=spec.precision)
+        of_model = diagnose(target, exported=True, encoder=card, precision=spec.precision)
         if parts:
             _compare(of_both, parts, encoder, target)
     return [*of_model, *of_files.findings, *of_both.findings]
@@ -116,21 +123,23 @@ def _compare(report: Report, parts: list[_Part], encoder: ExportedEncoder | None
         sentence = "The model cannot be read, so it is not known whether the encoder is its own"
         report.add("not tried", _WHAT, sentence)
         return
-    has_clip = any(key.startswith("clip.") for key in model.vision_state)
-    compared = "CLIP and visual blocks" if has_clip else "the visual blocks (there is no CLIP to compare)"
+    if encoder is not None and not report.passes(_WHAT, lambda: check_sizes(encoder, model, spec=parts[0].spec)):
+        return
+    compared = "CLIP and visual blocks" if has_clip(model) else "the visual blocks (there is no CLIP to compare)"
     for spec, card in parts:
-        if card is None:
+        if card is None and encoder is not None:
+            if (examined := report.attempt(_WHAT, partial(examine, encoder, model, spec=spec))) is not None:
+                report.add("ok" if examined.is_sure else "warning", _WHAT, examined.sentence)
+        elif card is None:
             sentence = f"`{spec.encoder}` does not name its model, so it cannot be compared with this one"
             report.add("warning", _WHAT, sentence)
         elif report.passes(_WHAT, partial(check_card, card, model, spec=spec)):
             report.add("ok", _WHAT, f"`{spec.encoder}` is this model's own, by {compared}")
-    if encoder is not None:
-        report.attempt(_WHAT, lambda: check_sizes(encoder, model, spec=parts[0].spec))
 
 
 def _load(target: Target, part: _Part) -> LoadedModel:
     """The model without its decoder's tensors, which may be larger than the memory."""
     if isinstance(target, ModelSources):
-        return stream_sources(target, dtype=torch.float16, encoder=part.card)[0]
+        return stream_sources(target, dtype=torch.float16, exported=True, encoder=part.card)[0]
     order = part.spec.channel_order
     return load_bundle(target, channel_order=None if order == "auto" else order)

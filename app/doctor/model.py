@@ -37,6 +37,7 @@ from llama_adapter.app.models.checkpoints import (
     find_llama,
     open_clip,
     open_llama,
+    query_heads,
     resolve_channel_order,
 )
 from llama_adapter.app.models.resources import sample_pictures
@@ -78,26 +79,27 @@ def write_known_answer(place: Path) -> str:
 def diagnose(
     target: ModelSources | str | os.PathLike[str],
     *,
+    exported: bool = False,
     encoder: EncoderCard | None = None,
     precision: Precision | None = None,
 ) -> list[Finding]:
     """Check a model: a bundle's folder, or the checkpoints it would be made of.
 
-    With the card of an exported `encoder`, CLIP may be missing. A bundle's known answer is replayed in `precision`,
-    by default the bundle's own.
+    Beside an `exported` encoder CLIP may be missing; `encoder` is its card, if it has one. A bundle's known answer is
+    replayed in `precision`, by default the bundle's own.
 
     A failed check does not stop the later ones. Files are read completely and compared with their known digests.
     Faults of the model are returned, never raised.
     """
     report = Report()
     if isinstance(target, ModelSources):
-        _check_sources(report, target, encoder=encoder)
+        _check_sources(report, target, exported=exported, encoder=encoder)
     else:
         _check_bundle(report, Path(target), precision)
     return report.findings
 
 
-def _check_sources(report: Report, sources: ModelSources, *, encoder: EncoderCard | None) -> None:
+def _check_sources(report: Report, sources: ModelSources, *, exported: bool, encoder: EncoderCard | None) -> None:
     place = report.attempt("llama", lambda: find_llama(sources.llama_dir, llama_type=sources.llama_type))
     tokenizer = llama = None
     if place is not None:
@@ -126,7 +128,8 @@ def _check_sources(report: Report, sources: ModelSources, *, encoder: EncoderCar
         report.add("ok", "clip", f"CLIP with {sizes}; no tensor is missing or unknown")
         _check_finite(report, "clip", clip.name, clip.tensors.items())
     if adapter is not None:
-        _check_vision(report, adapter, clip, sources, encoder=encoder)
+        heads = query_heads(sources, adapter, exported=exported, encoder=encoder)
+        _check_vision(report, adapter, clip, sources, exported=exported, heads=heads)
 
 
 def _check_llama(report: Report, llama: LlamaSource, tokenizer: Tokenizer | None) -> None:
@@ -171,12 +174,15 @@ def _check_adapter(report: Report, adapter: AdapterFile, llama: LlamaSource | No
 
 
 def _check_vision(
-    report: Report, adapter: AdapterFile, clip: ClipSource | None, sources: ModelSources, *, encoder: EncoderCard | None
+    report: Report,
+    adapter: AdapterFile,
+    clip: ClipSource | None,
+    sources: ModelSources,
+    *,
+    exported: bool,
+    heads: int | None,
 ) -> None:
-    heads = sources.visual_heads
-    if heads is None and encoder is not None:
-        heads = encoder.vision.query.num_heads
-    if clip is None and (sources.clip is not None or encoder is not None):
+    if clip is None and (sources.clip is not None or exported):
         # The fault of CLIP is reported, or CLIP is in the encoder; the rest is still checked.
         is_read = report.passes("vision", lambda: read_query(adapter.visual, name=adapter.name, visual_heads=heads))
         if is_read and sources.clip is None:

@@ -1,25 +1,23 @@
 """`export onnx`: a model's picture encoder as ONNX, compared with torch."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from llama_adapter.app.encoder_export.output import check_place, give, tell, told_complaints, told_next, told_parity
 from llama_adapter.app.inputs import expand_inputs
 from llama_adapter.app.models.bundle import load_bundle
-from llama_adapter.app.models.checkpoints import adapter_name, find_clip, resolve_channel_order
+from llama_adapter.app.models.checkpoints import LoadedEncoder, read_encoder
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.reading.isolated import open_reader
-from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
 from llama_adapter.runtime.atomic_write import refuse_to_replace
 from llama_adapter.runtime.errors import CheckpointError, GraphError
 from llama_adapter.runtime.graphs.card import GraphDtype
@@ -27,13 +25,9 @@ from llama_adapter.runtime.graphs.defaults import DTYPE, OPSET, OPSETS
 from llama_adapter.runtime.graphs.graph import Graph, read_graph
 from llama_adapter.runtime.graphs.lint import lint_graph
 from llama_adapter.runtime.schemes import FLOAT
-from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import encoder_from_state
 from llama_adapter.vision.export import compare, export_onnx
-from llama_adapter.vision.weights import build_vision
 
-CLIP_FILE = "ViT-L-14.pt"  # as OpenAI publishes it, and where its own package keeps it
-CLIP_CACHE = Path("~/.cache/clip")
 _MAX_PICTURES = 4  # of the samples; enough for two batch sizes, and a float16 encoder is slow on a CPU
 
 
@@ -57,14 +51,6 @@ class EncoderSources:
                 raise ValueError(f"{name} is empty: name a path, or leave it out")
 
 
-class LoadedEncoder(NamedTuple):
-    """An encoder's configuration and state dict, and the model's name for people."""
-
-    name: str
-    config: VisionConfig
-    state: Mapping[str, Tensor]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnnxJob:
     """One `export onnx`."""
@@ -86,7 +72,11 @@ class OnnxJob:
 
 def load_encoder(sources: EncoderSources) -> LoadedEncoder:
     """The encoder's weights in float32. The language model is not needed. Raises CheckpointError."""
-    return _from_bundle(sources) if sources.adapter is None else _from_adapter(sources, sources.adapter)
+    if sources.adapter is None:
+        return _from_bundle(sources)
+    return read_encoder(
+        sources.adapter, clip=sources.clip, visual_heads=sources.visual_heads, channel_order=sources.channel_order
+    )
 
 
 def _from_bundle(sources: EncoderSources) -> LoadedEncoder:
@@ -100,38 +90,6 @@ def _from_bundle(sources: EncoderSources) -> LoadedEncoder:
         )
     state = {key: tensor.float() for key, tensor in model.vision_state.items()}
     return LoadedEncoder(name=model.name, config=model.vision_config, state=state)
-
-
-def _from_adapter(sources: EncoderSources, file: str) -> LoadedEncoder:
-    adapter = open_adapter(file)
-    clip = _find_clip_file(sources.clip, adapter)
-    channel_order, _ = resolve_channel_order(sources.channel_order, adapter)
-    config, state = build_vision(
-        adapter.visual,
-        name=adapter.name,
-        clip=find_clip(clip, adapter),
-        visual_heads=sources.visual_heads,
-        channel_order=channel_order,
-    )
-    return LoadedEncoder(name=adapter_name(file), config=config, state=state)
-
-
-def _find_clip_file(named: str | None, adapter: AdapterFile) -> str | Path | None:
-    """The named file, else OpenAI's in its usual places; None for an adapter with its own CLIP.
-
-    Raises CheckpointError where there is none.
-    """
-    if named is not None or adapter.clip:
-        return named
-    folders = (Path(adapter.name).parent, Path(), CLIP_CACHE.expanduser())
-    places = list(dict.fromkeys(folder.resolve() / CLIP_FILE for folder in folders))
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        raise CheckpointError(
-            f"The adapter `{adapter.name}` holds no CLIP, and none was given",
-            hint=f"name the file as --clip; searched were {', '.join(f'`{place}`' for place in places)}",
-        )
-    return found
 
 
 def run_export_onnx(job: OnnxJob) -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,10 +31,20 @@ from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VIT_L_14, ChannelOrder, VisionConfig
 from llama_adapter.vision.out_of_distribution import OodDetector
-from llama_adapter.vision.weights import ClipSource, build_vision, clip_file, read_clip, read_query
+from llama_adapter.vision.weights import (
+    KNOWN_VISUAL_HEADS,
+    ClipSource,
+    build_vision,
+    clip_file,
+    read_clip,
+    read_query,
+)
 
 DEFAULT_CONTEXT = 512
 DEFAULT_PROMPT = "Generate caption of this image"  # the instruction of the adapters' caption pre-training
+CLIP_FILE = "ViT-L-14.pt"  # as OpenAI publishes it, and where its own package keeps it
+CLIP_CACHE = Path("~/.cache/clip")
+# The CLIP of the released adapters. Stands in the configuration beside an encoder that does not tell its own.
 
 # The public releases, by the SHA-256 of their files. They were trained on pictures in OpenCV's B, G, R order.
 RELEASED_ADAPTERS = {
@@ -129,29 +139,32 @@ class LlamaFolder:
         )
 
 
+class LoadedEncoder(NamedTuple):
+    """A picture encoder's configuration and state dict, and the model's name for people."""
+
+    name: str
+    config: VisionConfig
+    state: Mapping[str, Tensor]
+
+
 def assemble_sources(
     sources: ModelSources,
     *,
     dtype: torch.dtype = torch.float32,
+    exported: bool = False,
     encoder: EncoderCard | None = None,
-    is_encoded_elsewhere: bool = False,
 ) -> LoadedModel:
     """Read and merge all parts; returns the model with its state dicts in `dtype` on the CPU.
 
-    When pictures are encoded elsewhere, CLIP may be missing. Its sizes then come from the card of that `encoder`;
-    without a card they are those of ViT-L/14. Raises CheckpointError if a part is missing, damaged, of another kind,
-    or does not fit the others.
+    Beside an `exported` encoder CLIP may be missing; `encoder` is its card, if it has one. Raises CheckpointError if a
+    part is missing, damaged, of another kind, or does not fit the others.
     """
-    model, tensors = stream_sources(sources, dtype=dtype, encoder=encoder, is_encoded_elsewhere=is_encoded_elsewhere)
+    model, tensors = stream_sources(sources, dtype=dtype, exported=exported, encoder=encoder)
     return dataclasses.replace(model, decoder_state=dict(tensors))
 
 
 def stream_sources(
-    sources: ModelSources,
-    *,
-    dtype: torch.dtype,
-    encoder: EncoderCard | None = None,
-    is_encoded_elsewhere: bool = False,
+    sources: ModelSources, *, dtype: torch.dtype, exported: bool = False, encoder: EncoderCard | None = None
 ) -> tuple[LoadedModel, Iterator[tuple[str, Tensor]]]:
     """As `assemble_sources`, but the decoder's tensors are an iterator, for models larger than memory.
 
@@ -164,14 +177,14 @@ def stream_sources(
     clip = find_clip(sources.clip, adapter)
     llama = open_llama(place)
     channel_order, adapter_digest = resolve_channel_order(sources.channel_order, adapter)
-    if clip is None and (encoder is not None or is_encoded_elsewhere):
+    if clip is None and exported:
         vision_config, vision_state = _query_alone(adapter, encoder, sources, channel_order=channel_order)
     else:
         vision_config, vision_state = build_vision(
             adapter.visual,
             name=adapter.name,
             clip=clip,
-            visual_heads=_heads(sources, encoder),
+            visual_heads=query_heads(sources, adapter, exported=exported, encoder=encoder),
             channel_order=channel_order,
             dtype=dtype,
         )
@@ -200,20 +213,66 @@ def stream_sources(
     return model, decoder_tensors(decoder_config, source=llama, adapter=adapter, dtype=dtype)
 
 
-def _heads(sources: ModelSources, encoder: EncoderCard | None) -> int | None:
-    if sources.visual_heads is None and encoder is not None:
+def query_heads(
+    sources: ModelSources, adapter: AdapterFile, *, exported: bool, encoder: EncoderCard | None
+) -> int | None:
+    """Heads of the visual blocks; None leaves them to their width.
+
+    An exported encoder computes them, so beside one without a card an unknown number does not matter.
+    """
+    if sources.visual_heads is not None or not exported:
+        return sources.visual_heads
+    if encoder is not None:
         return encoder.vision.query.num_heads
-    return sources.visual_heads
+    return KNOWN_VISUAL_HEADS.get(adapter.visual["visual_query.weight"].shape[1], 1)
 
 
 def _query_alone(
     adapter: AdapterFile, encoder: EncoderCard | None, sources: ModelSources, *, channel_order: ChannelOrder
 ) -> tuple[VisionConfig, dict[str, Tensor]]:
     """The visual blocks of the adapter's file; the exported encoder contains the rest of the picture half."""
-    query, state = read_query(adapter.visual, name=adapter.name, visual_heads=_heads(sources, encoder))
+    heads = query_heads(sources, adapter, exported=True, encoder=encoder)
+    query, state = read_query(adapter.visual, name=adapter.name, visual_heads=heads)
     clip = VIT_L_14 if encoder is None else encoder.vision.clip
     config = VisionConfig(clip=clip, query=query, channel_order=channel_order)
     return config, {f"query.{name}": tensor for name, tensor in state.items()}
+
+
+def read_encoder(
+    adapter_file: str | os.PathLike[str],
+    *,
+    clip: str | os.PathLike[str] | None = None,
+    visual_heads: int | None = None,
+    channel_order: Literal["auto", "rgb", "bgr"] = "auto",
+) -> LoadedEncoder:
+    """The picture encoder of an adapter in float32. No LLaMA is needed.
+
+    CLIP is the adapter's own, that at `clip`, or OpenAI's in its usual places: beside the adapter, in the current
+    folder, in ~/.cache/clip. Raises CheckpointError where a file is missing, damaged or does not fit.
+    """
+    adapter = open_adapter(adapter_file)
+    order, _ = resolve_channel_order(channel_order, adapter)
+    config, state = build_vision(
+        adapter.visual,
+        name=adapter.name,
+        clip=find_clip(_usual_clip(adapter) if clip is None and not adapter.clip else clip, adapter),
+        visual_heads=visual_heads,
+        channel_order=order,
+    )
+    return LoadedEncoder(name=adapter_name(adapter.name), config=config, state=state)
+
+
+def _usual_clip(adapter: AdapterFile) -> Path:
+    """OpenAI's CLIP in its usual places. Raises CheckpointError where there is none."""
+    folders = (Path(adapter.name).parent, Path(), CLIP_CACHE.expanduser())
+    places = list(dict.fromkeys(folder.resolve() / CLIP_FILE for folder in folders))
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise CheckpointError(
+            f"The adapter `{adapter.name}` holds no CLIP, and none was given",
+            hint=f"name the file as --clip; searched were {', '.join(f'`{place}`' for place in places)}",
+        )
+    return found
 
 
 def find_llama(llama_dir: str | os.PathLike[str], *, llama_type: str | None = None) -> LlamaFolder:

@@ -1,21 +1,33 @@
-"""Exported encoders beside a model: their cards, and whether they are the model's own picture half."""
+"""Exported encoders beside a model: whether they are its own picture half, by their cards or by what they compute."""
 
 import hashlib
+import mmap
 from pathlib import Path
+from typing import Final, NamedTuple
 
-from llama_adapter.app.models.checkpoints import LoadedModel
+import numpy as np
+import torch
+
+from llama_adapter.app.models.checkpoints import LoadedModel, read_encoder
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.devices import EAGER, Backend
-from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.errors import CheckpointError, GraphError
 from llama_adapter.runtime.graphs.card import fingerprint, is_same
 from llama_adapter.runtime.graphs.open_session import GraphKind, GraphSpec
 from llama_adapter.runtime.graphs.sidecar import read_sidecar, sidecar_path
-from llama_adapter.vision.backends.base import VisionBackend
-from llama_adapter.vision.card import EncoderCard
-from llama_adapter.vision.config import VisionConfig
+from llama_adapter.runtime.schemes import FLOAT
+from llama_adapter.vision.backends.exported import ExportedEncoder
+from llama_adapter.vision.card import GRAPH_NAME, EncoderCard
+from llama_adapter.vision.config import ChannelOrder, VisionConfig
+from llama_adapter.vision.encoder import PIXEL_STD, PictureEncoder, encoder_from_state
 
 _EXPORT_AGAIN = "export this model's encoder with `llama-adapter export onnx`, and for an OM go on with `export om`"
 _HALVES = {"clip": "CLIP", "query": "visual blocks"}
+# The exporter of the ModelZoo's demo divides green by another standard deviation than CLIP.
+_MODEL_ZOO_STD: Final = (PIXEL_STD[0], 0.24130258, PIXEL_STD[2])
+# Differences of visual queries as a share of their size. Rounding to float16 is below the first; beyond the second they
+# have little in common.
+_SAME, _RELATED = 0.03, 0.3
 
 
 def encoder_spec(spec: CaptionerSpec, *, backend: Backend, mode: str) -> GraphSpec:
@@ -49,10 +61,14 @@ def encoder_files(spec: CaptionerSpec) -> list[Path]:
     return sorted(place.glob("*.om")) if place.is_dir() else [place]
 
 
-def encoder_identity(spec: CaptionerSpec) -> str:
-    """Identifies an exported encoder in records, by the sizes and times of its files and not by their names."""
+def encoder_identity(spec: CaptionerSpec, *, channel_order: ChannelOrder = "rgb") -> str:
+    """Identifies an exported encoder in records, by the sizes and times of its files and not by their names.
+
+    `channel_order` is that of the pixels it is given.
+    """
     stats = [(stat.st_size, stat.st_mtime_ns) for stat in (file.stat() for file in encoder_files(spec))]
-    return hashlib.sha256(repr((spec.vision_kind, stats)).encode()).hexdigest()[:16]
+    given = () if channel_order == "rgb" else (channel_order,)
+    return hashlib.sha256(repr((spec.vision_kind, stats, *given)).encode()).hexdigest()[:16]
 
 
 def encoder_bytes(spec: CaptionerSpec, model: LoadedModel, *, backend: Backend) -> int:
@@ -83,11 +99,7 @@ def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) ->
     """
     made, wanted = card.output_shape, (model.decoder_config.num_queries, model.decoder_config.dim)
     if made != wanted:
-        raise GraphError(
-            f"The encoder `{spec.encoder}` makes {made[0]} visual queries of width {made[1]}, and the model "
-            f"{model.name} reads {wanted[0]} of width {wanted[1]}",
-            hint=_EXPORT_AGAIN,
-        )
+        raise _other_queries(spec, model, made=made, wanted=wanted)
     # 8-bit weights differ in some signs: compare with the weights they were made from.
     own_halves = fingerprint(model.vision_state) if model.origin is None else model.origin.fingerprint
     for half, own in own_halves.items():
@@ -111,6 +123,16 @@ def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) ->
         )
 
 
+def _other_queries(
+    spec: CaptionerSpec, model: LoadedModel, *, made: tuple[int, ...], wanted: tuple[int, ...]
+) -> GraphError:
+    return GraphError(
+        f"The encoder `{spec.encoder}` makes {made[0]} visual queries of width {made[1]}, and the model "
+        f"{model.name} reads {wanted[0]} of width {wanted[1]}",
+        hint=_EXPORT_AGAIN,
+    )
+
+
 def _differences(exported: VisionConfig, wanted: VisionConfig) -> str:
     """Such as: query num_heads 2, where 4 is wanted."""
     theirs, ours = exported.to_dict(), wanted.to_dict()
@@ -122,11 +144,104 @@ def _differences(exported: VisionConfig, wanted: VisionConfig) -> str:
     )
 
 
-def check_sizes(encoder: VisionBackend, model: LoadedModel, *, spec: CaptionerSpec) -> None:
-    """Raise GraphError where an encoder takes pictures of another size; it may have no card."""
-    if encoder.image_size != model.vision_config.clip.image_size:
+def check_sizes(encoder: ExportedEncoder, model: LoadedModel, *, spec: CaptionerSpec) -> None:
+    """Raise GraphError where an encoder, with or without a card, takes or makes other sizes than the model's."""
+    made, wanted = encoder.query_shape, (model.decoder_config.num_queries, model.decoder_config.dim)
+    if any(have not in (-1, want) for have, want in zip(made, wanted, strict=True)):
+        raise _other_queries(spec, model, made=made, wanted=wanted)
+    # Without its CLIP the model does not tell the size of pictures.
+    if has_clip(model) and encoder.image_size != model.vision_config.clip.image_size:
         raise GraphError(
             f"The encoder `{spec.encoder}` takes pictures of {encoder.image_size} pixels, and the model {model.name} "
             f"of {model.vision_config.clip.image_size}",
             hint=_EXPORT_AGAIN,
         )
+
+
+def has_clip(model: LoadedModel) -> bool:
+    """Whether the model holds CLIP's weights; beside an exported encoder they may be missing."""
+    return any(name.startswith("clip.") for name in model.vision_state)
+
+
+class Examined(NamedTuple):
+    """What is known of an encoder without a card: a sentence for people, and whether it is what the model wants."""
+
+    sentence: str
+    is_sure: bool
+
+
+def examine(encoder: ExportedEncoder, model: LoadedModel, *, spec: CaptionerSpec) -> Examined:
+    """Find out what an encoder without a card computes, and set the order of colours that it is given.
+
+    An OM that ATC made by hand has no card, and no ONNX of another program has one. With CLIP at hand, the encoder's
+    visual query of a test picture is compared with torch's, in both orders of colours. Without CLIP, the graph takes
+    RGB if it was exported here, by the names of its nodes, and else the order of the model's training, as the exporter
+    of the ModelZoo's demo leaves it. Raises GraphError for an encoder that has little in common with the model.
+    """
+    start = f"`{spec.encoder}` does not name its model"
+    is_ours = _is_ours(encoder_files(spec)[0])
+    encoder.channel_order = "rgb" if is_ours else model.vision_config.channel_order
+    reference = _reference(model, spec)
+    if reference is None:
+        given = encoder.channel_order.upper()
+        unchecked = "its adapter" if is_ours else f"its adapter, its normalisation and its order of colours ({given})"
+        return Examined(f"{start}. Without CLIP's weights (--clip), {unchecked} cannot be checked", False)
+    difference, encoder.channel_order, has_typo = min(_compare(encoder, reference))
+    compared = f"Its visual query of a test picture differs from torch's by {difference:.1%} of its size"
+    if not difference <= _RELATED:  # also for NaN
+        raise GraphError(
+            f"The encoder `{spec.encoder}` is not that of the model {model.name}. {compared}",
+            hint=f"it has another adapter or CLIP, or normalises otherwise; {_EXPORT_AGAIN}",
+        )
+    told = [f"{start}. {compared}" + ", more than rounding explains" * (difference > _SAME)]
+    if has_typo:
+        told.append(
+            f"It normalises green with the standard deviation {_MODEL_ZOO_STD[1]} of the ModelZoo's pth2onnx.py, where "
+            f"CLIP has {PIXEL_STD[1]}: export it again with scripts/pth2onnx.py"
+        )
+    if encoder.channel_order != "rgb":
+        told.append("It takes colours in the order B, G, R")
+    return Examined(". ".join(told), difference <= _SAME and not has_typo)
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether a graph has the names that our export gives to its nodes."""
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(GRAPH_NAME.encode()) >= 0
+
+
+def _reference(model: LoadedModel, spec: CaptionerSpec) -> PictureEncoder | None:
+    """The model's picture encoder in float32; None where its weights are not at hand."""
+    config, state = model.vision_config, model.vision_state
+    if model.precision != FLOAT or not has_clip(model):
+        if spec.adapter is None:
+            return None
+        try:
+            _, config, state = read_encoder(
+                spec.adapter, clip=spec.clip, visual_heads=spec.visual_heads, channel_order=config.channel_order
+            )
+        except CheckpointError:
+            return None
+    return encoder_from_state(config, {name: tensor.float() for name, tensor in state.items()})
+
+
+def _compare(encoder: ExportedEncoder, reference: PictureEncoder) -> list[tuple[float, ChannelOrder, bool]]:
+    """Relative differences of visual queries, with the colours' order and whether the ModelZoo's deviation is used."""
+    side = encoder.image_size
+    # A mosaic of random colours, which tells all channels apart.
+    tiles = np.arange(side) * 7 // side
+    pixels_BHWC = np.random.default_rng(0).integers(0, 256, (1, 7, 7, 3), dtype=np.uint8)[:, tiles][:, :, tiles]
+    queries = []
+    with torch.inference_mode():
+        for std in (PIXEL_STD, _MODEL_ZOO_STD):
+            reference.std = torch.tensor(std).view(3, 1, 1)
+            queries.append(reference(torch.from_numpy(pixels_BHWC)))
+    found: list[tuple[float, ChannelOrder, bool]] = []
+    orders: tuple[ChannelOrder, ...] = ("rgb", "bgr")
+    for order in orders:
+        encoder.channel_order = order
+        made = encoder.encode(pixels_BHWC).float()
+        for has_typo, wanted in enumerate(queries):
+            difference = float((made - wanted).norm() / wanted.norm())
+            found.append((difference, order, bool(has_typo)))
+    return found

@@ -42,6 +42,10 @@ PRECISION_MODES: Final = (
     "allow_mix_precision_bf16",
     "allow_fp32_to_bf16",
 )
+IMPLMODES: Final = ("high_precision", "high_performance")
+_IMPLMODES_FOR_ALL: Final = ("high_precision_for_all", "high_performance_for_all")
+# The guide's setting for the Atlas inference chip: faster activations. ATC's own default covers fewer operators.
+_FAST_ACTIVATIONS: Final = {"op_select_implmode": "high_performance", "optypelist_for_implmode": "Sigmoid,Gelu"}
 MAX_GEARS: Final = 100
 MAX_GEAR: Final = 2048
 _OUTPUT_TYPES: Final = {"float32": "FP32", "float16": "FP16"}
@@ -58,6 +62,9 @@ class AtcSettings:
     soc_version: str | None = None  # the chip's full name, such as Ascend310P3; None: not known yet
     precision_mode: str = PRECISION_MODE
     log_level: str = LOG_LEVEL
+    op_select_implmode: str | None = None  # None: as the Ascend guide where it helps, see `plan`
+    optypelist_for_implmode: str | None = None  # the operators it is for, separated by commas; None: all
+    device: int | None = None  # of this machine; a conversion needs none
     extra: tuple[str, ...] = ()  # further flags, as ATC takes them
 
     def __post_init__(self) -> None:
@@ -71,6 +78,13 @@ class AtcSettings:
         if self.precision_mode not in (*PRECISION_MODES_V2, *PRECISION_MODES):
             known = ", ".join((*PRECISION_MODES_V2, *PRECISION_MODES))
             raise ValueError(f"precision_mode must be one of {known}, got {self.precision_mode!r}")
+        if self.op_select_implmode not in (None, *IMPLMODES, *_IMPLMODES_FOR_ALL):
+            known = ", ".join((*IMPLMODES, *_IMPLMODES_FOR_ALL))
+            raise ValueError(f"op_select_implmode must be one of {known}, got {self.op_select_implmode!r}")
+        if self.optypelist_for_implmode is not None and self.op_select_implmode not in IMPLMODES:
+            raise ValueError(f"optypelist_for_implmode needs op_select_implmode {' or '.join(IMPLMODES)}")
+        if self.device is not None and not 0 <= self.device <= 255:
+            raise ValueError(f"device must be 0 to 255, got {self.device}")
         if self.log_level not in LOG_LEVELS:
             raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}, got {self.log_level!r}")
 
@@ -90,6 +104,7 @@ class AtcRequest:
 def plan(graph: Graph, onnx: Path, output: Path, settings: AtcSettings) -> list[AtcRequest]:
     """The runs for an ONNX file: `<output>.om` with gears, else `<output>_bs1.om`, `<output>_bs2.om`, ...
 
+    For a 310P, activations are compiled for speed, as in the Ascend guide, unless the settings choose otherwise.
     Raises GraphError for a graph with more than one input or output, or with a free dimension beside the batch.
     """
     sizes = tuple(sorted(set(settings.batch_sizes)))
@@ -104,6 +119,9 @@ def plan(graph: Graph, onnx: Path, output: Path, settings: AtcSettings) -> list[
             f"The input `{port.name} {port}` is free in more than its batch, and ATC is given fixed sides",
             hint="export the encoder with fixed sides, as `llama-adapter export onnx` does",
         )
+    chooses = settings.op_select_implmode or any(flag.startswith("--op_precision_mode") for flag in settings.extra)
+    if (settings.soc_version or "").startswith("Ascend310P") and not chooses:
+        settings = dataclasses.replace(settings, **_FAST_ACTIVATIONS)  # type: ignore[arg-type]
     stem = output.with_suffix("") if output.suffix == ".om" else output
     each = [(stem.with_name(f"{stem.name}_bs{size}"), (size,)) for size in sizes]
     return [
@@ -141,6 +159,9 @@ def command(request: AtcRequest, *, output: Path | None = None) -> list[str]:
         f"--{precision}={settings.precision_mode}",
         f"--log={settings.log_level}",
     ]
+    for name in ("op_select_implmode", "optypelist_for_implmode", "device"):
+        if (value := getattr(settings, name)) is not None:
+            flags.append(f"--{name}={value}")
     return [*flags, *settings.extra]
 
 

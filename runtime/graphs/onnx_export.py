@@ -51,8 +51,9 @@ def export_graph(
     """Write `module` as ONNX in the opset of `card`, traced with `inputs`, whose first dimension is a free batch.
 
     The batch of `inputs` is 2 or more: torch takes 1 for a constant. The file appears complete or not at all, with the
-    card and the digest of its bytes in its metadata; weights beyond 2 GB go to `<path>.data`. `check` is given the
-    complete file before it is put in place; where it raises, nothing is left.
+    card and the digest of its bytes in its metadata; weights beyond 2 GB go to `<path>.data`. The names of all nodes
+    begin with `graph_name`: a compiler drops the metadata and keeps those. `check` is given the complete file before it
+    is put in place; where it raises, nothing is left.
     """
     model = _trace(module, inputs, input_names=input_names, output_names=output_names)
     _lower(model, opset=card.opset)
@@ -129,6 +130,7 @@ def _clean(model: "onnx_ir.Model", *, graph_name: str) -> None:
     model.graph.doc_string = None
     model.graph.metadata_props.clear()
     for node in model.graph:
+        node.name = f"{graph_name}.{node.name}"
         node.metadata_props.clear()
         node.doc_string = None
         for value in node.outputs:

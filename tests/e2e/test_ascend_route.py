@@ -1,4 +1,4 @@
-"""The Ascend guide to its end: adapter file -> ONNX -> OM -> captions, with stand-ins for atc and ais_bench."""
+"""The Ascend guide to its end: adapter file -> ONNX -> OM -> captions, on stand-ins for atc, ais_bench and a 310P3."""
 
 import functools
 import json
@@ -13,10 +13,15 @@ from typing import NamedTuple
 
 import pytest
 
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.terminal.wording import one_line
 from tests.app.golden import GOLDEN, ROOT, model_options
+from tests.npu import conftest
+from tests.npu.wheel import FakeNpu
 
 pytestmark = pytest.mark.slow
 
+npu = conftest.npu  # the fixture
 FAKES = ROOT / "tests" / "fakes"
 PICTURES = sorted((ROOT / "assets" / "pictures").glob("*.[pj][np]g"))[:12]
 SOC = "Ascend310P3"
@@ -156,6 +161,92 @@ def test_an_adapter_file_becomes_an_om_that_answers_as_its_weights(encoders: Pat
     ours, reference = run_several([(*caption, "--encoder", encoders / "adapter_bs2.om"), (*caption, *CLIP)])
 
     assert ours.lines == reference.lines
+
+
+# The commands of the Ascend guide. One flag is ours: the visual blocks of the golden adapter are smaller than 7B's.
+GUIDE = """
+python pth2onnx.py ${pth_path} --visual-heads 4
+
+atc --model clip.onnx \\
+   --framework 5 \\
+   --output clip \\
+   --input_shape "input:${batch_size},224,224,3" \\
+   --input_format ND \\
+   --device 0 \\
+   --soc_version Ascend${chip_name} \\
+   --log info \\
+   --optypelist_for_implmode="Sigmoid,Gelu" \\
+   --op_select_implmode=high_performance
+
+python demo_bsz.py
+"""
+
+
+@pytest.mark.npu_contract
+def test_the_guides_own_commands_lead_from_the_adapter_to_the_report_on_a_310p(npu: FakeNpu, tmp_path: Path) -> None:
+    for script in ("scripts/pth2onnx.py", "demo_bsz.py"):
+        (tmp_path / Path(script).name).symlink_to(ROOT / script)
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    shutil.copy(model_options()["adapter"], weights / "BIAS-7B.pth")
+    shutil.copy(model_options()["clip"], weights / "ViT-L-14.pt")
+    shutil.copy(GOLDEN / "LLaMA" / "tokenizer.model", weights)
+    (weights / "7B").symlink_to(GOLDEN / "LLaMA" / "TINY")
+    (tmp_path / "pictures").mkdir()
+    # These have the same answers in float32 and float16.
+    names = {f"pic_{number}.jpg": picture for number, picture in enumerate(PICTURES[:6])}
+    for name, picture in names.items():
+        shutil.copy(picture, tmp_path / "pictures" / name)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    # The demo alone needs the device.
+    (programs / "python").write_text(
+        f'#!/bin/sh\n[ "$1" = demo_bsz.py ] && set -- -m tests.npu.inside.script "$@"\nexec {sys.executable} "$@"\n'
+    )
+    (programs / "python").chmod(0o755)
+    (programs / "python3").symlink_to("python")  # which the stand-in for atc is run by
+    modules = (npu.wheel, ROOT, FAKES / "ais_bench" / "2024", FAKES / "ais_bench" / "aclruntime")
+    stand_ins = {
+        "PATH": f"{programs}{os.pathsep}{FAKES}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(map(str, modules)),
+        "LD_LIBRARY_PATH": str(npu.libraries),
+        "FAKE_SOC": SOC,
+        "FAKE_AIS_BENCH": "2024",
+        "TASK_QUEUE_ENABLE": "0",
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    variables = {
+        "DEVICE_ID": "0",
+        "IMG_SIZE": "224",
+        "BATCH_SIZE": "5",
+        "INFER_LOOP": "2",
+        "LLAMA_DIR": "weights",
+        "CLIP_DIR": "clip.om",
+        "BIAS_DIR": "weights/BIAS-7B.pth",
+        "PIC_FILE_PATH": "pictures",
+    }
+    shell = {"pth_path": "weights/BIAS-7B.pth", "batch_size": "5", "chip_name": "310P3"}
+
+    ran = subprocess.run(
+        ["bash", "-euc", GUIDE],
+        cwd=tmp_path,
+        env={**os.environ, **stand_ins, **variables, **shell},
+        capture_output=True,
+        text=True,
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    assert not (tmp_path / "clip.om.json").exists()
+    assert f"npu:0 ({SOC})" in ran.stdout
+    assert "encoder by ais_bench (device 0), batch size 5" in ran.stdout
+    assert "its adapter cannot be checked" in ran.stderr
+    results = dict(re.findall(r"^\[result\]: (?:.*/)?(pic_\d+\.jpg): (.*)$", ran.stdout, re.MULTILINE))
+    with Captioner.load(**model_options()) as captioner:
+        answers = captioner.generate([str(picture) for picture in names.values()])
+    assert results == {name: one_line(answer.text) for name, answer in zip(names, answers, strict=True)}
+    assert re.search(r"^\[avg_time\]: [\d.]+ ms$", ran.stdout, re.MULTILINE)
+    assert "pictures/s" in ran.stdout
 
 
 DAMAGES = {

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
+from onnx import numpy_helper
 
 from llama_adapter.app.cli import main
 from llama_adapter.app.models.bundle import load_bundle
@@ -91,6 +93,21 @@ def sample_queries() -> torch.Tensor:
     """What torch makes of `sample_pixels`, float32 (32, Q, D)."""
     queries: torch.Tensor = embedded_encoder()(torch.from_numpy(sample_pixels()))
     return queries
+
+
+def without_card(encoder: Path, target: Path, *, is_ours: bool = False, green_std: float = 0.26130258) -> Path:
+    """The graph as another program exports it; `is_ours` keeps the names of its nodes."""
+    model = onnx.load(encoder)
+    del model.metadata_props[:]
+    model.graph.name = "main"
+    for node in model.graph.node:
+        node.name = node.name if is_ours else node.name.rpartition(".")[2]
+    (std,) = [tensor for tensor in model.graph.initializer if tensor.name.endswith("std")]
+    values = numpy_helper.to_array(std).copy()
+    values[1] = np.float32(green_std)
+    std.CopyFrom(numpy_helper.from_array(values, std.name))
+    onnx.save(model, target)
+    return target
 
 
 def open_onnx(path: Path, *, threads: int | None = None, own_process: bool = False) -> ExportedEncoder:

@@ -11,6 +11,7 @@ from llama_adapter.runtime.graphs.card import Port
 from llama_adapter.runtime.graphs.open_session import GraphSpec, open_session
 from llama_adapter.runtime.graphs.session import GraphSession
 from llama_adapter.vision.card import EncoderCard
+from llama_adapter.vision.config import ChannelOrder
 
 _FLOATS = ("float32", "float16")
 _PIXELS = (np.uint8, np.float32)
@@ -19,8 +20,11 @@ _PIXELS = (np.uint8, np.float32)
 class ExportedEncoder:
     """A `VisionBackend` whose weights are in an ONNX or OM file, of our export or of another program.
 
-    The graph takes pixels 0..255 (B, S, S, 3) and normalises inside.
+    The graph takes pixels 0..255 (B, S, S, 3) and normalises inside. `channel_order` is the order in which it takes
+    colours: graphs of our export take RGB. `query_shape` is (Q, D), -1 where the graph does not tell.
     """
+
+    channel_order: ChannelOrder = "rgb"
 
     def __init__(self, session: GraphSession) -> None:
         """Raises GraphError where the graph is no picture encoder, or differs from its card."""
@@ -29,9 +33,9 @@ class ExportedEncoder:
         self.name, self.batch_sizes = info.name, info.batch_sizes
         self.card = None if info.card is None else EncoderCard.from_graph(info.card, file=info.file)
         self.image_size = _check_pixels_port(info.inputs, file=info.file, hint=info.hint)
-        query = _check_query_port(info.outputs, file=info.file, hint=info.hint)
+        self.query_shape = _check_query_port(info.outputs, file=info.file, hint=info.hint)
         if self.card is not None:
-            _check_card(self.card, side=self.image_size, query=query, file=info.file)
+            _check_card(self.card, side=self.image_size, query=self.query_shape, file=info.file)
 
     @property
     def device_ms(self) -> float | None:
@@ -50,7 +54,7 @@ class ExportedEncoder:
                 f"and was given {Port(name='', dtype=str(pixels_BHWC.dtype), shape=given)}",
                 hint="resize and crop with `vision.preprocess.preprocess`; height, width, colour in this order",
             )
-        [query] = self.session.run([pixels_BHWC])
+        [query] = self.session.run([pixels_BHWC if self.channel_order == "rgb" else pixels_BHWC[..., ::-1]])
         return torch.from_numpy(query if query.flags.writeable else query.copy())
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.graphs.sidecar import OmInput, OmSidecar, file_sha256, write_sidecar
 from llama_adapter.vision.card import EncoderCard
 from tests.app.golden import ROOT, model_options
-from tests.fakes.exported import golden_onnx, open_onnx
+from tests.fakes.exported import golden_onnx, open_onnx, without_card
 
 pytestmark = pytest.mark.slow
 
@@ -82,6 +82,20 @@ def test_an_onnx_file_is_opened_and_compared(onnx: Path, tmp_path: Path, snapsho
         "no model": look(onnx, tmp_path / "no-bundle"),
         "no file": look(tmp_path / "none.onnx"),
         "cut short": [line.partition(":")[0] for line in look(cut)],
+    }
+    assert found == snapshot
+
+
+def test_an_encoder_without_a_card_is_compared_where_there_is_clip(
+    onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # which has no CLIP
+    file = without_card(onnx, tmp_path / "clip.onnx")
+    alone = {name: value for name, value in model_options().items() if name not in ("clip", "visual_heads")}
+    found = {
+        "its own model": look(file),
+        "another model": look(file, ModelSources(**model_options("CAPTION-TINY"))),
+        "without CLIP": look(file, ModelSources(**alone), **alone),
     }
     assert found == snapshot
 

@@ -15,7 +15,7 @@ import demo_bsz
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.cli import main
 from llama_adapter.app.models.bundle import convert
-from llama_adapter.app.models.checkpoints import ModelSources, assemble_sources
+from llama_adapter.app.models.checkpoints import ModelSources, assemble_sources, read_encoder
 from llama_adapter.app.models.encoders import encoder_spec
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -24,8 +24,9 @@ from llama_adapter.runtime.errors import ExitCode, GraphError
 from llama_adapter.runtime.graphs.card import GraphCard, fingerprint, is_same
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VisionConfig
+from llama_adapter.vision.export import export_onnx
 from tests.app.golden import model_options, picture
-from tests.fakes.exported import golden_onnx
+from tests.fakes.exported import golden_onnx, without_card
 
 pytestmark = pytest.mark.slow
 
@@ -98,6 +99,80 @@ def test_an_encoder_of_another_model_is_refused(encoder: Path, snapshot: Snapsho
             Captioner.load(**options, encoder=encoder)
         told[name] = f"{caught.value.message} [{caught.value.hint}]".replace(str(encoder), "ENCODER")
     assert told == snapshot
+
+
+@pytest.fixture
+def no_clip_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The usual places of CLIP are empty."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("no_clip_about")
+def test_an_encoder_without_a_card_is_taken_with_and_without_clip(
+    encoder: Path, tmp_path: Path, snapshot: SnapshotAssertion
+) -> None:
+    ours = without_card(encoder, tmp_path / "ours.onnx", is_ours=True)
+    foreign = without_card(encoder, tmp_path / "foreign.onnx")
+    typo = without_card(encoder, tmp_path / "typo.onnx", green_std=0.24130258)
+    beside = shutil.copytree(Path(model_options()["adapter"]).parent, tmp_path / "adapters")
+    shutil.copy(model_options()["clip"], beside / "ViT-L-14.pt")
+    bgr = {"channel_order": "bgr"}
+    cases: dict[str, tuple[Path, dict[str, object]]] = {
+        "ours, without CLIP": (ours, without_clip()),
+        "ours, without CLIP, of a model that reads bgr": (ours, {**without_clip(), **bgr}),
+        "foreign, without CLIP": (foreign, without_clip()),
+        "foreign, without CLIP, of a model that reads bgr": (foreign, {**without_clip(), **bgr}),
+        "foreign, with CLIP": (foreign, model_options()),
+        "foreign, with CLIP, of a model that reads bgr": (foreign, {**model_options(), **bgr}),
+        "with CLIP in a usual place": (
+            foreign,
+            {**model_options(), "clip": None, "adapter": str(beside / "BIAS-TINY.pth")},
+        ),
+        "with the ModelZoo's deviation": (typo, model_options()),
+    }
+    notes, ids, identities = {}, {}, {}
+    for name, (file, options) in cases.items():
+        with Captioner.load(**options, encoder=file) as captioner:
+            notes[name] = [note.replace(str(tmp_path), "FOLDER") for note in captioner.info.notes]
+            ids[name] = [answer.token_ids for answer in captioner.generate(PICTURES, max_new_tokens=8)]
+            identities[name] = captioner.info.encoder
+
+    assert notes == snapshot
+    reference = Captioner.load(**model_options()).generate(PICTURES, max_new_tokens=8)
+    assert ids["foreign, with CLIP"] == [answer.token_ids for answer in reference]
+    # Graphs of our export take RGB; others take what the model was trained on.
+    of_bgr = [name for name in cases if name.startswith("foreign") and name.endswith("bgr")]
+    as_rgb = [name for name in cases if ids[name] == ids["foreign, with CLIP"]]
+    assert as_rgb == [name for name in cases if name not in (*of_bgr, "with the ModelZoo's deviation")]
+    assert len({str(ids[name]) for name in of_bgr}) == 1
+    assert identities[of_bgr[0]] != identities["foreign, with CLIP"]  # the same file, given other pixels
+
+
+@pytest.mark.usefixtures("no_clip_about")
+def test_the_order_of_colours_is_that_in_which_the_encoder_computes_as_torch_does(
+    encoder: Path, tmp_path: Path
+) -> None:
+    """An export of a bgr model takes RGB; nothing but a comparison tells that, once its names are gone."""
+    state = read_encoder(model_options()["adapter"], clip=model_options()["clip"], visual_heads=4, channel_order="bgr")
+    export_onnx(state.config, state.state, tmp_path / "bgr.onnx", name="bgr")
+    file = without_card(tmp_path / "bgr.onnx", tmp_path / "foreign.onnx")
+    with Captioner.load(**model_options(), channel_order="bgr", encoder=file) as exported:
+        ours = exported.generate(PICTURES, max_new_tokens=8)
+    reference = Captioner.load(**model_options(), channel_order="bgr").generate(PICTURES, max_new_tokens=8)
+
+    assert [answer.token_ids for answer in ours] == [answer.token_ids for answer in reference]
+
+
+@pytest.mark.usefixtures("no_clip_about")
+def test_an_encoder_without_a_card_that_computes_something_else_is_refused(encoder: Path, tmp_path: Path) -> None:
+    file = without_card(encoder, tmp_path / "clip.onnx")
+    for options, sentence in (
+        (model_options("CAPTION-TINY"), "is not that of the model CAPTION-TINY"),
+        ({}, "makes 10 visual queries of width 64, and the model embedded reads 10 of width 192"),
+    ):
+        with pytest.raises(GraphError, match=sentence):
+            Captioner.load(**options, encoder=file)
 
 
 @pytest.mark.parametrize("half", ["clip", "query"])

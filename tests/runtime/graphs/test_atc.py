@@ -92,7 +92,37 @@ def test_each_batch_size_gets_its_own_om(file: Path) -> None:
         "--soc_version=Ascend310P3",
         "--precision_mode_v2=mixed_float16",
         "--log=error",
+        "--op_select_implmode=high_performance",
+        "--optypelist_for_implmode=Sigmoid,Gelu",
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "flags"),
+    [
+        ({"soc_version": "Ascend910B3"}, []),
+        ({"op_select_implmode": "high_precision"}, ["--op_select_implmode=high_precision"]),
+        ({"extra": ("--op_precision_mode=my.ini",)}, ["--op_precision_mode=my.ini"]),
+        (
+            {"op_select_implmode": "high_precision", "optypelist_for_implmode": "Gelu", "device": 1},
+            ["--op_select_implmode=high_precision", "--optypelist_for_implmode=Gelu", "--device=1"],
+        ),
+    ],
+)
+def test_activations_are_compiled_for_speed_on_a_310p_unless_said_otherwise(
+    file: Path, settings: dict[str, Any], flags: list[str]
+) -> None:
+    (_, second) = planned(file, Path("clip"), **settings)
+
+    assert command(second)[command(second).index("--log=error") + 1 :] == flags
+
+
+def test_the_stand_in_takes_flags_cut_short_where_one_is_meant(file: Path, atc: Path, tmp_path: Path) -> None:
+    asked = [atc, f"--model={file}", "--framework", "5", "--output=clip", "--soc_version=Ascend310P3"]
+    asked.append("--input_shape=input:5,4,4,3")
+    for flag, code in (("--device=0", 0), ("--precision=fp16", 1), ("--optypelist_for_implmode=Gelu", 1)):
+        assert subprocess.run([*asked, flag], cwd=tmp_path, capture_output=True).returncode == code, flag
+    assert stat.S_IMODE((tmp_path / "clip.om").stat().st_mode) == 0o600
 
 
 def test_gears_share_one_om(file: Path) -> None:
@@ -111,6 +141,8 @@ def test_gears_share_one_om(file: Path) -> None:
         "--soc_version=Ascend310P3",
         "--precision_mode=force_fp16",
         "--log=info",
+        "--op_select_implmode=high_performance",
+        "--optypelist_for_implmode=Sigmoid,Gelu",
         "--x=1",
         "--y=2",
     ]
@@ -126,6 +158,9 @@ def test_gears_share_one_om(file: Path) -> None:
         ({"batch_sizes": range(1, 102), "gears": True}, "gears"),
         ({"precision_mode": "best"}, "precision_mode"),
         ({"log_level": "loud"}, "log_level"),
+        ({"op_select_implmode": "fast"}, "op_select_implmode"),
+        ({"optypelist_for_implmode": "Gelu"}, "optypelist_for_implmode"),
+        ({"device": -1}, "device"),
         ({"soc_version": ""}, "soc_version"),
         ({"soc_version": "310P3"}, "soc_version"),
     ],
@@ -291,7 +326,7 @@ def test_an_adopted_om_gets_the_same_side_car_and_mode(file: Path, atc: Path, tm
     request, here = (planned(file, tmp_path / name / "clip", gears=gears)[0] for name in ("there", "here"))
     (tmp_path / "there").mkdir()
     subprocess.run([atc, *command(request)], check=True, cwd=tmp_path, capture_output=True)
-    assert stat.S_IMODE(request.output.stat().st_mode) == 0o666
+    request.output.chmod(0o666)
 
     made = adopt_om(request, graph=read_graph(file))
 
