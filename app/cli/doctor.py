@@ -20,7 +20,7 @@ def add_doctor(commands: Any) -> None:
     """`doctor`."""
     doctor = command(commands, "doctor", _run_doctor, help="check the installation and a model", description=_DOCTOR)
     add_model(doctor)
-    use = doctor.add_argument_group("intended use", "what it needs must be installed; default: the CPU")
+    use = doctor.add_argument_group("intended use", "what it needs must be installed")
     use.add_argument("--device", metavar="D", default=SPEC.device, help=default(DEVICES))
     add_precision(use)
     add_encoder(use)

@@ -39,6 +39,7 @@ from llama_adapter.app.models.checkpoints import (
     resolve_channel_order,
 )
 from llama_adapter.app.models.sketch import HalfConfig
+from llama_adapter.app.models.spec import AUTO
 from llama_adapter.app.reading.isolated import open_reader
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, check_fits, open_adapter
@@ -58,11 +59,12 @@ def diagnose(
     *,
     encoder: EncoderCard | None = None,
     precision: Precision | None = None,
+    device: str = AUTO,
 ) -> list[Finding]:
     """Check a model: a bundle's folder, or the checkpoints it would be made of.
 
-    With the card of an exported `encoder`, CLIP may be missing. A bundle's known answer is replayed in `precision`,
-    by default the bundle's own.
+    With the card of an exported `encoder`, CLIP may be missing. A bundle's known answer is replayed on `device` in
+    `precision`, by default the bundle's own.
 
     A failed check does not stop the later ones. Files are read completely and compared with their known digests.
     Faults of the model are returned, never raised.
@@ -71,7 +73,7 @@ def diagnose(
     if isinstance(target, ModelSources):
         _check_sources(report, target, encoder=encoder)
     else:
-        _check_bundle(report, Path(target), precision)
+        _check_bundle(report, Path(target), precision=precision, device=device)
     return report.findings
 
 
@@ -217,7 +219,7 @@ def _check_listed_digests(report: Report, place: LlamaFolder) -> None:
             report.add("error", "llama", f"`{shown_name(path)}` {sentence}", hint)
 
 
-def _check_bundle(report: Report, place: Path, precision: Precision | None) -> None:
+def _check_bundle(report: Report, place: Path, *, precision: Precision | None, device: str) -> None:
     manifest = report.attempt("manifest", lambda: read_manifest(place))
     if manifest is None:
         return
@@ -244,7 +246,7 @@ def _check_bundle(report: Report, place: Path, precision: Precision | None) -> N
         sentence = f"The tokenizer has {tokenizer.vocab_size} pieces, and the model has {vocab_size} tokens"
         report.add("error", TOKENIZER, sentence, "another model's tokenizer was copied into the bundle")
     if not report.has_errors:
-        _check_known_answer(report, place, manifest, precision)
+        _check_known_answer(report, place, manifest, precision=precision, device=device)
 
 
 def _check_files(report: Report, place: Path, manifest: Mapping[str, Any]) -> None:
@@ -259,7 +261,9 @@ def _check_files(report: Report, place: Path, manifest: Mapping[str, Any]) -> No
         report.add("error", "manifest", sentence, hint)
 
 
-def _check_known_answer(report: Report, place: Path, manifest: Mapping[str, Any], precision: Precision | None) -> None:
+def _check_known_answer(
+    report: Report, place: Path, manifest: Mapping[str, Any], *, precision: Precision | None, device: str
+) -> None:
     what = "known answer"
     if not (place / KNOWN_ANSWER).is_file():
         sentence = "The bundle carries no known answer, so its files were checked and the model was not run"
@@ -277,7 +281,7 @@ def _check_known_answer(report: Report, place: Path, manifest: Mapping[str, Any]
     options = {"max_new_tokens": known["max_new_tokens"]} if "max_new_tokens" in known else {}
     try:
         with (
-            Captioner.load(place, precision=precision) as captioner,
+            Captioner.load(place, precision=precision, device=device) as captioner,
             closing(open_reader("process", captioner.spec, size=captioner.image_size)) as captioner.reader,
         ):
             [answer] = captioner.generate([place / known["picture"]], [prompt], temperature=0.0, **options)
@@ -286,11 +290,14 @@ def _check_known_answer(report: Report, place: Path, manifest: Mapping[str, Any]
         report.add("error", what, sentence, getattr(fault, "hint", ""))
         return
     used, wanted = captioner.info.precision, f"{known['text'][:500]!r}"
+    where = f"on {captioner.info.device} in {captioner.info.dtype}"
     if answer.error is not None:
         report.add("error", what, answer.error.message)
     elif answer.text == known["text"]:
         numbers = "" if used == FLOAT else f" with {find_scheme(used).title} weights"
-        report.add("ok", what, f"The model answers {answer.text!r} about its own picture{numbers}, as it should")
+        report.add(
+            "ok", what, f"The model answers {answer.text!r} about its own picture {where}{numbers}, as it should"
+        )
     # A dequantised model keeps its rounding errors.
     elif quantised := {used, stored_precision(manifest)} - {FLOAT}:
         report.add(
@@ -300,6 +307,9 @@ def _check_known_answer(report: Report, place: Path, manifest: Mapping[str, Any]
             f"picture, and with full ones {wanted}",
             "rounding may change a word; where it changes the sense, use --precision float with the full bundle",
         )
+    elif captioner.info.dtype != "float32":
+        sentence = f"The model answers {answer.text!r} about its own picture {where}, and should answer {wanted}"
+        report.add("warning", what, sentence, "rounding may change a word; where it changes the sense, use float32")
     else:
         sentence = f"The model answers {answer.text!r} about its own picture, and should answer {wanted}"
         hint = "files and digests are right, so the computation is wrong; please report it with this output"

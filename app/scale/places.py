@@ -39,7 +39,7 @@ def resource_of(device: str, machines: Sequence[Machine]) -> str:
     if kind == HOST.upper():
         return "CPU"
     if kind == "AUTO":
-        return "GPU" if any(machine.count("GPU") for machine in machines) else "CPU"
+        return next((name for name in ("NPU", "GPU") if any(machine.count(name) for machine in machines)), "CPU")
     return kind if any(machine.count(kind) for machine in machines) else "GPU"
 
 
