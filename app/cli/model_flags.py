@@ -57,7 +57,9 @@ def add_batch_size(group: Any) -> None:
 
 
 def add_computation(compute: Any) -> None:
-    compute.add_argument("--device", metavar="D", default=SPEC.device, help=default(DEVICES))
+    compute.add_argument(
+        "--device", metavar="D", default=SPEC.device, help=default(f"{DEVICES}: an NPU, else a GPU, else the CPU")
+    )
     compute.add_argument(
         "--dtype",
         metavar="T",

@@ -12,7 +12,7 @@ exit codes: 0 success, 1 failure, 2 usage error or device unavailable, 3 finishe
 130 interrupted
 """
 
-DEVICES = "cpu, cuda, cuda:1, npu:0, ... or auto (an NPU, else a GPU, else the CPU)"
+DEVICES = "cpu, cuda, cuda:1, npu:0, ... or auto"
 
 _ELSEWHERE = {
     "--prompt": "--question",
