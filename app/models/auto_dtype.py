@@ -20,16 +20,15 @@ class DtypeChoice:
     """The dtype for a spec on a device, once the sizes of the model are known."""
 
     def __init__(self, spec: CaptionerSpec, *, backend: Backend, mode: str) -> None:
+        """Raises DeviceError for a given dtype that the device lacks."""
         self.reason = ""  # why, for people, after a choice
         self._spec, self._backend, self._mode = spec, backend, mode
+        self._given = None if spec.dtype == AUTO else resolve_dtype(spec.dtype, backend=backend)
 
     def __call__(self, sizes: ModelSizes) -> torch.dtype:
-        """The dtype of the spec; with `auto`, the best one that fits into the device's memory.
-
-        Raises DeviceError for a dtype that the device lacks.
-        """
-        if self._spec.dtype != AUTO:
-            return resolve_dtype(self._spec.dtype, backend=self._backend)
+        """The given dtype; with `auto`, the best one that fits into the device's memory."""
+        if self._given is not None:
+            return self._given
         name, self.reason = self._best(sizes)
         if DTYPES[name].itemsize > 2 and (free := self._backend.free_bytes()) is not None:
             needed = self._needed_bytes(sizes, name)

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from llama_adapter.runtime.devices import ACCELERATORS
 from llama_adapter.runtime.errors import UsageError
 
 HOST = "cpu"
@@ -40,6 +39,8 @@ def resource_of(device: str, machines: Sequence[Machine]) -> str:
     if kind == HOST.upper():
         return "CPU"
     if kind == "AUTO":
+        from llama_adapter.runtime.devices import ACCELERATORS  # imports torch, which the command line's help does not
+
         names = (*(accelerator.kind.upper() for accelerator in ACCELERATORS), "GPU")
         return next((name for name in names if any(machine.count(name) for machine in machines)), "CPU")
     return kind if any(machine.count(kind) for machine in machines) else "GPU"
