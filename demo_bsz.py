@@ -1,12 +1,14 @@
 """Captions a folder of pictures in batches and times it, with the variables of the Ascend guide's demo.
 
-Every variable can be set in the environment or as a flag; without any, the embedded model captions the sample
-pictures. The guide's demo asks a yes/no question: use `--question "..." --choices Yes,No`. If the folder of pictures
-has a questions.jsonl with answers, as the samples have, the embedded model is scored on it at the end.
+Every variable can be set in the environment or as a flag, also DTYPE (`--dtype`). Without any, the embedded model
+captions the sample pictures. The guide's demo asks a yes/no question: use `--question "..." --choices Yes,No`. If the
+folder of pictures has a questions.jsonl with answers, as the samples have, the embedded model is scored on it at the
+end.
 """
 
 import argparse
 import dataclasses
+import itertools
 import os
 import sys
 import time
@@ -20,7 +22,7 @@ from llama_adapter.app.cli.values import parse_text, settings, value_of
 from llama_adapter.app.inputs import InputsError
 from llama_adapter.app.measuring.report import Report, Tally
 from llama_adapter.app.models.resources import sample_pictures
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.app.tasks.choose import parse_choices
 from llama_adapter.app.terminal.run_guarded import run_guarded
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -34,24 +36,35 @@ DEMO_NOTE = (
     "note: this is the embedded model, which knows drawings of one to three plain shapes and nothing else; "
     "for photographs set LLAMA_DIR, BIAS_DIR and CLIP_DIR"
 )
-_NUMBERED = "DEVICE_ID"  # the default device: the accelerator with this number, or the CPU
 # Fields of the spec that are variables here.
-VARIABLES = {"batch_size": "BATCH_SIZE", "llama_dir": "LLAMA_DIR", "clip": "CLIP_DIR", "adapter": "BIAS_DIR"}
+VARIABLES = {
+    "batch_size": "BATCH_SIZE",
+    "llama_dir": "LLAMA_DIR",
+    "clip": "CLIP_DIR",
+    "adapter": "BIAS_DIR",
+    "dtype": "DTYPE",
+}
 
 
 def parser() -> Parser:
     """The guide's variables first; the environment variable of the same name is the default of each flag."""
     parser = Parser(prog="demo_bsz.py", description=__doc__)
 
-    def variable(name: str, default: str | int | None, help: str) -> None:
+    def variable(name: str, default: str | int | None, help: str, *, kind: type[str] | type[int] = str) -> None:
         flag = "--" + name.lower().replace("_", "-")
-        kind = int if isinstance(default, int) else str
         parser.add_argument(flag, metavar=name, type=kind, default=os.environ.get(name) or default, help=help)
 
-    variable("DEVICE_ID", 0, "number of the accelerator; without one the CPU computes")
-    variable("IMG_SIZE", 224, "side of the square that the model takes; another size than the model's is an error")
-    variable("BATCH_SIZE", 5, "pictures computed together (default: 5)")
-    variable("INFER_LOOP", 5, "timed trials over all pictures (default: 5)")
+    variable("DEVICE_ID", 0, "number of the accelerator; without one the CPU computes", kind=int)
+    variable(
+        "IMG_SIZE", 224, "side of the square that the model takes; another size than the model's is an error", kind=int
+    )
+    variable("BATCH_SIZE", 5, "pictures computed together (default: 5)", kind=int)
+    variable(
+        "INFER_LOOP",
+        None,
+        "number of batches; after the last picture they start again from the first (default: all pictures once)",
+        kind=int,
+    )
     variable("LLAMA_DIR", None, "folder with tokenizer.model and a sub-folder of LLaMA weights")
     variable(
         "CLIP_DIR", None, "exported encoder (.om, .onnx) or CLIP weights (ViT-L-14.pt), or a folder with exactly one"
@@ -69,7 +82,9 @@ def parser() -> Parser:
         "--channel-order", choices=("auto", "rgb", "bgr"), default="auto", help="colours' order in training"
     )
     add_computation(parser)
-    parser.set_defaults(device=_NUMBERED)
+    if dtype := os.environ.get("DTYPE"):
+        parser.set_defaults(dtype=dtype)
+    parser.add_argument("--trials", metavar="N", type=int, default=1, help="runs over the batches (%(default)s)")
     parser.add_argument("--no-score", action="store_true", help="leave out the questions that come with the pictures")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
@@ -104,17 +119,17 @@ def llama_type(llama_dir: str | None) -> str | None:
 
 
 def numbered_device(number: int) -> str:
-    """The accelerator of this number, or the CPU where no accelerator is installed."""
+    """The accelerator of this number, or the CPU where no accelerator is installed; `auto` for number 0."""
     from llama_adapter.runtime.devices import accelerator_kind
 
+    if number == 0:
+        return AUTO
     kind = accelerator_kind()
     if kind is not None:
         return f"{kind}:{number}"
-    if number != 0:
-        print(
-            f"note: DEVICE_ID is {number}, but there is no accelerator for the decoder: the CPU computes",
-            file=sys.stderr,
-        )
+    print(
+        f"note: DEVICE_ID is {number}, but there is no accelerator for the decoder: the CPU computes", file=sys.stderr
+    )
     return "cpu"
 
 
@@ -123,8 +138,9 @@ def main() -> int:
     defer_device_extensions()
     decline_telemetry()
     options = parser().parse_args()
-    if options.infer_loop < 1:
-        raise UsageError(f"INFER_LOOP must be at least 1, got {options.infer_loop}")
+    for name, number in (("INFER_LOOP", options.infer_loop), ("--trials", options.trials)):
+        if number is not None and number < 1:
+            raise UsageError(f"{name} must be at least 1, got {number}")
     sampling = settings(SamplingParams, {"max_new_tokens": options.max_new_tokens})
 
     from llama_adapter.app.captioning.captioner import Captioner
@@ -140,7 +156,7 @@ def main() -> int:
         "llama_type": llama_type(options.llama_dir) if options.llama_type is None else options.llama_type,
         **picture_half,
         "adapter": only_file(options.bias_dir, (".pth",), name="BIAS_DIR"),
-        "device": numbered_device(options.device_id) if options.device == _NUMBERED else options.device,
+        "device": numbered_device(options.device_id) if options.device == AUTO else options.device,
     }
     spec = settings(CaptionerSpec, values, shown=VARIABLES)
     if spec.vision_kind == "om" and spec.encoder_device is None:
@@ -161,7 +177,13 @@ def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: Sa
     if options.img_size != captioner.image_size:
         raise UsageError(f"IMG_SIZE must be {captioner.image_size}, the size the model takes, got {options.img_size}")
     inputs = list(expand_inputs([options.pic_file_path]))
-    pictures = [picture.path for picture in inputs]
+    starts = range(0, len(inputs), options.batch_size)
+    num_batches = len(starts) if options.infer_loop is None else options.infer_loop
+    pictures = [
+        picture.path
+        for start in itertools.islice(itertools.cycle(starts), num_batches)
+        for picture in inputs[start : start + options.batch_size]
+    ]
     if captioner.spec.is_embedded:
         print(DEMO_NOTE, file=sys.stderr)
     asked = {
@@ -171,18 +193,18 @@ def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: Sa
     }
     warm_up = captioner.generate(pictures[: options.batch_size], **asked)
     clock, tally, total_s = captioner.profile_clock(), Tally(), 0.0
-    for trial in range(options.infer_loop):
+    for trial in range(options.trials):
         started = time.perf_counter()
         answers = captioner.generate(pictures, clock=clock, **asked)
         trial_s = time.perf_counter() - started
         total_s += trial_s
         for answer in answers:
             tally.add(answer)
-            if trial == 0:
+            if trial == 0 and answer.index < len(inputs):
                 said = one_line(answer.text) if answer.error is None else f"error: {answer.error.message}"
                 print(f"[result]: {shown_name(inputs[answer.index].label)}: {said}")
         print(f"[trial time]: {trial_s * 1e3:.1f} ms")
-    print(f"[avg_time]: {total_s / options.infer_loop * 1e3:.1f} ms\n")
+    print(f"[avg_time]: {total_s / (options.trials * max(1, num_batches)) * 1e3:.1f} ms\n")
     report = Report(
         tally=tally,
         stages_s=clock.seconds,

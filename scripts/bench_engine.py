@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from llama_adapter.app.captioning.assemble import ModelLoader, Parts, assemble_parts
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.random_model import LLAMA_SIZES, random_model
 from llama_adapter.app.models.resources import embedded_model
+from llama_adapter.app.models.sketch import Dtype
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
@@ -123,8 +123,8 @@ def _decoders(settings: Settings) -> tuple[list[dict[str, Any]], list[dict[str, 
 def opened(name: ModelName, *, dtype: str, device: str, num_slots: int) -> Iterator[Parts]:
     """The parts of a model with `num_slots` rows. A random decoder gets a random encoder of the embedded one's size."""
 
-    def load(dtype: torch.dtype) -> LoadedModel:
-        small = load_bundle(embedded_model(), dtype=dtype).vision_config
+    def load(dtype: Dtype) -> LoadedModel:
+        small = load_bundle(embedded_model()).vision_config
         query = dataclasses.replace(small.query, output_dim=LLAMA_SIZES[name].dim)
         return random_model(name, dtype=dtype, vision=dataclasses.replace(small, query=query))
 

@@ -82,7 +82,7 @@ def mixed_model(variant: Variant) -> LoadedModel:
 
 def open_captioner(variant: Variant, *, batch_size: int = 16) -> Captioner:
     """The product's own, around the variant's weights."""
-    spec = CaptionerSpec(batch_size=batch_size)
+    spec = CaptionerSpec(device="cpu", dtype="float32", batch_size=batch_size)
     return Captioner(assemble_parts(spec, load=lambda dtype: mixed_model(variant)))
 
 

@@ -6,6 +6,7 @@ from contextlib import ExitStack, closing
 
 import torch
 
+from llama_adapter.app.models.auto_dtype import DtypeChoice
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, assemble_sources, sources_of, stream_sources
 from llama_adapter.app.models.encoders import (
@@ -20,16 +21,17 @@ from llama_adapter.app.models.encoders import (
 from llama_adapter.app.models.memory_fit import place_model
 from llama_adapter.app.models.quantised_model import quantise_model
 from llama_adapter.app.models.resources import embedded_model
-from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
+from llama_adapter.app.models.sketch import Dtype, dtype_of
+from llama_adapter.app.models.spec import AUTO, CaptionerSpec, ModelInfo
 from llama_adapter.llm.runners.base import Runner
-from llama_adapter.runtime.devices import Backend, open_backend, open_best, resolve_dtype, resolve_mode
+from llama_adapter.runtime.devices import Backend, open_backend, open_best, resolve_mode
 from llama_adapter.runtime.schemes import FLOAT
-from llama_adapter.runtime.schemes.scheme import find_scheme
+from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
 from llama_adapter.vision.backends.base import VisionBackend
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
 from llama_adapter.vision.card import EncoderCard
 
-ModelLoader = Callable[[torch.dtype], LoadedModel]  # takes the dtype of the weights
+ModelLoader = Callable[[Dtype], LoadedModel]  # takes the dtype of the weights, or the choice of it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,8 +61,9 @@ def assemble_parts(
     """
     is_encoded_elsewhere = vision is not None or spec.vision_kind != "torch"
     check_encoder_exists(spec)
-    backend, note = open_best() if spec.device == "auto" else (open_backend(spec.device), "")
+    backend, why = open_best() if spec.device == AUTO else (open_backend(spec.device), "")
     mode = resolve_mode(spec.mode, backend=backend)
+    choice = DtypeChoice(spec, backend=backend, mode=mode)
     with ExitStack() as stack:
         exported: ExportedEncoder | None = None
         card: EncoderCard | None = None
@@ -70,9 +73,9 @@ def assemble_parts(
         elif vision is None and spec.vision_kind == "om":
             card = om_card(spec)
         if load is None:
-            model = load_model(spec, backend=backend, encoder=card, is_encoded_elsewhere=is_encoded_elsewhere)
+            model = load_model(spec, dtype=choice, encoder=card, is_encoded_elsewhere=is_encoded_elsewhere)
         else:
-            model = load(resolve_dtype(spec.dtype, backend=backend))
+            model = load(choice)
         if card is not None:
             check_card(card, model, spec=spec)
         placed = place_model(model, spec=spec, backend=backend, mode=mode, has_encoder=is_encoded_elsewhere)
@@ -89,15 +92,18 @@ def assemble_parts(
             if card is None:
                 foreign_note = examine(exported, model, spec=spec).sentence
             identity = encoder_identity(spec, channel_order=exported.channel_order)
+        dtype, reasons = dtype_name(model.dtype), "; ".join(filter(None, (why, choice.reason)))
+        chosen_note = reasons and f"computing on {backend.name} in {dtype}: {reasons}"
         widened_note = ""
         if not backend.computes_in(model.precision, model.dtype, wanted=spec.operators):
             title = find_scheme(model.precision).title
-            widened_note = f"{title} weights are widened to {spec.dtype} here, with its memory and speed"
+            widened_note = f"{title} weights are widened to {dtype} here, with its memory and speed"
         stack.pop_all()
     spec = dataclasses.replace(
         spec,
         vision=spec.vision_kind,
         device=str(backend.device),
+        dtype=dtype,
         mode=mode,
         batch_size=runner.config.num_slots,
         context=model.decoder_config.context,
@@ -110,13 +116,13 @@ def assemble_parts(
             name=model.name,
             digest=model.digest,
             device=backend.name,
-            dtype=spec.dtype,
+            dtype=dtype,
             precision=model.precision,
             vision=vision.name,
             mode=mode,
             operators=runner.operators.name,
             encoder=identity,
-            notes=tuple(filter(None, (note, *model.notes, foreign_note, widened_note, placed.note))),
+            notes=tuple(filter(None, (chosen_note, *model.notes, foreign_note, widened_note, placed.note))),
             context=model.decoder_config.context,
             default_prompt=model.prompt,
         ),
@@ -129,13 +135,12 @@ def assemble_parts(
 
 
 def load_model(
-    spec: CaptionerSpec, *, backend: Backend, encoder: EncoderCard | None = None, is_encoded_elsewhere: bool = False
+    spec: CaptionerSpec, *, dtype: Dtype, encoder: EncoderCard | None = None, is_encoded_elsewhere: bool = False
 ) -> LoadedModel:
-    """The weights of `spec` on the CPU, in its dtype and precision.
+    """The weights of `spec` on the CPU, in `dtype` and the precision of `spec`.
 
     When pictures are encoded elsewhere, CLIP may be missing; `encoder` is the card of that encoder, if it has one.
     """
-    dtype = resolve_dtype(spec.dtype, backend=backend)
     if spec.llama_dir is None:
         return load_bundle(
             embedded_model() if spec.model is None else spec.model,
@@ -149,6 +154,8 @@ def load_model(
     if spec.precision in (None, FLOAT):
         return assemble_sources(sources, dtype=dtype, exported=is_encoded_elsewhere, encoder=encoder)
     # From float32, so that weights are rounded only once.
-    streamed = stream_sources(sources, dtype=torch.float32, exported=is_encoded_elsewhere, encoder=encoder)
-    model, tensors = quantise_model(*streamed, dtype=dtype, precision=spec.precision)
+    plain, tensors = stream_sources(sources, dtype=torch.float32, exported=is_encoded_elsewhere, encoder=encoder)
+    vision_tensors = plain.vision_state.values()
+    dtype = dtype_of(dtype, decoder=plain.decoder_config, encoder=vision_tensors, precision=spec.precision)
+    model, tensors = quantise_model(plain, tensors, dtype=dtype, precision=spec.precision)
     return dataclasses.replace(model, decoder_state=dict(tensors))

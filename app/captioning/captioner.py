@@ -146,8 +146,10 @@ class Captioner:
             encoder: file of an exported encoder, for `vision` onnx and om.
             encoder_process: run the exported encoder in its own process. Default: False.
             encoder_device: device of an OM, 0 to 255. Default: the decoder's device if it can run an OM, else 0.
-            device: `"cpu"` (default), `"cuda"`, `"cuda:1"`, `"npu:0"`, ..., `"auto"`, or a `torch.device`.
-            dtype: `"float32"` (default), `"bfloat16"` or `"float16"`, or a `torch.dtype`.
+            device: `"auto"` (default: an NPU, else a GPU, else the CPU), `"cpu"`, `"cuda"`, `"cuda:1"`, `"npu:0"`, ...,
+                or a `torch.device`.
+            dtype: `"auto"` (default: what the device computes best), `"float32"`, `"bfloat16"` or `"float16"`, or a
+                `torch.dtype`.
             precision: of the weights of linear layers, `"float"` or `"int8"`. Default: as stored.
             mode: `"eager"` (default), `"graph"`, or the name of one of the device's graph modes.
             operators: `"auto"` (default), or `"aten"` to avoid fused operators.

@@ -20,8 +20,10 @@ def add_doctor(commands: Any) -> None:
     """`doctor`."""
     doctor = command(commands, "doctor", _run_doctor, help="check the installation and a model", description=_DOCTOR)
     add_model(doctor)
-    use = doctor.add_argument_group("intended use", "what it needs must be installed; default: the CPU")
-    use.add_argument("--device", metavar="D", default=SPEC.device, help=default(DEVICES))
+    use = doctor.add_argument_group("intended use", "what it needs must be installed")
+    use.add_argument(
+        "--device", metavar="D", default=SPEC.device, help=default(f"{DEVICES}: an NPU, else a GPU, else the CPU")
+    )
     add_precision(use)
     add_encoder(use)
     doctor.add_argument("--environment", action="store_true", help="only the installation, no model")

@@ -57,9 +57,14 @@ def add_batch_size(group: Any) -> None:
 
 
 def add_computation(compute: Any) -> None:
-    compute.add_argument("--device", metavar="D", default=SPEC.device, help=default(DEVICES))
     compute.add_argument(
-        "--dtype", metavar="T", default=SPEC.dtype, help=default("float32, bfloat16 or float16, as the device allows")
+        "--device", metavar="D", default=SPEC.device, help=default(f"{DEVICES}: an NPU, else a GPU, else the CPU")
+    )
+    compute.add_argument(
+        "--dtype",
+        metavar="T",
+        default=SPEC.dtype,
+        help=default("float32, bfloat16 or float16, as the device allows; auto: what it computes best"),
     )
     add_precision(compute)
     add_encoder(compute)

@@ -85,8 +85,6 @@ def run_serve(job: ServeJob) -> int:
         )
         service.start()
         service.wait_until_ready()
-        for note in service.info.notes:
-            tell(f"note: {note}")
         if job.spec.is_embedded:
             tell(EMBEDDED_NOTE)
         application = create_api(service, settings=settings, metrics=metrics)
@@ -119,8 +117,10 @@ def check_packages(*, has_page: bool) -> None:
 
 
 def load_warm(spec: CaptionerSpec, *, tell: Callable[[str], None]) -> Captioner:
-    """Load a captioner, and compile the programs of a graph mode."""
+    """Load a captioner, tell its notes, and compile the programs of a graph mode."""
     captioner = Captioner.from_spec(spec)
+    for note in captioner.info.notes:
+        tell(f"note: {note}")
     if captioner.info.mode != EAGER:
         warm_up = captioner.warm_up()
         tell(f"warm-up: {warm_up.programs} programs ready in {warm_up.seconds:.1f} s")

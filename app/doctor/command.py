@@ -124,4 +124,6 @@ def _diagnose(spec: CaptionerSpec) -> list[Finding]:
     from llama_adapter.app.models.resources import embedded_model
 
     target = (spec.model or embedded_model()) if spec.llama_dir is None else sources_of(spec)
-    return diagnose(target, precision=spec.precision) if spec.encoder is None else diagnose_with_encoder(target, spec)
+    if spec.encoder is not None:
+        return diagnose_with_encoder(target, spec)
+    return diagnose(target, precision=spec.precision, device=spec.device)

@@ -22,7 +22,8 @@ from llama_adapter.app.models.encoders import (
     examine,
     has_clip,
 )
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.spec import AUTO, CaptionerSpec
+from llama_adapter.runtime.devices import accelerator_kind
 from llama_adapter.runtime.graphs.open_session import GraphSpec
 from llama_adapter.runtime.graphs.sidecar import check_om_file, read_valid_sidecar, sidecar_path
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
@@ -48,7 +49,7 @@ def diagnose_with_encoder(target: Target, spec: CaptionerSpec) -> list[Finding]:
     with ExitStack() as stack:
         parts, encoder = _check_files(of_files, spec, stack)
         card = next((part.card for part in parts if part.card is not None), None)
-        of_model = diagnose(target, exported=True, encoder=card, precision=spec.precision)
+        of_model = diagnose(target, exported=True, encoder=card, precision=spec.precision, device=spec.device)
         if parts:
             _compare(of_both, parts, encoder, target)
     return [*of_model, *of_files.findings, *of_both.findings]
@@ -56,7 +57,7 @@ def diagnose_with_encoder(target: Target, spec: CaptionerSpec) -> list[Finding]:
 
 def om_device_of(spec: CaptionerSpec) -> int | None:
     """The device on which the OM of `spec` is loaded; None if the decoder's device is of another kind."""
-    beside = om_device(spec.device)
+    beside = om_device((accelerator_kind() or "") if spec.device == AUTO else spec.device)
     return beside if beside is None or spec.encoder_device is None else spec.encoder_device
 
 

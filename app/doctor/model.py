@@ -42,6 +42,7 @@ from llama_adapter.app.models.checkpoints import (
 )
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.sketch import HalfConfig
+from llama_adapter.app.models.spec import AUTO
 from llama_adapter.app.reading.isolated import open_reader
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, check_fits, open_adapter
@@ -82,11 +83,12 @@ def diagnose(
     exported: bool = False,
     encoder: EncoderCard | None = None,
     precision: Precision | None = None,
+    device: str = AUTO,
 ) -> list[Finding]:
     """Check a model: a bundle's folder, or the checkpoints it would be made of.
 
     Beside an `exported` encoder CLIP may be missing; `encoder` is its card, if it has one. A bundle's known answer is
-    replayed in `precision`, by default the bundle's own.
+    replayed on `device` in `precision`, by default the bundle's own.
 
     A failed check does not stop the later ones. Files are read completely and compared with their known digests.
     Faults of the model are returned, never raised.
@@ -95,7 +97,7 @@ def diagnose(
     if isinstance(target, ModelSources):
         _check_sources(report, target, exported=exported, encoder=encoder)
     else:
-        _check_bundle(report, Path(target), precision)
+        _check_bundle(report, Path(target), precision=precision, device=device)
     return report.findings
 
 
@@ -245,7 +247,7 @@ def _check_listed_digests(report: Report, place: LlamaFolder) -> None:
             report.add("error", "llama", f"`{shown_name(path)}` {sentence}", hint)
 
 
-def _check_bundle(report: Report, place: Path, precision: Precision | None) -> None:
+def _check_bundle(report: Report, place: Path, *, precision: Precision | None, device: str) -> None:
     manifest = report.attempt("manifest", lambda: read_manifest(place))
     if manifest is None:
         return
@@ -272,7 +274,7 @@ def _check_bundle(report: Report, place: Path, precision: Precision | None) -> N
         sentence = f"The tokenizer has {tokenizer.vocab_size} pieces, and the model has {vocab_size} tokens"
         report.add("error", TOKENIZER, sentence, "another model's tokenizer was copied into the bundle")
     if not report.has_errors:
-        _check_known_answer(report, place, manifest, precision)
+        _check_known_answer(report, place, manifest, precision=precision, device=device)
 
 
 def _check_files(report: Report, place: Path, manifest: Mapping[str, Any]) -> None:
@@ -287,7 +289,9 @@ def _check_files(report: Report, place: Path, manifest: Mapping[str, Any]) -> No
         report.add("error", "manifest", sentence, hint)
 
 
-def _check_known_answer(report: Report, place: Path, manifest: Mapping[str, Any], precision: Precision | None) -> None:
+def _check_known_answer(
+    report: Report, place: Path, manifest: Mapping[str, Any], *, precision: Precision | None, device: str
+) -> None:
     what = "known answer"
     if not (place / KNOWN_ANSWER).is_file():
         sentence = "The bundle carries no known answer, so its files were checked and the model was not run"
@@ -305,7 +309,7 @@ def _check_known_answer(report: Report, place: Path, manifest: Mapping[str, Any]
     options = {"max_new_tokens": known["max_new_tokens"]} if "max_new_tokens" in known else {}
     try:
         with (
-            Captioner.load(place, precision=precision) as captioner,
+            Captioner.load(place, precision=precision, device=device) as captioner,
             closing(open_reader("process", captioner.spec, size=captioner.image_size)) as captioner.reader,
         ):
             [answer] = captioner.generate([place / known["picture"]], [prompt], temperature=0.0, **options)
@@ -314,11 +318,14 @@ def _check_known_answer(report: Report, place: Path, manifest: Mapping[str, Any]
         report.add("error", what, sentence, getattr(fault, "hint", ""))
         return
     used, dtype, wanted = captioner.info.precision, captioner.info.dtype, f"{known['text'][:500]!r}"
+    where, known_dtype = f"on {captioner.info.device} in {dtype}", shown_excerpt(str(known.get("dtype", "float32")))
     if answer.error is not None:
         report.add("error", what, answer.error.message)
     elif answer.text == known["text"]:
         numbers = "" if used == FLOAT else f" with {find_scheme(used).title} weights"
-        report.add("ok", what, f"The model answers {answer.text!r} about its own picture{numbers}, as it should")
+        report.add(
+            "ok", what, f"The model answers {answer.text!r} about its own picture {where}{numbers}, as it should"
+        )
     # A dequantised model keeps its rounding errors.
     elif quantised := {used, stored_precision(manifest)} - {FLOAT}:
         report.add(
@@ -328,12 +335,11 @@ def _check_known_answer(report: Report, place: Path, manifest: Mapping[str, Any]
             f"picture, and with full ones {wanted}",
             "rounding may change a word; where it changes the sense, use --precision float with the full bundle",
         )
-    elif "dtype" in known and (dtype, known["dtype"]) != ("float32", "float32"):
+    elif {dtype, known_dtype} != {"float32"}:
         report.add(
             "warning",
             what,
-            f"In {dtype} the model answers {answer.text!r} about its own picture, and in "
-            f"{shown_excerpt(str(known['dtype']))} it answered {wanted}",
+            f"The model answers {answer.text!r} about its own picture {where}, and in {known_dtype} it answered {wanted}",
             "half precision may change a word; where it changes the sense, compare with --dtype float32",
         )
     else:

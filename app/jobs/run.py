@@ -27,9 +27,10 @@ from llama_adapter.app.jobs.questions import TemplateError, fill, is_template, p
 from llama_adapter.app.jobs.result_writer import ResultWriter
 from llama_adapter.app.jobs.runner import LocalRunner, Runner
 from llama_adapter.app.measuring.report import versions
+from llama_adapter.app.models.spec import AUTO
 from llama_adapter.app.records.file import RecordWriter, open_records
 from llama_adapter.app.records.index import RecordIndex
-from llama_adapter.app.records.manifest import RunManifest, new_run_id
+from llama_adapter.app.records.manifest import RunManifest, new_run_id, read_manifest
 from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.app.tasks.task import task_settings
 from llama_adapter.app.terminal.stderr_lines import say
@@ -62,7 +63,7 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
             ResultWriter(job, planner, run=run, file=file, manifest=manifest, decider=decider, count=count)
         )
         interrupted = stack.enter_context(_interruptible())
-        _say_notes(job, runner, writer, decider, file=file)
+        _say_notes(job, runner, writer, decider, file=file, is_continued=planner.earlier is not None)
 
         def stop() -> bool:
             return interrupted.is_set() or writer.problem is not None
@@ -160,7 +161,23 @@ def _manifest(job: Job, runner: Runner, *, run: str) -> RunManifest:
     return RunManifest(run=run, spec=resolved, model_digest=runner.info.digest, versions=versions(), job=asked)
 
 
-def _say_notes(job: Job, runner: Runner, writer: ResultWriter, decider: Decider, *, file: RecordWriter | None) -> None:
+def _other_dtype(job: Job, runner: Runner) -> str:
+    """The dtype of the last run that wrote into the job's file, if no run with this model had the dtype of this one."""
+    assert job.out is not None, "a continued job has a file"
+    *runs, _ = read_manifest(job.out)  # the last one is this run
+    dtypes = [str(run.spec.get("dtype")) for run in runs if run.model_digest == runner.info.digest]
+    return dtypes[-1] if dtypes and runner.info.dtype not in dtypes else ""
+
+
+def _say_notes(
+    job: Job,
+    runner: Runner,
+    writer: ResultWriter,
+    decider: Decider,
+    *,
+    file: RecordWriter | None,
+    is_continued: bool,
+) -> None:
     """Tell what users may not expect of the place of the records, the model and the calibration."""
     if file is not None and file.is_durable and not file.is_locked:
         writer.say(f"note: the file system of `{file.path}` has no locks: do not start another run that writes there")
@@ -168,6 +185,11 @@ def _say_notes(job: Job, runner: Runner, writer: ResultWriter, decider: Decider,
         writer.say(f"note: the last record in `{file.path}` was torn, as a crash leaves it, and was removed")
     for note in runner.info.notes:
         writer.say(f"note: {note}")
+    if job.spec.dtype == AUTO and is_continued and (other := _other_dtype(job, runner)):
+        writer.say(
+            f"note: the records in `{job.out}` were computed in {other}, so this run answers their questions again in "
+            f"{runner.info.dtype}; --dtype {other} continues them"
+        )
     if job.spec.batch_size == "auto":
         writer.say(f"note: batch size {runner.spec.batch_size}")
     asked = [question for question in job.questions if question.task.continuations and not is_template(question)]

@@ -73,6 +73,8 @@ def run_bench(job: BenchJob, *, tell: Callable[[str], None] = lambda line: None)
     gc.collect()  # weights that were replaced by packed ones
     load_s = time.perf_counter() - started
     tell(f"{parts.info.name} was loaded in {load_s:.1f} s")
+    for note in parts.info.notes:
+        tell(f"note: {note}")
     try:
         ceilings = measure_ceilings(parts)
         benches = [_Bench(job, parts, batch_size=size) for size in dict.fromkeys(job.batch_sizes)]

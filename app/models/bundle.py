@@ -32,7 +32,15 @@ from llama_adapter.app.models.checkpoints import (
     file_digest,
     stream_sources,
 )
-from llama_adapter.app.models.sketch import DAMAGED, HalfConfig, expected_forms, num_layers, sketch
+from llama_adapter.app.models.sketch import (
+    DAMAGED,
+    Dtype,
+    HalfConfig,
+    dtype_of,
+    expected_forms,
+    num_layers,
+    sketch,
+)
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.atomic_write import atomic_write
@@ -191,7 +199,7 @@ def add_familiarity(directory: str | os.PathLike[str], ood_detector: OodDetector
 def load_bundle(
     directory: str | os.PathLike[str],
     *,
-    dtype: torch.dtype | None = None,
+    dtype: Dtype | None = None,
     context: int | None = None,
     channel_order: ChannelOrder | None = None,
     cast_vision: bool = True,
@@ -216,8 +224,11 @@ def load_bundle(
     precision = precision or stored_precision(manifest)
     if precision != FLOAT and origin is None:
         origin = Origin(digest=manifest["digest"], fingerprint=fingerprint(states[VISION]))
+    if context is not None:
+        decoder = dataclasses.replace(decoder, context=context)
+    chosen = dtype_of(dtype or stored, decoder=decoder, encoder=states[VISION].values(), precision=precision)
     for file in (VISION, LLM) if cast_vision else (LLM,):
-        states[file] = convert_precision(states[file], sketch(configs[file]), dtype=dtype or stored, wanted=precision)
+        states[file] = convert_precision(states[file], sketch(configs[file]), dtype=chosen, wanted=precision)
     tokenizer = Tokenizer.load(place / TOKENIZER)
     if tokenizer.vocab_size != decoder.vocab_size:
         raise CheckpointError(
@@ -225,8 +236,6 @@ def load_bundle(
             f"{decoder.vocab_size} tokens",
             hint=DAMAGED,
         )
-    if context is not None:
-        decoder = dataclasses.replace(decoder, context=context)
     ood_detector = None
     if FAMILIAR in manifest["files"]:
         ood_detector = read_familiarity(place / FAMILIAR, num_queries=decoder.num_queries, width=decoder.dim)
@@ -242,7 +251,7 @@ def load_bundle(
         decoder_config=decoder,
         decoder_state=states[LLM],
         tokenizer=tokenizer,
-        dtype=dtype or stored,
+        dtype=chosen,
         sources=tuple(
             SourceFile(role=source["role"], path=source["path"], sha256=source.get("sha256"))
             for source in manifest["sources"]

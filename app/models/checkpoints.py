@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from llama_adapter.app.models.sketch import Dtype, dtype_of
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
@@ -150,7 +151,7 @@ class LoadedEncoder(NamedTuple):
 def assemble_sources(
     sources: ModelSources,
     *,
-    dtype: torch.dtype = torch.float32,
+    dtype: Dtype = torch.float32,
     exported: bool = False,
     encoder: EncoderCard | None = None,
 ) -> LoadedModel:
@@ -164,7 +165,7 @@ def assemble_sources(
 
 
 def stream_sources(
-    sources: ModelSources, *, dtype: torch.dtype, exported: bool = False, encoder: EncoderCard | None = None
+    sources: ModelSources, *, dtype: Dtype, exported: bool = False, encoder: EncoderCard | None = None
 ) -> tuple[LoadedModel, Iterator[tuple[str, Tensor]]]:
     """As `assemble_sources`, but the decoder's tensors are an iterator, for models larger than memory.
 
@@ -177,6 +178,10 @@ def stream_sources(
     clip = find_clip(sources.clip, adapter)
     llama = open_llama(place)
     channel_order, adapter_digest = resolve_channel_order(sources.channel_order, adapter)
+    context = DEFAULT_CONTEXT if sources.context is None else sources.context
+    decoder_config = plan_decoder(llama, adapter, vocab_size=tokenizer.vocab_size, context=context)
+    vision_tensors = (*adapter.visual.values(), *(() if clip is None else clip.tensors.values()))
+    dtype = dtype_of(dtype, decoder=decoder_config, encoder=vision_tensors)
     if clip is None and exported:
         vision_config, vision_state = _query_alone(adapter, encoder, sources, channel_order=channel_order)
     else:
@@ -188,8 +193,6 @@ def stream_sources(
             channel_order=channel_order,
             dtype=dtype,
         )
-    context = DEFAULT_CONTEXT if sources.context is None else sources.context
-    decoder_config = plan_decoder(llama, adapter, vocab_size=tokenizer.vocab_size, context=context)
     check_halves(vision_config, decoder_config, adapter=adapter.name)
     files = [
         *(SourceFile(role="llama", path=path) for path in llama.files),

@@ -71,10 +71,10 @@ def encoder_identity(spec: CaptionerSpec, *, channel_order: ChannelOrder = "rgb"
     return hashlib.sha256(repr((spec.vision_kind, stats, *given)).encode()).hexdigest()[:16]
 
 
-def encoder_bytes(spec: CaptionerSpec, model: LoadedModel, *, backend: Backend) -> int:
-    """Bytes that the encoder takes on the decoder's device: those of its weights, or of its files."""
+def encoder_bytes(spec: CaptionerSpec, *, own_bytes: int, backend: Backend) -> int:
+    """Bytes that the encoder takes on the decoder's device: `own_bytes` of the model's weights, or its files'."""
     if spec.vision_kind == "torch":
-        return sum(tensor.numel() * tensor.itemsize for tensor in model.vision_state.values())
+        return own_bytes
     if not backend.capabilities.runs_om or spec.vision_kind != "om":
         return 0
     return sum(file.stat().st_size for file in encoder_files(spec))

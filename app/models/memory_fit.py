@@ -17,6 +17,7 @@ from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, fitting_rows
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.shapes import powers_of_two
 from llama_adapter.runtime.devices import Backend
+from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.vision.backends.native import NativeEncoder
 from llama_adapter.vision.backends.torch import TorchVisionBackend
 from llama_adapter.vision.encoder import encoder_from_state
@@ -41,12 +42,13 @@ def place_model(
     Raises DeviceError, before large allocations, if it does not fit into the device's memory.
     """
     config = EngineConfig(decoder=model.decoder_config, dtype=model.dtype, mode=mode, operators=spec.operators)
-    reserved = encoder_bytes(spec, model, backend=backend)
+    own_bytes = sum(tensor.numel() * tensor.itemsize for tensor in model.vision_state.values())
+    reserved = encoder_bytes(spec, own_bytes=own_bytes, backend=backend)
     planned = planner(config, model.decoder_state, backend=backend, reserved=reserved)
     setting = Setting(
         model=model.digest,
         device=backend.name,
-        dtype=spec.dtype,
+        dtype=dtype_name(model.dtype),
         precision=model.precision,
         context=model.decoder_config.context,
         mode=mode,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, LoadedModel
 from llama_adapter.app.models.resources import embedded_model
-from llama_adapter.app.models.sketch import HalfConfig, expected_forms, sketch
+from llama_adapter.app.models.sketch import Dtype, HalfConfig, dtype_of, expected_forms, sketch
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.devices import open_backend
@@ -91,7 +91,7 @@ def vision_config(size: LlamaSize, *, channel_order: ChannelOrder = "rgb") -> Vi
 def random_model(
     name: str,
     *,
-    dtype: torch.dtype,
+    dtype: Dtype,
     context: int | None = None,
     channel_order: ChannelOrder = "rgb",
     precision: Precision = FLOAT,
@@ -106,6 +106,7 @@ def random_model(
     size = parse_size(name)
     decoder = decoder_config(size, context=context)
     vision = vision_config(size, channel_order=channel_order) if vision is None else vision
+    dtype = dtype_of(dtype, decoder=decoder, encoder=sketch(vision).state_dict().values(), precision=precision)
     tokenizer = WiderTokenizer(decoder.vocab_size)
     _check_host(decoder, vision, dtype=dtype, precision=precision, name=name)
     decoder_state = _drawn_state(decoder, dtype=dtype, precision=precision)

@@ -1,9 +1,10 @@
 """The halves of a model that configurations describe, without weights: names, shapes and forms of their tensors."""
 
 import dataclasses
+from collections.abc import Callable, Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
@@ -15,6 +16,29 @@ from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
 
 HalfConfig = VisionConfig | DecoderConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSizes:
+    """What a dtype is chosen by, known before weights are read."""
+
+    decoder: DecoderConfig
+    num_encoder_weights: int
+    precision: Precision  # of the linear layers' weights
+
+
+Dtype = torch.dtype | Callable[[ModelSizes], torch.dtype]  # a dtype, or the choice of one
+
+
+def dtype_of(
+    dtype: Dtype, *, decoder: DecoderConfig, encoder: Iterable[Tensor], precision: Precision = FLOAT
+) -> torch.dtype:
+    """The dtype itself, or the one chosen for a model with these tensors in its encoder."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    num_encoder_weights = sum(tensor.numel() for tensor in encoder)
+    return dtype(ModelSizes(decoder=decoder, num_encoder_weights=num_encoder_weights, precision=precision))
+
 
 DAMAGED = "the bundle is damaged or was changed by hand; write it again with `llama-adapter convert`"
 

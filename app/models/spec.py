@@ -11,7 +11,7 @@ Reading = Literal["exact", "fast"]  # the reference's pixels to the bit, or near
 ReaderKind = Literal["process", "thread"]  # what reads a command's pictures
 BatchSize = int | Literal["auto"]
 
-AUTO: Final = "auto"  # a batch size as large as memory allows and speed needs
+AUTO: Final = "auto"  # a device, dtype or batch size that is chosen when the model is loaded
 DEFAULT_BATCH_SIZE = 8
 DEFAULT_PICTURE_TIMEOUT_S = 60.0  # to read one picture, from slow disks and networks too
 
@@ -20,6 +20,7 @@ DEFAULT_PICTURE_TIMEOUT_S = 60.0  # to read one picture, from slow disks and net
 class CaptionerSpec:
     """Model, device and limits. Without `model` and `llama_dir` it is the embedded model.
 
+    In the spec of a loaded captioner no device, dtype or batch size is "auto".
     Raises ValueError for values out of range and for fields that exclude each other.
     """
 
@@ -35,14 +36,14 @@ class CaptionerSpec:
     encoder: str | None = None  # exported encoder, for onnx and om
     encoder_process: bool = False  # run an exported encoder in its own process
     encoder_device: int | None = None  # of an OM; None: the decoder's if it can run one, else 0
-    device: str = "cpu"
-    dtype: str = "float32"
+    device: str = AUTO  # the first accelerator, or the CPU
+    dtype: str = AUTO  # what the device computes best, see auto_dtype.py
     precision: Precision | None = None  # of the linear layers' weights; None: as stored
     mode: str = "eager"  # or a graph mode of the device
     operators: Literal["auto", "aten"] = "auto"
     exif: Orientation = "upright"
     reading: Reading = "exact"
-    batch_size: BatchSize = DEFAULT_BATCH_SIZE  # never `auto` in the spec of a loaded captioner
+    batch_size: BatchSize = DEFAULT_BATCH_SIZE  # "auto": as large as memory allows and speed needs
 
     @property
     def is_embedded(self) -> bool:

@@ -39,7 +39,10 @@ def resource_of(device: str, machines: Sequence[Machine]) -> str:
     if kind == HOST.upper():
         return "CPU"
     if kind == "AUTO":
-        return "GPU" if any(machine.count("GPU") for machine in machines) else "CPU"
+        from llama_adapter.runtime.devices import ACCELERATORS  # imports torch, which the command line's help does not
+
+        names = (*(accelerator.kind.upper() for accelerator in ACCELERATORS), "GPU")
+        return next((name for name in names if any(machine.count(name) for machine in machines)), "CPU")
     return kind if any(machine.count(kind) for machine in machines) else "GPU"
 
 

@@ -34,7 +34,7 @@ __all__ = [
     "resolve_mode",
 ]
 
-ACCELERATORS = (CUDA, NPU)  # `auto` takes the first kind that is installed
+ACCELERATORS = (NPU, CUDA)  # `auto` takes the first one that works
 _MODE_ALIASES = {"acl_graph": "npugraph_ex"}  # old name -> new name
 
 
@@ -62,14 +62,15 @@ def open_backend(name: str) -> Backend:
 
 
 def open_best() -> tuple[Backend, str]:
-    """The device that `auto` means here, and a note if an accelerator is installed but unavailable."""
-    kind = accelerator_kind()
-    if kind is None:
-        return CpuBackend(), ""
-    try:
-        return open_backend(f"{kind}:0"), ""
-    except DeviceError as error:
-        return CpuBackend(), f"{error.message}; the CPU computes"
+    """The device that `auto` means here, and why: the first accelerator that can be opened, else the CPU."""
+    failures: list[str] = []
+    for accelerator in ACCELERATORS:
+        if accelerator.is_installed():
+            try:
+                return accelerator.open(0), "; ".join((*failures, "the first accelerator"))
+            except DeviceError as error:
+                failures.append(error.message)
+    return CpuBackend(), "; ".join(failures) or "no accelerator is installed"
 
 
 def accelerator_kind() -> str | None:

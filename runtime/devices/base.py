@@ -25,7 +25,8 @@ OperatorChoice = Literal["auto", "aten"]  # the device's fused operators where i
 class Capabilities:
     """What a device can do, as data. The engine reads these and never asks for a device's name."""
 
-    dtypes: tuple[str, ...]
+    dtypes: tuple[str, ...]  # the best one first
+    large_dtype: str | None = None  # better than the first one for models that are not small
     static_shapes: bool = False  # each new shape costs a compilation, so shapes are rounded up to a few
     graph_modes: tuple[str, ...] = ()  # modes that `compile` accepts
     queued: bool = False  # calls return before the device has finished, so token ids are read one step late

@@ -21,6 +21,7 @@ from llama_adapter.runtime.devices.base import (
     Program,
     require_mode,
 )
+from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators import (
     ATEN,
     DecoderSizes,
@@ -49,7 +50,7 @@ class CudaBackend:
         half = ("bfloat16", "float16") if has_bfloat16 else ("float16",)
         # float32 means float32: by default cuDNN rounds the inputs of the patch convolution to TF32.
         torch.backends.cudnn.allow_tf32 = False
-        self.capabilities = Capabilities(dtypes=("float32", *half), graph_modes=(CUDA_GRAPH,), queued=True)
+        self.capabilities = Capabilities(dtypes=(*half, "float32"), graph_modes=(CUDA_GRAPH,), queued=True)
         self._graphs = CudaGraphs(self.device)
 
     def synchronise(self) -> None:
@@ -86,11 +87,25 @@ class CudaBackend:
         return self._graphs.capture_at_first_call(program)
 
 
+def open_cuda(index: int) -> CudaBackend:
+    """Backend of one GPU. Raises DeviceError for one that is listed but does not compute."""
+    try:
+        backend = CudaBackend(index)
+        torch.ones(1, device=backend.device).add_(1).item()
+    except RuntimeError as error:  # the driver, a GPU that this torch has no kernels for, or no free memory
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DeviceError(
+            f"cuda:{index} cannot be opened ({reason})",
+            hint="`nvidia-smi` shows its driver and memory; or pass `--device cpu`",
+        ) from error
+    return backend
+
+
 CUDA = Accelerator(
     kind="cuda",
     is_installed=lambda: torch.cuda.device_count() > 0,
     count=lambda: torch.cuda.device_count(),
-    open=CudaBackend,
+    open=open_cuda,
 )
 
 

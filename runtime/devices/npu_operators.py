@@ -36,7 +36,7 @@ class ChipFamily:
     name: str
     # The codes of torch.npu.get_soc_version(); torch_npu 2.13, csrc/core/npu/NpuVariables.h.
     soc_versions: range
-    dtypes: tuple[str, ...] = ("float16", "float32")
+    dtypes: tuple[str, ...] = ("float16", "float32")  # the best one first
     graph_modes: tuple[str, ...] = ()
     # Linear weights of float16 in FRACTAL_NZ: pays where the matrix unit would rearrange them at every call.
     tiled_weights: bool = False
@@ -45,7 +45,7 @@ class ChipFamily:
     may_compile_operators: bool = False
 
 
-_WITH_BFLOAT16 = ("float16", "float32", "bfloat16")
+_WITH_BFLOAT16 = ("bfloat16", "float16", "float32")
 _GRAPHS = ("npugraph_ex", "ge_graph")  # torchair's overview lists A2, A3 and 950, one NPU per process
 
 FAMILIES = (

@@ -141,7 +141,7 @@ def compilers() -> Iterator[list[str]]:
 def compiled(compiler: list[str]) -> Path:
     """Path of the library in the user's cache, compiled if missing; raises OSError or SubprocessError."""
     source = Path(__file__).parent
-    marks = [" ".join((*compiler, *FLAGS)), platform.machine(), _c_library(), *sorted(_processor_flags())]
+    marks = [" ".join((*compiler, *FLAGS)), platform.machine(), _c_library(), *sorted(processor_flags())]
     digest = hashlib.sha256("\n".join(marks).encode())
     for name in SOURCES:
         digest.update((source / name).read_bytes())
@@ -204,13 +204,14 @@ def _unfit_machine() -> str:
     """Why the kernels cannot run on this machine; empty if they can."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return f"they are for Linux on x86_64, and this is {sys.platform} on {platform.machine()}"
-    if missing := [name for name in NEEDED if name not in _processor_flags()]:
+    if missing := [name for name in NEEDED if name not in processor_flags()]:
         return f"this processor has no {', '.join(missing)}"
     return ""
 
 
 @functools.cache
-def _processor_flags() -> frozenset[str]:
+def processor_flags() -> frozenset[str]:
+    """Instruction sets of an x86 processor as Linux names them; empty if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -34,7 +34,7 @@ def open_parts(
         raise MissingPackage("8-bit weights would be widened here: the kernels for them are not available")
     spec = CaptionerSpec(device="cpu", dtype=dtype, precision=precision, batch_size=batch_size)
     return assemble_parts(
-        spec, load=lambda torch_dtype: random_weights(decoder, vision, dtype=torch_dtype, precision=precision)
+        spec, load=lambda _: random_weights(decoder, vision, dtype=DTYPES[dtype], precision=precision)
     )
 
 

@@ -55,7 +55,7 @@ def export(*, folder: Path, bundle: Path) -> None:
         trial = save_bundle(Path(scratch) / "bundle", model=model)
         picture = Path(scratch) / "known_answer.png"
         Image.fromarray(draw_scene(KNOWN_SCENE, np.random.default_rng(7), faults=CLEAN)).save(picture)
-        answer = Captioner.load(str(trial)).generate([picture], CAPTION_QUESTIONS[0])[0]
+        answer = Captioner.load(str(trial), device="cpu", dtype="float32").generate([picture], CAPTION_QUESTIONS[0])[0]
         known = {"prompt": CAPTION_QUESTIONS[0], "text": answer.text, "token_ids": list(answer.token_ids)}
         save_bundle(bundle, model=model, known_answer=known, known_picture=picture, overwrite=True)
     print(f"{bundle}: the known answer is {known['text']!r}")

@@ -103,7 +103,7 @@ def prior(questions: Sequence[Question]) -> dict[str, float]:
 
 def score(model: str, *, num_pictures: int, seed: int) -> dict[str, Any]:
     """All tables of one bundle, as plain values."""
-    captioner = Captioner.load(model)
+    captioner = Captioner.load(model, device="cpu", dtype="float32")
     started = time.monotonic()
     exam = draw_exam(num_pictures=num_pictures, seed=seed)
     pairs = draw_exam(num_pictures=num_pictures, seed=seed, never_drawn="with")

@@ -143,7 +143,7 @@ def test_the_demo_runs_the_om_that_the_guides_variable_names(
 
     ran = run(
         "demo_bsz.py",
-        *("--infer-loop", "1", "--no-score"),
+        "--no-score",
         CLIP_DIR=str(encoders / "fixed" / "clip_bs5.om"),
         PIC_FILE_PATH=str(tmp_path),
     )

@@ -21,7 +21,8 @@ VARIABLES = {
     "DEVICE_ID": "0",
     "IMG_SIZE": "224",
     "BATCH_SIZE": "4",
-    "INFER_LOOP": "2",
+    "INFER_LOOP": "",
+    "DTYPE": "",
     "LLAMA_DIR": str(GOLDEN / "LLaMA"),
     "CLIP_DIR": str(GOLDEN / "CLIP"),
     "BIAS_DIR": str(GOLDEN / "adapters" / "BIAS-TINY.pth"),
@@ -41,6 +42,10 @@ class Ran(NamedTuple):
         """Answers by the picture's file name."""
         lines = re.findall(r"^\[result\]: (.*?): (.*)$", self.out, re.MULTILINE)
         return {Path(name).name: text for name, text in lines}
+
+    def ms(self, what: str) -> float:
+        """The sum of the times of this name, in milliseconds."""
+        return sum(map(float, re.findall(rf"^\[{what}\]: ([\d.]+) ms$", self.out, re.MULTILINE)))
 
 
 Demo = Callable[..., Ran]
@@ -66,14 +71,14 @@ def demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_every_picture_has_its_result_and_times_are_given_by_trial_and_by_stage(demo: Demo) -> None:
-    ran = demo()
+    ran = demo("--trials", "2")
 
     assert ran.code == 0
     assert len(ran.results) == 9  # two batches of 4, and one picture
     for name, text in zip(case("bias_b3_equal")["images"], case("bias_b3_equal")["output_text"], strict=True):
         assert ran.results[name] == text
     assert len(re.findall(r"^\[trial time\]: [\d.]+ ms$", ran.out, re.MULTILINE)) == 2
-    assert re.search(r"^\[avg_time\]: [\d.]+ ms$", ran.out, re.MULTILINE)
+    assert ran.ms("avg_time") == pytest.approx(ran.ms("trial time") / 2 / 3, abs=0.1)
     stages = re.findall(r"^(\w+) +[\d.]+ +[\d.]+% +[\d.]+$", ran.out, re.MULTILINE)
     assert stages == ["read", "clip", "pre", "forward", "post", "decode", "write", "total"]
     assert "18 pictures in" in ran.out
@@ -85,10 +90,10 @@ def test_a_bad_picture_is_reported_and_the_others_answered(demo: Demo, known_pic
     shutil.copy(picture(), known_pictures / "whatever name.jpeg")
     (known_pictures / "a-broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no more")
 
-    ran = demo("--infer-loop", "1", PIC_FILE_PATH=str(known_pictures))
+    ran = demo("--infer-loop", "1", INFER_LOOP="7", PIC_FILE_PATH=str(known_pictures))
 
     assert ran.code == 3
-    assert ran.out.count("[trial time]") == 1  # a flag takes precedence over its variable
+    assert "\n2 pictures" in ran.out  # a flag takes precedence over its variable
     assert ran.results["whatever name.jpeg"] == case("bias_b1")["output_text"][0]
     assert ran.results["a-broken.jpg"].startswith("error: ")
     assert "exactly right" not in ran.out  # known answers are for the embedded model
@@ -101,6 +106,7 @@ def test_a_bad_picture_is_reported_and_the_others_answered(demo: Demo, known_pic
         ({"IMG_SIZE": "336"}, 2, "IMG_SIZE must be 224"),
         ({"IMG_SIZE": "wide"}, 2, "invalid int value: 'wide'"),
         ({"INFER_LOOP": "0"}, 2, "INFER_LOOP must be at least 1"),
+        ({"DTYPE": "float8"}, 2, "cannot compute in dtype `float8`"),
         ({"BATCH_SIZE": "0"}, 2, "BATCH_SIZE must be a whole number of at least 1"),
         ({"LLAMA_DIR": ""}, 2, "BIAS_DIR, CLIP_DIR and --visual-heads go with LLAMA_DIR, which is missing"),
         ({"BIAS_DIR": ""}, 2, "LLAMA_DIR needs"),
@@ -114,16 +120,35 @@ def test_a_mistake_is_told_in_a_sentence(demo: Demo, variables: dict[str, str], 
 
     assert ran.code == code
     assert ran.out == ""
-    assert ran.err.startswith("error: ")
-    assert sentence in ran.err.splitlines()[0]
+    [told] = [line for line in ran.err.splitlines() if line.startswith("error: ")]
+    assert sentence in told
 
 
 def test_an_empty_variable_counts_as_not_set(demo: Demo) -> None:
     ran = demo(DEVICE_ID="", IMG_SIZE="", BATCH_SIZE="", INFER_LOOP="", PIC_FILE_PATH=picture())
 
     assert ran.code == 0
-    assert ran.out.count("[trial time]") == 5
+    assert ran.out.count("[trial time]") == 1
     assert "batch size 5" in ran.out
+
+
+def test_infer_loop_is_the_number_of_batches_and_starts_again_after_the_last_picture(demo: Demo) -> None:
+    few, many = demo(INFER_LOOP="2"), demo(INFER_LOOP="5")
+
+    assert len(few.results) == 8  # of 9 pictures
+    assert "\n8 pictures in" in few.out
+    assert few.ms("avg_time") == pytest.approx(few.ms("trial time") / 2, abs=0.1)
+    assert many.out.count("[result]") == len(many.results) == 9
+    assert "\n17 pictures in" in many.out  # batches of 4, 4, 1, 4, 4
+    assert many.ms("avg_time") == pytest.approx(many.ms("trial time") / 5, abs=0.1)
+
+
+def test_dtype_is_a_variable_and_what_was_chosen_is_told(demo: Demo) -> None:
+    usual, half = demo(PIC_FILE_PATH=picture()), demo(PIC_FILE_PATH=picture(), DTYPE="bfloat16")
+
+    assert "note: computing on cpu in float32: no accelerator is installed; the model is small" in usual.err
+    assert "cpu, float32, eager" in usual.out
+    assert "cpu, bfloat16, eager" in half.out
 
 
 def test_the_number_of_an_accelerator_that_is_not_there_is_noted(
@@ -133,7 +158,7 @@ def test_the_number_of_an_accelerator_that_is_not_there_is_noted(
         monkeypatch.setattr("llama_adapter.runtime.devices.accelerator_kind", lambda: kind)
         return demo_bsz.numbered_device(number), capsys.readouterr().err
 
-    assert numbered(None, 0) == ("cpu", "")
+    assert numbered(None, 0) == numbered("meta", 0) == ("auto", "")
     assert numbered("meta", 3) == ("meta:3", "")
     note = "note: DEVICE_ID is 3, but there is no accelerator for the decoder: the CPU computes\n"
     assert numbered(None, 3) == ("cpu", note)
@@ -168,9 +193,7 @@ def test_the_only_model_of_a_folder_is_meant_and_7b_among_several(tmp_path: Path
 def test_without_any_variable_the_embedded_model_captions_the_sample_pictures() -> None:
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
 
-    ran = subprocess.run(
-        [sys.executable, "demo_bsz.py", "--infer-loop", "1"], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    ran = subprocess.run([sys.executable, "demo_bsz.py"], cwd=ROOT, env=environment, capture_output=True, text=True)
 
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("[result]: ") == len(list((ROOT / "assets/pictures").glob("*.[pj][np]g")))
@@ -187,12 +210,12 @@ def test_without_any_variable_the_embedded_model_captions_the_sample_pictures() 
 
 @pytest.fixture
 def embedded_demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Demo:
-    """The demo without any variable, and one trial."""
+    """The demo without any variable."""
 
     def demo(*flags: str) -> Ran:
         for name in VARIABLES:
             monkeypatch.delenv(name, raising=False)
-        monkeypatch.setattr(sys, "argv", ["demo_bsz.py", "--infer-loop", "1", *flags])
+        monkeypatch.setattr(sys, "argv", ["demo_bsz.py", *flags])
         return Ran(run_guarded(demo_bsz.main), *capsys.readouterr())
 
     return demo

@@ -62,6 +62,35 @@ def test_a_missing_or_empty_home_of_cann_and_a_machine_without_a_device(npu: Fak
     assert auto == "npu:0 (Ascend310P3)"
 
 
+LOAD = """
+import contextlib, json
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.runtime.devices import open_best
+from tests.npu.inside.host_ops import HostOps
+
+backend, _ = open_best()
+with HostOps() if backend.device.type == "npu" else contextlib.nullcontext():
+    info = Captioner.load().info
+print(json.dumps([info.device, info.dtype, info.notes[0]]))
+"""
+
+
+@pytest.mark.parametrize(("soc", "dtype"), [("Ascend310P3", "float16"), ("Ascend910B3", "bfloat16")])
+def test_without_flags_a_model_is_on_the_chip_in_its_best_dtype(npu: FakeNpu, soc: str, dtype: str) -> None:
+    device, given, note = npu.run("-c", LOAD, soc=soc).report()
+
+    assert (device, given) == (f"npu:0 ({soc})", dtype)
+    assert note == f"computing on npu:0 ({soc}) in {dtype}: the first accelerator; the best type of this device"
+
+
+def test_without_cann_a_model_is_on_the_cpu_and_that_is_told(npu: FakeNpu) -> None:
+    device, dtype, note = npu.run("-c", LOAD, with_cann=False).report()
+
+    assert (device, dtype) == ("cpu", "float32")
+    assert note.startswith("computing on cpu in float32: torch_npu ")
+    assert "the libraries of CANN are not found" in note
+
+
 def test_torch_does_not_import_beside_torch_npu_without_cann_unless_loading_is_deferred(npu: FakeNpu) -> None:
     loaded = npu.run("-c", "import torch", with_cann=False, TORCH_DEVICE_BACKEND_AUTOLOAD="1")
 

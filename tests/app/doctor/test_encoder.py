@@ -142,11 +142,12 @@ def test_an_om_is_checked_by_its_files_and_not_loaded(
 
 @pytest.mark.parametrize(
     ("device", "encoder_device", "device_id"),
-    [("cpu", None, None), ("cuda:1", 1, None), ("npu:2", None, 2), ("npu:2", 0, 0)],
+    [("cpu", None, None), ("cuda:1", 1, None), ("npu:2", None, 2), ("npu:2", 0, 0), ("auto", None, 0), ("auto", 1, 1)],
 )
 def test_an_om_is_loaded_only_beside_a_decoder_on_its_kind_of_device(
-    device: str, encoder_device: int | None, device_id: int | None
+    device: str, encoder_device: int | None, device_id: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("llama_adapter.app.doctor.encoder.accelerator_kind", lambda: "npu")
     assert om_device_of(CaptionerSpec(encoder="a.om", device=device, encoder_device=encoder_device)) == device_id
 
 

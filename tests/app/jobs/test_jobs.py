@@ -393,6 +393,22 @@ def test_the_manifest_says_what_was_asked_and_how_it_ended(run: Run, folder: Pat
     assert manifest.end_reason == "finished"
 
 
+def test_a_job_goes_on_in_the_dtype_that_auto_chooses_and_another_one_is_told(
+    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, told = tmp_path / "answers.jsonl", "--dtype float32 continues them"
+    job = ["caption", str(folder), *COMMON, "--out", str(out)]
+    run(*job, "--dtype", "float32")
+
+    same = run(*job)
+    assert (len(records_in(out)), told in same.err) == (len(NAMES), False)
+
+    monkeypatch.setattr("llama_adapter.app.models.auto_dtype.DtypeChoice._best", lambda *_: ("bfloat16", "a whim"))
+    other, again = run(*job), run(*job)
+    assert (len(records_in(out)), told in other.err, told in again.err) == (2 * len(NAMES), True, False)
+    assert [one.spec["dtype"] for one in read_manifest(out)] == ["float32", "float32", "bfloat16", "bfloat16"]
+
+
 def test_a_run_that_only_passes_over_known_pictures_tells_how_far_it_is(
     run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def load(batch_size: Any = "auto") -> Captioner:
-    return Captioner.from_spec(CaptionerSpec(**model_options(), batch_size=batch_size))
+    spec = CaptionerSpec(**model_options(), batch_size=batch_size, device="cpu", dtype="float32")
+    return Captioner.from_spec(spec)
 
 
 def lack_memory(monkeypatch: pytest.MonkeyPatch, *, most: int) -> list[int]:

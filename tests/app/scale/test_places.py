@@ -24,6 +24,7 @@ HEAD, A, B = machine("head", CPU=4), machine("a", CPU=16, GPU=2), machine("b", C
         # A device that Ray knows by its own name is reserved by that name.
         ([machine("a", CPU=8, XPU=2, GPU=1)], "xpu", [("a", {"XPU": 1.0}, "xpu")] * 2),
         ([machine("a", CPU=8, GPU=1), machine("b", CPU=8)], "auto", [("a", {"GPU": 1.0}, "auto")]),
+        ([machine("a", CPU=8, GPU=1), machine("b", CPU=8, NPU=1)], "auto", [("b", {"NPU": 1.0}, "auto")]),
         ([machine("b", CPU=8)], "auto", [("b", {}, "cpu")]),
         (
             [machine("head", CPU=0), machine("a", CPU=8), machine("b", CPU=2)],

@@ -1,30 +1,49 @@
 """Which device a name means, and the error if it is unavailable."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from llama_adapter.llm.runners.shapes import powers_of_two
 from llama_adapter.runtime import devices
-from llama_adapter.runtime.devices import CpuBackend, accelerator_kind, cpu, open_backend, open_best
+from llama_adapter.runtime.devices import Backend, CpuBackend, accelerator_kind, cpu, open_backend, open_best
 from llama_adapter.runtime.devices.base import Accelerator
 from llama_adapter.runtime.errors import DeviceError
 
 
-def test_auto_prefers_an_accelerator_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(name: str) -> None:
-        raise DeviceError(f"{name} sulks", hint="cheer it up")
+def test_auto_is_the_first_accelerator_that_opens_or_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sulk(index: int) -> Backend:
+        raise DeviceError(f"first:{index} sulks", hint="cheer it up")
 
-    monkeypatch.setattr(devices, "open_backend", failing)
-    notes = []
-    for kind in (None, "npu"):
-        monkeypatch.setattr(devices, "accelerator_kind", lambda kind=kind: kind)
-        best, note = open_best()
-        assert isinstance(best, CpuBackend)
-        notes.append(note)
+    backend: Any = SimpleNamespace(name="second:0")
+    absent = Accelerator(kind="absent", is_installed=lambda: False, count=lambda: 0, open=sulk)
+    first = Accelerator(kind="first", is_installed=lambda: True, count=lambda: 1, open=sulk)
+    second = Accelerator(kind="second", is_installed=lambda: True, count=lambda: 1, open=lambda index: backend)
+    found = []
+    for accelerators in ((absent,), (absent, first), (first, second)):
+        monkeypatch.setattr(devices, "ACCELERATORS", accelerators)
+        best, why = open_best()
+        found.append((best.name, why))
 
-    assert notes == ["", "npu:0 sulks; the CPU computes"]
+    assert found == [
+        ("cpu", "no accelerator is installed"),
+        ("cpu", "first:0 sulks"),
+        ("second:0", "first:0 sulks; the first accelerator"),
+    ]
+
+
+def test_a_gpu_that_does_not_compute_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(index: int) -> str:
+        raise RuntimeError("CUDA error: no kernel image is available\nmore")
+
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_name", fail)
+    with pytest.raises(DeviceError) as caught:
+        open_backend("cuda:0")
+
+    assert "no kernel image is available)" in caught.value.message
 
 
 def test_an_accelerator_is_an_entry_of_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,6 +62,8 @@ def test_the_kind_of_accelerator_is_what_is_installed(monkeypatch: pytest.Monkey
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name == "torch_npu" else None)
     assert accelerator_kind() == "npu"
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert accelerator_kind() == "npu"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert accelerator_kind() == "cuda"
 
 

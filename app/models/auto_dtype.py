@@ -1,0 +1,73 @@
+"""Chooses the dtype that a model computes in: the given one, or with `auto` what the device computes best."""
+
+import math
+from typing import Final
+
+import torch
+
+from llama_adapter.app.models.encoders import encoder_bytes
+from llama_adapter.app.models.sketch import ModelSizes, expected_forms
+from llama_adapter.app.models.spec import AUTO, CaptionerSpec
+from llama_adapter.llm.config import EngineConfig
+from llama_adapter.llm.load import planner
+from llama_adapter.runtime.devices import DTYPES, Backend, resolve_dtype
+from llama_adapter.runtime.schemes import FLOAT
+
+LARGE_MODEL: Final = 100_000_000  # weights; below, float32 is fast enough and exact (docs/devices.md has figures)
+
+
+class DtypeChoice:
+    """The dtype for a spec on a device, once the sizes of the model are known."""
+
+    def __init__(self, spec: CaptionerSpec, *, backend: Backend, mode: str) -> None:
+        """Raises DeviceError for a given dtype that the device lacks."""
+        self.reason = ""  # why, for people, after a choice
+        self._spec, self._backend, self._mode = spec, backend, mode
+        self._given = None if spec.dtype == AUTO else resolve_dtype(spec.dtype, backend=backend)
+
+    def __call__(self, sizes: ModelSizes) -> torch.dtype:
+        """The given dtype; with `auto`, the best one that fits into the device's memory."""
+        if self._given is not None:
+            return self._given
+        name, self.reason = self._best(sizes)
+        if DTYPES[name].itemsize > 2 and (free := self._backend.free_bytes()) is not None:
+            needed = self._needed_bytes(sizes, name)
+            halves = [other for other in self._backend.capabilities.dtypes if DTYPES[other].itemsize == 2]
+            if needed > free and (half := next((one for one in halves if self._needed_bytes(sizes, one) <= free), "")):
+                self.reason = f"{name} needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+                name = half
+        return DTYPES[name]
+
+    def _best(self, sizes: ModelSizes) -> tuple[str, str]:
+        """The fastest dtype whose errors are accepted, and the reason."""
+        capabilities = self._backend.capabilities
+        first, large = capabilities.dtypes[0], capabilities.large_dtype
+        if first != "float32":
+            return first, "the best type of this device"
+        num_weights = sizes.num_encoder_weights + _num_weights(sizes)
+        if num_weights < LARGE_MODEL:
+            return first, "the model is small"
+        if large is None:
+            return first, "half types are slower here"
+        is_packed = self._backend.computes_in(sizes.precision, DTYPES[first], wanted=self._spec.operators)
+        if sizes.precision != FLOAT and is_packed:
+            return first, "its weights have 8 bits"
+        return large, f"faster for {num_weights / 1e9:.1f} billion weights"
+
+    def _needed_bytes(self, sizes: ModelSizes, name: str) -> int:
+        """Memory for the model in this dtype with the rows of the spec, or one row where they are automatic."""
+        spec, backend, dtype = self._spec, self._backend, DTYPES[name]
+        own_bytes = sizes.num_encoder_weights * dtype.itemsize
+        reserved = encoder_bytes(spec, own_bytes=own_bytes, backend=backend)
+        forms = expected_forms(sizes.decoder, dtype=dtype, precision=sizes.precision)
+        state = {key: torch.empty(form.shape, dtype=form.dtype, device="meta") for key, form in forms.items()}
+        config = EngineConfig(decoder=sizes.decoder, dtype=dtype, mode=self._mode, operators=spec.operators)
+        plan = planner(config, state, backend=backend, reserved=reserved)
+        planned = plan(1 if spec.batch_size == AUTO else spec.batch_size)
+        # Where the device copies weights, those read from the files are in the same memory until the end of loading.
+        return planned.total + (planned.weights if backend.capabilities.copies_weights else 0)
+
+
+def _num_weights(sizes: ModelSizes) -> int:
+    """Weights of the decoder."""
+    return sum(math.prod(form.shape) for form in expected_forms(sizes.decoder, dtype=torch.float32).values())

@@ -1,0 +1,142 @@
+"""Dtype `auto` is what the device computes best, and a half type where float32 does not fit into its memory."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llama_adapter.app.models.auto_dtype import DtypeChoice
+from llama_adapter.app.models.random_model import LLAMA_SIZES, decoder_config
+from llama_adapter.app.models.sketch import ModelSizes, expected_forms
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.llm.config import EngineConfig
+from llama_adapter.llm.load import planner
+from llama_adapter.llm.memory_plan import MemoryPlan, check_memory
+from llama_adapter.runtime.devices import EAGER, Capabilities
+from llama_adapter.runtime.devices.npu_operators import family_of
+from llama_adapter.runtime.errors import DeviceError
+
+SEVEN, SMALL = decoder_config(LLAMA_SIZES["7B"]), decoder_config(LLAMA_SIZES["tiny"])
+CLIP_WEIGHTS = 304_000_000
+CARD = 21_534 * 10**6 - 1_074 * 10**6  # bytes that are free on the guide's 310P3, by its `npu-smi info`
+
+
+@dataclass
+class Device:
+    """A device with so many free bytes; None if they are unknown."""
+
+    capabilities: Capabilities
+    free: int | None = None
+    packs: bool = True
+    name = "toy:0"
+    device = torch.device("privateuseone", 0)
+
+    def free_bytes(self) -> int | None:
+        return self.free
+
+    def computes_in(self, precision: str, activations: torch.dtype, *, wanted: str = "auto") -> bool:
+        return self.packs
+
+
+def chosen(
+    capabilities: Capabilities,
+    sizes: ModelSizes,
+    *,
+    free: int | None = None,
+    packs: bool = True,
+    encoder: str | None = None,
+    **given: Any,
+) -> str:
+    backend: Any = Device(capabilities, free=free, packs=packs)
+    choice = DtypeChoice(CaptionerSpec(batch_size=5, encoder=encoder, **given), backend=backend, mode=EAGER)
+    dtype = str(choice(sizes)).removeprefix("torch.")
+    assert bool(choice.reason) == ("dtype" not in given)
+    return dtype
+
+
+def sizes(decoder: Any = SEVEN, *, encoder: int = CLIP_WEIGHTS, precision: Any = "float") -> ModelSizes:
+    return ModelSizes(decoder=decoder, num_encoder_weights=encoder, precision=precision)
+
+
+@pytest.mark.parametrize(
+    ("soc_version", "dtype"),
+    [(202, "float16"), (100, "float16"), (222, "bfloat16"), (255, "bfloat16"), (999, "float16")],
+)
+def test_a_chip_computes_in_bfloat16_where_it_has_that(soc_version: int, dtype: str) -> None:
+    capabilities = Capabilities(dtypes=family_of(soc_version).dtypes)
+
+    assert [chosen(capabilities, sizes(decoder)) for decoder in (SEVEN, SMALL)] == [dtype] * 2
+
+
+FAST = Capabilities(dtypes=("float32", "bfloat16", "float16"), large_dtype="bfloat16")
+SLOW = Capabilities(dtypes=("float32", "bfloat16", "float16"))
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "model", "dtype"),
+    [
+        (FAST, sizes(), "bfloat16"),
+        (FAST, sizes(SMALL), "bfloat16"),  # its encoder is large
+        (FAST, sizes(SMALL, encoder=3_000_000), "float32"),
+        (SLOW, sizes(), "float32"),
+        (FAST, sizes(precision="int8"), "float32"),
+    ],
+)
+def test_half_types_of_a_processor_are_for_large_models(
+    capabilities: Capabilities, model: ModelSizes, dtype: str
+) -> None:
+    assert chosen(capabilities, model) == dtype
+
+
+def test_8_bit_weights_that_are_widened_count_as_floats() -> None:
+    assert chosen(FAST, sizes(precision="int8"), packs=False) == "bfloat16"
+
+
+def test_a_given_dtype_is_taken_or_refused() -> None:
+    assert chosen(FAST, sizes(), dtype="float32", free=0) == "float32"
+    with pytest.raises(DeviceError) as caught:
+        chosen(Capabilities(dtypes=("float16", "float32")), sizes(), dtype="bfloat16")
+    assert "float16" in caught.value.hint
+
+
+def test_a_half_type_is_taken_where_float32_does_not_fit() -> None:
+    def taken(free: int | None, capabilities: Capabilities = SLOW) -> str:
+        return chosen(capabilities, sizes(), free=free)
+
+    assert taken(None) == taken(100 * 10**9) == "float32"
+    assert taken(20 * 10**9) == "bfloat16"
+    assert taken(10**9) == "float32"  # nothing fits: the memory check reports it for the better type
+    assert taken(20 * 10**9, Capabilities(dtypes=("float32", "float16"))) == "float16"
+
+
+def test_where_weights_are_copied_those_of_the_files_need_room_too() -> None:
+    copies = Capabilities(dtypes=SLOW.dtypes, copies_weights=True)
+
+    assert chosen(SLOW, sizes(), free=40 * 10**9) == "float32"
+    assert chosen(copies, sizes(), free=40 * 10**9) == "bfloat16"
+
+
+def test_the_guides_model_and_batch_fit_into_the_guides_card(tmp_path: Path) -> None:
+    om = tmp_path / "clip.om"
+    om.write_bytes(b"")
+    capabilities = Capabilities(dtypes=family_of(202).dtypes, static_shapes=True, runs_om=True)
+    card: Any = Device(capabilities, free=CARD)
+
+    def planned(name: str) -> tuple[MemoryPlan, EngineConfig]:
+        dtype = getattr(torch, name)
+        forms = expected_forms(SEVEN, dtype=dtype)
+        state = {key: torch.empty(form.shape, dtype=form.dtype, device="meta") for key, form in forms.items()}
+        config = EngineConfig(decoder=SEVEN, dtype=dtype, num_slots=5)
+        return planner(config, state, backend=card)(5), config
+
+    dtype = chosen(capabilities, sizes(), encoder=str(om), free=CARD)
+    (single, _), (half, config) = planned("float32"), planned(dtype)
+
+    assert dtype == "float16"
+    assert single.total / 1e9 == pytest.approx(30.4, abs=0.1)
+    assert half.total / 1e9 == pytest.approx(15.4, abs=0.1)
+    check_memory(half, config, free=CARD, device="npu:0")
+    with pytest.raises(DeviceError):
+        check_memory(single, config, free=CARD, device="npu:0")
