@@ -339,7 +339,7 @@ def _check_known_answer(
         report.add(
             "warning",
             what,
-            f"The model answers {answer.text!r} about its own picture {where}, and in {known_dtype} it answered {wanted}",
+            f"The model answers {answer.text!r} about its own picture {where}; in {known_dtype} it answered {wanted}",
             "half precision may change a word; where it changes the sense, compare with --dtype float32",
         )
     else:
