@@ -63,7 +63,7 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
         )
         interrupted = stack.enter_context(_interruptible())
         _say_notes(job, runner, writer, decider, file=file)
-        stop = lambda: interrupted.is_set() or writer.problem is not None  # noqa: E731 - an argument, twice
+        stop: Callable[[], bool] = lambda: interrupted.is_set() or writer.problem is not None  # noqa: E731 - an argument, twice
         folders: dict[str, None] = {}
         items = _plan(job, runner, planner, writer, folders=folders, stop=stop)
         events = stack.enter_context(closing(runner.answer(items, planner, say=writer.say, stop=stop)))
