@@ -18,6 +18,7 @@ from llama_adapter.app.exports.job import ExportRecordsJob, run_export_records
 from llama_adapter.app.records.manifest import RunManifest, runs_behind, write_manifest
 from llama_adapter.app.records.record import Record, json_line, read_records
 from llama_adapter.runtime.errors import ExitCode, UsageError
+from llama_adapter.runtime.extras import install_hint
 from tests.app.recorded import failed as recorded_failure
 from tests.app.recorded import recorded
 
@@ -409,7 +410,7 @@ def test_without_pyarrow_parquet_names_the_extra_before_any_work(
 
     with pytest.raises(UsageError) as refusal:
         answers.export("parquet", "out.parquet")
-    assert refusal.value.hint == "pip install --editable '.[parquet]'"
+    assert refusal.value.hint == install_hint("parquet")
 
 
 # Parts

@@ -59,10 +59,9 @@ def test_floats_between_the_levels_of_a_picture_are_computed_as_they_are(bias: A
     bias.generate(imgs, [PROMPT], max_gen_len=1)
     captioner = bias._captioner(encodes=False)
     from llama_adapter.app.captioning.assemble import load_model
-    from llama_adapter.runtime.devices import CpuBackend
     from llama_adapter.vision.encoder import encoder_from_state
 
-    model = load_model(captioner.spec, backend=CpuBackend())
+    model = load_model(captioner.spec, dtype=torch.float32)
     encoder = encoder_from_state(model.vision_config, model.vision_state)
     with torch.inference_mode():
         wanted = encoder.query(encoder.clip(imgs))

@@ -89,7 +89,7 @@ def test_a_file_that_is_not_an_encoder_is_refused(changes: dict[str, Any], words
     ("pixels", "words"),
     [
         (np.zeros((1, 3, 224, 224), dtype=np.uint8), r"given uint8 \(1, 3, 224, 224\)"),
-        (np.zeros((1, 224, 224, 3), dtype=np.float32), r"given float32 \(1, 224, 224, 3\)"),
+        (np.zeros((1, 224, 224, 3), dtype=np.int32), r"given int32 \(1, 224, 224, 3\)"),
         (np.zeros((224, 224, 3), dtype=np.uint8), r"given uint8 \(224, 224, 3\)"),
         (np.zeros((1, 336, 336, 3), dtype=np.uint8), r"given uint8 \(1, 336, 336, 3\)"),
         (np.zeros((0, 224, 224, 3), dtype=np.uint8), r"given uint8 \(0, 224, 224, 3\)"),

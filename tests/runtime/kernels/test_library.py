@@ -185,7 +185,7 @@ def test_on_other_machines_torch_computes(
 ) -> None:
     monkeypatch.setattr(native.platform, "machine", lambda: machine)
     monkeypatch.setattr(native.sys, "platform", system)
-    monkeypatch.setattr(native, "_processor_flags", lambda: frozenset({"avx512f", "avx512bw", "avx2"}))
+    monkeypatch.setattr(native, "processor_flags", lambda: frozenset({"avx512f", "avx512bw", "avx2"}))
     module, backend = nn.Sequential(nn.Linear(16, 16)), CpuBackend()
 
     backend.prepare(module)
