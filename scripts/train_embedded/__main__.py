@@ -19,11 +19,12 @@ from scripts.train_embedded import (
     slot_stage,
     tokens,
     vision_stage,
+    wording_stage,
 )
 from scripts.train_embedded.sizes import build_encoder
 
-STAGES = ("tokenizer", "draw", "vision", "code", "features", "slots", "reading", "export", "familiar")
-STEPS = {"vision": 10_500, "code": 4_700, "slots": 5_400, "reading": 7_000}
+STAGES = ("tokenizer", "draw", "vision", "code", "wording", "features", "slots", "reading", "export", "familiar")
+STEPS = {"vision": 10_500, "code": 4_700, "wording": 4_000, "slots": 5_400, "reading": 7_000}
 CHUNKS = {"scene": 18, "odd": 6, "check": 1, "pair": 1}
 CROWD_CHUNKS = 18
 
@@ -61,6 +62,12 @@ def _command(stage: str, options: argparse.Namespace) -> Callable[[], object]:
         "vision": lambda: vision_stage.run(pictures=drawn, folder=folder, num_steps=num_steps),
         "code": lambda: code_stage.run(
             tokenizer=Tokenizer.load(folder / "tokenizer.model"), folder=folder, num_steps=num_steps
+        ),
+        "wording": lambda: wording_stage.run(
+            bundle=options.bundle,
+            tokenizer=Tokenizer.load(folder / "tokenizer.model"),
+            folder=folder,
+            num_steps=num_steps,
         ),
         "features": lambda: _encode(folder, seen),
         "slots": lambda: slot_stage.run(data=seen, folder=folder, num_steps=num_steps),

@@ -14,8 +14,9 @@ from torch.nn.utils import parametrize
 
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.tokenizer import Tokenizer
+from scripts.train_embedded.answering import answer_states, prepare
 from scripts.train_embedded.focus import CLASSES, NOT_ASKED
-from scripts.train_embedded.loop import Optimizers, train
+from scripts.train_embedded.loop import Optimizers, autocast, train
 from scripts.train_embedded.packing import Packed, Packer, ask_many
 from scripts.train_embedded.pictures import MAX_THINGS, NOTHING, UNKNOWN, scene_to_labels
 from scripts.train_embedded.sizes import DECODER, build_decoder, is_hidden_matrix
@@ -124,6 +125,7 @@ def run(*, tokenizer: Tokenizer, folder: Path, num_steps: int, lr: float = 2e-3,
     with torch.no_grad():
         decoder.adapter.gates.fill_(OPEN_GATE)
     open_gates(decoder)
+    prepare(decoder)
     focus = FocusHead(decoder)
     optimizers = Optimizers([(decoder, 1.0), (focus, 1.0)], lr=lr, is_hidden=is_hidden_matrix)
     packer = Packer(tokenizer)
@@ -132,7 +134,7 @@ def run(*, tokenizer: Tokenizer, folder: Path, num_steps: int, lr: float = 2e-3,
         {"decoder": decoder, "focus": focus},
         optimizers,
         partial(_batch_at, packer=packer, seed=seed),
-        partial(_compute, code, decoder, focus),
+        partial(compute, code, decoder, focus),
         num_steps=num_steps,
         seed=seed,
         folder=folder,
@@ -166,7 +168,7 @@ def evaluate(
         for _ in range(num_scenes // 16):
             scenes = [sample_questions_scene(rng, never_drawn=never_drawn) for _ in range(16)]
             packed = packer.pack([ask_many(scene, rng, count=8) for scene in scenes])
-            for task, values in answer_hits(decoder, code(_labels(scenes)), packed).items():
+            for task, values in answer_hits(decoder, code(labels_of(scenes)), packed).items():
                 hits[prefix + task] += values
     return {task: float(np.mean(values)) for task, values in sorted(hits.items())}
 
@@ -191,13 +193,11 @@ def answer_hits(decoder: LlamaAdapterDecoder, visual_query_BQD: Tensor, packed: 
 
 
 def _answer_logits(decoder: LlamaAdapterDecoder, visual_query_BQD: Tensor, packed: Packed) -> Tensor:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        prefix = decoder.project_prefix(visual_query_BQD)
-        hidden_BSD = decoder(packed.tokens_BS, packed.positions_BS, packed.mask_B1SS, prefix)
-        return decoder.logits(hidden_BSD[packed.row_N, packed.column_N])
+    with autocast():
+        return decoder.logits(answer_states(decoder, visual_query_BQD, packed))
 
 
-def _labels(scenes: list[Scene]) -> Tensor:
+def labels_of(scenes: list[Scene]) -> Tensor:
     stacked: NDArray[np.int64] = np.stack([scene_to_labels(scene) for scene in scenes]).astype(np.int64)
     return torch.from_numpy(stacked)
 
@@ -205,10 +205,10 @@ def _labels(scenes: list[Scene]) -> Tensor:
 def _batch_at(step: int, *, packer: Packer, seed: int) -> tuple[Tensor, Packed]:
     rng = np.random.default_rng([seed, step])
     scenes = [sample_questions_scene(rng) for _ in range(BATCH)]
-    return _labels(scenes), packer.pack([ask_many(scene, rng, count=QUESTIONS) for scene in scenes], scenes)
+    return labels_of(scenes), packer.pack([ask_many(scene, rng, count=QUESTIONS) for scene in scenes], scenes)
 
 
-def _compute(
+def compute(
     code: SceneCode, decoder: LlamaAdapterDecoder, focus: FocusHead, batch: tuple[Tensor, Packed]
 ) -> tuple[Tensor, dict[str, float]]:
     labels, packed = batch

@@ -24,7 +24,7 @@ from scripts.train_embedded.results import PLACE, put, read
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-STAGES = ("vision", "code", "slots", "reading")  # of the product, in the order of training
+STAGES = ("vision", "code", "wording", "slots", "reading")  # of the product, in the order of training
 LOSSES = ("loss", "answers")  # figures that are losses; all others are shares
 MOST_POINTS = 120
 MOST_LINES = 5  # labelled lines in a plot

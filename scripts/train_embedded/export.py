@@ -1,18 +1,24 @@
-"""Writes the trained parts as a bundle of the product, with a known answer. Trains nothing."""
+"""Writes the trained parts as a bundle of the product, with a known answer. Trains nothing.
+
+Without a training of the picture half, it is that of the bundle in place.
+"""
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.models.bundle import save_bundle
+from llama_adapter.app.models.bundle import load_bundle, save_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.vision.encoder import PictureEncoder
+from llama_adapter.vision.out_of_distribution import OodDetector
 from scripts.train_embedded.code_stage import close_gates, open_gates
 from scripts.train_embedded.loop import trained
 from scripts.train_embedded.questions import CAPTION_QUESTIONS
@@ -32,15 +38,20 @@ KNOWN_SCENE = (
 
 
 def export(*, folder: Path, bundle: Path) -> None:
-    """Write the model of the latest stages to `bundle` as float16, replacing it."""
-    encoder, decoder = load_trained(folder)
+    """Write the model of the latest stages to `bundle` as float16, replacing it.
+
+    Raises FileNotFoundError if the decoder was not trained, CheckpointError if there is no picture half.
+    """
+    decoder = load_decoder(folder)
     close_gates(decoder)
     _check_biases(decoder)
+    encoder = load_encoder(folder)
+    vision, ood_detector = (encoder.state_dict(), None) if encoder else _picture_half(bundle)
     model = LoadedModel(
         name="embedded",
         digest="",
         vision_config=VISION,
-        vision_state=encoder.state_dict(),
+        vision_state=vision,
         decoder_config=decoder.config,
         decoder_state=decoder.state_dict(),
         tokenizer=Tokenizer.load(folder / "tokenizer.model"),
@@ -49,6 +60,7 @@ def export(*, folder: Path, bundle: Path) -> None:
         merged=("gates",),
         prompt=CAPTION_QUESTIONS[0],
         card=CARD,
+        ood_detector=ood_detector,
     )
     with tempfile.TemporaryDirectory() as scratch:
         # Answered by a copy first, so that the bundle in place always has its known answer.
@@ -61,17 +73,31 @@ def export(*, folder: Path, bundle: Path) -> None:
     print(f"{bundle}: the known answer is {known['text']!r}")
 
 
-def load_trained(folder: Path) -> tuple[PictureEncoder, LlamaAdapterDecoder]:
-    """Encoder and decoder of the latest stages, with gates open. Raises FileNotFoundError if a stage has not run."""
-    encoder, decoder = build_encoder(), build_decoder()
+def _picture_half(bundle: Path) -> tuple[Mapping[str, Tensor], OodDetector | None]:
+    model = load_bundle(bundle)
+    return model.vision_state, model.ood_detector
+
+
+def load_decoder(folder: Path) -> LlamaAdapterDecoder:
+    """The decoder of the latest stage, with gates open. Raises FileNotFoundError if neither stage has run."""
+    decoder = build_decoder()
+    open_gates(decoder)
+    stage = "wording" if (folder / "wording.pt").exists() else "code"
+    decoder.load_state_dict(trained(folder, stage, "decoder"))
+    return decoder
+
+
+def load_encoder(folder: Path) -> PictureEncoder | None:
+    """The encoder of the latest stages; None if neither stage has run."""
+    encoder = build_encoder()
     if (folder / "reading.pt").exists():
         encoder.load_state_dict(trained(folder, "reading", "encoder"))
-    else:
+    elif (folder / "slots.pt").exists():
         load_tower(encoder, folder)
         encoder.query.load_state_dict(trained(folder, "slots", "query"))
-    open_gates(decoder)
-    decoder.load_state_dict(trained(folder, "code", "decoder"))
-    return encoder, decoder
+    else:
+        return None
+    return encoder
 
 
 def _check_biases(decoder: LlamaAdapterDecoder) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from llama_adapter.vision.encoder import PictureEncoder
+from scripts.train_embedded.loop import autocast
 from scripts.train_embedded.pictures import (
     CHECK_SEED,
     CHUNK_PICTURES,
@@ -63,7 +64,7 @@ def encode_chunk(encoder: PictureEncoder, folder: Path, kind: str, chunk: int, *
     features, labels = [], []
     for _ in range(CHUNK_PICTURES // batch_size):
         drawn = [draw(rng) for _ in range(batch_size)]
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with autocast():
             seen = encoder.features(torch.from_numpy(np.stack([pixels for pixels, _ in drawn])))
         features.append(seen.to(torch.float16).numpy())
         labels += [label for _, label in drawn]

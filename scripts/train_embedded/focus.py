@@ -19,10 +19,11 @@ CLASSES: dict[str, int] = {
     "exist": 2,
 }
 NOT_ASKED = -100
+Labels = tuple[int, ...]  # one of each kind, or NOT_ASKED
 _PLURALS = {plural(shape): shape for shape in SHAPES}
 
 
-def focus_words(text: str, scene: Scene) -> Iterator[tuple[int, tuple[int, ...]]]:
+def focus_words(text: str, scene: Scene) -> Iterator[tuple[int, Labels]]:
     """(end of the word in `text`, label of each kind or NOT_ASKED) for every word that names a shape or colour."""
     words = text.rstrip("?.").split()
     end = -1
@@ -31,31 +32,39 @@ def focus_words(text: str, scene: Scene) -> Iterator[tuple[int, tuple[int, ...]]
         before = words[index - 1] if index else ""
         after = words[index + 1] if index + 1 < len(words) else ""
         if word in _PLURALS:
-            yield end, _labels(count=sum(thing.shape == _PLURALS[word] for thing in scene))
+            yield end, count_labels(sum(thing.shape == _PLURALS[word] for thing in scene))
         elif word in SHAPES and before in COLOR_NAMES:
-            yield end, _labels(exist=int(any((thing.shape, thing.color) == (word, before) for thing in scene)))
+            yield end, exist_labels(any((thing.shape, thing.color) == (word, before) for thing in scene))
         elif word in SHAPES:
             yield from _found(end, [thing for thing in scene if thing.shape == word])
         elif word in COLOR_NAMES and after == "objects":
-            yield end, _labels(count=sum(thing.color == word for thing in scene))
+            yield end, count_labels(sum(thing.color == word for thing in scene))
         elif word in COLOR_NAMES and after == "object":
             yield from _found(end, [thing for thing in scene if thing.color == word])
 
 
-def _found(end: int, things: list[Thing]) -> Iterator[tuple[int, tuple[int, ...]]]:
+def _found(end: int, things: list[Thing]) -> Iterator[tuple[int, Labels]]:
     if len(things) == 1:
-        thing = things[0]
-        yield (
-            end,
-            _labels(
-                shape=SHAPES.index(thing.shape),
-                color=COLOR_NAMES.index(thing.color),
-                size=SIZES.index(thing.size),
-                row=thing.row,
-                column=thing.column,
-            ),
-        )
+        yield end, thing_labels(things[0])
 
 
-def _labels(**known: int) -> tuple[int, ...]:
+def thing_labels(thing: Thing) -> Labels:
+    return _labels(
+        shape=SHAPES.index(thing.shape),
+        color=COLOR_NAMES.index(thing.color),
+        size=SIZES.index(thing.size),
+        row=thing.row,
+        column=thing.column,
+    )
+
+
+def count_labels(number: int) -> Labels:
+    return _labels(count=number)
+
+
+def exist_labels(exists: bool) -> Labels:
+    return _labels(exist=int(exists))
+
+
+def _labels(**known: int) -> Labels:
     return tuple(known.get(kind, NOT_ASKED) for kind in CLASSES)

@@ -19,7 +19,7 @@ from scripts.train_embedded.world import Scene
 
 # Weights of the tasks. Relations are by far the slowest to learn.
 TASK_WEIGHTS: dict[str, float] = {
-    "caption": 1.0,
+    "caption": 1.5,
     "count": 0.3,
     "count_shape": 1.0,
     "count_color": 1.0,
@@ -29,7 +29,7 @@ TASK_WEIGHTS: dict[str, float] = {
     "where": 0.7,
     "exist": 1.2,
     "rel_yn": 2.5,
-    "rel_what": 1.2,
+    "rel_what": 2.4,
 }
 _AFTER_INSTRUCTION = "\n\n### Response:"
 _WEIGHTS = np.asarray([TASK_WEIGHTS[task] for task in TASKS])
@@ -101,7 +101,8 @@ class Packer:
                 row_positions += range(shared, shared + length)
                 row_segments += [segment] * length
                 if scenes is not None:
-                    for end, labels in focus_words(question.text, scenes[row]):
+                    found = focus_words(question.text, scenes[row]) if question.words is None else question.words
+                    for end, labels in found:
                         focus.append((row, start + self.end_of(question.text, end), labels))
                 first = start + len(prompt) - 1
                 rows += [row] * len(answer)

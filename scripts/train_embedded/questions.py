@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -20,11 +20,17 @@ RELATIONS = ("to the left of", "to the right of", "above", "below")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """One question about one scene."""
+    """One question about one scene.
+
+    `about` is what it names: shapes, colours, a relation. `words` gives (end, labels) of each word that refers to
+    something in the scene, for the focus head; None where `focus.py` finds them.
+    """
 
     task: str
     text: str
     answer: str
+    about: tuple[str, ...] = field(default=(), compare=False)
+    words: tuple[tuple[int, tuple[int, ...]], ...] | None = field(default=None, compare=False)
 
 
 def ask(scene: Scene, task: str, rng: np.random.Generator) -> Question | None:
@@ -95,7 +101,7 @@ def _count_of(scene: Scene, rng: np.random.Generator, *, attribute: str) -> Ques
     name = _pick(rng, names) if rng.random() < 0.35 else _pick(rng, present)
     things = plural(name) if attribute == "shape" else f"{name} objects"
     answer = NUMBERS[present.count(name)]
-    return Question(task=f"count_{attribute}", text=f"How many {things} are there?", answer=answer)
+    return Question(task=f"count_{attribute}", text=f"How many {things} are there?", answer=answer, about=(name,))
 
 
 def _of_one(
@@ -112,7 +118,7 @@ def _of_one(
     if not things:
         return None
     thing = _pick(rng, things)
-    return Question(task=task, text=text.format(thing), answer=answer(thing))
+    return Question(task=task, text=text.format(thing), answer=answer(thing), about=(getattr(thing, named_by),))
 
 
 def _exist(scene: Scene, rng: np.random.Generator) -> Question:
@@ -122,7 +128,9 @@ def _exist(scene: Scene, rng: np.random.Generator) -> Question:
     else:
         shape, color = _absent_kind(scene, present, rng)
     answer = "yes" if (shape, color) in present else "no"
-    return Question(task="exist", text=f"Is there {with_article(f'{color} {shape}')}?", answer=answer)
+    return Question(
+        task="exist", text=f"Is there {with_article(f'{color} {shape}')}?", answer=answer, about=(color, shape)
+    )
 
 
 def _absent_kind(scene: Scene, present: set[tuple[str, str]], rng: np.random.Generator) -> tuple[str, str]:
@@ -157,6 +165,7 @@ def _rel_yn(scene: Scene, rng: np.random.Generator) -> Question | None:
         task="rel_yn",
         text=f"Is the {first.shape} {relation} the {second.shape}?",
         answer="yes" if holds(first, relation, second) else "no",
+        about=(first.shape, relation, second.shape),
     )
 
 
@@ -170,7 +179,12 @@ def _rel_what(scene: Scene, rng: np.random.Generator) -> Question | None:
     if not choices:
         return None
     thing, relation, other = _pick(rng, choices)
-    return Question(task="rel_what", text=f"What is {relation} the {thing.shape}?", answer=describe(other))
+    return Question(
+        task="rel_what",
+        text=f"What is {relation} the {thing.shape}?",
+        answer=describe(other),
+        about=(relation, thing.shape),
+    )
 
 
 _MAKERS: dict[str, Callable[[Scene, np.random.Generator], Question | None]] = {

@@ -11,7 +11,7 @@ from torch import Tensor
 from llama_adapter.vision.encoder import PictureEncoder
 from scripts.train_embedded.code_stage import SceneCode
 from scripts.train_embedded.features import KINDS
-from scripts.train_embedded.loop import Optimizers, train, trained
+from scripts.train_embedded.loop import Optimizers, autocast, train, trained
 from scripts.train_embedded.pictures import FRESH_SEED
 from scripts.train_embedded.sizes import build_encoder, is_hidden_matrix
 from scripts.train_embedded.slot_stage import read_scenes, readings_right
@@ -51,7 +51,7 @@ def evaluate(encoder: PictureEncoder, *, num_pictures: int = 600) -> dict[str, f
         right = []
         for _ in range(num_pictures // 20):
             pixels, labels = _drawn([kind] * 20, rng)
-            with torch.autocast("cpu", dtype=torch.bfloat16):
+            with autocast():
                 visual_query = encoder(pixels)
             right.append(readings_right(visual_query, labels).all(1))
         scores[f"{kind} scenes"] = float(torch.cat(right).float().mean())

@@ -1,4 +1,7 @@
-"""Scores a bundle through the product's own Captioner: fresh pictures, greedy answers, exact match after strip."""
+"""Scores a bundle through the product's own Captioner: fresh pictures, greedy answers, exact match after strip.
+
+Questions are asked in the known words, and in those of `held_out.py`, which training never uses.
+"""
 
 import json
 import platform
@@ -19,12 +22,16 @@ from llama_adapter.app.measuring import scoring
 from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from scripts.common import parser_of
+from scripts.train_embedded.grammar import OUTSIDE_ANSWER
+from scripts.train_embedded.held_out import SENTENCES, held_out, held_out_outside
 from scripts.train_embedded.pictures import SCORE_SEED
 from scripts.train_embedded.questions import TASKS, Question, ask
 from scripts.train_embedded.render import draw_scene
 from scripts.train_embedded.results import table
 from scripts.train_embedded.world import Scene, sample_scene
 
+ALL_TASKS = (*TASKS, "outside")
+MOST_REWORDED = 500  # pictures that are asked about in other words
 ATTRIBUTES = ("color", "shape", "size", "where")
 
 
@@ -52,6 +59,27 @@ def draw_exam(*, num_pictures: int, seed: int, never_drawn: str = "without") -> 
             if question is not None:
                 questions.append((index, question))
     return Exam(pictures=pictures, questions=questions)
+
+
+def in_other_words(exam: Exam, *, seed: int, mistyped: bool = False) -> Exam:
+    """The exam's questions in held-out words, all sentences of a task in turn, and an outside question per picture."""
+    rng = np.random.default_rng([SCORE_SEED, seed, 2 + mistyped])
+    asked: Counter[str] = Counter()
+    questions: list[tuple[int, Question]] = []
+    for index, question in exam.questions:
+        if index >= MOST_REWORDED:
+            break
+        questions.append((index, held_out(question, asked[question.task], rng, mistyped=mistyped)))
+        asked[question.task] += 1
+    for index in range(min(len(exam.pictures), MOST_REWORDED)):
+        questions.append((index, held_out_outside(index, rng, mistyped=mistyped)))
+    return Exam(pictures=exam.pictures, questions=questions)
+
+
+def refused(questions: Sequence[Question], answers: Sequence[str]) -> float:
+    """Share of questions with an answer that are answered as those without one, in percent."""
+    asked = [answer for question, answer in zip(questions, answers, strict=True) if question.task != "outside"]
+    return round(100 * asked.count(OUTSIDE_ANSWER) / len(asked), 2)
 
 
 def _ask_about_pair(scene: Scene, task: str, rng: np.random.Generator) -> Question | None:
@@ -86,7 +114,7 @@ def answer_all(captioner: Captioner, exam: Exam, *, shift: int = 0) -> list[str]
 def grade(questions: Sequence[Question], answers: Sequence[str]) -> dict[str, float]:
     """Share of exactly right answers by task, in percent."""
     marks = scoring.grade(questions, answers)
-    return {task: round(100 * marks[task].right / marks[task].asked, 2) for task in TASKS if task in marks}
+    return {task: round(100 * marks[task].right / marks[task].asked, 2) for task in ALL_TASKS if task in marks}
 
 
 def prior(questions: Sequence[Question]) -> dict[str, float]:
@@ -111,11 +139,10 @@ def score(model: str, *, num_pictures: int, seed: int) -> dict[str, Any]:
     answers = answer_all(captioner, exam)
     paired = [question for _, question in pairs.questions]
     pair_answers = answer_all(captioner, pairs)
-    wrong = [
-        {"task": question.task, "question": question.text, "wanted": question.answer, "got": answer}
-        for question, answer in zip(asked, answers, strict=True)
-        if not scoring.is_right(answer, wanted=question.answer)
-    ]
+    others: dict[str, tuple[list[Question], list[str]]] = {}
+    for name, mistyped in (("other_words", False), ("mistyped", True)):
+        reworded = in_other_words(exam, seed=seed, mistyped=mistyped)
+        others[name] = [question for _, question in reworded.questions], answer_all(captioner, reworded)
     return {
         "model": captioner.info.digest,
         "pictures": num_pictures,
@@ -123,13 +150,28 @@ def score(model: str, *, num_pictures: int, seed: int) -> dict[str, Any]:
         "scores": grade(asked, answers),
         "asked": dict(Counter(question.task for question in asked)),
         "never_drawn_pairs": grade(paired, pair_answers),
+        "num_sentences": sum(map(len, SENTENCES.values())),
+        "asked_in_other_words": dict(Counter(question.task for question in others["other_words"][0])),
+        **{name: grade(*other) for name, other in others.items()},
+        "refused": {"known_words": refused(asked, answers)} | {name: refused(*other) for name, other in others.items()},
         "shuffled_pictures": grade(asked, answer_all(captioner, exam, shift=1)),
         "most_frequent_answer": prior(asked),
-        "wrong_examples": wrong[:20],
+        "num_wrong": len(wrong(asked, answers)),
+        "wrong_examples": wrong(asked, answers)[:20],
+        "wrong_in_other_words": wrong(*others["other_words"])[:20],
         "elapsed_s": round(time.monotonic() - started, 1),
         "machine": platform.processor() or platform.machine(),
         "python": platform.python_version(),
     }
+
+
+def wrong(questions: Sequence[Question], answers: Sequence[str]) -> list[dict[str, str]]:
+    """The questions with a wrong answer, and what they are answered with."""
+    return [
+        {"task": question.task, "question": question.text, "wanted": question.answer, "got": answer}
+        for question, answer in zip(questions, answers, strict=True)
+        if not scoring.is_right(answer, wanted=question.answer)
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -141,8 +183,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args(arguments)
     result = score(options.model, num_pictures=options.pictures, seed=options.seed)
-    columns = ("scores", "never_drawn_pairs", "shuffled_pictures", "most_frequent_answer")
-    rows = [(task, result["asked"][task], *(result[name][task] for name in columns)) for task in result["scores"]]
+    columns = ("scores", "never_drawn_pairs", "other_words", "mistyped", "shuffled_pictures", "most_frequent_answer")
+    rows = [
+        (task, result["asked"].get(task, "-"), *(result[name].get(task, "-") for name in columns)) for task in ALL_TASKS
+    ]
     print(table(("task", "asked", *columns), rows))
     for fault in result["wrong_examples"][:8]:
         print(f"wrong: {fault['question']} -> {fault['got']!r}, wanted {fault['wanted']!r}", file=sys.stderr)

@@ -8,7 +8,7 @@ from llama_adapter.vision.block import plain_attention
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, use_attention
 
-VOCABULARY = 512
+VOCABULARY = 1024
 VISION = VisionConfig(
     clip=ClipConfig(image_size=224, patch_size=28, width=192, num_layers=4, num_heads=3, output_dim=192),
     query=QueryConfig(num_queries=10, width=192, depth=2, num_heads=6, mlp_dim=768, output_dim=192),

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from llama_adapter.vision.encoder import PictureEncoder
 from scripts.train_embedded.code_stage import SceneCode
 from scripts.train_embedded.features import feature_batch
-from scripts.train_embedded.loop import Optimizers, train
+from scripts.train_embedded.loop import Optimizers, autocast, train
 from scripts.train_embedded.pictures import MAX_THINGS, NOTHING, UNKNOWN, Chunks
 from scripts.train_embedded.sizes import build_encoder, is_hidden_matrix
 from scripts.train_embedded.vision_stage import load_tower
@@ -65,7 +65,7 @@ def evaluate(encoder: PictureEncoder, data: Path, *, count: int = 1000) -> dict[
     for kind in ("check", "pair"):
         chunks = Chunks(data, kind, "features")
         seen, target = chunks.arrays[0][:count], torch.from_numpy(chunks.labels[0][:count].astype(np.int64))
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with autocast():
             visual_query = torch.cat(
                 [encoder.query(torch.from_numpy(part.astype(np.float32))) for part in np.split(seen, 10)]
             )
@@ -81,7 +81,7 @@ def read_scenes(
 ) -> tuple[Tensor, dict[str, float]]:
     """The loss of the visual queries that `read` gives for a batch of inputs and labels."""
     seen, labels = batch
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with autocast():
         visual_query = read(seen)
     loss = slot_loss(code, visual_query, labels)
     return loss, {"loss": float(loss.detach())}

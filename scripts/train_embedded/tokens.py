@@ -8,8 +8,10 @@ import numpy as np
 import sentencepiece
 
 from llama_adapter.llm.prompt import format_prompt
+from scripts.train_embedded.grammar import OUTSIDE_ANSWER
 from scripts.train_embedded.questions import TASKS, ask, plural
 from scripts.train_embedded.sizes import VOCABULARY
+from scripts.train_embedded.wordings import outside, reword
 from scripts.train_embedded.world import COLOR_NAMES, POSITIONS, SHAPES, sample_scene
 
 
@@ -29,6 +31,12 @@ def corpus(*, num_questions: int, seed: int = 3) -> Iterator[str]:
             # colon never merges with letters.
             yield f":{question.text}"
             yield f":{question.answer}"
+            for _ in range(2):
+                yield f":{reword(question, scene, rng).text}"
+            if number % 4 == 1:
+                yield f":{outside(rng).text}"
+        if number % 20 == 2:
+            yield f":{OUTSIDE_ANSWER}"
         yield " ".join(
             f"{first} :{second}"
             for first, second in zip(rng.permutation(words)[:4], rng.permutation(words), strict=False)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from llama_adapter.vision.encoder import PictureEncoder
-from scripts.train_embedded.loop import Optimizers, train, trained
+from scripts.train_embedded.loop import Optimizers, autocast, train, trained
 from scripts.train_embedded.pictures import NOTHING, UNKNOWN, Chunks
 from scripts.train_embedded.sizes import VISION, build_encoder, is_hidden_matrix
 from scripts.train_embedded.world import COLOR_NAMES, POSITIONS, SHAPES, SIZES
@@ -74,7 +74,7 @@ def _compute(
     encoder: PictureEncoder, heads: PatchHeads, batch: tuple[NDArray[np.uint8], NDArray[np.int16]]
 ) -> tuple[Tensor, dict[str, float]]:
     pixels, labels = batch
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with autocast():
         features = encoder.features(torch.from_numpy(pixels))
         logits = heads(features[:, 1:])
     return patch_loss(logits, torch.from_numpy(labels.astype(np.int64)))

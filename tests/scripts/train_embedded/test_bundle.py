@@ -1,15 +1,22 @@
 """The shipped bundle answers about the shipped pictures, and about fresh ones, as its model card says."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from safetensors import safe_open
 
 from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.measuring import scoring
+from llama_adapter.llm.tokenizer import Tokenizer
+from scripts.train_embedded.code_stage import open_gates
+from scripts.train_embedded.export import export
 from scripts.train_embedded.other_worlds import draw_others
-from scripts.train_embedded.score import Exam, answer_all, draw_exam, grade
+from scripts.train_embedded.score import Exam, answer_all, draw_exam, grade, in_other_words
+from scripts.train_embedded.wording_stage import take_decoder
 
 ASSETS = Path(__file__).parents[3] / "assets"
 
@@ -34,6 +41,28 @@ def test_sample_pictures_are_familiar_and_pictures_of_other_worlds_are_not(capti
     others = [Image.fromarray(pixels) for kind in ("noise", "text") for pixels in draw_others(kind, count=4, seed=(5,))]
     answers = captioner.generate([*own, *others], max_new_tokens=1)
     assert [answer.unfamiliar for answer in answers] == [False] * len(own) + [True] * len(others)
+
+
+def test_questions_in_held_out_words_are_mostly_answered_rightly(captioner: Captioner) -> None:
+    exam = in_other_words(draw_exam(num_pictures=8, seed=78), seed=78)
+    marks = scoring.grade([question for _, question in exam.questions], answer_all(captioner, exam))
+    assert sum(each.right for each in marks.values()) > 0.75 * len(exam.questions)
+
+
+def test_export_keeps_the_picture_half_of_the_bundle(tmp_path: Path) -> None:
+    run, bundle = tmp_path / "run", tmp_path / "bundle"
+    shutil.copytree(ASSETS / "embedded", bundle)
+    run.mkdir()
+    shutil.copy(bundle / "tokenizer.model", run)
+    decoder = take_decoder(bundle, Tokenizer.load(run / "tokenizer.model"))
+    open_gates(decoder)
+    torch.save({"modules": {"decoder": decoder.state_dict()}}, run / "wording.pt")
+
+    export(folder=run, bundle=bundle)
+
+    before, after = (json.loads((place / "manifest.json").read_text()) for place in (ASSETS / "embedded", bundle))
+    for file in ("vision.safetensors", "familiar.safetensors", "known_answer.json", "known_answer.png"):
+        assert after["files"][file] == before["files"][file]
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ def test_results_are_put_into_the_figures_and_the_page_is_written(tmp_path: Path
     assert main(["--out", str(tmp_path), *flags]) == 0
 
     page = (tmp_path / "embedded-model.md").read_text(encoding="utf-8")
-    assert "| caption | 2000 | 100.0 | 12.3 |" in page
+    assert f"| caption | {scored()['asked']['caption']} | 100.0 | 12.3 |" in page
     assert "| kind | AUC |\n| --- | --- |\n| a\\|b | 0.9876 |\n" in page
 
 

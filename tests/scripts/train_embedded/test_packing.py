@@ -5,6 +5,7 @@ import torch
 
 from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.llm.tokenizer import Tokenizer
+from scripts.train_embedded.answering import answer_states, prepare
 from scripts.train_embedded.code_stage import answer_hits
 from scripts.train_embedded.packing import Packer
 from scripts.train_embedded.questions import Question
@@ -26,7 +27,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def test_tokenizer_keeps_all_text_and_has_pieces_for_yes_and_no(tokenizer: Tokenizer) -> None:
-    assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id) == (512, 1, 2)
+    assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id) == (1024, 1, 2)
     for text in (format_prompt("What color is the star?") + "red", "Привет,  {мир}\n\n", "x"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
     for word in ("yes", "no", "Yes", "No"):
@@ -62,6 +63,20 @@ def test_packing_does_not_change_hidden_states(tokenizer: Tokenizer) -> None:
         torch.testing.assert_close(answer_states(QUESTIONS, index), answer_states([question], 0))
 
 
+def test_the_training_pass_gives_the_states_of_the_decoder(tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    decoder = build_decoder()
+    with torch.no_grad():
+        decoder.adapter.gates.fill_(0.5)
+    visual_query = torch.randn(2, 10, 192)
+    packed = Packer(tokenizer).pack([QUESTIONS, QUESTIONS[1:]])
+    prefix = decoder.project_prefix(visual_query)
+    hidden = decoder(packed.tokens_BS, packed.positions_BS, packed.mask_B1SS, prefix)
+    prepare(decoder)
+    states = answer_states(decoder, visual_query, packed)
+    torch.testing.assert_close(states, hidden[packed.row_N, packed.column_N], rtol=1e-4, atol=1e-4)
+
+
 def test_an_untrained_decoder_is_not_scored_as_right(tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
     hits = answer_hits(build_decoder(), torch.randn(1, 10, 192), Packer(tokenizer).pack([QUESTIONS]))
@@ -71,7 +86,7 @@ def test_an_untrained_decoder_is_not_scored_as_right(tokenizer: Tokenizer) -> No
 
 def test_biases_of_keys_and_values_get_no_gradient() -> None:
     decoder = build_decoder()
-    tokens = torch.randint(0, 512, (1, 6))
+    tokens = torch.randint(0, 1024, (1, 6))
     mask = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
     hidden = decoder(tokens, torch.arange(6)[None], mask, decoder.project_prefix(torch.randn(1, 10, 192)))
     hidden.square().sum().backward()

@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from scripts.train_embedded.grammar import OUTSIDE_ANSWER
 from scripts.train_embedded.questions import TASKS, Question
-from scripts.train_embedded.score import draw_exam, grade, prior
+from scripts.train_embedded.score import draw_exam, grade, in_other_words, prior, refused
 
 
 def test_only_exactly_right_answers_count_after_strip() -> None:
@@ -23,3 +24,21 @@ def test_an_exam_asks_every_task_and_is_drawn_alike_from_one_seed() -> None:
     assert first.questions == again.questions
     assert first.questions != other.questions
     assert np.array_equal(np.asarray(first.pictures[3]), np.asarray(again.pictures[3]))
+
+
+def test_other_words_keep_pictures_and_answers() -> None:
+    exam = draw_exam(num_pictures=5, seed=1)
+    for mistyped in (False, True):
+        other = in_other_words(exam, seed=1, mistyped=mistyped)
+        assert other.pictures == exam.pictures
+        assert [(index, each.task, each.answer) for index, each in other.questions] == [
+            *((index, each.task, each.answer) for index, each in exam.questions),
+            *((index, "outside", OUTSIDE_ANSWER) for index in range(5)),
+        ]
+        assert not {each.text for _, each in other.questions} & {each.text for _, each in exam.questions}
+
+
+def test_refusals_are_counted_among_questions_with_an_answer() -> None:
+    tasks = ("color", "color", "color", "color", "outside")
+    questions = [Question(task=task, text="?", answer="red") for task in tasks]
+    assert refused(questions, ["red", OUTSIDE_ANSWER, "blue", "red", OUTSIDE_ANSWER]) == 25.0

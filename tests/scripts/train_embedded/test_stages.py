@@ -1,5 +1,6 @@
 """Labels, the scene code, gates, and the command line."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -7,20 +8,25 @@ import pytest
 import torch
 from torch import Tensor
 
+from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.llm.tokenizer import Tokenizer
-from scripts.train_embedded import code_stage
+from scripts.train_embedded import code_stage, wording_stage
 from scripts.train_embedded.__main__ import main
 from scripts.train_embedded.code_stage import SceneCode, close_gates, open_gates
 from scripts.train_embedded.focus import CLASSES
+from scripts.train_embedded.loop import trained
 from scripts.train_embedded.pictures import UNKNOWN, scene_to_labels
 from scripts.train_embedded.sizes import build_decoder
 from scripts.train_embedded.slot_stage import slot_loss
+from scripts.train_embedded.tokens import train_tokenizer
 from scripts.train_embedded.world import sample_scene
+
+BUNDLE = Path(__file__).parents[3] / "assets" / "embedded"
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.load(Path(__file__).parents[3] / "assets" / "embedded" / "tokenizer.model")
+    return Tokenizer.load(BUNDLE / "tokenizer.model")
 
 
 def _labels(count: int) -> Tensor:
@@ -63,7 +69,6 @@ def test_closed_gates_are_the_tanh_of_the_trained_ones() -> None:
 def test_code_stage_trains_decoder_and_head(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code_stage, "is_hidden_matrix", lambda name: False)  # no Muon: slow without bfloat16 arithmetic
     monkeypatch.setattr(code_stage, "BATCH", 1)
     monkeypatch.setattr(code_stage, "QUESTIONS", 2)
     monkeypatch.setattr(code_stage, "evaluate", lambda *_: {"caption": 0.5})
@@ -90,3 +95,40 @@ def test_number_of_steps_must_be_positive(steps: str, tmp_path: Path, capsys: py
 
     assert f"--steps must be at least 1, got {steps}" in capsys.readouterr().err
     assert not (tmp_path / "work").exists()
+
+
+def test_wording_stage_goes_on_from_the_bundle(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_stage, "BATCH", 1)
+    monkeypatch.setattr(wording_stage, "ROW_TOKENS", 60)
+    monkeypatch.setattr(wording_stage, "evaluate", lambda *_: {"caption": 0.5})
+
+    wording_stage.run(bundle=BUNDLE, tokenizer=tokenizer, folder=tmp_path, num_steps=1)
+
+    before = load_bundle(BUNDLE, dtype=torch.float32).decoder_state
+    after = trained(tmp_path, "wording", "decoder")
+    change = (after["layers.0.attention.out.weight"] - before["layers.0.attention.out.weight"]).abs().max()
+    assert 0 < change < 0.01
+
+
+def test_a_decoder_keeps_its_pieces_under_another_tokenizer(tmp_path: Path) -> None:
+    train_tokenizer(tmp_path / "tokenizer.model", num_questions=1000)
+    other = Tokenizer.load(tmp_path / "tokenizer.model")
+    own = Tokenizer.load(BUNDLE / "tokenizer.model")
+    before = wording_stage.take_decoder(BUNDLE, own)
+    after = wording_stage.take_decoder(BUNDLE, other)
+    for text in ("star", "red", "\n"):
+        new, old = other.encode(text)[-1], own.encode(text)[-1]
+        assert torch.equal(after.embedding.weight[new], before.embedding.weight[old])
+        assert torch.equal(after.head.weight[new], before.head.weight[old])
+
+
+def test_wording_stage_mixes_known_other_and_outside_questions() -> None:
+    rng = np.random.default_rng(0)
+    scene = sample_scene(rng, num_objects=3, placed=False)
+    asked = wording_stage.ask_all(scene, rng, count=400)
+    tasks = Counter(question.task for question in asked)
+    assert set(tasks) >= {"caption", "exist", "outside"}
+    assert 25 < tasks["outside"] < 75
+    assert 60 < sum(question.words is None for question in asked) < 150

@@ -1,0 +1,496 @@
+"""Questions in other words: templates filled in from a scene, framed, and typed carelessly."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+
+import numpy as np
+
+from scripts.train_embedded.focus import Labels, count_labels, exist_labels, thing_labels
+from scripts.train_embedded.grammar import (
+    FRAMES,
+    GRAMMAR,
+    OUTSIDE,
+    OUTSIDE_ANSWER,
+    PHRASES,
+    RELATIONS,
+    SEEN_FROM,
+    WORDS,
+)
+from scripts.train_embedded.questions import NUMBERS, Question, plural, with_article
+from scripts.train_embedded.world import COLOR_NAMES, SHAPES, Scene, Thing
+
+FORMS = ("ask", "clause", "noun", "do")
+FORM_SHARES = (0.5, 0.18, 0.16, 0.16)
+SYNONYMS = {
+    "circle": ("disc", "disk"),
+    "ring": ("donut", "hoop"),
+    "moon": ("crescent", "half moon", "crescent moon"),
+    "cross": ("plus", "plus sign"),
+    "square": ("box",),
+}
+KEYBOARD = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
+
+Node = str | tuple[tuple["Node", ...], ...]  # a word, or a choice between sequences
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Word:
+    """A word of a question; `labels` is what it refers to in the scene, `glued` whether no space comes before it."""
+
+    text: str
+    labels: Labels | None = None
+    glued: bool = False
+
+
+Fill = Callable[[np.random.Generator], Sequence[Word]]
+
+
+def words(text: str, labels: Labels | None = None) -> list[Word]:
+    """Words of a phrase; the last one carries `labels`."""
+    parts = text.split()
+    return [*(Word(text=part) for part in parts[:-1]), Word(text=parts[-1], labels=labels)] if parts else []
+
+
+def expand(template: str, fills: Mapping[str, Fill], rng: np.random.Generator) -> list[Word]:
+    """One of the sentences of a template. Raises KeyError for a phrase that is neither known nor in `fills`."""
+    out: list[Word] = []
+    _expand(_parse(template), fills, rng, out)
+    return out
+
+
+def _expand(nodes: Sequence[Node], fills: Mapping[str, Fill], rng: np.random.Generator, out: list[Word]) -> None:
+    for node in nodes:
+        if not isinstance(node, str):
+            _expand(node[int(rng.integers(len(node)))], fills, rng, out)
+            continue
+        found = re.match(r"\$(\w+)|(%)", node)
+        if found is None:
+            out.append(Word(text=node, glued=node[0] == "'" and bool(out)))
+            continue
+        name, before = found[1] or found[2], len(out)
+        if name in fills:
+            out.extend(fills[name](rng))
+        elif name in PHRASES:
+            _expand(_parse(PHRASES[name]), fills, rng, out)
+        else:
+            out.append(Word(text=pick(rng, _listed(name))))
+        rest = node[found.end() :]
+        if rest and len(out) > before:
+            out[-1] = replace(out[-1], text=out[-1].text + rest)
+
+
+@lru_cache(maxsize=4096)
+def _parse(template: str) -> tuple[Node, ...]:
+    tokens = re.findall(r"[()|]|[^()|\s]+", template)
+    place = 0
+
+    def sequence() -> tuple[Node, ...]:
+        nonlocal place
+        nodes: list[Node] = []
+        while place < len(tokens) and tokens[place] not in ")|":
+            if tokens[place] == "(":
+                choices = []
+                while tokens[place] != ")":
+                    place += 1
+                    choices.append(sequence())
+                nodes.append(tuple(choices))
+            else:
+                nodes.append(tokens[place])
+            place += 1
+        return tuple(nodes)
+
+    return sequence()
+
+
+@lru_cache
+def _listed(name: str) -> tuple[str, ...]:
+    return tuple(WORDS[name].split())
+
+
+def pick(rng: np.random.Generator, values: Sequence[str]) -> str:
+    return values[int(rng.integers(len(values)))]
+
+
+def reword(question: Question, scene: Scene, rng: np.random.Generator) -> Question:
+    """The same question in other words. A few ask less (`a star`) or more (`red stars`), with the answer to that."""
+    form = FORMS[int(rng.choice(4, p=FORM_SHARES))]
+    template = pick(rng, GRAMMAR[question.task][form])
+    fills, answer = fills_for(question, scene, rng, whole="$Kshape" in template)
+    return sentence(question.task, template, fills, answer, rng, frame=pick(rng, FRAMES[form]), command=form == "do")
+
+
+def outside(rng: np.random.Generator) -> Question:
+    """A question that the model cannot answer."""
+    template = pick(rng, OUTSIDE)
+    fills: dict[str, Fill] = {
+        "1": lambda rng: words(_any_object(rng)),
+        "2": lambda rng: words(_any_object(rng)),
+        "K": lambda rng: words(with_article(f"{pick(rng, COLOR_NAMES)} {pick(rng, SHAPES)}")),
+        "R": lambda rng: expand(RELATIONS[pick(rng, tuple(RELATIONS))], {}, rng),
+        "nouns": lambda rng: words(_many(pick(rng, _listed("noun")))),
+        "odds": lambda rng: words(_many(pick(rng, _listed("oddshape")))),
+        "junk": lambda rng: words(pseudo_word(rng)),
+    }
+    frame = pick(rng, FRAMES["ask"]) if rng.random() < 0.5 else "%"
+    return sentence("outside", template, fills, OUTSIDE_ANSWER, rng, frame=frame)
+
+
+def sentence(
+    task: str,
+    template: str,
+    fills: Mapping[str, Fill],
+    answer: str,
+    rng: np.random.Generator,
+    *,
+    frame: str = "%",
+    command: bool = False,
+) -> Question:
+    """A question from a template in a frame, written as people type; `command` ends like one."""
+
+    def asked(rng: np.random.Generator) -> list[Word]:
+        return expand(template, fills, rng)
+
+    text, found = write(careless(expand(frame, {**fills, "%": asked}, rng), rng), rng, command=command)
+    return Question(task=task, text=text, answer=answer, words=found)
+
+
+def fills_for(
+    question: Question, scene: Scene, rng: np.random.Generator, *, whole: bool = False
+) -> tuple[dict[str, Fill], str]:
+    """The phrases from the scene that the templates of a task name, and the answer.
+
+    With `whole`, a kind is asked about with both its words.
+    """
+    task, about = question.task, question.about
+    if task in ("caption", "count"):
+        return {}, question.answer
+    if task in ("count_shape", "count_color"):
+        return _fills_of_count(task, about[0], scene, rng)
+    if task == "exist":
+        return _fills_of_kind(about[0], about[1], scene, rng, whole=whole)
+    relations = [name for name in about if name in RELATIONS]
+    fills: dict[str, Fill] = {}
+    for relation in relations:
+        fills |= {"R": _phrase(RELATIONS[relation]), "S": _phrase(SEEN_FROM[relation])}
+    names = [name for name in about if name not in RELATIONS]
+    for slot, name in zip(("2",) if task == "rel_what" else ("1", "2"), names, strict=False):
+        kind = "color" if task == "shape" else "shape"
+        thing = next(thing for thing in scene if getattr(thing, kind) == name)
+        fills[slot] = partial(_object, thing, scene, task=task)
+        fills[f"{slot}bare"] = fills["Cword"] = _exactly(name, thing_labels(thing))
+    return fills, question.answer
+
+
+def _phrase(template: str) -> Fill:
+    return lambda rng: expand(template, {}, rng)
+
+
+def _exactly(text: str, labels: Labels) -> Fill:
+    return lambda _: words(text, labels)
+
+
+def _fills_of_count(task: str, name: str, scene: Scene, rng: np.random.Generator) -> tuple[dict[str, Fill], str]:
+    if task == "count_color":
+        number = sum(thing.color == name for thing in scene)
+        found = count_labels(number)
+
+        def colored(rng: np.random.Generator) -> list[Word]:
+            things = expand("$things", {}, rng)
+            draw = rng.random()
+            if draw < 0.72:
+                return [*words(name, found), *(words("ones") if draw < 0.12 else things)]
+            if draw < 0.78:
+                return words(name, found)
+            joint = pick(
+                rng,
+                (
+                    "that are",
+                    "which are",
+                    "in",
+                    "colored",
+                    "coloured",
+                    "painted",
+                    "of color",
+                    "with the color",
+                    "being",
+                ),
+            )
+            return [*things, *words(f"{joint} {name}", found)]
+
+        return {"N": colored, "P": lambda _: words(name, found)}, NUMBERS[number]
+    color = pick(rng, [thing.color for thing in scene]) if rng.random() < 0.08 else None
+    number = sum(thing.shape == name and color in (None, thing.color) for thing in scene)
+    found = count_labels(number)
+    before = f"{color} " if color else ""
+    many = plural(name) if color or rng.random() < 0.94 else _many(_synonym(name, rng, always=True))
+
+    def shaped(rng: np.random.Generator) -> list[Word]:
+        if rng.random() < 0.93:
+            return words(before + many, found)
+        return words(
+            before
+            + pick(rng, (f"{name} shapes", f"{name} shaped things", f"{name} figures", f"{name}-shaped objects")),
+            found,
+        )
+
+    return {
+        "N": shaped,
+        "P": lambda _: words(before + many, found),
+        "Nbare": lambda _: words(before + name, found),
+    }, NUMBERS[number]
+
+
+def _fills_of_kind(
+    color: str, shape: str, scene: Scene, rng: np.random.Generator, *, whole: bool
+) -> tuple[dict[str, Fill], str]:
+    draw = rng.random()
+    if whole or draw < 0.82:
+        exists = any((thing.shape, thing.color) == (shape, color) for thing in scene)
+        phrases: tuple[str, ...] = (
+            *(with_article(f"{color} {shape}"),) * 10,
+            f"any {color} {shape}",
+            f"any {color} {plural(shape)}",
+            f"any {color} {plural(shape)}",
+            f"{color} {plural(shape)}",
+            f"{color} {shape}",
+            f"{color} {shape}",
+            f"a {color} {shape}",
+            f"some {color} {shape}",
+            f"the {color} {shape}",
+            f"one {color} {shape}",
+            f"{with_article(shape)} that is {color}",
+            f"{with_article(shape)} which is {color}",
+            f"{with_article(shape)} in {color}",
+            f"{with_article(shape)} colored {color}",
+            f"{with_article(shape)} of color {color}",
+            f"a {color} colored {shape}",
+            f"a {color} coloured {shape}",
+            f"{with_article(f'{color} {_synonym(shape, rng, always=True)}')}",
+            f"at least one {color} {shape}",
+        )
+    elif draw < 0.92:
+        if rng.random() < 0.4:
+            shape = pick(rng, [thing.shape for thing in scene])
+        exists = any(thing.shape == shape for thing in scene)
+        phrases = (
+            with_article(shape),
+            with_article(shape),
+            f"any {shape}",
+            f"any {plural(shape)}",
+            plural(shape),
+            shape,
+        )
+    else:
+        exists = any(thing.color == color for thing in scene)
+        phrases = (
+            f"anything {color}",
+            f"something {color}",
+            f"a {color} $thing",
+            f"any {color} $things",
+            f"{color} $things",
+            f"a {color} $thing",
+        )
+    found = exist_labels(exists)
+
+    def kind(rng: np.random.Generator) -> list[Word]:
+        phrase = expand(pick(rng, phrases), {}, rng)
+        named = [place for place, word in enumerate(phrase) if word.text in (color, shape, plural(shape))] or [
+            len(phrase) - 1
+        ]
+        return [replace(word, labels=found) if place == named[-1] else word for place, word in enumerate(phrase)]
+
+    return {
+        "K": kind,
+        "Kshape": lambda _: words(shape),
+        "Kcolor": lambda _: words(color, found),
+    }, "yes" if exists else "no"
+
+
+def _object(thing: Thing, scene: Scene, rng: np.random.Generator, *, task: str) -> list[Word]:
+    """A phrase for an object that its shape (its colour in the task `shape`) names uniquely."""
+    found, draw = thing_labels(thing), rng.random()
+    if task == "shape" or (task not in ("color", "shape") and draw < 0.06 and _is_unique(thing, scene, "color")):
+        noun = expand("$thing", {}, rng)
+        if draw < 0.93:
+            return [*words(f"the {thing.color}", found), *noun]
+        if draw < 0.97:
+            return [
+                Word(text="the"),
+                *noun,
+                *words(f"{pick(rng, ('that is', 'which is', 'in', 'colored'))} {thing.color}", found),
+            ]
+        return [*words(f"{pick(rng, ('that', 'this', 'a'))} {thing.color}", found), *noun]
+    if task != "color" and 0.06 <= draw < 0.14:
+        return words(f"the {thing.color} {thing.shape}", found)
+    if task != "size" and 0.14 <= draw < 0.17:
+        return words(f"the {thing.size} {thing.shape}", found)
+    if 0.17 <= draw < 0.24:
+        return words(thing.shape, found)
+    if 0.24 <= draw < 0.29:
+        return words(f"{pick(rng, ('this', 'that', 'a', 'your', 'our'))} {thing.shape}", found)
+    if 0.29 <= draw < 0.33:
+        return [
+            *words(f"the {thing.shape}", found),
+            *words(
+                pick(
+                    rng,
+                    (
+                        "shape",
+                        "figure",
+                        "there",
+                        "here",
+                        "in the picture",
+                        "in the image",
+                        "you see",
+                        "symbol",
+                        "object",
+                    ),
+                )
+            ),
+        ]
+    if 0.33 <= draw < 0.39:
+        return words(f"the {_synonym(thing.shape, rng, always=True)}", found)
+    return words(f"the {thing.shape}", found)
+
+
+def _is_unique(thing: Thing, scene: Scene, attribute: str) -> bool:
+    return [getattr(other, attribute) for other in scene].count(getattr(thing, attribute)) == 1
+
+
+def _synonym(shape: str, rng: np.random.Generator, *, always: bool = False) -> str:
+    return pick(rng, SYNONYMS.get(shape, (shape,))) if always or rng.random() < 0.05 else shape
+
+
+def _many(noun: str) -> str:
+    return f"{noun}es" if noun.endswith(("s", "x", "ch", "sh")) else f"{noun}s"
+
+
+def _any_object(rng: np.random.Generator) -> str:
+    color = f"{pick(rng, COLOR_NAMES)} " if rng.random() < 0.3 else ""
+    return f"the {color}{pick(rng, (*SHAPES, *SHAPES, 'object', 'thing') if color else SHAPES)}"
+
+
+def pseudo_word(rng: np.random.Generator) -> str:
+    """A word that means nothing, or a row of letters."""
+    if rng.random() < 0.25:
+        return "".join(pick(rng, "abcdefghijklmnopqrstuvwxyz") for _ in range(int(rng.integers(2, 9))))
+    starts, ends = (
+        (
+            "b",
+            "br",
+            "c",
+            "d",
+            "dr",
+            "f",
+            "fl",
+            "g",
+            "gr",
+            "h",
+            "k",
+            "l",
+            "m",
+            "n",
+            "p",
+            "pl",
+            "qu",
+            "s",
+            "sn",
+            "st",
+            "t",
+            "th",
+            "v",
+            "w",
+            "z",
+            "",
+        ),
+        (
+            "b",
+            "ck",
+            "d",
+            "f",
+            "g",
+            "l",
+            "m",
+            "n",
+            "nd",
+            "p",
+            "r",
+            "rk",
+            "s",
+            "st",
+            "t",
+            "x",
+            "",
+            "",
+            "le",
+            "er",
+            "y",
+            "ing",
+            "ed",
+        ),
+    )
+    return "".join(pick(rng, starts) + pick(rng, "aeiou") for _ in range(int(rng.integers(1, 4)))) + pick(rng, ends)
+
+
+def careless(said: list[Word], rng: np.random.Generator) -> list[Word]:
+    """Leave out articles, add a word without meaning, and mistype, each now and then."""
+    if rng.random() < 0.1:
+        said = [word for word in said if word.text not in ("the", "a", "an")] or said
+    if rng.random() < 0.05:
+        place = int(rng.integers(len(said) + 1))
+        said = [*said[:place], Word(text=pseudo_word(rng)), *said[place:]]
+    if rng.random() < 0.3:
+        said = [replace(word, text=word.text.replace("'", "")) for word in said]
+    if rng.random() < 0.4:
+        for _ in range(1 + int(rng.random() < 0.4) + int(rng.random() < 0.15)):
+            place = int(rng.integers(len(said)))
+            word = said[place]
+            if rng.random() < 0.07 and place:
+                said[place] = replace(word, glued=True)
+            elif len(word.text) > 3 or (len(word.text) == 3 and rng.random() < 0.4):
+                said[place] = replace(word, text=mistype(word.text, rng))
+    return said
+
+
+def mistype(text: str, rng: np.random.Generator) -> str:
+    """Two letters swapped, one left out, one twice, or a neighbouring key, behind the first letter mostly."""
+    place = int(rng.integers(0 if rng.random() < 0.15 else 1, len(text)))
+    kind = int(rng.integers(5))
+    if kind == 0 and place + 1 < len(text):
+        return text[:place] + text[place + 1] + text[place] + text[place + 2 :]
+    if kind <= 1 and len(text) > 3:
+        return text[:place] + text[place + 1 :]
+    if kind == 2:
+        return text[: place + 1] + text[place:]
+    row = next((row for row in KEYBOARD if text[place].lower() in row), text[place])
+    near = row.find(text[place].lower()) + (1 if rng.random() < 0.5 else -1)
+    key = row[near] if 0 <= near < len(row) else row[0]
+    return text[:place] + key + text[place + (kind == 3) :]
+
+
+def write(
+    said: Sequence[Word], rng: np.random.Generator, *, command: bool = False
+) -> tuple[str, tuple[tuple[int, Labels], ...]]:
+    """The sentence with its capitals and its last sign, and (end, labels) of each word that refers to something."""
+    draw = rng.random()
+    change: Callable[[str], str] = (
+        str.lower if draw < 0.4 else str.upper if draw < 0.48 else str.title if draw < 0.53 else str
+    )
+    text, found = "", []
+    for word in said:
+        if text and not word.glued:
+            text += "  " if rng.random() < 0.01 else " "
+        text += change(word.text)
+        if word.labels is not None:
+            found.append((len(text.rstrip(",:")), word.labels))
+    text = text.rstrip(",: ")
+    if draw >= 0.53 and rng.random() < 0.9:
+        text = text[0].upper() + text[1:]
+    ends = (
+        (*(".",) * 5, *("",) * 10, "!", "?", " .")
+        if command
+        else (*("?",) * 11, *("",) * 6, "??", " ?", "?", ".", "!", "...", "?!", "???")
+    )
+    return text + pick(rng, ends), tuple(found)

@@ -1,0 +1,157 @@
+"""Questions in other words: templates, what their words refer to, typing errors, and the held-out sentences."""
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from scripts.train_embedded.focus import CLASSES, focus_words
+from scripts.train_embedded.grammar import FRAMES, GRAMMAR, OUTSIDE, OUTSIDE_ANSWER, PHRASES, RELATIONS, SEEN_FROM
+from scripts.train_embedded.held_out import SENTENCES, held_out, held_out_outside
+from scripts.train_embedded.questions import TASKS, Question, ask
+from scripts.train_embedded.wordings import Word, careless, expand, fills_for, mistype, outside, reword, write
+from scripts.train_embedded.world import COLOR_NAMES, SHAPES, SIZES, Scene, scene_from_words
+
+SCENE = scene_from_words([("small", "red", "star", "top left"), ("large", "blue", "ring", "bottom right")])
+
+
+def _asked(task: str, scene: Scene = SCENE) -> Question:
+    question = ask(scene, task, np.random.default_rng(3))
+    assert question is not None
+    return question
+
+
+def test_choices_phrases_and_signs_of_a_template() -> None:
+    rng = np.random.default_rng(0)
+    fills = {"1": lambda _: [Word(text="the"), Word(text="star", labels=(1,))]}
+
+    said = {
+        tuple((word.text, word.glued, word.labels) for word in expand("what (is|'s) $1's (big |)color,", fills, rng))
+        for _ in range(40)
+    }
+
+    assert {tuple(text for text, _, _ in each) for each in said} == {
+        ("what", verb, "the", "star's", *size, "color,") for verb in ("is", "'s") for size in ((), ("big",))
+    }
+    assert all(word[1:] == (False, (1,)) for each in said for word in each if word[0] == "star's")
+    assert all(word[1] for each in said for word in each if word[0] == "'s")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_template_can_be_filled_in(task: str) -> None:
+    rng = np.random.default_rng(1)
+    question = _asked(task)
+    for templates in GRAMMAR[task].values():
+        for template in templates:
+            fills, answer = fills_for(question, SCENE, rng, whole="$Kshape" in template)
+            said = expand(template, fills, rng)
+            assert said
+            assert answer
+            assert not any(set(word.text) & set("$%()|") for word in said), template
+
+
+def test_every_outside_question_has_the_one_answer() -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(len(OUTSIDE) * 5):
+        question = outside(rng)
+        assert (question.task, question.answer, question.words) == ("outside", OUTSIDE_ANSWER, ())
+        assert not set(question.text) & set("$%|")
+
+
+def test_words_are_labelled_as_in_the_known_words() -> None:
+    """The last word that names the object carries the labels that `focus_words` finds in the known sentence."""
+    rng = np.random.default_rng(4)
+    for task in ("color", "shape", "size", "where", "count_color", "rel_what"):
+        question = _asked(task)
+        ((_, labels),) = focus_words(question.text, SCENE)
+        for _ in range(60):
+            found = reword(question, SCENE, rng).words
+            assert found
+            assert {each for _, each in found} == {labels}
+            assert len(labels) == len(CLASSES)
+
+
+def test_ends_of_labelled_words_are_their_places_in_the_text() -> None:
+    said = [Word(text="what"), Word(text="'s", glued=True), Word(text="the"), Word(text="star:", labels=(7,))]
+    for seed in range(20):
+        text, ((end, labels),) = write(said, np.random.default_rng(seed))
+        assert labels == (7,)
+        assert text[:end].lower().endswith("star")
+
+
+def test_a_part_of_a_kind_gets_the_answer_to_that() -> None:
+    rng = np.random.default_rng(5)
+    question = Question(task="exist", text="Is there a blue star?", answer="no", about=("blue", "star"))
+    answers = {fills_for(question, SCENE, rng)[1] for _ in range(100)}
+    assert answers == {"yes", "no"}
+    assert {fills_for(question, SCENE, rng, whole=True)[1] for _ in range(100)} == {"no"}
+
+
+def test_typing_errors_change_one_or_two_letters() -> None:
+    rng = np.random.default_rng(6)
+    texts = {mistype("triangle", rng) for _ in range(300)}
+    assert len(texts) > 30
+    assert {len(text) for text in texts} == {7, 8, 9}
+
+
+def test_carelessness_keeps_what_words_refer_to() -> None:
+    said = [Word(text="where"), Word(text="is"), Word(text="the"), Word(text="triangle", labels=(3,))]
+    for seed in range(200):
+        assert [word.labels for word in careless(list(said), np.random.default_rng(seed)) if word.labels] == [(3,)]
+
+
+def test_held_out_sentences_name_what_the_question_is_about() -> None:
+    rng = np.random.default_rng(7)
+    for task in TASKS:
+        question = _asked(task)
+        for number in range(len(SENTENCES[task])):
+            asked = held_out(question, number, rng)
+            assert (asked.task, asked.answer) == (task, question.answer)
+            assert "{" not in asked.text
+            assert all(name in asked.text.lower() for name in question.about if name not in RELATIONS)
+    assert held_out_outside(0, rng).answer == OUTSIDE_ANSWER
+
+
+def test_no_held_out_sentence_is_one_of_the_training() -> None:
+    rng = np.random.default_rng(8)
+    for task in (*TASKS, "outside"):
+        templates = list(_sentences(task))
+        for number in range(len(SENTENCES[task])):
+            asked = held_out_outside(number, rng) if task == "outside" else held_out(_asked(task), number, rng)
+            text = " ".join(re.sub(r"[?.,:!;'/-]", " ", asked.text.lower()).split())
+            assert not any(template.fullmatch(text) for template in templates), asked.text
+
+
+def _sentences(task: str) -> Iterator[re.Pattern[str]]:
+    """What training can ask, without capitals and signs."""
+    for form, templates in {"ask": OUTSIDE}.items() if task == "outside" else GRAMMAR[task].items():
+        frames = {frame.replace("%", "(?:%)") for frame in FRAMES[form]}
+        inner = "|".join(map(_pattern, templates))
+        for frame in sorted(frames):
+            before, after = frame.split("(?:%)")
+            yield re.compile(rf"{_pattern(before)} *(?:{inner}) *{_pattern(after)}")
+
+
+def _pattern(template: str) -> str:
+    """A regular expression for the sentences of a template."""
+    parts = []
+    for token in re.findall(r"[()|]|[^()|\s]+", template.lower()):
+        name = re.match(r"\$(\w+)", token)
+        if token in "()|":
+            parts.append({"(": "(?:", ")": ")", "|": "|"}[token])
+        elif name is None:
+            parts.append(re.escape(re.sub(r"[?.,:!;'-]", " ", token).strip()) + " *")
+        elif name[1] in PHRASES:
+            parts.append(f"(?:{_pattern(PHRASES[name[1]])})")
+        elif name[1] in ("r", "s"):
+            parts.append(f"(?:{'|'.join(map(_pattern, (RELATIONS if name[1] == 'r' else SEEN_FROM).values()))}) *")
+        else:
+            parts.append(_NAMES + r"(?: s)? *")
+    return "".join(parts)
+
+
+_NAME = "|".join(
+    (*SHAPES, *COLOR_NAMES, *SIZES, "crosse", "object", "thing", "item", "figure", "shape", "one", "piece")
+)
+_NAMES = rf"(?:(?:the|this|that|a|an|any|some|your|our) )?(?:{_NAME})s?(?: (?:{_NAME})s?)?"
