@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 import torch
 from syrupy.assertion import SnapshotAssertion
@@ -52,19 +51,6 @@ def test_answers_are_those_of_the_models_own_encoder(encoder: Path) -> None:
     assert [answer.token_ids for answer in ours] == [answer.token_ids for answer in reference]
     assert exported.info.vision.startswith("onnxruntime")
     assert exported.spec.vision == "onnx"
-
-
-def test_an_encoder_without_a_card_needs_no_clip(encoder: Path, tmp_path: Path) -> None:
-    graph = onnx.load(encoder)
-    del graph.metadata_props[:]
-    onnx.save(graph, tmp_path / "foreign.onnx")
-
-    with Captioner.load(**without_clip(), visual_heads=4, encoder=tmp_path / "foreign.onnx") as foreign:
-        ours = foreign.generate(PICTURES, max_new_tokens=16)
-    reference = Captioner.load(**model_options()).generate(PICTURES, max_new_tokens=16)
-
-    assert [answer.token_ids for answer in ours] == [answer.token_ids for answer in reference]
-    assert any("not checked" in note for note in foreign.info.notes)
 
 
 def test_the_encoder_of_full_weights_fits_8_bit_ones(encoder: Path, tmp_path: Path) -> None:

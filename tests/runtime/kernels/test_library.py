@@ -17,7 +17,7 @@ from llama_adapter.runtime.kernels import library as native
 from llama_adapter.runtime.kernels.library import Library, cache_folder, compiled, compilers, find_library
 
 FIT_HERE = not native._unfit_machine() and next(compilers(), None) is not None
-needs_compiler = pytest.mark.skipif(not FIT_HERE, reason="the kernels cannot be compiled on this machine")
+needs_compiler = pytest.mark.skipif(not FIT_HERE, reason=native._unfit_machine() or "no C compiler")
 
 
 @pytest.fixture(name="cache", autouse=True)
