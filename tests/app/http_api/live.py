@@ -70,7 +70,6 @@ class StubService:
         self.info = INFO
         self.asks: list[Ask] = []
         self.cancelled = threading.Event()
-        self.num_cancelled = 0
         self.state = status()
 
     def submit(self, ask: Ask) -> RequestHandle:
@@ -82,7 +81,6 @@ class StubService:
 
     def _cancel(self, handle: RequestHandle) -> None:
         handle.deliver(answer("", error=AnswerError(code="cancelled", message="The request was cancelled.")))
-        self.num_cancelled += 1
         self.cancelled.set()
 
     def status(self) -> ServiceStatus:

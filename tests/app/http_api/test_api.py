@@ -293,16 +293,19 @@ def test_each_answer_has_its_own_seed(client: httpx.Client, service: StubService
 def test_a_request_refused_in_part_leaves_no_other_part(
     client: httpx.Client, service: StubService, is_stream: bool
 ) -> None:
+    handles: list[RequestHandle] = []
+
     def refuse_third(handle: RequestHandle) -> None:
-        if len(service.asks) == 2:
+        if len(handles) == 2:
             raise BusyError("Full", retry_after_s=0.2)
+        handles.append(handle)
 
     service.on_submit = refuse_third
 
     response = client.post(CHAT, json=chat(n=3, stream=is_stream))
 
     assert (response.status_code, envelope(response)["code"]) == (429, "busy")
-    assert service.num_cancelled == 2
+    assert [handle.is_cancelled for handle in handles] == [True, True]
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
