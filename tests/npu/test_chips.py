@@ -2,7 +2,7 @@
 
 One process tries everything and prints it; the tests look at what it found. Kernels are run on the host, so how exact
 the real ones are is not shown. Fused operators are compared through references in float32 that round once; real ones
-may round elsewhere. Capture and replay of graphs are acted out on the host (tests/npu/inside/graphs.py). `ge_graph`
+may round elsewhere. Capture and replay of graphs are simulated on the host (tests/npu/inside/graphs.py). `ge_graph`
 needs CANN's graph engine, which has no stand-in: only its signatures are checked.
 """
 

@@ -18,7 +18,7 @@ TEMPLATE = (
 
 
 def load(options):
-    checkpoint = torch.load(options.pretrained_path, map_location="cpu")
+    checkpoint = torch.load(options.pretrained_path, map_location="cpu", weights_only=True)
     model = LLaMA_adapter(
         os.path.join(options.llama_path, "7B"),
         os.path.join(options.llama_path, "tokenizer.model"),

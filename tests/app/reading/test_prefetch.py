@@ -160,7 +160,7 @@ def test_at_the_end_a_reading_that_hangs_delays_the_rest_for_a_second_only(monke
 
 
 class SlowSource:
-    """Gives what is put into it, and waits for more until it is told to end: numbers, or an exception to raise."""
+    """Yields the numbers that are put into it until it is closed, and raises the exceptions."""
 
     def __init__(self) -> None:
         self.drawn: list[int] = []

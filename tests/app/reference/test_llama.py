@@ -168,7 +168,7 @@ def test_a_model_takes_its_adapter_from_a_state_dict(bias: Any) -> None:
     with pytest.raises(UsageError):
         model.generate(tensors("shapes_200x300.jpg"), [PROMPT])
 
-    found = model.load_state_dict(torch.load(BIAS, map_location="cpu")["model"], strict=False)
+    found = model.load_state_dict(torch.load(BIAS, map_location="cpu", weights_only=True)["model"], strict=False)
 
     assert found.missing_keys == found.unexpected_keys == []
     imgs = tensors("shapes_200x300.jpg", "noise_128x96.png")
