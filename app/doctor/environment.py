@@ -112,18 +112,21 @@ def look_at_environment() -> list[Probe]:
             return pool.submit(ask_child, question, *arguments, environ=environ, seconds=seconds)
 
         # The longest first, so that no core waits at the end.
-        packages = {name: ask("package", name) for name in PAGE_PACKAGES}
+        groups = (*PROJECT_PACKAGES, *SERVER_PACKAGES, *PAGE_PACKAGES), EXPORT_PACKAGES
+        grouped = [ask("packages", *names) for names in groups]
         torch_npu, kernels = ask("torch_npu", seconds=TORCH_S), ask("kernels", seconds=TORCH_S)
         torch = ask("torch", seconds=TORCH_S)
         autoload = ask("autoload", environ=plain, seconds=TORCH_S) if extensions else None
-        extras = (*EXPORT_PACKAGES, *SERVER_PACKAGES, *PAGE_PACKAGES)
-        packages |= {name: ask("package", name) for name in (*extras, *PROJECT_PACKAGES) if name not in packages}
         encoder = {name: ask(name) for name in ("aclruntime", "ais_bench")}
         devices, atc = pool.submit(probes.list_devices), pool.submit(probes.look_at_atc)
+        answers = {name: said for group in grouped for name, said in group.result().get("packages", {}).items()}
+        # A package that fails beside others, or ends their process, is asked in a process of its own.
+        alone = {name: ask("package", name) for names in groups for name in names if name not in answers}
+    packages = answers | {name: said.result() for name, said in alone.items()}
     return [
         _python(),
         _probe("llama-adapter", look_at_installation()),
-        *(_probe(name, packages[name].result()) for name in PROJECT_PACKAGES),
+        *(_probe(name, packages[name]) for name in PROJECT_PACKAGES),
         _accelerators(devices.result(), torch_npu.result()),
         _probe("CANN", probes.look_at_cann(os.environ, works=torch_npu.result()["state"] == "ok")),
         _probe("atc", atc.result()),
@@ -134,7 +137,7 @@ def look_at_environment() -> list[Probe]:
         _probe("torch_npu", torch_npu.result()),
         *_operators(torch_npu.result()),
         *(_probe(name, said.result()) for name, said in encoder.items()),
-        *(_probe(name, packages[name].result()) for name in extras),
+        *(_probe(name, packages[name]) for name in (*EXPORT_PACKAGES, *SERVER_PACKAGES, *PAGE_PACKAGES)),
     ]
 
 

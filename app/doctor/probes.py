@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -142,6 +143,15 @@ def _import_for_om(module_name: str) -> tuple[dict[str, Any], ModuleType | None]
         failure = import_failed(error)
         return broken(failure.message, hint=failure.hint), None
     return ok(version_of(module_name.partition(".")[0])), module
+
+
+def look_at_packages(*names: str) -> dict[str, Any]:
+    """Facts: `packages`, the answers about those that import here. They share what they import."""
+    packages = {}
+    for name in names:
+        with suppress(Exception):
+            packages[name] = look_at_package(name)
+    return ok("", packages=packages)
 
 
 def look_at_package(name: str) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from llama_adapter.app.doctor.environment import (
     fold,
     is_device,
     is_needed,
+    look_at_environment,
     om_device,
     uses_of,
 )
@@ -46,7 +47,7 @@ from llama_adapter.app.doctor.probes import (
     look_at_torch_npu,
 )
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.runtime.child_process import ok
+from llama_adapter.runtime.child_process import absent, broken, ok
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.torch_import import AUTOLOAD, defer_device_extensions, explain_torch_import
 from tests.app.golden import ROOT
@@ -169,6 +170,22 @@ def test_names_of_devices() -> None:
 
 def test_an_om_runs_beside_a_decoder_of_its_kind() -> None:
     assert [om_device(name) for name in ("npu", "npu:3", "cuda:1", "cpu", "auto")] == [0, 3, None, None, None]
+
+
+def test_packages_that_fail_together_are_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(question: str, *names: str, **limits: Any) -> dict[str, Any]:
+        if question.endswith("look_at_packages"):
+            return (
+                broken("its check was ended by signal 11") if "onnx" in names else ok("", packages={"numpy": ok("1")})
+            )
+        return broken("no") if names == ("uvicorn",) else {**absent(), "found": " ".join(names)}
+
+    monkeypatch.setattr("llama_adapter.app.doctor.environment.ask_child", answer)
+    found = {probe.name: (probe.state, probe.found) for probe in look_at_environment()}
+
+    assert found["numpy"] == ("ok", "1")
+    assert found["uvicorn"] == ("broken", "no")
+    assert found["onnx"] == ("absent", "onnx")
 
 
 def test_an_onnxruntime_without_the_provider_in_use_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
