@@ -63,28 +63,31 @@ def test_a_missing_or_empty_home_of_cann_and_a_machine_without_a_device(npu: Fak
 
 
 LOAD = """
-import contextlib, json
+import contextlib, json, sys
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.runtime.devices import open_best
+from tests.npu.inside import in_fork
 from tests.npu.inside.host_ops import HostOps
 
-backend, _ = open_best()
-with HostOps() if backend.device.type == "npu" else contextlib.nullcontext():
-    info = Captioner.load().info
-print(json.dumps([info.device, info.dtype, info.notes[0]]))
+def loaded():
+    backend, _ = open_best()
+    with HostOps() if backend.device.type == "npu" else contextlib.nullcontext():
+        info = Captioner.load().info
+    return info.device, info.dtype, info.notes[0]
+
+print(json.dumps([in_fork(loaded, FAKE_SOC=soc) for soc in sys.argv[1:]]))
 """
 
 
-@pytest.mark.parametrize(("soc", "dtype"), [("Ascend310P3", "float16"), ("Ascend910B3", "bfloat16")])
-def test_without_flags_a_model_is_on_the_chip_in_its_best_dtype(npu: FakeNpu, soc: str, dtype: str) -> None:
-    device, given, note = npu.run("-c", LOAD, soc=soc).report()
-
-    assert (device, given) == (f"npu:0 ({soc})", dtype)
-    assert note == f"computing on npu:0 ({soc}) in {dtype}: the first accelerator; the best type of this device"
+def test_without_flags_a_model_is_on_the_chip_in_its_best_dtype(npu: FakeNpu) -> None:
+    best = {"Ascend310P3": "float16", "Ascend910B3": "bfloat16"}
+    for (device, given, note), (soc, dtype) in zip(npu.run("-c", LOAD, *best).report(), best.items(), strict=True):
+        assert (device, given) == (f"npu:0 ({soc})", dtype)
+        assert note == f"computing on npu:0 ({soc}) in {dtype}: the first accelerator; the best type of this device"
 
 
 def test_without_cann_a_model_is_on_the_cpu_and_that_is_told(npu: FakeNpu) -> None:
-    device, dtype, note = npu.run("-c", LOAD, with_cann=False).report()
+    ((device, dtype, note),) = npu.run("-c", LOAD, "", with_cann=False).report()
 
     assert (device, dtype) == ("cpu", "float32")
     assert note.startswith("computing on cpu in float32: torch_npu ")
