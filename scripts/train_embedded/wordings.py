@@ -16,6 +16,7 @@ from scripts.train_embedded.grammar import (
     PHRASES,
     RELATIONS,
     SEEN_FROM,
+    SPELLINGS,
     WORDS,
 )
 from scripts.train_embedded.questions import NUMBERS, Question, plural, with_article
@@ -30,6 +31,9 @@ SYNONYMS = {
     "cross": ("plus", "plus sign"),
     "square": ("box",),
 }
+COLORED = ("that is", "which is", "in", "colored", "coloured", "painted", "of color", "drawn in")
+POINTING = ("this", "that", "a", "your", "our", "my", "the one", "the only", "the drawn", "the given")
+SIGNS = ",.:;-'"
 KEYBOARD = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 
 Node = str | tuple[tuple["Node", ...], ...]  # a word, or a choice between sequences
@@ -180,7 +184,21 @@ def fills_for(
         thing = next(thing for thing in scene if getattr(thing, kind) == name)
         fills[slot] = partial(_object, thing, scene, task=task)
         fills[f"{slot}bare"] = fills["Cword"] = _exactly(name, thing_labels(thing))
+        if task == "color":
+            fills["Colors"] = partial(_either, COLOR_NAMES, thing.color)
+        if task == "shape":
+            fills["Shapes"] = partial(_either, tuple(map(with_article, SHAPES)), with_article(thing.shape))
     return fills, question.answer
+
+
+def _either(names: Sequence[str], right: str, rng: np.random.Generator) -> list[Word]:
+    """Two to four of `names`, the right one among them, joined by "or"."""
+    others = [name for name in names if name != right]
+    chosen = [right, *(others[int(index)] for index in rng.permutation(len(others))[: int(rng.integers(1, 4))])]
+    first, *rest = (chosen[int(index)] for index in rng.permutation(len(chosen)))
+    if rng.random() < 0.2:
+        return words(" or ".join([first, *rest]))
+    return words(f"{', '.join([first, *rest[:-1]])} or {rest[-1]}")
 
 
 def _phrase(template: str) -> Fill:
@@ -203,6 +221,8 @@ def _fills_of_count(task: str, name: str, scene: Scene, rng: np.random.Generator
                 return [*words(name, found), *(words("ones") if draw < 0.12 else things)]
             if draw < 0.78:
                 return words(name, found)
+            if draw < 0.82:
+                return [*words(name, found), *words(pick(rng, ("colored", "coloured", "painted"))), *things]
             joint = pick(
                 rng,
                 (
@@ -213,7 +233,14 @@ def _fills_of_count(task: str, name: str, scene: Scene, rng: np.random.Generator
                     "coloured",
                     "painted",
                     "of color",
+                    "of colour",
                     "with the color",
+                    "having the color",
+                    "in the color",
+                    "of the color",
+                    "whose color is",
+                    "that have the color",
+                    "drawn in",
                     "being",
                 ),
             )
@@ -231,7 +258,19 @@ def _fills_of_count(task: str, name: str, scene: Scene, rng: np.random.Generator
             return words(before + many, found)
         return words(
             before
-            + pick(rng, (f"{name} shapes", f"{name} shaped things", f"{name} figures", f"{name}-shaped objects")),
+            + pick(
+                rng,
+                (
+                    f"{name} shapes",
+                    f"{name} shaped things",
+                    f"{name} figures",
+                    f"{name}-shaped objects",
+                    f"{name} symbols",
+                    f"{name} objects",
+                    f"objects shaped like {with_article(name)}",
+                    f"things in the shape of {with_article(name)}",
+                ),
+            ),
             found,
         )
 
@@ -269,6 +308,17 @@ def _fills_of_kind(
             f"a {color} coloured {shape}",
             f"{with_article(f'{color} {_synonym(shape, rng, always=True)}')}",
             f"at least one {color} {shape}",
+            f"{with_article(shape)} that's {color}",
+            f"{with_article(shape)} painted {color}",
+            f"{with_article(shape)} with the color {color}",
+            f"{with_article(shape)} that has the color {color}",
+            f"{with_article(shape)} drawn in {color}",
+            f"some {color} {plural(shape)}",
+            f"{with_article(f'{color} {shape}-shaped')} $thing",
+            f"{with_article(f'{color} $thing')} in the shape of {with_article(shape)}",
+            f"{with_article(shape)}, {color}",
+            f"a single {color} {shape}",
+            f"{with_article(shape)} of {color} color",
         )
     elif draw < 0.92:
         if rng.random() < 0.4:
@@ -319,7 +369,10 @@ def _object(thing: Thing, scene: Scene, rng: np.random.Generator, *, task: str) 
             return [
                 Word(text="the"),
                 *noun,
-                *words(f"{pick(rng, ('that is', 'which is', 'in', 'colored'))} {thing.color}", found),
+                *words(
+                    f"{pick(rng, COLORED)} {thing.color}",
+                    found,
+                ),
             ]
         return [*words(f"{pick(rng, ('that', 'this', 'a'))} {thing.color}", found), *noun]
     if task != "color" and 0.06 <= draw < 0.14:
@@ -329,7 +382,10 @@ def _object(thing: Thing, scene: Scene, rng: np.random.Generator, *, task: str) 
     if 0.17 <= draw < 0.24:
         return words(thing.shape, found)
     if 0.24 <= draw < 0.29:
-        return words(f"{pick(rng, ('this', 'that', 'a', 'your', 'our'))} {thing.shape}", found)
+        return words(
+            f"{pick(rng, POINTING)} {thing.shape}",
+            found,
+        )
     if 0.29 <= draw < 0.33:
         return [
             *words(f"the {thing.shape}", found),
@@ -346,6 +402,12 @@ def _object(thing: Thing, scene: Scene, rng: np.random.Generator, *, task: str) 
                         "you see",
                         "symbol",
                         "object",
+                        "thing",
+                        "icon",
+                        "shown",
+                        "in this picture",
+                        "in question",
+                        "over there",
                     ),
                 )
             ),
@@ -444,14 +506,45 @@ def careless(said: list[Word], rng: np.random.Generator) -> list[Word]:
     if rng.random() < 0.3:
         said = [replace(word, text=word.text.replace("'", "")) for word in said]
     if rng.random() < 0.4:
+        said = list(said)
         for _ in range(1 + int(rng.random() < 0.4) + int(rng.random() < 0.15)):
             place = int(rng.integers(len(said)))
-            word = said[place]
-            if rng.random() < 0.07 and place:
-                said[place] = replace(word, glued=True)
-            elif len(word.text) > 3 or (len(word.text) == 3 and rng.random() < 0.4):
-                said[place] = replace(word, text=mistype(word.text, rng))
+            said[place : place + 1] = _mistyped(said[place], rng)
+    if rng.random() < 0.03:
+        share = 0.3 if rng.random() < 0.7 else 1.0
+        said = [
+            replace(word, text=pick(rng, SPELLINGS[word.text].split()))
+            if word.text in SPELLINGS and rng.random() < share
+            else word
+            for word in said
+        ]
     return said
+
+
+def _mistyped(word: Word, rng: np.random.Generator) -> list[Word]:
+    """A word with an error; two words where a space got into it."""
+    text, draw = word.text, rng.random()
+    if draw < 0.07:
+        return [replace(word, glued=True)]
+    if draw < 0.27 and text in SPELLINGS:
+        return [replace(word, text=pick(rng, SPELLINGS[text].split()))]
+    if draw < 0.31:  # a sign that does not belong there
+        return [replace(word, text=text + pick(rng, (",", ",", ".", ";", ":", "-", "'")))]
+    if draw < 0.34:
+        return [replace(word, text=text.upper())]
+    if len(text) > 4 and draw < 0.38:
+        place = int(rng.integers(2, len(text) - 1))
+        return [replace(word, text=text[:place], labels=None), replace(word, text=text[place:], glued=False)]
+    if len(text) > 2 and draw < 0.41:  # a key held too long
+        place = int(rng.integers(len(text)))
+        return [replace(word, text=text[:place] + text[place] * int(rng.integers(3, 6)) + text[place + 1 :])]
+    vowels = [place for place, letter in enumerate(text) if place and letter in "aeiou"]
+    if len(text) > 3 and vowels and draw < 0.48:
+        place = vowels[int(rng.integers(len(vowels)))]
+        return [replace(word, text=text[:place] + pick(rng, "aeiou") + text[place + 1 :])]
+    if len(text) > 3 or (len(text) == 3 and rng.random() < 0.4):
+        return [replace(word, text=mistype(text, rng))]
+    return [word]
 
 
 def mistype(text: str, rng: np.random.Generator) -> str:
@@ -476,7 +569,15 @@ def write(
     """The sentence with its capitals and its last sign, and (end, labels) of each word that refers to something."""
     draw = rng.random()
     change: Callable[[str], str] = (
-        str.lower if draw < 0.4 else str.upper if draw < 0.48 else str.title if draw < 0.53 else str
+        str.lower
+        if draw < 0.4
+        else str.upper
+        if draw < 0.47
+        else str.title
+        if draw < 0.52
+        else str.swapcase
+        if draw < 0.53
+        else str
     )
     text, found = "", []
     for word in said:
@@ -484,13 +585,18 @@ def write(
             text += "  " if rng.random() < 0.01 else " "
         text += change(word.text)
         if word.labels is not None:
-            found.append((len(text.rstrip(",:")), word.labels))
-    text = text.rstrip(",: ")
+            found.append((len(text.rstrip(SIGNS)), word.labels))
+    text = text.rstrip(",:;- ")
     if draw >= 0.53 and rng.random() < 0.9:
-        text = text[0].upper() + text[1:]
+        text = re.sub(r"(^|[.?!] +)([a-z])", lambda start: start[1] + start[2].upper(), text)
     ends = (
-        (*(".",) * 5, *("",) * 10, "!", "?", " .")
+        (*(".",) * 10, *("",) * 20, "!", "?", " .", "!", "?", "..", "!!", "...")
         if command
-        else (*("?",) * 11, *("",) * 6, "??", " ?", "?", ".", "!", "...", "?!", "???")
+        else (
+            *("?",) * 24,
+            *("",) * 12,
+            *("??", " ?", ".", "!", "...", "?!", "???") * 2,
+            *(" ??", "????", "?.", "..", ",", "!!", "!?", "??!", ".?"),
+        )
     )
     return text + pick(rng, ends), tuple(found)
