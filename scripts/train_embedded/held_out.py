@@ -3,6 +3,7 @@
 Written by hand, with other verbs, frames and kinds of typing errors than those of `grammar.py`.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy as np
 from scripts.train_embedded.grammar import OUTSIDE_ANSWER
 from scripts.train_embedded.questions import Question, plural, with_article
 from scripts.train_embedded.wordings import pick
+
+Sentences = Mapping[str, tuple[str, ...]]  # templates by task
 
 SENTENCES: Final[dict[str, tuple[str, ...]]] = {
     "caption": (
@@ -391,7 +394,14 @@ SOUNDS: Final = (
 VOWELS: Final = "aeiou"
 
 
-def held_out(question: Question, number: int, rng: np.random.Generator, *, mistyped: bool = False) -> Question:
+def held_out(
+    question: Question,
+    number: int,
+    rng: np.random.Generator,
+    *,
+    sentences: Sentences = SENTENCES,
+    mistyped: bool = False,
+) -> Question:
     """The same question in the task's sentence `number`, counted round; with `mistyped` one or two typing errors."""
     about = dict(zip(_NAMES.get(question.task, ()), question.about, strict=False))
     if "relation" in about:
@@ -400,12 +410,16 @@ def held_out(question: Question, number: int, rng: np.random.Generator, *, misty
         about["kind"] = with_article(f"{about['color']} {about['shape']}")
     if question.task in ("exist", "count_shape"):
         about["shapes"] = plural(about["shape"])
-    return _typed(question.task, about, question.answer, number, rng, mistyped=mistyped)
+    text = sentences[question.task][number % len(sentences[question.task])].format(**about)
+    return Question(task=question.task, text=_typed(text, rng, mistyped=mistyped), answer=question.answer)
 
 
-def held_out_outside(number: int, rng: np.random.Generator, *, mistyped: bool = False) -> Question:
+def held_out_outside(
+    number: int, rng: np.random.Generator, *, sentences: Sentences = SENTENCES, mistyped: bool = False
+) -> Question:
     """A question that cannot be answered, as `held_out`."""
-    return _typed("outside", {}, OUTSIDE_ANSWER, number, rng, mistyped=mistyped)
+    text = sentences["outside"][number % len(sentences["outside"])]
+    return Question(task="outside", text=_typed(text, rng, mistyped=mistyped), answer=OUTSIDE_ANSWER)
 
 
 _NAMES = {
@@ -421,17 +435,14 @@ _NAMES = {
 }
 
 
-def _typed(
-    task: str, about: dict[str, str], answer: str, number: int, rng: np.random.Generator, *, mistyped: bool
-) -> Question:
-    text = SENTENCES[task][number % len(SENTENCES[task])].format(**about)
+def _typed(text: str, rng: np.random.Generator, *, mistyped: bool) -> str:
     text = text[0].upper() + text[1:] if rng.random() < 0.5 else text
     draw = rng.random()
     if draw < 0.25:
         text = text.lower().rstrip("?.!")
     elif draw < 0.3:
         text = text.upper()
-    return Question(task=task, text=_mistyped(text, rng) if mistyped else text, answer=answer)
+    return _mistyped(text, rng) if mistyped else text
 
 
 def _mistyped(text: str, rng: np.random.Generator) -> str:

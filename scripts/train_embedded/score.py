@@ -1,6 +1,6 @@
 """Scores a bundle through the product's own Captioner: fresh pictures, greedy answers, exact match after strip.
 
-Questions are asked in the known words, and in those of `held_out.py`, which training never uses.
+Questions are asked in the known words, and in those of `held_out.py` and `second_list.py`, which training never uses.
 """
 
 import json
@@ -22,16 +22,19 @@ from llama_adapter.app.measuring import scoring
 from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from scripts.common import parser_of
+from scripts.train_embedded.coverage import is_of_training
 from scripts.train_embedded.grammar import OUTSIDE_ANSWER
-from scripts.train_embedded.held_out import SENTENCES, held_out, held_out_outside
+from scripts.train_embedded.held_out import SENTENCES, Sentences, held_out, held_out_outside
 from scripts.train_embedded.pictures import SCORE_SEED
 from scripts.train_embedded.questions import TASKS, Question, ask
 from scripts.train_embedded.render import draw_scene
 from scripts.train_embedded.results import table
+from scripts.train_embedded.second_list import SECOND_LIST
 from scripts.train_embedded.world import Scene, sample_scene
 
 ALL_TASKS = (*TASKS, "outside")
 MOST_REWORDED = 500  # pictures that are asked about in other words
+OTHER_WORDS = (("other_words", SENTENCES, False), ("mistyped", SENTENCES, True), ("second_list", SECOND_LIST, False))
 ATTRIBUTES = ("color", "shape", "size", "where")
 
 
@@ -61,7 +64,7 @@ def draw_exam(*, num_pictures: int, seed: int, never_drawn: str = "without") -> 
     return Exam(pictures=pictures, questions=questions)
 
 
-def in_other_words(exam: Exam, *, seed: int, mistyped: bool = False) -> Exam:
+def in_other_words(exam: Exam, *, seed: int, sentences: Sentences = SENTENCES, mistyped: bool = False) -> Exam:
     """The exam's questions in held-out words, all sentences of a task in turn, and an outside question per picture."""
     rng = np.random.default_rng([SCORE_SEED, seed, 2 + mistyped])
     asked: Counter[str] = Counter()
@@ -69,10 +72,10 @@ def in_other_words(exam: Exam, *, seed: int, mistyped: bool = False) -> Exam:
     for index, question in exam.questions:
         if index >= MOST_REWORDED:
             break
-        questions.append((index, held_out(question, asked[question.task], rng, mistyped=mistyped)))
+        questions.append((index, held_out(question, asked[question.task], rng, sentences=sentences, mistyped=mistyped)))
         asked[question.task] += 1
     for index in range(min(len(exam.pictures), MOST_REWORDED)):
-        questions.append((index, held_out_outside(index, rng, mistyped=mistyped)))
+        questions.append((index, held_out_outside(index, rng, sentences=sentences, mistyped=mistyped)))
     return Exam(pictures=exam.pictures, questions=questions)
 
 
@@ -140,9 +143,11 @@ def score(model: str, *, num_pictures: int, seed: int) -> dict[str, Any]:
     paired = [question for _, question in pairs.questions]
     pair_answers = answer_all(captioner, pairs)
     others: dict[str, tuple[list[Question], list[str]]] = {}
-    for name, mistyped in (("other_words", False), ("mistyped", True)):
-        reworded = in_other_words(exam, seed=seed, mistyped=mistyped)
+    for name, sentences, mistyped in OTHER_WORDS:
+        reworded = in_other_words(exam, seed=seed, sentences=sentences, mistyped=mistyped)
         others[name] = [question for _, question in reworded.questions], answer_all(captioner, reworded)
+    new = [(each, said) for each, said in zip(*others["second_list"], strict=True) if not is_of_training(each)]
+    others["second_list_new"] = [each for each, _ in new], [said for _, said in new]
     return {
         "model": captioner.info.digest,
         "pictures": num_pictures,
@@ -151,6 +156,8 @@ def score(model: str, *, num_pictures: int, seed: int) -> dict[str, Any]:
         "asked": dict(Counter(question.task for question in asked)),
         "never_drawn_pairs": grade(paired, pair_answers),
         "num_sentences": sum(map(len, SENTENCES.values())),
+        "num_second_list": sum(map(len, SECOND_LIST.values())),
+        "asked_in_new_words": dict(Counter(question.task for question, _ in new)),
         "asked_in_other_words": dict(Counter(question.task for question in others["other_words"][0])),
         **{name: grade(*other) for name, other in others.items()},
         "refused": {"known_words": refused(asked, answers)} | {name: refused(*other) for name, other in others.items()},
@@ -183,7 +190,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args(arguments)
     result = score(options.model, num_pictures=options.pictures, seed=options.seed)
-    columns = ("scores", "never_drawn_pairs", "other_words", "mistyped", "shuffled_pictures", "most_frequent_answer")
+    columns = (
+        "scores",
+        "never_drawn_pairs",
+        "other_words",
+        "mistyped",
+        "second_list",
+        "shuffled_pictures",
+        "most_frequent_answer",
+    )
     rows = [
         (task, result["asked"].get(task, "-"), *(result[name].get(task, "-") for name in columns)) for task in ALL_TASKS
     ]

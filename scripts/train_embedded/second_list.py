@@ -2,7 +2,7 @@
 
 from typing import Final
 
-SENTENCES: Final[dict[str, tuple[str, ...]]] = {
+SECOND_LIST: Final[dict[str, tuple[str, ...]]] = {
     "caption": (
         "What's in this picture?",
         "what do you see",

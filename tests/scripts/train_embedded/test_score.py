@@ -4,7 +4,7 @@ import numpy as np
 
 from scripts.train_embedded.grammar import OUTSIDE_ANSWER
 from scripts.train_embedded.questions import TASKS, Question
-from scripts.train_embedded.score import draw_exam, grade, in_other_words, prior, refused
+from scripts.train_embedded.score import OTHER_WORDS, draw_exam, grade, in_other_words, prior, refused
 
 
 def test_only_exactly_right_answers_count_after_strip() -> None:
@@ -28,8 +28,8 @@ def test_an_exam_asks_every_task_and_is_drawn_alike_from_one_seed() -> None:
 
 def test_other_words_keep_pictures_and_answers() -> None:
     exam = draw_exam(num_pictures=5, seed=1)
-    for mistyped in (False, True):
-        other = in_other_words(exam, seed=1, mistyped=mistyped)
+    for _, sentences, mistyped in OTHER_WORDS:
+        other = in_other_words(exam, seed=1, sentences=sentences, mistyped=mistyped)
         assert other.pictures == exam.pictures
         assert [(index, each.task, each.answer) for index, each in other.questions] == [
             *((index, each.task, each.answer) for index, each in exam.questions),
