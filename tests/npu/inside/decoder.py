@@ -1,6 +1,7 @@
 """Models on the fake NPU and on the CPU: toy decoders through the engine, and the embedded one through `Captioner`."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,19 @@ def results(
     return {"ids": [given[index][0] for index in range(NUM_REQUESTS)], "scores": scores[0]}
 
 
+@functools.cache
+def on_cpu(config: DecoderConfig, name: str) -> dict[str, Any]:
+    return results(config, CpuBackend(), dtype=getattr(torch, name))
+
+
+def compute_expected() -> None:
+    """What all chips are compared with, before the forks that inherit it."""
+    for config, names in ((FUSED, ("float16", "bfloat16", "float32")), (SMALL, ("float16", "float32"))):
+        for name in names:
+            on_cpu(config, name)
+    captions_on_cpu()
+
+
 def runs(backend: Backend) -> list[dict[str, Any]]:
     """The larger heads in every dtype of the chip, with its own operators and with plain ones; small heads in two."""
     runs = [("fused", FUSED, name, wanted) for name in backend.capabilities.dtypes for wanted in ("auto", "aten")]
@@ -50,13 +64,12 @@ def runs(backend: Backend) -> list[dict[str, Any]]:
 
 
 def one_run(label: str, config: DecoderConfig, name: str, wanted: str, backend: Any) -> dict[str, Any]:
-    expected = results(config, CpuBackend(), dtype=getattr(torch, name))
     mode = HostOps()
     with mode:
         given = results(config, backend, dtype=getattr(torch, name), wanted=wanted)
     return {
         "label": f"{label} {name} {wanted}",
-        "expected": expected,
+        "expected": on_cpu(config, name),
         "given": given,
         "calls": mode.calls,
         "choices": {choice.operator: [choice.implementation, choice.reason] for choice in backend.choices},
@@ -93,8 +106,13 @@ def captions(device: str) -> list[tuple[str, list[int], str]]:
     return [(answer.text, list(answer.token_ids), answer.finish) for answer in given]
 
 
+@functools.cache
+def captions_on_cpu() -> list[tuple[str, list[int], str]]:
+    return captions("cpu")
+
+
 def captions_of_both() -> dict[str, Any]:
-    expected = captions("cpu")
+    expected = captions_on_cpu()
     mode = HostOps()
     with mode:
         given = captions("npu:0")
