@@ -1,7 +1,7 @@
 """Stage 2: decoder and adapters learn to answer, reading scenes from a symbolic code in the visual query's place."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -121,24 +121,41 @@ class Gate(nn.Module):
 def run(*, tokenizer: Tokenizer, folder: Path, num_steps: int, lr: float = 2e-3, seed: int = 2) -> None:
     """Train decoder and adapters; writes code.pt into `folder`."""
     torch.manual_seed(seed)
-    code, decoder = SceneCode(), build_decoder()
+    decoder, packer = build_decoder(), Packer(tokenizer)
     with torch.no_grad():
         decoder.adapter.gates.fill_(OPEN_GATE)
     open_gates(decoder)
+    batch_at = partial(_batch_at, packer=packer, seed=seed)
+    train_decoder("code", decoder, batch_at, partial(evaluate, packer=packer), num_steps, folder, lr=lr, seed=seed)
+
+
+def train_decoder(
+    stage: str,
+    decoder: LlamaAdapterDecoder,
+    batch_at: Callable[[int], tuple[Tensor, Packed]],
+    evaluate: Callable[[SceneCode, LlamaAdapterDecoder], dict[str, float]],
+    num_steps: int,
+    folder: Path,
+    *,
+    lr: float,
+    seed: int,
+    evaluate_every: int = 400,
+) -> None:
+    """Train a decoder with open gates, and a new focus head beside it."""
+    code = SceneCode()
     prepare(decoder)
     focus = FocusHead(decoder)
-    optimizers = Optimizers([(decoder, 1.0), (focus, 1.0)], lr=lr, is_hidden=is_hidden_matrix)
-    packer = Packer(tokenizer)
     train(
-        "code",
+        stage,
         {"decoder": decoder, "focus": focus},
-        optimizers,
-        partial(_batch_at, packer=packer, seed=seed),
-        partial(compute, code, decoder, focus),
+        Optimizers([(decoder, 1.0), (focus, 1.0)], lr=lr, is_hidden=is_hidden_matrix),
+        batch_at,
+        partial(_compute, code, decoder, focus),
         num_steps=num_steps,
         seed=seed,
         folder=folder,
-        evaluate=lambda: evaluate(code, decoder, packer),
+        evaluate=lambda: evaluate(code, decoder),
+        evaluate_every=evaluate_every,
     )
 
 
@@ -208,7 +225,7 @@ def _batch_at(step: int, *, packer: Packer, seed: int) -> tuple[Tensor, Packed]:
     return labels_of(scenes), packer.pack([ask_many(scene, rng, count=QUESTIONS) for scene in scenes], scenes)
 
 
-def compute(
+def _compute(
     code: SceneCode, decoder: LlamaAdapterDecoder, focus: FocusHead, batch: tuple[Tensor, Packed]
 ) -> tuple[Tensor, dict[str, float]]:
     labels, packed = batch

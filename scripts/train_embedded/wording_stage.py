@@ -13,12 +13,11 @@ from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.tokenizer import Tokenizer
 from scripts.train_embedded import code_stage
-from scripts.train_embedded.answering import prepare
-from scripts.train_embedded.code_stage import FocusHead, SceneCode, answer_hits, labels_of, open_gates
-from scripts.train_embedded.loop import Optimizers, train, trained
+from scripts.train_embedded.code_stage import SceneCode, answer_hits, labels_of, open_gates
+from scripts.train_embedded.loop import trained
 from scripts.train_embedded.packing import Packed, Packer, ask_many
 from scripts.train_embedded.questions import Question
-from scripts.train_embedded.sizes import build_decoder, is_hidden_matrix
+from scripts.train_embedded.sizes import build_decoder
 from scripts.train_embedded.wordings import outside, reword
 from scripts.train_embedded.world import Scene
 
@@ -30,7 +29,7 @@ CHECK_SEED = 54321
 def run(*, bundle: Path, tokenizer: Tokenizer, folder: Path, num_steps: int, lr: float = 2e-3, seed: int = 6) -> None:
     """Train the decoder of the code stage further, without one that of `bundle`; writes wording.pt into `folder`."""
     torch.manual_seed(seed)
-    code = SceneCode()
+    packer = Packer(tokenizer)
     if (folder / "code.pt").exists():
         decoder = build_decoder()
         open_gates(decoder)
@@ -38,20 +37,15 @@ def run(*, bundle: Path, tokenizer: Tokenizer, folder: Path, num_steps: int, lr:
     else:
         decoder = take_decoder(bundle, tokenizer)
         open_gates(decoder)
-    prepare(decoder)
-    focus = FocusHead(decoder)
-    optimizers = Optimizers([(decoder, 1.0), (focus, 1.0)], lr=lr, is_hidden=is_hidden_matrix)
-    packer = Packer(tokenizer)
-    train(
+    code_stage.train_decoder(
         "wording",
-        {"decoder": decoder, "focus": focus},
-        optimizers,
+        decoder,
         partial(_batch_at, packer=packer, seed=seed),
-        partial(code_stage.compute, code, decoder, focus),
-        num_steps=num_steps,
+        partial(evaluate, packer=packer),
+        num_steps,
+        folder,
+        lr=lr,
         seed=seed,
-        folder=folder,
-        evaluate=lambda: evaluate(code, decoder, packer),
         evaluate_every=200,
     )
 

@@ -71,7 +71,7 @@ def test_code_stage_trains_decoder_and_head(
 ) -> None:
     monkeypatch.setattr(code_stage, "BATCH", 1)
     monkeypatch.setattr(code_stage, "QUESTIONS", 2)
-    monkeypatch.setattr(code_stage, "evaluate", lambda *_: {"caption": 0.5})
+    monkeypatch.setattr(code_stage, "evaluate", lambda *_, **__: {"caption": 0.5})
 
     code_stage.run(tokenizer=tokenizer, folder=tmp_path, num_steps=1)
 
@@ -102,7 +102,7 @@ def test_wording_stage_goes_on_from_the_bundle(
 ) -> None:
     monkeypatch.setattr(code_stage, "BATCH", 1)
     monkeypatch.setattr(wording_stage, "ROW_TOKENS", 60)
-    monkeypatch.setattr(wording_stage, "evaluate", lambda *_: {"caption": 0.5})
+    monkeypatch.setattr(wording_stage, "evaluate", lambda *_, **__: {"caption": 0.5})
 
     wording_stage.run(bundle=BUNDLE, tokenizer=tokenizer, folder=tmp_path, num_steps=1)
 
