@@ -19,6 +19,7 @@ import pytest
 from llama_adapter.app.models.resources import sample_pictures
 from scripts.service_bench.process import ServerProcess
 from tests.app.http_api.requests import data_uri
+from tests.app.online.waiting import wait_for
 from tests.clients.environments import CLIENTS, NODE, ROOT, Client
 
 PICTURE = sample_pictures() / "01-yellow-moon-green-cross.png"
@@ -42,7 +43,10 @@ RUN_S = 600  # generous: on a busy machine
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with ServerProcess() as server:
+    with pytest.MonkeyPatch.context() as environ:
+        environ.delenv("LLAMA_ADAPTER_API_KEY", raising=False)
+        server = ServerProcess()
+    with server:
         yield server
 
 
@@ -52,8 +56,10 @@ def asked(server: ServerProcess) -> Any:
 
     @functools.cache
     def ask(client: Client) -> tuple[dict[str, dict[str, Any]], list[str]]:
-        before = len(server.lines)
-        results = run(client, url=f"http://{server.host}:{server.port}")
+        url, before = f"http://{server.host}:{server.port}", len(server.lines)
+        results = run(client, url=url)
+        with urllib.request.urlopen(f"{url}/v1/models"):  # logged after what the client sent
+            wait_for(lambda: any(" GET /v1/models " in line for line in server.lines[before:]))
         return results, [match[1] for line in server.lines[before:] if (match := POST.search(line))]
 
     return ask
@@ -75,9 +81,7 @@ def run(client: Client, *, url: str) -> Any:
         client.command, input=json.dumps(given), capture_output=True, text=True, timeout=RUN_S, env=environ
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
-    # Its line in the server's log comes after those of the client.
-    with urllib.request.urlopen(f"{url}/v1/models"):
-        return json.loads(ran.stdout)
+    return json.loads(ran.stdout)
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.program)
