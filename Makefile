@@ -1,27 +1,34 @@
 # Everything happens in .venv, made from PYTHON (3.11 or newer).
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # As many processes as tests/conftest.py says, each with one thread.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+OWN_TESTS := -n auto --dist loadfile --no-loadscope-reorder --ignore tests/clients
 # Tests start many processes, which would compile all of our modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check fuzz audit clean
+.PHONY: demo test check clients fuzz audit clean
 
 demo: .venv/.installed
 	$(BIN)/python demo_bsz.py
 
-# Everything: `check`, and the tests that run the command line, a browser, or train something.
+# Everything: `check`, the tests that run the command line, a browser, or train something, then `clients`.
 test: .venv/.programs
 check test: .venv/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-cache > .venv/contracts.txt || { cat .venv/contracts.txt; exit 1; }
-	$(BIN)/mypy > .venv/types.txt & mypy=$$!; $(PYTEST); tests=$$?; \
+	$(BIN)/mypy > .venv/types.txt & mypy=$$!; $(PYTEST) $(OWN_TESTS); tests=$$?; \
 	  wait $$mypy; types=$$?; cat .venv/types.txt; exit $$((tests + types))
+	$(if $(filter test,$@),$(MAKE) --no-print-directory clients)
 
 # Format, lint, types, import contracts and the quick tests.
-check: PYTEST += -m "not slow"
+check: OWN_TESTS += -m "not slow"
+
+# Clients of other projects, each in an environment of its own below .venv/clients, against one server.
+clients: .venv/.installed-dev
+	$(BIN)/python -m tests.clients.environments
+	$(PYTEST) tests/clients
 
 # Fuzzing for so many minutes, TARGET=name for one target alone (see docs/fuzzing.md). Exit code 1 where something is
 # found. Guided by coverage where atheris is installed: .venv/bin/pip install -e '.[fuzz]'

@@ -143,6 +143,10 @@ def of_validation(error: RequestValidationError) -> ApiError:
     place = _place(location)
     if location[0] in _UNSUPPORTED:
         message = f"This server does not support this value of `{location[0]}`: leave the parameter out."
+        if location[0] == "tools":  # some clients send a tool for an answer in JSON
+            message = (
+                "This server calls no tools: ask for JSON by `response_format` or `text.format` with a JSON schema."
+            )
         return ApiError(message, code="unsupported_parameter", param=str(location[0]))
     if kind.startswith("union_tag") and location[0] == "input" and len(location) == 3:
         message = f"`{place}` is no message with a role: this server has no tools, and stores no items to refer to."

@@ -96,14 +96,16 @@ def _property(name: str | None, schema: Any, *, definitions: Mapping[str, Any], 
         schema = {**target, **siblings} if isinstance(target, dict) else None
     if not isinstance(schema, dict):
         raise _unsupported(place)
-    _check_keywords(schema, {*_NOTES, "type", "enum"}, place=place)
     kind, description = schema.get("type"), schema.get("description")
+    if "enum" not in schema and kind not in ("string", "boolean", None):
+        raise _unsupported(f"{place}.type")
+    _check_keywords(schema, {*_NOTES, "type", "enum"}, place=place)
     values: dict[str, Any] | None = None
     if "enum" in schema:
         values = _enum_values(schema["enum"], kind=kind, place=f"{place}.enum")
     elif kind == "boolean":
         values = {"yes": True, "no": False}
-    elif kind != "string":
+    elif kind is None:
         raise _unsupported(f"{place}.type")
     return Property(name=name, description=description if isinstance(description, str) else None, values=values)
 

@@ -1,0 +1,33 @@
+"""langchain-openai."""
+
+import json
+
+import openai
+from asked import CAPTION, LOOK, QUESTION, URL, Count, Scene, chat_messages
+from langchain_openai import ChatOpenAI
+
+
+def results_of(route: str, **settings) -> dict:
+    model = ChatOpenAI(model="default", base_url=URL, api_key="none", max_retries=0, **settings)
+
+    def refusal(**output) -> str:
+        try:
+            return f"answered: {model.with_structured_output(**output).invoke(chat_messages(LOOK))}"
+        except openai.BadRequestError as error:
+            return error.message
+
+    return {
+        "route": route,
+        "caption": model.invoke(chat_messages(CAPTION)).text,
+        "answer": model.invoke(chat_messages(QUESTION)).text,
+        "pieces": [chunk.text for chunk in model.stream(chat_messages(CAPTION))],
+        "structured": model.with_structured_output(Scene).invoke(chat_messages(LOOK)).model_dump(),
+        "refused": {"integers": refusal(schema=Count), "tools": refusal(schema=Scene, method="function_calling")},
+    }
+
+
+results = {
+    "`ChatOpenAI`": results_of("/v1/chat/completions"),
+    "`ChatOpenAI(use_responses_api=True)`": results_of("/v1/responses", use_responses_api=True),
+}
+print(json.dumps(results))

@@ -1,0 +1,59 @@
+"""litellm."""
+
+import json
+import os
+
+from asked import CAPTION, LOOK, QUESTION, URL, Count, Scene, chat_messages, response_items
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise it asks the network for prices
+import litellm
+
+litellm.suppress_debug_info = True
+target = {"model": "openai/default", "api_base": URL, "api_key": "none", "max_retries": 0}
+
+
+def chat(text: str, **settings) -> str:
+    return litellm.completion(messages=chat_messages(text), **target, **settings).choices[0].message.content
+
+
+def respond(text: str, **settings) -> str:
+    return litellm.responses(input=response_items(text), **target, **settings).output_text
+
+
+def refusal(ask, **settings) -> str:
+    try:
+        return f"answered: {ask(LOOK, **settings)}"
+    except litellm.BadRequestError as error:
+        return str(error)
+
+
+def chat_pieces() -> list:
+    return [
+        chunk.choices[0].delta.content
+        for chunk in litellm.completion(messages=chat_messages(CAPTION), stream=True, **target)
+    ]
+
+
+results = {
+    "`completion`": {
+        "route": "/v1/chat/completions",
+        "caption": chat(CAPTION),
+        "answer": chat(QUESTION),
+        "pieces": chat_pieces(),
+        "structured": json.loads(chat(LOOK, response_format=Scene)),
+        "refused": {"integers": refusal(chat, response_format=Count)},
+    },
+    "`responses`": {
+        "route": "/v1/responses",
+        "caption": respond(CAPTION),
+        "answer": respond(QUESTION),
+        "pieces": [
+            event.delta
+            for event in litellm.responses(input=response_items(CAPTION), stream=True, **target)
+            if event.type == "response.output_text.delta"
+        ],
+        "structured": json.loads(respond(LOOK, text_format=Scene)),
+        "refused": {"integers": refusal(respond, text_format=Count)},
+    },
+}
+print(json.dumps(results))

@@ -1,0 +1,64 @@
+"""openai for Python."""
+
+import json
+
+import openai
+from asked import CAPTION, LOOK, QUESTION, URL, Count, Scene, chat_messages, response_items
+
+client = openai.OpenAI(base_url=URL, api_key="none", max_retries=0)
+
+
+def chat(text: str) -> str | None:
+    return client.chat.completions.create(model="default", messages=chat_messages(text)).choices[0].message.content
+
+
+def respond(text: str) -> str:
+    return client.responses.create(model="default", input=response_items(text)).output_text
+
+
+def parse(schema: type, text: str = LOOK) -> dict:
+    said = client.chat.completions.parse(model="default", messages=chat_messages(text), response_format=schema)
+    return said.choices[0].message.parsed.model_dump()
+
+
+def parse_response(schema: type, text: str = LOOK) -> dict:
+    said = client.responses.parse(model="default", input=response_items(text), text_format=schema)
+    return said.output_parsed.model_dump()
+
+
+def refusal(ask, schema: type) -> str:
+    try:
+        return f"answered: {ask(schema)}"
+    except openai.BadRequestError as error:
+        return error.message
+
+
+def chat_pieces() -> list:
+    stream = client.chat.completions.create(model="default", messages=chat_messages(CAPTION), stream=True)
+    return [chunk.choices[0].delta.content for chunk in stream]
+
+
+def response_pieces() -> list:
+    with client.responses.stream(model="default", input=response_items(CAPTION)) as stream:
+        return [event.delta for event in stream if event.type == "response.output_text.delta"]
+
+
+results = {
+    "`chat.completions`": {
+        "route": "/v1/chat/completions",
+        "caption": chat(CAPTION),
+        "answer": chat(QUESTION),
+        "pieces": chat_pieces(),
+        "structured": parse(Scene),
+        "refused": {"integers": refusal(parse, Count)},
+    },
+    "`responses`": {
+        "route": "/v1/responses",
+        "caption": respond(CAPTION),
+        "answer": respond(QUESTION),
+        "pieces": response_pieces(),
+        "structured": parse_response(Scene),
+        "refused": {"integers": refusal(parse_response, Count)},
+    },
+}
+print(json.dumps(results))

@@ -1,0 +1,40 @@
+"""What the programs in Python ask, read from stdin as JSON: the picture as a data URL, two questions, two schemas."""
+
+import json
+import sys
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+_given = json.load(sys.stdin)
+URL: str = _given["url"]  # of the server, with /v1
+PICTURE: str = _given["picture"]
+CAPTION: str = _given["caption"]
+QUESTION: str = _given["question"]
+LOOK = "Look."  # asked with a schema, whose properties have questions of their own
+
+
+class Scene(BaseModel):
+    """A schema that the server answers."""
+
+    color: Literal["red", "yellow", "green"] = Field(description="What color is the moon?")
+    has_cross: bool = Field(description="Is there a green cross?")
+    caption: str = Field(description=CAPTION)
+
+
+class Count(BaseModel):
+    """A schema that the server refuses."""
+
+    number: int
+
+
+def chat_messages(text: str) -> list[Any]:
+    """A question about the picture, as chat completions have it."""
+    picture = {"type": "image_url", "image_url": {"url": PICTURE}}
+    return [{"role": "user", "content": [{"type": "text", "text": text}, picture]}]
+
+
+def response_items(text: str) -> list[Any]:
+    """A question about the picture, as responses have it."""
+    picture = {"type": "input_image", "image_url": PICTURE, "detail": "auto"}
+    return [{"role": "user", "content": [{"type": "input_text", "text": text}, picture]}]

