@@ -16,28 +16,29 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
 from starlette.routing import Route
+from starlette.types import Scope
 
-from llama_adapter.app.http_api.access import AccessLog
-from llama_adapter.app.http_api.chat import submit_chat
+from llama_adapter.app.http_api.access import AccessLog, visit_of
+from llama_adapter.app.http_api.asking import Asker, Form, model_info, shown_name
+from llama_adapter.app.http_api.chat import chat_form
 from llama_adapter.app.http_api.errors import add_error_handlers, not_stored, of_status
 from llama_adapter.app.http_api.guards import API_PREFIX, GuardSettings, add_guards
 from llama_adapter.app.http_api.metrics import CONTENT_TYPE, Metrics
 from llama_adapter.app.http_api.pictures import PictureSettings
-from llama_adapter.app.http_api.replying import IGNORED_TURNS, model_info, shown_name
-from llama_adapter.app.http_api.response_schemas import ResponseBody, ResponsesRequest
-from llama_adapter.app.http_api.responses import submit_response
+from llama_adapter.app.http_api.replying import IGNORED_TURNS, AnswerResponse
+from llama_adapter.app.http_api.response_schemas import ResponseBody
+from llama_adapter.app.http_api.responses import responses_form
 from llama_adapter.app.http_api.schemas import (
     EXAMPLE,
     LARGEST_SEED,
     RESPONSES_EXAMPLE,
     ChatCompletion,
-    ChatRequest,
+    CommonRequest,
     ErrorReply,
     Health,
     Model,
     ModelList,
     Readiness,
-    with_task_fields,
 )
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import ServiceLimits
@@ -139,7 +140,8 @@ def _openai_routes(service: Service, *, settings: ApiSettings, needs_key: bool) 
     keys = [Security(HTTPBearer(scheme_name="key", auto_error=False))] if needs_key else []
     router = APIRouter(prefix="/v1", dependencies=keys, route_class=_JsonRoute)
     created, names = int(time.time()), settings.model_names
-    chat_body, responses_body = with_task_fields(ChatRequest), with_task_fields(ResponsesRequest)
+    chat, responses = chat_form(), responses_form()
+    asker = Asker(service=service, pictures=settings.pictures, model_names=names)
     statuses = (400, 401, 404, 408, 413, 415, 429, 500, 503, 504)
     chat_events = _answer_reply("a `chat.completion.chunk`, an error, or `[DONE]`")
     response_events = _answer_reply("a `response.*` event of OpenAI's, or `error`")
@@ -151,13 +153,11 @@ def _openai_routes(service: Service, *, settings: ApiSettings, needs_key: bool) 
         responses={200: chat_events, **_errors(*statuses)},
     )
     async def create_chat_completion(
-        chat: Annotated[chat_body, Body(openapi_examples={"red square": {"value": EXAMPLE}})],  # type: ignore[valid-type]
+        wanted: Annotated[chat.request, Body(openapi_examples={"red square": {"value": EXAMPLE}})],  # type: ignore[name-defined]
         request: Request,
     ) -> Response:
         """Answer a question about a picture."""
-        return await submit_chat(
-            chat, scope=request.scope, service=service, pictures=settings.pictures, model_names=names
-        )
+        return await _answer(wanted, form=chat, asker=asker, scope=request.scope)
 
     @router.post(
         "/responses",
@@ -167,15 +167,13 @@ def _openai_routes(service: Service, *, settings: ApiSettings, needs_key: bool) 
     )
     async def create_response(
         wanted: Annotated[
-            responses_body,  # type: ignore[valid-type]
+            responses.request,  # type: ignore[name-defined]
             Body(openapi_examples={"red square": {"value": RESPONSES_EXAMPLE}}),
         ],
         request: Request,
     ) -> Response:
         """Answer a question about a picture. Nothing is stored."""
-        return await submit_response(
-            wanted, scope=request.scope, service=service, pictures=settings.pictures, model_names=names
-        )
+        return await _answer(wanted, form=responses, asker=asker, scope=request.scope)
 
     @router.get("/models", tags=["models"], responses=_errors(401, 503))
     async def list_models() -> ModelList:
@@ -190,6 +188,12 @@ def _openai_routes(service: Service, *, settings: ApiSettings, needs_key: bool) 
         return Model(id=shown_name(model, info=model_info(service), names=names), created=created)
 
     return router
+
+
+async def _answer(request: CommonRequest, *, form: Form[Any], asker: Asker, scope: Scope) -> AnswerResponse:
+    client = str(scope.get("state", {}).get("client", ""))
+    pending = await asker.ask(request, form=form, request_id=visit_of(scope).id, client=client)
+    return AnswerResponse(pending, is_stream=bool(request.stream))
 
 
 def _operation_routes(service: Service, *, metrics: Metrics) -> APIRouter:
