@@ -112,18 +112,23 @@ class Asker:
     pictures: PictureSettings
     model_names: Sequence[str] = ()  # that the server was given, if any
 
-    async def ask(self, request: Request, *, form: Form[Request], request_id: str, client: str) -> Pending:
+    async def ask(
+        self, request: Request, *, form: Form[Request], request_id: str, client: str, is_background: bool = False
+    ) -> Pending:
         """Submit a request; `request_id` is req_ and a number. Raises ApiError."""
         info = model_info(self.service)
         name = shown_name(request.model, info=info, names=self.model_names)
         asked = form.understand(request)
-        answering = await self._submit_all(asked, client=client, default_prompt=info.default_prompt)
+        options = {"client": client, "is_background": is_background}
+        answering = await self._submit_all(asked, options, default_prompt=info.default_prompt)
         used = {} if asked.picture_used is None else {"picture_used": asked.picture_used}
         head = {"id": f"{form.id_prefix}{request_id.removeprefix('req_')}", "model": name, **used}
         reply = form.reply(request, asked, head, info)
         return Pending(answering=answering, reply=reply, num_ignored_turns=asked.num_ignored_turns)
 
-    async def _submit_all(self, asked: ChatQuestion, *, client: str, default_prompt: str) -> list[Answering]:
+    async def _submit_all(
+        self, asked: ChatQuestion, options: Mapping[str, Any], *, default_prompt: str
+    ) -> list[Answering]:
         picture = None if asked.picture_url is None else await read_picture(asked.picture_url, settings=self.pictures)
         handles: list[Answering] = []
         submitted: list[RequestHandle] = []
@@ -140,8 +145,8 @@ class Asker:
                         sampling=sampling,
                         task=question.task,
                         stop=() if question.task.continuations else asked.stop,
-                        client=client,
                         with_logprobs=asked.with_logprobs,
+                        **options,
                     )
                     parts.append(await _submit(ask, service=self.service))
                     submitted.append(parts[-1])

@@ -100,8 +100,10 @@ class AdmissionQueue:
     def check(self, ask: Ask, *, num_slow: int = 0) -> None:
         """Raise BusyError if a request exceeds a limit. `num_slow` waiting requests have their own limit.
 
-        Background requests leave the limits of the queue to others; only the limit per client holds for them.
+        Background requests leave these limits to others: their senders keep their number low.
         """
+        if ask.is_background:
+            return
         limits, num_waiting, client = self._limits, len(self) - self._num_background - num_slow, ask.client
         if self._num_of[client] >= limits.max_waiting_per_client:
             raise BusyError(
@@ -109,8 +111,6 @@ class AdmissionQueue:
                 hint="wait for answers before asking more",
                 retry_after_s=self._retry_after(),
             )
-        if ask.is_background:
-            return
         if num_waiting >= limits.max_waiting or (
             self._num_bytes and self._num_bytes + ask.num_bytes > limits.max_waiting_bytes
         ):
