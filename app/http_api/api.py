@@ -64,6 +64,9 @@ Point an OpenAI client at `/v1` of this server and ask about one picture per req
 **Out-of-distribution pictures.** If the model can tell, the choice has `unfamiliar`: true for a picture unlike those of
 the training set, so the answer may be meaningless. A stream sends it with `finish_reason`, like the probabilities.
 
+**Files and batches.** With `--batch-folder`, `/v1/files` takes JSONL files of requests, and `/v1/batches` answers them
+beside the other requests.
+
 **Defaults**: greedy decoding (`temperature` 0), `top_p` 0.75, at most 64 tokens.
 
 **Errors** have OpenAI's form. 429 and 503 have a `Retry-After` header. Every answer has an `x-request-id`, which the

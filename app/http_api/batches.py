@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self, cast
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from llama_adapter.app.http_api.access import kind_and_place
 from llama_adapter.app.http_api.asking import Asker, Form
@@ -103,7 +103,6 @@ class Batches:
     ) -> None:
         """Raises as `FileStore`. `forms` are those of the endpoints, by path."""
         self.files = FileStore(Path(folder), limits=limits or FileLimits())
-        self.endpoints = tuple(forms)
         self._folder = Path(folder) / "batches"
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._asker, self._forms = asker, forms
@@ -512,7 +511,7 @@ def _parse(number: int, line: bytes | None, *, endpoint: str) -> _Row:
 def _validated_request(form: Form[Any], body: Any) -> Any:
     """The request of a body, checked as that of an HTTP request; raises ApiError."""
     try:
-        request = TypeAdapter(form.request).validate_python(body)
+        request = form.request.model_validate(body)
     except ValidationError as error:
         errors = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
         raise of_validation(RequestValidationError(errors, body=body)) from None

@@ -15,7 +15,7 @@ from llama_adapter.app.http_api.schemas import Part, error_replies
 from llama_adapter.app.http_api.uploads import RefusedUpload, Uploads
 
 FILES_PATH = "/v1/files"  # uploads read their bodies themselves
-MAX_LISTED = 1000
+MAX_LISTED = 10_000  # as OpenAI's
 _DEFAULT_LISTED = 20
 
 After = Annotated[str | None, Query(max_length=100, description="Id of the last one of the page before.")]
@@ -56,7 +56,7 @@ class BatchRequest(Part):
     """A new batch."""
 
     input_file_id: str = Field(max_length=100)
-    endpoint: str = Field(description="`url` of all rows: `/v1/chat/completions` or `/v1/responses`.", max_length=100)
+    endpoint: Literal["/v1/chat/completions", "/v1/responses"] = Field(description="`url` of all rows.")
     completion_window: Literal["24h"] = Field(description="Without effect: batches do not expire.")
     metadata: (
         Annotated[
@@ -167,7 +167,7 @@ def add_file_routes(router: APIRouter, batches: Batches) -> None:
         except ApiError as error:
             return RefusedUpload(error)
 
-    @router.get("/files", tags=["files"], responses=error_replies(400, 401))
+    @router.get("/files", tags=["files"], responses=error_replies(400, 401, 404))
     def list_files(
         request: Request,
         after: After = None,
@@ -205,9 +205,6 @@ def add_file_routes(router: APIRouter, batches: Batches) -> None:
     @router.post("/batches", tags=["batches"], responses=error_replies(400, 401, 404, 408, 413, 415, 429))
     def create_batch(wanted: BatchRequest, request: Request) -> BatchObject:
         """Answer the requests of a file. Other requests go first."""
-        if wanted.endpoint not in batches.endpoints:
-            message = f"`endpoint` must be {' or '.join(batches.endpoints)}."
-            raise ApiError(message, code="invalid_value", param="endpoint")
         batch = batches.create(
             endpoint=wanted.endpoint,
             input_file_id=wanted.input_file_id,
@@ -216,7 +213,7 @@ def add_file_routes(router: APIRouter, batches: Batches) -> None:
         )
         return _batch_object(batch)
 
-    @router.get("/batches", tags=["batches"], responses=error_replies(400, 401))
+    @router.get("/batches", tags=["batches"], responses=error_replies(400, 401, 404))
     def list_batches(request: Request, after: After = None, limit: Shown = _DEFAULT_LISTED) -> BatchList:
         """The batches, newest first."""
         found = [_batch_object(batch) for batch in batches.all(owner=_owner(request.scope))]
@@ -283,7 +280,7 @@ def _page(objects: Sequence[_Object], *, after: str | None, limit: int, order: s
     ordered = list(objects if order == "asc" else reversed(objects))
     ids = [one.id for one in ordered]
     if after is not None and after not in ids:
-        raise ApiError("`after` is no id of this list.", code="invalid_value", param="after")
+        raise ApiError("`after` is no id of this list.", status=404, code="invalid_value", param="after")
     start = 0 if after is None else ids.index(after) + 1
     page = ordered[start : start + limit]
     return {

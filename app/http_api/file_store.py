@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from llama_adapter.app.http_api.errors import ApiError
+from llama_adapter.app.records.loss import sync_folder
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import UsageError
 
@@ -124,6 +125,7 @@ class FileStore:
         with atomic_write(self._about(file.id)) as about:
             os.fchmod(about.fileno(), _PRIVATE)
             about.write(json.dumps(dataclasses.asdict(file)).encode())
+        sync_folder(self._folder)
         with self._lock:
             if (replaced := self._files.pop(file.id, None)) is not None:
                 self._num_bytes -= replaced.num_bytes

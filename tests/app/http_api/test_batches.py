@@ -26,6 +26,8 @@ from llama_adapter.runtime.errors import UsageError
 from tests.app.http_api.live import StubService, answer, served
 from tests.app.http_api.requests import chat
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 30.0
 CHAT = "/v1/chat/completions"
 
@@ -465,6 +467,22 @@ def test_old_batches_are_forgotten(client: httpx.Client, folder: Path, monkeypat
     page = client.get("/v1/batches").json()
     assert [batch["id"] for batch in page["data"]] == [ids[2], ids[1]]
     assert len(list((folder / "batches").iterdir())) == 2
+
+
+def test_the_schema_has_the_routes_of_files_and_batches(client: httpx.Client) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+
+    assert {path: sorted(methods) for path, methods in paths.items() if path.startswith(("/v1/f", "/v1/b"))} == {
+        "/v1/files": ["get", "post"],
+        "/v1/files/{file_id}": ["delete", "get"],
+        "/v1/files/{file_id}/content": ["get"],
+        "/v1/batches": ["get", "post"],
+        "/v1/batches/{batch_id}": ["get"],
+        "/v1/batches/{batch_id}/cancel": ["post"],
+    }
+    assert "multipart/form-data" in paths["/v1/files"]["post"]["requestBody"]["content"]
+    refused = client.put("/v1/files")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET, POST")
 
 
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/files/file-1/content", "/v1/batches", "/v1/batches/batch_1"])
