@@ -24,7 +24,7 @@ from typing import Any, Final, Literal, NamedTuple, Self, cast
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from llama_adapter.app.http_api.access import kind_and_place
+from llama_adapter.app.http_api.access import INTERNAL_ERROR, kind_and_place
 from llama_adapter.app.http_api.asking import Asker, Form
 from llama_adapter.app.http_api.bodies import num_separators, parse_json
 from llama_adapter.app.http_api.errors import ApiError, of_validation
@@ -44,7 +44,6 @@ MAX_BYTES_AT_ONCE: Final = 128 * 2**20  # of rows that are being answered
 
 _RETRY_S = 10.0  # after an error of the disk
 _PAUSE_S = 0.5  # before a row is tried again; doubles with each failure
-_INTERNAL_ERROR = ("internal_error", "Internal server error; see the server's log.")
 _ID = re.compile(r"batch_[0-9a-f]{32}")
 _log = logging.getLogger("llama_adapter.server")
 
@@ -253,7 +252,8 @@ class Batches:
                 await asyncio.sleep(_RETRY_S)
             except Exception as error:
                 _log.error("%s failed: %s", batch_id, kind_and_place(error))
-                fault = (error.code, error.message) if isinstance(error, ApiError) else _INTERNAL_ERROR
+                known = error if isinstance(error, ApiError) else INTERNAL_ERROR
+                fault = (known.code, known.message)
                 try:
                     self._finish(batch_id, fault=fault)
                 except Exception:  # the records stay where they are
@@ -376,7 +376,10 @@ class Batches:
                     request, form=form, request_id=request_id, client=client, is_background=True
                 )
                 return 200, await pending.body()
-            except ApiError as error:
+            except Exception as error:
+                if not isinstance(error, ApiError):
+                    _log.error("%s, %s", kind_and_place(error), request_id)
+                    return INTERNAL_ERROR.http_status, INTERNAL_ERROR.envelope()
                 is_turned_away = error.code in ("busy", "unavailable")
                 num_tries += not is_turned_away
                 # A row's time begins when the engine takes it: one that took too long would do so again.

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import stat
 import threading
@@ -207,7 +208,42 @@ def test_failures_of_the_server_are_tried_again(
     assert len(service.asks) == 4 + batches_module.MAX_TRIES
 
 
-def held(folder: Path, *, answered: int) -> tuple[StubService, threading.Event]:
+@pytest.mark.parametrize(
+    ("problem", "found"),
+    [(None, "answer_not_kept"), (answer(choice={"a": math.nan, "b": 1.0}), "answer_not_kept"), (KeyError(), None)],
+    ids=["too large", "not finite", "unforeseen"],
+)
+def test_a_row_whose_answer_cannot_be_kept_does_not_stop_the_others(
+    client: httpx.Client, service: Counting, monkeypatch: pytest.MonkeyPatch, problem: Any, found: str | None
+) -> None:
+    monkeypatch.setattr(batches_module, "MAX_RECORD_BYTES", 5000)
+
+    def answer_first(handle: RequestHandle) -> None:
+        if service.asks or problem is None:
+            handle.deliver(answer())
+        elif isinstance(problem, Exception):
+            service.asks.append(None)  # type: ignore[arg-type]
+            raise problem
+        else:
+            handle.deliver(problem)
+
+    service.on_submit = answer_first
+    rows = [
+        {"model": "default", "input": "What?", "metadata": {"a": "x" * length}}
+        for length in (1 if problem else 5000, 1)
+    ]
+    lines = [row(str(number), body, url="/v1/responses") for number, body in enumerate(rows)]
+    batch = ended(client, begin(client, *lines, endpoint="/v1/responses"))
+
+    assert [line["custom_id"] for line in lines_of(client, batch["output_file_id"])] == ["1"]
+    (line,) = lines_of(client, batch["error_file_id"])
+    if found is None:
+        assert line["response"]["status_code"] == 500
+    else:
+        assert line["error"]["code"] == found
+
+
+def held(*, answered: int) -> tuple[StubService, threading.Event]:
     """A service that answers some requests and holds the others; the event is set when they are held."""
     reached = threading.Event()
 
@@ -226,7 +262,7 @@ ROWS = [row(str(number)) for number in range(20)]
 
 
 def test_an_interrupted_batch_goes_on_where_it_was(folder: Path, service: Counting) -> None:
-    stopped, reached = held(folder, answered=8)
+    stopped, reached = held(answered=8)
     with opened(folder, stopped) as client:
         batch_id = begin(client, *ROWS, "{")
         assert reached.wait(WAIT_S)
@@ -270,7 +306,7 @@ def test_a_crash_while_the_output_is_written_doubles_nothing(
 
 
 def test_a_cancelled_batch_keeps_its_answers(folder: Path) -> None:
-    service, reached = held(folder, answered=8)
+    service, reached = held(answered=8)
     with opened(folder, service) as client:
         batch_id = begin(client, *ROWS)
         assert reached.wait(WAIT_S)
@@ -339,7 +375,7 @@ def test_files_are_listed_page_by_page_and_deleted(client: httpx.Client) -> None
 
 
 def test_a_file_that_a_batch_reads_stays(folder: Path) -> None:
-    service, reached = held(folder, answered=0)
+    service, reached = held(answered=0)
     with opened(folder, service) as client:
         batch_id = begin(client, *ROWS)
         assert reached.wait(WAIT_S)
@@ -449,7 +485,7 @@ def test_a_folder_has_one_server_and_no_other_readers(folder: Path, service: Cou
 
 def test_unfinished_batches_have_a_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches_module, "MAX_UNFINISHED", 1)
-    service, _ = held(folder, answered=0)
+    service, _ = held(answered=0)
     with opened(folder, service) as client:
         begin(client, row("a"))
         wanted = {"input_file_id": upload(client, row("a")).json()["id"], "endpoint": CHAT, "completion_window": "24h"}
