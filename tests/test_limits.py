@@ -11,6 +11,7 @@ import pytest
 
 from llama_adapter.app.cli import build_parser
 from llama_adapter.app.http_api.api import ApiSettings
+from llama_adapter.app.http_api.file_store import FileLimits
 from llama_adapter.app.http_api.guards import GuardSettings
 from llama_adapter.app.http_api.pictures import PictureSettings
 from llama_adapter.app.online.types import ServiceLimits
@@ -77,7 +78,7 @@ def test_a_default_on_the_page_is_that_of_the_code(limit: Limit) -> None:
     assert default_in_code(limit) == limit.default, limit.text
 
 
-@pytest.mark.parametrize("kind", [ServiceLimits, GuardSettings, PictureSettings, ArchiveLimits])
+@pytest.mark.parametrize("kind", [ServiceLimits, GuardSettings, PictureSettings, FileLimits, ArchiveLimits])
 def test_every_number_of_the_settings_is_on_the_page(kind: type) -> None:
     wanted = {field.name for field in fields(kind) if is_number(field)}
     wanted |= {name for name, value in vars(kind).items() if isinstance(value, property)}

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from llama_adapter.app.http_api.api import ApiSettings
 
+FILES_PACKAGES = ("python-multipart",)
 API_KEY_VARIABLE = "LLAMA_ADAPTER_API_KEY"
 
 
@@ -49,6 +50,10 @@ class ServeJob:
     allowed_hosts: tuple[str, ...] = ()  # that pictures are fetched from
     api_key_file: str | None = None
     max_body_mib: int = 48
+    batch_folder: str | None = None  # None: no files and no batches
+    max_file_mib: int = 200
+    max_files: int = 1000
+    max_files_mib: int = 4096
     drain_s: float = 60.0
     quiet: bool = False
 
@@ -57,6 +62,9 @@ class ServeJob:
             raise ValueError(f"port is 0 (a free one) to 65535, got {self.port}")
         if self.max_body_mib < 1:
             raise ValueError(f"max_body_mib must be at least 1, got {self.max_body_mib}")
+        for name in ("max_file_mib", "max_files", "max_files_mib"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not self.drain_s >= 0:
             raise ValueError(f"drain_s must be at least 0, got {self.drain_s}")
 
@@ -66,8 +74,9 @@ def run_serve(job: ServeJob) -> int:
 
     Raises LlamaAdapterError: for the model, the address, the keys, or missing packages.
     """
-    check_packages(has_page=job.has_page)
-    from llama_adapter.app.http_api.api import create_api
+    check_packages(has_page=job.has_page, has_files=job.batch_folder is not None)
+    from llama_adapter.app.http_api.api import create_api, open_batches
+    from llama_adapter.app.http_api.file_store import FileLimits
     from llama_adapter.app.http_api.metrics import Metrics
     from llama_adapter.app.http_api.running import address_of, bind, run
 
@@ -87,7 +96,15 @@ def run_serve(job: ServeJob) -> int:
         service.wait_until_ready()
         if job.spec.is_embedded:
             tell(EMBEDDED_NOTE)
-        application = create_api(service, settings=settings, metrics=metrics)
+        batches = None
+        if job.batch_folder is not None:
+            limits = FileLimits(
+                max_file_bytes=job.max_file_mib * 2**20,
+                max_files=job.max_files,
+                max_total_bytes=job.max_files_mib * 2**20,
+            )
+            batches = stack.enter_context(open_batches(job.batch_folder, service, settings=settings, limits=limits))
+        application = create_api(service, settings=settings, metrics=metrics, batches=batches)
         if job.has_page:
             stack.enter_context(add_page(application, service))
         address = address_of(listener)
@@ -103,9 +120,9 @@ def run_serve(job: ServeJob) -> int:
     return ExitCode.INTERRUPTED if ended_by == signal.SIGINT else ExitCode.OK
 
 
-def check_packages(*, has_page: bool) -> None:
+def check_packages(*, has_page: bool, has_files: bool = False) -> None:
     """Raise UsageError if packages of the extra are missing."""
-    for name in (*SERVER_PACKAGES, *(PAGE_PACKAGES if has_page else ())):
+    for name in (*SERVER_PACKAGES, *(PAGE_PACKAGES if has_page else ()), *(FILES_PACKAGES if has_files else ())):
         try:
             importlib.import_module(IMPORT_NAMES.get(name, name))
         except ImportError as error:

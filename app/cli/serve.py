@@ -87,6 +87,19 @@ def _add_server(parser: Parser, *, port: int) -> None:
         default=[],
         help="fetch pictures by https from this host; may be repeated (default: none)",
     )
+    batches = parser.add_argument_group("batches", "OpenAI's files and batches; without a folder, they are off")
+    batches.add_argument(
+        "--batch-folder",
+        metavar="FOLDER",
+        help="keep files and batches in this private folder; unfinished batches in it go on",
+    )
+    for name, usual, text in (
+        ("max_file_mib", 200, "of an uploaded file, in MiB"),
+        ("max_files", 1000, "number of kept files; more uploads are refused"),
+        ("max_files_mib", 4096, "of all files and the answers of unfinished batches, in MiB"),
+    ):
+        flag = "--" + name.replace("_", "-")
+        batches.add_argument(flag, metavar="N", type=int, default=usual, help=default(text))
     limits = parser.add_argument_group("limits", "requests above them are refused")
     for name, kind, text in (
         ("max_waiting", int, "requests in the queue; more are refused"),

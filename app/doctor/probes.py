@@ -28,6 +28,7 @@ IMPORT_NAMES = {
     "pillow": "PIL",
     "fastapi-offline": "fastapi_offline",
     "prometheus-client": "prometheus_client",
+    "python-multipart": "python_multipart",
 }
 PROVIDER = "CPUExecutionProvider"  # of runtime/graphs/onnx_session.py
 DEVICE_FILES = (Path("/dev"), "davinci[0-9]*")

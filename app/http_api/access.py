@@ -20,7 +20,7 @@ from llama_adapter.app.http_api.metrics import Metrics
 _access_log = logging.getLogger("llama_adapter.access")
 _error_log = logging.getLogger("llama_adapter.server")
 VISIT = "llama_adapter.visit"  # of a scope
-_INTERNAL_ERROR = ApiError("Internal server error; see the server's log.", status=500, code="internal_error")
+INTERNAL_ERROR = ApiError("Internal server error; see the server's log.", status=500, code="internal_error")
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class AccessLog:
                 return
             _error_log.error("%s, %s", kind_and_place(error), visit.id)
             if not visit.status:  # otherwise the server closes the connection
-                await _INTERNAL_ERROR.response()(scope, receive, send_with_id)
+                await INTERNAL_ERROR.response()(scope, receive, send_with_id)
         finally:
             self._log(scope, visit, elapsed_ms=(time.perf_counter() - started) * 1e3)
 

@@ -1,14 +1,12 @@
 """The application: routes, their documentation, guards and error handlers around one service. Starts no server."""
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Annotated, Any
 
-import pydantic_core
 from fastapi import APIRouter, Body, FastAPI, Request, Response, Security
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import PlainTextResponse
@@ -16,28 +14,33 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
 from starlette.routing import Route
+from starlette.types import Scope
 
-from llama_adapter.app.http_api.access import AccessLog
-from llama_adapter.app.http_api.chat import submit_chat
+from llama_adapter.app.http_api.access import AccessLog, visit_of
+from llama_adapter.app.http_api.asking import Asker, Form, model_info, shown_name
+from llama_adapter.app.http_api.batches import Batches
+from llama_adapter.app.http_api.bodies import parse_json
+from llama_adapter.app.http_api.chat import chat_form
 from llama_adapter.app.http_api.errors import add_error_handlers, not_stored, of_status
+from llama_adapter.app.http_api.file_routes import FILES_PATH, add_file_routes, files_are_off
+from llama_adapter.app.http_api.file_store import FileLimits
 from llama_adapter.app.http_api.guards import API_PREFIX, GuardSettings, add_guards
 from llama_adapter.app.http_api.metrics import CONTENT_TYPE, Metrics
 from llama_adapter.app.http_api.pictures import PictureSettings
-from llama_adapter.app.http_api.replying import IGNORED_TURNS, model_info, shown_name
-from llama_adapter.app.http_api.response_schemas import ResponseBody, ResponsesRequest
-from llama_adapter.app.http_api.responses import submit_response
+from llama_adapter.app.http_api.replying import IGNORED_TURNS, AnswerResponse
+from llama_adapter.app.http_api.response_schemas import ResponseBody
+from llama_adapter.app.http_api.responses import responses_form
 from llama_adapter.app.http_api.schemas import (
     EXAMPLE,
     LARGEST_SEED,
     RESPONSES_EXAMPLE,
     ChatCompletion,
-    ChatRequest,
-    ErrorReply,
+    CommonRequest,
     Health,
     Model,
     ModelList,
     Readiness,
-    with_task_fields,
+    error_replies,
 )
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import ServiceLimits
@@ -61,26 +64,16 @@ Point an OpenAI client at `/v1` of this server and ask about one picture per req
 **Out-of-distribution pictures.** If the model can tell, the choice has `unfamiliar`: true for a picture unlike those of
 the training set, so the answer may be meaningless. A stream sends it with `finish_reason`, like the probabilities.
 
+**Files and batches.** With `--batch-folder`, `/v1/files` takes JSONL files of requests, and `/v1/batches` answers them
+beside the other requests.
+
 **Defaults**: greedy decoding (`temperature` 0), `top_p` 0.75, at most 64 tokens.
 
 **Errors** have OpenAI's form. 429 and 503 have a `Retry-After` header. Every answer has an `x-request-id`, which the
 server's log repeats. The log holds no text and no picture.
 """
 
-_ERRORS = {
-    400: "The request is invalid; `code` and `param` say why.",
-    401: "An API key is required.",
-    404: "Model not found.",
-    408: "The body did not arrive in time.",
-    413: "The body or the picture is too large.",
-    415: "The body is not JSON.",
-    421: "Host name not allowed.",
-    429: "The queue is full; `Retry-After` says when to try again.",
-    500: "The engine failed.",
-    503: "Loading, restarting, draining or out of memory; `Retry-After` says when to try again.",
-    504: "The answer took too long.",
-}
-_RETRY_AFTER = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
+CHAT_PATH, RESPONSES_PATH = "/v1/chat/completions", "/v1/responses"
 _METRICS_REPLY = {"description": "Prometheus text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
 _INLINE_BYTES = 64 * 2**10  # a body up to this size is parsed in the event loop: a thread would take as long
 
@@ -110,8 +103,13 @@ class ApiSettings:
     guards: GuardSettings = field(default_factory=GuardSettings)
 
 
-def create_api(service: Service, *, settings: ApiSettings, metrics: Metrics | None = None) -> FastAPI:
-    """The API of a service. Pass the service's observer as `metrics`; otherwise its times are missing."""
+def create_api(
+    service: Service, *, settings: ApiSettings, metrics: Metrics | None = None, batches: Batches | None = None
+) -> FastAPI:
+    """The API of a service. Pass the service's observer as `metrics`; otherwise its times are missing.
+
+    Without `batches`, files and batches are refused with a hint.
+    """
     metrics = metrics or Metrics()
     metrics.watch(service)
     app = FastAPIOffline(
@@ -124,72 +122,94 @@ def create_api(service: Service, *, settings: ApiSettings, metrics: Metrics | No
         redirect_slashes=False,
     )
     needs_key = bool(settings.guards.api_keys)
-    app.router.routes += _openai_routes(service, settings=settings, needs_key=needs_key).routes
+    app.router.routes += _openai_routes(service, settings=settings, needs_key=needs_key, batches=batches).routes
     app.router.routes += _operation_routes(service, metrics=metrics).routes
-    own_paths = _refuse_other_methods(app)
+    own_paths = _refuse_other_methods(app, has_files=batches is not None)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     add_error_handlers(app)
-    add_guards(app, settings=settings.guards)
+    add_guards(app, settings=settings.guards, unread=() if batches is None else (FILES_PATH,))
     app.add_middleware(AccessLog, metrics=metrics, paths=own_paths)  # added last: the outermost
     return app
 
 
-def _openai_routes(service: Service, *, settings: ApiSettings, needs_key: bool) -> APIRouter:
+def open_batches(folder: str, service: Service, *, settings: ApiSettings, limits: FileLimits) -> Batches:
+    """The batches of a folder, answered by a service whose model is loaded. Raises as `Batches`."""
+    return Batches(
+        folder,
+        asker=_asker(service, settings=settings),
+        forms={CHAT_PATH: chat_form(), RESPONSES_PATH: responses_form()},
+        limits=limits,
+        max_row_bytes=settings.guards.max_body_bytes,
+        rows_at_once=2 * service.batch_size,  # one half is read while the other one is answered
+    )
+
+
+def _asker(service: Service, *, settings: ApiSettings) -> Asker:
+    return Asker(service=service, pictures=settings.pictures, model_names=settings.model_names)
+
+
+def _openai_routes(service: Service, *, settings: ApiSettings, needs_key: bool, batches: Batches | None) -> APIRouter:
     # Documents the key; `guards.AccessGuard` checks it before the body is read.
     keys = [Security(HTTPBearer(scheme_name="key", auto_error=False))] if needs_key else []
     router = APIRouter(prefix="/v1", dependencies=keys, route_class=_JsonRoute)
     created, names = int(time.time()), settings.model_names
-    chat_body, responses_body = with_task_fields(ChatRequest), with_task_fields(ResponsesRequest)
+    chat, responses = chat_form(), responses_form()
+    asker = _asker(service, settings=settings)
     statuses = (400, 401, 404, 408, 413, 415, 429, 500, 503, 504)
     chat_events = _answer_reply("a `chat.completion.chunk`, an error, or `[DONE]`")
     response_events = _answer_reply("a `response.*` event of OpenAI's, or `error`")
 
     @router.post(
-        "/chat/completions",
+        CHAT_PATH.removeprefix("/v1"),
         tags=["chat"],
         response_model=ChatCompletion,
-        responses={200: chat_events, **_errors(*statuses)},
+        responses={200: chat_events, **error_replies(*statuses)},
     )
     async def create_chat_completion(
-        chat: Annotated[chat_body, Body(openapi_examples={"red square": {"value": EXAMPLE}})],  # type: ignore[valid-type]
+        wanted: Annotated[chat.request, Body(openapi_examples={"red square": {"value": EXAMPLE}})],  # type: ignore[name-defined]
         request: Request,
     ) -> Response:
         """Answer a question about a picture."""
-        return await submit_chat(
-            chat, scope=request.scope, service=service, pictures=settings.pictures, model_names=names
-        )
+        return await _answer(wanted, form=chat, asker=asker, scope=request.scope)
 
     @router.post(
-        "/responses",
+        RESPONSES_PATH.removeprefix("/v1"),
         tags=["responses"],
         response_model=ResponseBody,
-        responses={200: response_events, **_errors(*statuses)},
+        responses={200: response_events, **error_replies(*statuses)},
     )
     async def create_response(
         wanted: Annotated[
-            responses_body,  # type: ignore[valid-type]
+            responses.request,  # type: ignore[name-defined]
             Body(openapi_examples={"red square": {"value": RESPONSES_EXAMPLE}}),
         ],
         request: Request,
     ) -> Response:
         """Answer a question about a picture. Nothing is stored."""
-        return await submit_response(
-            wanted, scope=request.scope, service=service, pictures=settings.pictures, model_names=names
-        )
+        return await _answer(wanted, form=responses, asker=asker, scope=request.scope)
 
-    @router.get("/models", tags=["models"], responses=_errors(401, 503))
+    if batches is not None:
+        add_file_routes(router, batches)
+
+    @router.get("/models", tags=["models"], responses=error_replies(401, 503))
     async def list_models() -> ModelList:
         """The names of the loaded model."""
         info = model_info(service)
         return ModelList(data=[Model(id=name, created=created) for name in names or (info.name,)])
 
     # A path, because model names may have slashes.
-    @router.get("/models/{model:path}", tags=["models"], responses=_errors(401, 404, 503))
+    @router.get("/models/{model:path}", tags=["models"], responses=error_replies(401, 404, 503))
     async def retrieve_model(model: str) -> Model:
         """The loaded model, by one of its names or as `default`."""
         return Model(id=shown_name(model, info=model_info(service), names=names), created=created)
 
     return router
+
+
+async def _answer(request: CommonRequest, *, form: Form[Any], asker: Asker, scope: Scope) -> AnswerResponse:
+    client = str(scope.get("state", {}).get("client", ""))
+    pending = await asker.ask(request, form=form, request_id=visit_of(scope).id, client=client)
+    return AnswerResponse(pending, is_stream=bool(request.stream))
 
 
 def _operation_routes(service: Service, *, metrics: Metrics) -> APIRouter:
@@ -247,46 +267,29 @@ class _JsonRequest(Request):
     async def json(self) -> Any:
         """The body; raises json.JSONDecodeError, which FastAPI makes a validation error."""
         body = await self.body()
-        return _parse_json(body) if len(body) <= _INLINE_BYTES else await asyncio.to_thread(_parse_json, body)
+        return parse_json(body) if len(body) <= _INLINE_BYTES else await asyncio.to_thread(parse_json, body)
 
 
-def _parse_json(body: bytes) -> Any:
-    try:
-        return pydantic_core.from_json(body, allow_inf_nan=False, cache_strings=False)
-    except ValueError:
-        raise json.JSONDecodeError("invalid JSON", "", 0) from None
-
-
-def _refuse_other_methods(app: FastAPI) -> frozenset[str]:
+def _refuse_other_methods(app: FastAPI, *, has_files: bool) -> frozenset[str]:
     """Answer 405 and 404 below the API's own paths; returns those without parameters.
 
     A page mounted at the root would otherwise get these requests, and its CORS headers allow other sites to send them.
     """
-    methods = {
-        route.path: route.methods
-        for route in app.router.routes
-        if isinstance(route, Route | APIRoute) and route.methods
-    }
+    methods: dict[str, set[str]] = {}
+    for route in app.router.routes:
+        if isinstance(route, Route | APIRoute) and route.methods:
+            methods.setdefault(route.path, set()).update(route.methods)
     for path, known in methods.items():
         refusal = of_status(405, headers={"allow": ", ".join(sorted(known))})
         app.router.routes.append(Route(path, refusal.response()))
         if path.startswith(API_PREFIX):  # asked for by clients whose base URL lacks /v1
             app.router.routes.append(Route(path.removeprefix(API_PREFIX.rstrip("/")), of_status(404).response()))
     app.router.routes.append(Route("/v1/responses/{id:path}", not_stored().response()))
+    if not has_files:
+        for path in ("/v1/files", "/v1/batches"):
+            app.router.routes += [Route(one, files_are_off().response()) for one in (path, f"{path}/{{id:path}}")]
     app.router.routes.append(Route("/v1/{path:path}", of_status(404).response()))
     return frozenset(path for path in methods if "{" not in path)
-
-
-def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The documentation of these error statuses."""
-    return {
-        status: {
-            "model": ErrorReply,
-            "description": _ERRORS[status],
-            **({"headers": _RETRY_AFTER} if status in (429, 503) else {}),
-        }
-        for status in (*statuses, 421)
-    }
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 """Request bodies within limits of size, complexity, time and memory, and refusals sent before the application runs."""
 
 import asyncio
+import json
 from collections import deque
+from collections.abc import Container
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
+import pydantic_core
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -34,6 +37,19 @@ async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send, *,
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+def num_separators(text: bytes) -> int:
+    """Commas and opening brackets."""
+    return sum(map(text.count, _SEPARATORS))
+
+
+def parse_json(text: bytes) -> Any:
+    """Strict JSON: UTF-8, valid Unicode, finite numbers. Raises json.JSONDecodeError."""
+    try:
+        return pydantic_core.from_json(text, allow_inf_nan=False, cache_strings=False)
+    except ValueError:
+        raise json.JSONDecodeError("invalid JSON", "", 0) from None
+
+
 class BodyLimit:
     """Reads bodies of requests below `prefix` into memory before the application runs.
 
@@ -51,14 +67,16 @@ class BodyLimit:
         max_bytes_under_way: int,
         timeout_s: float,
         max_separators: int | None = None,
+        unread: Container[str] = (),
     ) -> None:
-        self.app = app
+        """Requests to the paths `unread` are left to the application, which limits their bodies itself."""
+        self.app, self._unread = app, unread
         self._prefix, self._max_bytes, self._timeout_s = prefix, max_bytes, timeout_s
         self._max_bytes_under_way, self._max_separators = max_bytes_under_way, max_separators
         self._bytes_under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not str(scope["path"]).startswith(self._prefix):
+        if scope["type"] != "http" or not scope["path"].startswith(self._prefix) or scope["path"] in self._unread:
             return await self.app(scope, receive, send)
         if _announced_bytes(scope) > self._max_bytes:
             return await refuse(self._too_large(), scope, receive, send)
@@ -75,7 +93,7 @@ class BodyLimit:
             await refuse(error, scope, receive, send, is_body_read=body.is_whole)
 
     async def _read(self, body: "_Body", receive: Receive) -> ApiError | None:
-        num_separators = 0
+        found = 0
         try:
             async with asyncio.timeout(self._timeout_s):
                 while not body.is_whole and not body.is_disconnected:
@@ -87,8 +105,8 @@ class BodyLimit:
                         message = "The unanswered requests fill the memory reserved for them: try again in a moment."
                         return ApiError(message, status=503, code="overloaded", headers={"retry-after": "1"})
                     if self._max_separators is not None:
-                        num_separators += sum(map(piece.count, _SEPARATORS))
-                        if num_separators > self._max_separators:
+                        found += num_separators(piece)
+                        if found > self._max_separators:
                             message = f"The request has more than {self._max_separators:,} commas and opening brackets."
                             return ApiError(message, code="request_too_complex")
         except TimeoutError:

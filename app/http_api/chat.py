@@ -6,52 +6,16 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from fastapi.sse import format_sse_event
-from starlette.types import Scope
 
+from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.http_api import schemas
+from llama_adapter.app.http_api.asking import Form, NumberedEvent
 from llama_adapter.app.http_api.conversation import ChatQuestion, Picture, Turn, understand_turns
 from llama_adapter.app.http_api.errors import ApiError, of_answer
-from llama_adapter.app.http_api.pictures import PictureSettings
-from llama_adapter.app.http_api.replying import (
-    AnswerResponse,
-    NumberedEvent,
-    ask_all,
-    head_of,
-    model_info,
-    shown_name,
-)
-from llama_adapter.app.http_api.schemas import ChatRequest, ImagePart, JsonSchemaFormat, TextPart
-from llama_adapter.app.online.service import Service
+from llama_adapter.app.http_api.schemas import ChatRequest, ImagePart, JsonSchemaFormat, TextPart, with_task_fields
 from llama_adapter.app.tasks.answers import Answer, TextDelta
 
 _SCHEMA_PLACE = "response_format.json_schema.schema"
-
-
-async def submit_chat(
-    request: ChatRequest,
-    *,
-    scope: Scope,
-    service: Service,
-    pictures: PictureSettings,
-    model_names: Sequence[str] = (),
-) -> AnswerResponse:
-    """Submit a chat request; raises ApiError."""
-    info = model_info(service)
-    name = shown_name(request.model, info=info, names=model_names)
-    asked = understand(request)
-    answering = await ask_all(
-        asked, scope=scope, service=service, pictures=pictures, default_prompt=info.default_prompt
-    )
-    head = head_of(asked, prefix="chatcmpl-", name=name, scope=scope)
-    reply = ChatReply(
-        {**head, "created": int(time.time()), "system_fingerprint": f"fp_{info.digest[:12]}"},
-        with_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
-        with_logprobs=asked.with_logprobs,
-        num_answers=asked.num_answers,
-    )
-    return AnswerResponse(
-        answering, reply=reply, num_ignored_turns=asked.num_ignored_turns, is_stream=bool(request.stream)
-    )
 
 
 def understand(request: ChatRequest) -> ChatQuestion:
@@ -84,6 +48,20 @@ def _turn(message: schemas.Message, *, place: str) -> Turn:
             for index, part in enumerate(content)
             if isinstance(part, ImagePart)
         ),
+    )
+
+
+def chat_form() -> Form[ChatRequest]:
+    """`/v1/chat/completions`, with the fields of all tasks."""
+    return Form(request=with_task_fields(ChatRequest), id_prefix="chatcmpl-", understand=understand, reply=_reply)
+
+
+def _reply(request: ChatRequest, asked: ChatQuestion, head: Mapping[str, Any], info: ModelInfo) -> "ChatReply":
+    return ChatReply(
+        {**head, "created": int(time.time()), "system_fingerprint": f"fp_{info.digest[:12]}"},
+        with_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
+        with_logprobs=asked.with_logprobs,
+        num_answers=asked.num_answers,
     )
 
 

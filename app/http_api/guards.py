@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import ipaddress
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,8 +57,11 @@ def host_names_for(bind: str, *, more: Iterable[str] = ()) -> tuple[str, ...] | 
     return (*LOOPBACK_NAMES, *more)
 
 
-def add_guards(app: Starlette, *, settings: GuardSettings) -> None:
-    """Put the guards before `app`. `scope["state"]["client"]` then identifies the client, for fair queueing."""
+def add_guards(app: Starlette, *, settings: GuardSettings, unread: Container[str] = ()) -> None:
+    """Put the guards before `app`. `scope["state"]["client"]` then identifies the client, for fair queueing.
+
+    `unread` are the paths whose bodies `app` reads and limits itself.
+    """
     app.add_middleware(
         BodyLimit,
         prefix=API_PREFIX,
@@ -66,6 +69,7 @@ def add_guards(app: Starlette, *, settings: GuardSettings) -> None:
         max_bytes_under_way=settings.max_bytes_under_way,
         timeout_s=settings.body_timeout_s,
         max_separators=MAX_SEPARATORS,
+        unread=unread,
     )
     app.add_middleware(AccessGuard, host_names=settings.host_names, api_keys=settings.api_keys)  # before the limit
     if settings.cors_origins:
@@ -80,7 +84,7 @@ class ApiCors:
         self._api = CORSMiddleware(
             app,
             allow_origins=origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=("retry-after", "x-ignored-turns", "x-request-id"),
         )

@@ -6,48 +6,16 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from fastapi.sse import format_sse_event
-from starlette.types import Scope
 
+from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.http_api import response_schemas as schemas
+from llama_adapter.app.http_api.asking import Form, NumberedEvent
 from llama_adapter.app.http_api.chat import extensions_of, logprobs_of
 from llama_adapter.app.http_api.conversation import ChatQuestion, Picture, Turn, understand_turns
 from llama_adapter.app.http_api.errors import of_answer
-from llama_adapter.app.http_api.pictures import PictureSettings
-from llama_adapter.app.http_api.replying import (
-    AnswerResponse,
-    NumberedEvent,
-    ask_all,
-    head_of,
-    model_info,
-    shown_name,
-)
 from llama_adapter.app.http_api.response_schemas import InputImage, JsonSchemaText, ResponsesRequest
-from llama_adapter.app.online.service import Service
+from llama_adapter.app.http_api.schemas import with_task_fields
 from llama_adapter.app.tasks.answers import Answer, TextDelta
-
-
-async def submit_response(
-    request: ResponsesRequest,
-    *,
-    scope: Scope,
-    service: Service,
-    pictures: PictureSettings,
-    model_names: Sequence[str] = (),
-) -> AnswerResponse:
-    """Submit a responses request; raises ApiError."""
-    info = model_info(service)
-    name = shown_name(request.model, info=info, names=model_names)
-    asked = understand(request)
-    answering = await ask_all(
-        asked, scope=scope, service=service, pictures=pictures, default_prompt=info.default_prompt
-    )
-    head = head_of(asked, prefix="resp_", name=name, scope=scope)
-    reply = ResponsesReply(
-        {**head, "created_at": int(time.time()), **parameters_of(request, asked)}, with_logprobs=asked.with_logprobs
-    )
-    return AnswerResponse(
-        answering, reply=reply, num_ignored_turns=asked.num_ignored_turns, is_stream=bool(request.stream)
-    )
 
 
 def understand(request: ResponsesRequest) -> ChatQuestion:
@@ -82,6 +50,19 @@ def _turn(item: schemas.Item, *, place: str) -> Turn:
             for index, part in enumerate(content)
             if isinstance(part, InputImage)
         ),
+    )
+
+
+def responses_form() -> Form[ResponsesRequest]:
+    """`/v1/responses`, with the fields of all tasks."""
+    return Form(request=with_task_fields(ResponsesRequest), id_prefix="resp_", understand=understand, reply=_reply)
+
+
+def _reply(
+    request: ResponsesRequest, asked: ChatQuestion, head: Mapping[str, Any], info: ModelInfo
+) -> "ResponsesReply":
+    return ResponsesReply(
+        {**head, "created_at": int(time.time()), **parameters_of(request, asked)}, with_logprobs=asked.with_logprobs
     )
 
 

@@ -476,3 +476,32 @@ class Health(BaseModel):
     reading: int = Field(description="Pictures that are being read.")
     slow_reading: int = Field(description="Pictures that are being read in the slow lane.")
     uptime_s: float
+
+
+_ERRORS = {
+    400: "The request is invalid; `code` and `param` say why.",
+    401: "An API key is required.",
+    404: "Model, file or batch not found.",
+    408: "The body did not arrive in time.",
+    409: "The file is in use, or the batch cannot be cancelled.",
+    413: "The body, the file or the picture is too large, or the server keeps too many files.",
+    415: "The body is not JSON.",
+    421: "Host name not allowed.",
+    429: "The queue is full; `Retry-After` says when to try again.",
+    500: "The engine failed.",
+    503: "Loading, restarting, draining or out of memory; `Retry-After` says when to try again.",
+    504: "The answer took too long.",
+}
+_RETRY_AFTER = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
+
+
+def error_replies(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The documentation of these error statuses."""
+    return {
+        status: {
+            "model": ErrorReply,
+            "description": _ERRORS[status],
+            **({"headers": _RETRY_AFTER} if status in (429, 503) else {}),
+        }
+        for status in (*statuses, 421)
+    }

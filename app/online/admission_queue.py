@@ -19,6 +19,7 @@ from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.app.tasks.prompts import EncodedPrompt
 
 _MAX_RETRY_AFTER_S = 60.0
+_MOST_PASSED = 7  # requests that a waiting background request lets pass, before it takes a place itself
 
 
 @dataclass(eq=False, slots=True)
@@ -28,6 +29,7 @@ class Entry:
     ask: Ask
     handle: RequestHandle
     prompt: EncodedPrompt
+    allowed_s: float  # until the answer
     deadline: float  # by `time.perf_counter()`
     task: ReadingTask | None = None  # once its reading begins
     reading: PictureReading | None = None  # once it is read
@@ -79,6 +81,9 @@ class AdmissionQueue:
     def __init__(self, limits: ServiceLimits) -> None:
         self._limits = limits
         self._ready: FairQueue[Entry] = FairQueue()
+        self._ready_background: FairQueue[Entry] = FairQueue()
+        self._num_passed = 0  # since the last background request was taken
+        self._num_background = 0  # of the entries
         self._entries: set[Entry] = set()
         self._num_of: Counter[str] = Counter()
         self._num_bytes = 0
@@ -90,18 +95,25 @@ class AdmissionQueue:
     @property
     def has_ready(self) -> bool:
         """Whether a request is ready for the engine."""
-        return len(self._ready) > 0
+        return len(self._ready) > 0 or len(self._ready_background) > 0
 
-    def check(self, client: str, num_bytes: int, *, num_slow: int = 0) -> None:
-        """Raise BusyError if a request exceeds a limit. `num_slow` waiting requests have their own limit."""
-        limits, num_waiting = self._limits, len(self) - num_slow
+    def check(self, ask: Ask, *, num_slow: int = 0) -> None:
+        """Raise BusyError if a request exceeds a limit. `num_slow` waiting requests have their own limit.
+
+        Background requests leave these limits to others: their senders keep their number low.
+        """
+        if ask.is_background:
+            return
+        limits, num_waiting, client = self._limits, len(self) - self._num_background - num_slow, ask.client
         if self._num_of[client] >= limits.max_waiting_per_client:
             raise BusyError(
                 f"{self._num_of[client]} requests of this client wait, which is the limit per client",
                 hint="wait for answers before asking more",
                 retry_after_s=self._retry_after(),
             )
-        if num_waiting >= limits.max_waiting or (self and self._num_bytes + num_bytes > limits.max_waiting_bytes):
+        if num_waiting >= limits.max_waiting or (
+            self._num_bytes and self._num_bytes + ask.num_bytes > limits.max_waiting_bytes
+        ):
             raise BusyError(
                 f"The queue is full: {len(self)} requests with {self._num_bytes / 2**20:.0f} MiB of pictures",
                 hint="ask again later",
@@ -112,26 +124,36 @@ class AdmissionQueue:
         """Add a request whose picture is to be read, also again after the cache dropped it."""
         self._entries.add(entry)
         self._num_of[entry.ask.client] += 1
-        self._num_bytes += entry.ask.num_bytes
+        self._count(entry, +1)
 
     def make_ready(self, entry: Entry) -> None:
         """Queue a request whose picture is read; ignored if it left the queue."""
         if entry in self._entries:
-            self._ready.put(entry, owner=entry.ask.client)
+            self._ready_as(entry).put(entry, owner=entry.ask.client)
 
-    def take_ready(self, count: int) -> list[Entry]:
-        """Take up to `count` ready requests out of the queue."""
+    def take_ready(self, count: int, *, most_background: int) -> list[Entry]:
+        """Take up to `count` ready requests out of the queue, `most_background` of them background requests."""
         taken: list[Entry] = []
-        while len(taken) < count and (entry := self._ready.take()) is not None:
+        while len(taken) < count and (entry := self._next(may_be_background=most_background > 0)) is not None:
+            most_background -= entry.ask.is_background
             self._leave(entry)
             taken.append(entry)
         return taken
+
+    def _next(self, *, may_be_background: bool) -> Entry | None:
+        if not (may_be_background and self._ready_background):
+            return self._ready.take()
+        if self._ready and self._num_passed < _MOST_PASSED:
+            self._num_passed += 1
+            return self._ready.take()
+        self._num_passed = 0
+        return self._ready_background.take()
 
     def remove(self, entry: Entry) -> bool:
         """Remove a request; returns whether it was in the queue."""
         if entry not in self._entries:
             return False
-        self._ready.remove(entry, owner=entry.ask.client)
+        self._ready_as(entry).remove(entry, owner=entry.ask.client)
         self._leave(entry)
         return True
 
@@ -141,10 +163,19 @@ class AdmissionQueue:
 
     def _leave(self, entry: Entry) -> None:
         self._entries.discard(entry)
-        self._num_bytes -= entry.ask.num_bytes
+        self._count(entry, -1)
         self._num_of[entry.ask.client] -= 1
         if not self._num_of[entry.ask.client]:
             del self._num_of[entry.ask.client]
+
+    def _ready_as(self, entry: Entry) -> FairQueue[Entry]:
+        return self._ready_background if entry.ask.is_background else self._ready
+
+    def _count(self, entry: Entry, sign: int) -> None:
+        if entry.ask.is_background:
+            self._num_background += sign
+        else:
+            self._num_bytes += sign * entry.ask.num_bytes
 
     def _retry_after(self) -> float:
         """Estimated seconds until the queue is half empty, at the rate of the last answers."""

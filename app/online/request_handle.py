@@ -25,6 +25,7 @@ class Ask:
     stop: tuple[str, ...] = ()  # the text ends before the first of these
     client: str = ""  # clients take turns
     timeout_s: float | None = None  # at most the service's own limit; None: that limit
+    is_background: bool = False  # lets others go first; its time begins when it is admitted
     with_logprobs: bool = False  # whether the answer has the log-probabilities of its tokens
 
     @property

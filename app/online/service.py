@@ -7,6 +7,7 @@ The path of a request: `submit` -> `_look` (is its picture in the cache?) -> the
 import gc
 import hashlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -139,11 +140,12 @@ class Service:
         with self._changed:
             self._check_open()
             num_slow = 0 if self._pool is None else self._pool.num_slow_waiting
-            self._queue.check(ask.client, ask.num_bytes, num_slow=num_slow)
+            self._queue.check(ask, num_slow=num_slow)
             self._num_submitted += 1
             handle = RequestHandle(self._num_submitted, cancel=self._cancel)
             allowed_s = self.limits.timeout_s if ask.timeout_s is None else min(ask.timeout_s, self.limits.timeout_s)
-            entry = Entry(ask=ask, handle=handle, prompt=prompt, deadline=handle.submitted + allowed_s)
+            deadline = math.inf if ask.is_background else handle.submitted + allowed_s
+            entry = Entry(ask=ask, handle=handle, prompt=prompt, allowed_s=allowed_s, deadline=deadline)
             self._entries[handle.id] = entry
             self._queue.add(entry)
             self._looking.submit(self._look, entry)
@@ -493,7 +495,9 @@ class Service:
     def _admit(self, loop: CaptionLoop) -> None:
         """Fill free slots: encode new pictures, submit requests."""
         readable: list[Entry] = []
-        for entry in self._take_ready(loop.num_free):
+        num_background = sum(entry.ask.is_background for entry in self._running.values())
+        # One row stays free for the others, so that they need not wait for the end of a background request.
+        for entry in self._take_ready(loop.num_free, most_background=max(1, loop.num_rows - 1) - num_background):
             self._note_stage("read", entry.read.elapsed_ms / 1e3)
             if entry.read.error is None:
                 readable.append(entry)
@@ -503,18 +507,20 @@ class Service:
         for entry, picture in zip(readable, self._encode(readable, loop), strict=True):
             entry.request_id = loop.submit(entry.in_loop, picture)
 
-    def _take_ready(self, count: int) -> list[Entry]:
-        """Take up to `count` ready requests. If the cache dropped a picture meanwhile, it is read first."""
+    def _take_ready(self, count: int, *, most_background: int) -> list[Entry]:
+        """As `AdmissionQueue.take_ready`. If the cache dropped a picture meanwhile, it is read first."""
         taken: list[Entry] = []
         forgotten: list[Entry] = []
         with self._changed:
-            for entry in self._queue.take_ready(count):
+            for entry in self._queue.take_ready(count, most_background=most_background):
                 entry.encoded = self._encoded.find(entry.read.digest)
                 if entry.encoded is None and entry.read.is_only_digest:
                     self._queue.add(entry)
                     forgotten.append(entry)
                     continue
                 entry.active = entry.activate()
+                if entry.ask.is_background:
+                    entry.deadline = time.perf_counter() + entry.allowed_s
                 self._running[entry.handle.id] = entry
                 taken.append(entry)
         for entry in forgotten:
@@ -614,9 +620,8 @@ def _length(prompt: Prompt) -> int:
 
 
 def _late(entry: Entry) -> AnswerError:
-    allowed_s = entry.deadline - entry.handle.submitted
     return AnswerError(
-        code="deadline", message=f"There was no complete answer within {allowed_s:g} s; ask again later."
+        code="deadline", message=f"There was no complete answer within {entry.allowed_s:g} s; ask again later."
     )
 
 

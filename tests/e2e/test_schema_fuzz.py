@@ -15,7 +15,8 @@ import httpx
 import pytest
 
 from llama_adapter import Captioner
-from llama_adapter.app.http_api.api import ApiSettings, create_api
+from llama_adapter.app.http_api.api import ApiSettings, create_api, open_batches
+from llama_adapter.app.http_api.file_store import FileLimits
 from llama_adapter.app.http_api.metrics import Metrics
 from llama_adapter.app.online.service import Service
 from tests.app.golden import ROOT
@@ -29,12 +30,16 @@ REQUEST_TIMEOUT_S = 30  # one that takes longer is told as a failure
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     metrics = Metrics()
     service = Service(Captioner.load, observer=metrics)
     service.start()
     service.wait_until_ready()
-    with served(create_api(service, settings=ApiSettings(), metrics=metrics)) as url:
+    folder, settings = str(tmp_path_factory.mktemp("files") / "kept"), ApiSettings()
+    with (
+        open_batches(folder, service, settings=settings, limits=FileLimits()) as batches,
+        served(create_api(service, settings=settings, metrics=metrics, batches=batches)) as url,
+    ):
         yield url
     service.close()
 

@@ -10,7 +10,7 @@ import pytest
 
 import llama_adapter.app.cli.run_server
 from llama_adapter.app.cli import main
-from llama_adapter.app.cli.run_server import API_KEY_VARIABLE, ServeJob, check_packages, read_api_keys
+from llama_adapter.app.cli.run_server import API_KEY_VARIABLE, FILES_PACKAGES, ServeJob, check_packages, read_api_keys
 from llama_adapter.app.doctor.environment import PAGE_PACKAGES, SERVER_PACKAGES
 from llama_adapter.app.doctor.probes import IMPORT_NAMES
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -60,6 +60,7 @@ def test_without_flags_it_serves_the_embedded_model_to_this_machine(
 def test_flags_reach_the_job(jobs: list[ServeJob]) -> None:
     flags = "--host 0.0.0.0 --port 0 --host-name a.example --host-name b.example --allow-url-host pictures.example "
     flags += "--served-model-name a --served-model-name b --cors-origin https://a.example "
+    flags += "--batch-folder kept --max-file-mib 5 --max-files 6 --max-files-mib 7 "
     flags += "--max-waiting 7 --timeout-s 3.5 --batch-size 2 --precision int8 --drain-s 1 --quiet"
     assert main(["serve", *flags.split()]) == ExitCode.OK
     (job,) = jobs
@@ -68,6 +69,7 @@ def test_flags_reach_the_job(jobs: list[ServeJob]) -> None:
     assert (job.model_names, job.cors_origins) == (("a", "b"), ("https://a.example",))
     settings = llama_adapter.app.cli.run_server.api_settings(job, keys=())
     assert (settings.model_names, settings.guards.cors_origins) == (("a", "b"), ("https://a.example",))
+    assert (job.batch_folder, job.max_file_mib, job.max_files, job.max_files_mib) == ("kept", 5, 6, 7)
     assert (job.limits.max_waiting, job.limits.timeout_s) == (7, 3.5)
     assert (job.spec.batch_size, job.spec.precision) == (2, "int8")
 
@@ -80,6 +82,7 @@ def test_flags_reach_the_job(jobs: list[ServeJob]) -> None:
         (["--timeout-s", "nan"], "--timeout-s"),
         (["--drain-s", "-1"], "--drain-s"),
         (["--max-body-mib", "0"], "--max-body-mib"),
+        (["--max-files-mib", "0"], "--max-files-mib"),
         (["--batch-size", "0"], "--batch-size"),
     ],
 )
@@ -123,13 +126,13 @@ def test_no_keys_are_asked_for_unless_there_are_some(monkeypatch: pytest.MonkeyP
     assert read_api_keys(None) == ()
 
 
-@pytest.mark.parametrize(("has_page", "missing"), [(False, "uvicorn"), (True, "gradio")])
+@pytest.mark.parametrize(("has_page", "missing"), [(False, "uvicorn"), (False, "python_multipart"), (True, "gradio")])
 def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, has_page: bool, missing: str) -> None:
-    for name in (*SERVER_PACKAGES, *PAGE_PACKAGES):
+    for name in (*SERVER_PACKAGES, *PAGE_PACKAGES, *FILES_PACKAGES):
         monkeypatch.setitem(sys.modules, IMPORT_NAMES.get(name, name), sys)  # any module will do
     monkeypatch.setitem(sys.modules, missing, None)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=missing) as refused:
-        check_packages(has_page=has_page)
+    with pytest.raises(UsageError, match=missing.replace("_", "-")) as refused:
+        check_packages(has_page=has_page, has_files=True)
     assert ("[web]" if has_page else "[serve]") in refused.value.hint
 
 

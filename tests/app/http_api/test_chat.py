@@ -10,8 +10,9 @@ from starlette.types import Message
 
 from llama_adapter.app.http_api import replying
 from llama_adapter.app.http_api.access import VISIT, Visit
+from llama_adapter.app.http_api.asking import NumberedEvent, Pending
 from llama_adapter.app.http_api.chat import ChatReply
-from llama_adapter.app.http_api.replying import AnswerResponse, NumberedEvent
+from llama_adapter.app.http_api.replying import AnswerResponse
 from llama_adapter.app.online.request_handle import RequestHandle
 from llama_adapter.app.tasks.answers import Answer, AnswerError, TextDelta, TokenLogprob
 
@@ -140,7 +141,7 @@ def test_reader_stalled_at_the_end_is_disconnected(monkeypatch: pytest.MonkeyPat
         raise AssertionError
 
     async def stream_it() -> None:
-        reply = AnswerResponse([handle], reply=ChatReply(HEAD), num_ignored_turns=0, is_stream=True)
+        reply = AnswerResponse(Pending(answering=[handle], reply=ChatReply(HEAD)), is_stream=True)
         scope = {"type": "http", VISIT: Visit()}
         streaming_it = asyncio.create_task(reply(scope, receive, send))
         assert (await asyncio.wait({streaming_it}, timeout=20))[0]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from llama_adapter.app.http_api.asking import NumberedEvent
 from llama_adapter.app.http_api.conversation import ChatQuestion
-from llama_adapter.app.http_api.replying import NumberedEvent
 from llama_adapter.app.http_api.response_schemas import ResponseBody, ResponsesRequest
 from llama_adapter.app.http_api.responses import ResponsesReply, parameters_of, understand
 from llama_adapter.app.http_api.schemas import with_task_fields

@@ -1,6 +1,7 @@
 """The service answers as the captioner does, takes turns, refuses what is too much, and survives its engine."""
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -336,6 +337,24 @@ def test_clients_take_turns_in_the_queue(start: Starter) -> None:
         handle.result()
 
     assert order.index("single") <= 2
+
+
+def test_background_requests_leave_a_row_to_others_and_wait_without_a_deadline(start: Starter) -> None:
+    class Counting(Gate):
+        most = 0
+
+        def stage(self, stage: str, seconds: float) -> None:
+            self.most = max(self.most, len(service._running))
+            super().stage(stage, seconds)
+
+    counting = Counting()
+    service = start(batch_size=3, observer=counting)
+    handles = [service.submit(ask(number, is_background=True)) for number in range(8)]
+
+    assert service._entries[handles[-1].id].deadline == math.inf
+    counting.open()
+    assert [handle.result().error for handle in handles] == [None] * 8
+    assert counting.most == 2
 
 
 def test_a_running_request_that_is_cancelled_keeps_its_text_and_frees_its_slot(start: Starter) -> None:

@@ -1,0 +1,192 @@
+"""Asks a service what a request asks. Knows no socket: a body's request in, the answers' body out."""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from llama_adapter.app.captioning.captioner import ModelInfo
+from llama_adapter.app.http_api.conversation import ChatQuestion
+from llama_adapter.app.http_api.errors import ApiError, of_answer, of_refusal
+from llama_adapter.app.http_api.pictures import PictureSettings, read_picture
+from llama_adapter.app.http_api.schemas import CommonRequest
+from llama_adapter.app.http_api.structured import Property, combined
+from llama_adapter.app.online.request_handle import Ask, RequestHandle
+from llama_adapter.app.online.service import Service
+from llama_adapter.app.online.types import ServiceError
+from llama_adapter.app.tasks.answers import Answer, Event
+from llama_adapter.runtime.errors import LlamaAdapterError
+
+ALIAS = "default"  # names the loaded model
+_INLINE_CHARS = 1000  # a prompt up to this length is tokenised in the event loop: a thread would take as long
+
+NumberedEvent = tuple[int, Event]  # which of the answers it belongs to
+Request = TypeVar("Request", bound=CommonRequest)
+
+
+class Reply(Protocol):
+    """How answers look on the wire."""
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The body of complete answers."""
+
+    def frames(self, events: AsyncIterator[NumberedEvent]) -> AsyncIterator[bytes]:
+        """The server-sent events of answers as they come; an answer with an error ends them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Form(Generic[Request]):
+    """One of OpenAI's forms: how its requests are understood, and how its answers look."""
+
+    request: type[Request]
+    id_prefix: str
+    understand: Callable[[Request], ChatQuestion]  # raises ApiError if there is no question
+    # `head` are the fields that answers of every form have.
+    reply: Callable[[Request, ChatQuestion, Mapping[str, Any], ModelInfo], Reply]
+
+
+class Answering(Protocol):
+    """One answer on its way: a request of the service, or several that make one answer."""
+
+    def cancel(self) -> None: ...
+
+    async def answer(self) -> Answer: ...
+
+    def __aiter__(self) -> AsyncIterator[Event]: ...
+
+
+class PartedAnswer:
+    """The answer that several requests make, one for each property of its JSON."""
+
+    def __init__(self, handles: Sequence[RequestHandle], properties: Sequence[Property]) -> None:
+        self._handles, self._properties = handles, properties
+
+    def cancel(self) -> None:
+        """Cancel all of them."""
+        for handle in self._handles:
+            handle.cancel()
+
+    async def answer(self) -> Answer:
+        """The whole answer; after a failure the other requests are cancelled."""
+        answers: list[Answer] = []
+        for handle in self._handles:
+            answers.append(await handle.answer())
+            if answers[-1].error is not None:
+                self.cancel()
+                return answers[-1]
+        return combined(self._properties, answers)
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """There are no pieces of text."""
+        yield await self.answer()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pending:
+    """A request that the service has accepted."""
+
+    answering: Sequence[Answering]  # one for each of `n`
+    reply: Reply
+    num_ignored_turns: int = 0
+
+    async def body(self) -> dict[str, Any]:
+        """The body of the complete answers; raises ApiError for the first that fails, and cancels the others."""
+        answers: list[Answer] = []
+        try:
+            for one in self.answering:
+                answers.append(await one.answer())
+                if (error := answers[-1].error) is not None:
+                    raise of_answer(error)
+        finally:
+            for one in self.answering:
+                one.cancel()  # no effect on answered requests
+        return self.reply.whole(answers)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asker:
+    """Asks one service, in every form."""
+
+    service: Service
+    pictures: PictureSettings
+    model_names: Sequence[str] = ()  # that the server was given, if any
+
+    async def ask(
+        self, request: Request, *, form: Form[Request], request_id: str, client: str, is_background: bool = False
+    ) -> Pending:
+        """Submit a request; `request_id` is req_ and a number. Raises ApiError."""
+        info = model_info(self.service)
+        name = shown_name(request.model, info=info, names=self.model_names)
+        asked = form.understand(request)
+        options = {"client": client, "is_background": is_background}
+        answering = await self._submit_all(asked, options, default_prompt=info.default_prompt)
+        used = {} if asked.picture_used is None else {"picture_used": asked.picture_used}
+        head = {"id": f"{form.id_prefix}{request_id.removeprefix('req_')}", "model": name, **used}
+        reply = form.reply(request, asked, head, info)
+        return Pending(answering=answering, reply=reply, num_ignored_turns=asked.num_ignored_turns)
+
+    async def _submit_all(
+        self, asked: ChatQuestion, options: Mapping[str, Any], *, default_prompt: str
+    ) -> list[Answering]:
+        picture = None if asked.picture_url is None else await read_picture(asked.picture_url, settings=self.pictures)
+        handles: list[Answering] = []
+        submitted: list[RequestHandle] = []
+        try:
+            for number in range(asked.num_answers):
+                sampling = asked.sampling
+                if sampling.seed is not None:
+                    sampling = dataclasses.replace(sampling, seed=sampling.seed + number)
+                parts = []
+                for question in asked.questions:
+                    ask = Ask(
+                        picture=picture,
+                        prompt=question.prompt(default_prompt),
+                        sampling=sampling,
+                        task=question.task,
+                        stop=() if question.task.continuations else asked.stop,
+                        with_logprobs=asked.with_logprobs,
+                        **options,
+                    )
+                    parts.append(await _submit(ask, service=self.service))
+                    submitted.append(parts[-1])
+                handles.append(PartedAnswer(parts, asked.properties) if asked.properties else parts[0])
+        except BaseException:
+            for handle in submitted:
+                handle.cancel()
+            raise
+        return handles
+
+
+def model_info(service: Service) -> ModelInfo:
+    """The loaded model; raises ApiError while there is none."""
+    try:
+        return service.info
+    except ServiceError as error:
+        raise of_refusal(error) from None
+
+
+def shown_name(name: str, *, info: ModelInfo, names: Sequence[str]) -> str:
+    """The name that an answer shows; `names` are those that the server was given, if any.
+
+    Raises ApiError unless `name` is one of the loaded model's.
+    """
+    names = names or (info.name,)
+    if name not in (*names, ALIAS):
+        message = (
+            f"Model not found. The loaded model is `{names[0]}`: send this name or `{ALIAS}`, or start the server with "
+            "`--served-model-name`."
+        )
+        raise ApiError(message, status=404, code="model_not_found", param="model")
+    return names[0] if name == ALIAS else name
+
+
+async def _submit(ask: Ask, *, service: Service) -> RequestHandle:
+    texts = (ask.prompt if isinstance(ask.prompt, tuple) else (ask.prompt,)) + ask.task.continuations
+    num_chars = sum(len(text) for text in texts if isinstance(text, str))
+    try:
+        if num_chars <= _INLINE_CHARS:
+            return service.submit(ask)
+        return await asyncio.to_thread(service.submit, ask)
+    except (LlamaAdapterError, ValueError) as error:
+        raise of_refusal(error) from None

@@ -1,0 +1,216 @@
+"""Files that clients upload and batches write, kept in a private folder, within limits."""
+
+import dataclasses
+import fcntl
+import json
+import os
+import re
+import stat
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from llama_adapter.app.http_api.errors import ApiError
+from llama_adapter.app.records.loss import sync_folder
+from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.errors import UsageError
+
+MAX_NAME_CHARS = 255
+_PRIVATE = 0o600
+_ID = re.compile(r"file-[0-9a-f]{32}(-output|-errors)?")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileLimits:
+    """Limits of kept files. Raises ValueError for values that are not positive."""
+
+    max_file_bytes: int = 200 * 2**20  # of an uploaded file
+    max_files: int = 1000  # uploads are refused beyond it
+    max_total_bytes: int = 4 * 2**30  # of all files, and of the answers of unfinished batches
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) < 1:
+                raise ValueError(f"{field.name} must be at least 1, got {getattr(self, field.name)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredFile:
+    """What is known of a kept file."""
+
+    id: str
+    name: str  # that the client gave; no path is made of it
+    purpose: str
+    num_bytes: int
+    created_at: float
+    owner: str | None  # API key that may see it; None: none was required
+
+
+class FileStore:
+    """A folder of files. Thread-safe. One process at a time.
+
+    Every file has an id of our own, which names it on disk, and beside it a JSON file with its `StoredFile`. A file
+    without that one was not complete and is removed when the store is opened.
+    """
+
+    def __init__(self, folder: Path, *, limits: FileLimits) -> None:
+        """Raises UsageError for a folder that other users can read or that another server uses, and OSError."""
+        self.limits = limits
+        self._lock = threading.RLock()
+        self._held = _open_private(folder)
+        self._folder = folder / "files"
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self._files = self._read()
+        self._num_bytes = sum(file.num_bytes for file in self._files.values())
+
+    def close(self) -> None:
+        """Let other processes use the folder."""
+        self._held.close()
+
+    def path(self, file_id: str) -> Path:
+        """The content of a file of the store."""
+        return self._folder / file_id
+
+    def find(self, file_id: str, *, owner: str | None) -> StoredFile:
+        """A file that `owner` may see; raises ApiError."""
+        file = self._files.get(file_id)
+        if file is None or owner not in (None, file.owner):
+            raise ApiError("No such file.", status=404, code="file_not_found", param="file_id")
+        return file
+
+    def all(self, *, owner: str | None) -> list[StoredFile]:
+        """The files that `owner` may see, oldest first."""
+        with self._lock:
+            return [file for file in self._files.values() if owner in (None, file.owner)]
+
+    def remove(self, file_id: str) -> None:
+        """Delete a file of the store."""
+        with self._lock:
+            file = self._files.pop(file_id)
+            self._num_bytes -= file.num_bytes
+            self._about(file_id).unlink(missing_ok=True)
+            self.path(file_id).unlink(missing_ok=True)
+
+    def upload(self, *, owner: str | None) -> "NewFile":
+        """A new file of a client; raises ApiError if there are too many."""
+        if len(self._files) >= self.limits.max_files:
+            message = f"The server keeps {self.limits.max_files:,} files, which is its limit: delete some."
+            raise ApiError(message, status=413, code="too_many_files")
+        return NewFile(self, f"file-{uuid.uuid4().hex}", owner=owner, max_bytes=self.limits.max_file_bytes)
+
+    def output(self, file_id: str, *, owner: str | None) -> "NewFile":
+        """A new file of a batch, which has room already; replaces one of this id."""
+        return NewFile(self, file_id, owner=owner, max_bytes=None)
+
+    def take_room(self, num_bytes: int, *, is_forced: bool = False) -> None:
+        """Count bytes that are about to be written; raises ApiError beyond the limit, unless forced."""
+        with self._lock:
+            if not is_forced and self._num_bytes + num_bytes > self.limits.max_total_bytes:
+                message = f"The server's files have {self.limits.max_total_bytes:,} bytes, the limit: delete some."
+                raise ApiError(message, status=413, code="storage_full")
+            self._num_bytes += num_bytes
+
+    def give_room(self, num_bytes: int) -> None:
+        """Take back `take_room`."""
+        with self._lock:
+            self._num_bytes -= num_bytes
+
+    def _keep(self, file: StoredFile) -> None:
+        """Enter a file whose content is in its place and counted."""
+        with atomic_write(self._about(file.id)) as about:
+            os.fchmod(about.fileno(), _PRIVATE)
+            about.write(json.dumps(dataclasses.asdict(file)).encode())
+        sync_folder(self._folder)
+        with self._lock:
+            if (replaced := self._files.pop(file.id, None)) is not None:
+                self._num_bytes -= replaced.num_bytes
+            self._files[file.id] = file
+
+    def _about(self, file_id: str) -> Path:
+        return self._folder / f"{file_id}.json"
+
+    def _read(self) -> dict[str, StoredFile]:
+        files = sorted(self._whole(), key=lambda file: (file.created_at, file.id))
+        whole = {file.id: file for file in files}
+        for path in self._folder.iterdir():
+            if path.name.removesuffix(".json") not in whole and path.name.lstrip(".").startswith("file-"):
+                path.unlink()  # of an upload that a crash cut off
+        return whole
+
+    def _whole(self) -> Iterator[StoredFile]:
+        for path in self._folder.glob("file-*.json"):
+            with suppress(ValueError, TypeError, FileNotFoundError):
+                file = StoredFile(**json.loads(path.read_bytes()))
+                if _ID.fullmatch(file.id) and path == self._about(file.id) and self.path(file.id).is_file():
+                    yield dataclasses.replace(file, num_bytes=self.path(file.id).stat().st_size)
+
+
+class NewFile:
+    """A file that is being written. It is removed when the block ends, unless it was kept."""
+
+    def __init__(self, store: FileStore, file_id: str, *, owner: str | None, max_bytes: int | None) -> None:
+        """`max_bytes` None: neither this file nor the store's total is checked."""
+        self.num_bytes = 0
+        self._store, self._id, self._owner, self._max_bytes = store, file_id, owner, max_bytes
+        self._is_kept = False
+        self._partial = store.path(f".{file_id}.partial")
+
+    def __enter__(self) -> Self:
+        self._file: BinaryIO = open_private(self._partial, "wb")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        if not self._is_kept:
+            self._store.give_room(self.num_bytes)
+            self._partial.unlink(missing_ok=True)
+
+    def write(self, data: bytes) -> None:
+        """Append bytes; raises ApiError beyond a limit, and OSError."""
+        if self._max_bytes is not None and self.num_bytes + len(data) > self._max_bytes:
+            message = f"The file is larger than {self._max_bytes:,} bytes."
+            raise ApiError(message, status=413, code="file_too_large", param="file")
+        self._store.take_room(len(data), is_forced=self._max_bytes is None)
+        self.num_bytes += len(data)
+        self._file.write(data)
+
+    def keep(self, *, name: str, purpose: str) -> StoredFile:
+        """Put the complete file in its place, so that it survives a crash."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        os.replace(self._partial, self._store.path(self._id))
+        file = StoredFile(
+            id=self._id,
+            name=name[:MAX_NAME_CHARS],
+            purpose=purpose,
+            num_bytes=self.num_bytes,
+            created_at=time.time(),
+            owner=self._owner,
+        )
+        self._store._keep(file)
+        self._is_kept = True
+        return file
+
+
+def open_private(path: Path, mode: str) -> BinaryIO:
+    """Open a file that only this user can read, if it is new."""
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags, _PRIVATE))  # type: ignore[return-value]
+
+
+def _open_private(folder: Path) -> BinaryIO:
+    """Make the folder if it is missing, and hold its lock file open."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if stat.S_IMODE(folder.stat().st_mode) & 0o077:
+        raise UsageError(f"The folder `{folder}` is open to other users", hint=f"chmod 700 {folder}")
+    lock = open_private(folder / "lock", "ab")
+    try:
+        fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise UsageError(f"Another server keeps its files in `{folder}`", hint="name another folder") from None
+    return lock
