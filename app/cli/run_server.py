@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from llama_adapter.app.http_api.api import ApiSettings
 
-FILES_PACKAGES = ("python-multipart",)
 API_KEY_VARIABLE = "LLAMA_ADAPTER_API_KEY"
 
 
@@ -74,7 +73,7 @@ def run_serve(job: ServeJob) -> int:
 
     Raises LlamaAdapterError: for the model, the address, the keys, or missing packages.
     """
-    check_packages(has_page=job.has_page, has_files=job.batch_folder is not None)
+    check_packages(has_page=job.has_page)
     from llama_adapter.app.http_api.api import create_api, open_batches
     from llama_adapter.app.http_api.file_store import FileLimits
     from llama_adapter.app.http_api.metrics import Metrics
@@ -120,9 +119,9 @@ def run_serve(job: ServeJob) -> int:
     return ExitCode.INTERRUPTED if ended_by == signal.SIGINT else ExitCode.OK
 
 
-def check_packages(*, has_page: bool, has_files: bool = False) -> None:
+def check_packages(*, has_page: bool) -> None:
     """Raise UsageError if packages of the extra are missing."""
-    for name in (*SERVER_PACKAGES, *(PAGE_PACKAGES if has_page else ()), *(FILES_PACKAGES if has_files else ())):
+    for name in (*SERVER_PACKAGES, *(PAGE_PACKAGES if has_page else ())):
         try:
             importlib.import_module(IMPORT_NAMES.get(name, name))
         except ImportError as error:

@@ -22,7 +22,7 @@ from llama_adapter.runtime.graphs.packages import EXPORT_PACKAGES, INSTALL_HINT
 from llama_adapter.runtime.torch_import import AUTOLOAD, NO_TELEMETRY
 
 PROJECT_PACKAGES = ("numpy", "pillow", "safetensors", "sentencepiece")
-SERVER_PACKAGES = ("fastapi", "fastapi-offline", "httpcore", "prometheus-client", "uvicorn")
+SERVER_PACKAGES = ("fastapi", "fastapi-offline", "httpcore", "prometheus-client", "python-multipart", "uvicorn")
 PAGE_PACKAGES = ("gradio",)
 # Generous: the first import of torch from a network disk takes long.
 TORCH_S, OTHERS_S = 180.0, 60.0

@@ -10,7 +10,7 @@ import pytest
 
 import llama_adapter.app.cli.run_server
 from llama_adapter.app.cli import main
-from llama_adapter.app.cli.run_server import API_KEY_VARIABLE, FILES_PACKAGES, ServeJob, check_packages, read_api_keys
+from llama_adapter.app.cli.run_server import API_KEY_VARIABLE, ServeJob, check_packages, read_api_keys
 from llama_adapter.app.doctor.environment import PAGE_PACKAGES, SERVER_PACKAGES
 from llama_adapter.app.doctor.probes import IMPORT_NAMES
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -128,11 +128,11 @@ def test_no_keys_are_asked_for_unless_there_are_some(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(("has_page", "missing"), [(False, "uvicorn"), (False, "python_multipart"), (True, "gradio")])
 def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, has_page: bool, missing: str) -> None:
-    for name in (*SERVER_PACKAGES, *PAGE_PACKAGES, *FILES_PACKAGES):
+    for name in (*SERVER_PACKAGES, *PAGE_PACKAGES):
         monkeypatch.setitem(sys.modules, IMPORT_NAMES.get(name, name), sys)  # any module will do
     monkeypatch.setitem(sys.modules, missing, None)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=missing.replace("_", "-")) as refused:
-        check_packages(has_page=has_page, has_files=True)
+        check_packages(has_page=has_page)
     assert ("[web]" if has_page else "[serve]") in refused.value.hint
 
 
