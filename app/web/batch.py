@@ -24,6 +24,7 @@ from llama_adapter.app.web.batch_run import BatchRun, Result
 from llama_adapter.app.web.batch_view import MAX_CARDS, State, cards, decisions, progress_view, table
 from llama_adapter.app.web.html import counted, render, told
 from llama_adapter.app.web.runs import Run, Runs
+from llama_adapter.app.web.suggestions import starters_for
 from llama_adapter.app.web.uploads import Upload, place_in_uploads, uploads_of
 from llama_adapter.app.web.widgets import (
     DIRECT,
@@ -38,7 +39,6 @@ from llama_adapter.app.web.widgets import (
     sample_strip,
     sampling_of,
     share_slider,
-    starters_for,
 )
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 

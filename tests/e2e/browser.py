@@ -207,6 +207,8 @@ class Visit:
             self.page.on(end, lambda request: self._streams.discard(request))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("console", self._note_message)
+        # A new visitor, whose reloads keep what the page stored.
+        self.page.add_init_script("if (!sessionStorage.begun) { localStorage.clear(); sessionStorage.begun = 'yes'; }")
         self.page.goto(served.url)
         self.page.get_by_role("tab", name="Chat").wait_for()
 
