@@ -274,6 +274,13 @@ def expect(locator: Any) -> Any:
     return expect(locator)
 
 
+def is_in_window(visit: Visit, selector: str) -> bool:
+    """Whether all of an element is in sight without scrolling."""
+    box, window = visit.page.locator(selector).bounding_box(), visit.page.viewport_size
+    right, bottom = box["x"] + box["width"], box["y"] + box["height"]
+    return bool(box["x"] >= 0 and box["y"] >= 0 and right <= window["width"] and bottom <= window["height"])
+
+
 def until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
     """Wait for what another thread does on its own."""
     deadline = time.monotonic() + timeout_s

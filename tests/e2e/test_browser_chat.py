@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from llama_adapter.app.models.resources import sample_pictures
-from tests.e2e.browser import ServedPage, Visit, expect
+from tests.e2e.browser import ServedPage, Visit, expect, is_in_window
 
 pytestmark = pytest.mark.slow
 
@@ -279,13 +279,6 @@ def test_text_is_readable_and_a_phone_needs_no_sideways_scrolling(open_page: Cal
         visit.screenshot(f"phone-{tab.lower()}-{'dark' if dark else 'light'}")
     expect(visit.page.locator("#about-state")).to_contain_text("Ready.")
     expect(visit.page.locator("#about-model")).to_contain_text(visit.served.service.info.digest)
-
-
-def is_in_window(visit: Visit, selector: str) -> bool:
-    """Whether all of an element is in sight without scrolling."""
-    box, window = visit.page.locator(selector).bounding_box(), visit.page.viewport_size
-    right, bottom = box["x"] + box["width"], box["y"] + box["height"]
-    return box["x"] >= 0 and box["y"] >= 0 and right <= window["width"] and bottom <= window["height"]
 
 
 def contrast(visit: Visit, selector: str) -> float:
