@@ -92,7 +92,7 @@ def build_batch(service: Service, *, samples: Sequence[Path], runs: Runs) -> lis
     """Lay out the tab and connect it; called inside a `gr.Tab`."""
     events, limits = BatchEvents(service, samples=samples, runs=runs), service.limits
     session = gr.State(BatchSession(), time_to_live=SESSION_SECONDS)
-    with gr.Row(elem_classes="la-columns"):
+    with gr.Row(elem_classes="la-columns", elem_id="batch-columns"):
         with gr.Column(scale=4, min_width=280, elem_classes="la-side"):
             files = gr.File(
                 label="Pictures, or zips of pictures",
@@ -103,6 +103,7 @@ def build_batch(service: Service, *, samples: Sequence[Path], runs: Runs) -> lis
             )
             folder = gr.UploadButton("Add a folder", file_count="directory", size="sm", elem_id="batch-folder")
             folder_line = html_view("", elem_id="batch-folder-line")
+            html_view(render("parts", "small_title", text="Add samples"), elem_id="batch-samples-title")
             strip = html_buttons(sample_strip(samples), elem_id="batch-samples")
             question = gr.Textbox(
                 label="Instruction or question",

@@ -148,6 +148,8 @@ def test_choices_give_probabilities_and_the_sliders_decide_without_asking_again(
     visit.page.locator("#batch-start").focus()
     visit.page.keyboard.press("Enter")
     finished(visit)
+    assert is_in_window(visit, "#batch-progress")
+    assert is_in_window(visit, "#batch-start")
 
     expect(result(visit, STAR.name).locator(".la-decision")).to_have_text("yes")
     expect(result(visit, STAR.name).locator(".la-percent").first).to_have_text(">99.9%")

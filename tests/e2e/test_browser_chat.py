@@ -46,6 +46,13 @@ def converted(kind: str, **options: Any) -> bytes:
     return file.getvalue()
 
 
+def noise() -> bytes:
+    """A picture of a kind that the model does not know."""
+    file = io.BytesIO()
+    Image.effect_noise((640, 480), 80).save(file, "PNG")
+    return file.getvalue()
+
+
 def test_an_uploaded_picture_is_asked_about_and_followed_up(visit: Visit) -> None:
     upload(visit, converted("JPEG", quality=97, comment=b"new bytes"))
     expect(visit.page.locator("#chat-picture-line")).to_contain_text("224 × 224 pixels")
@@ -64,9 +71,7 @@ def test_an_uploaded_picture_is_asked_about_and_followed_up(visit: Visit) -> Non
     expect(visit.page.get_by_label("Question", exact=True)).to_have_value("")
     visit.screenshot("chat")
 
-    noise = io.BytesIO()
-    Image.effect_noise((640, 480), 80).save(noise, "PNG")
-    upload(visit, noise.getvalue(), name="noise.png")
+    upload(visit, noise(), name="noise.png")
     ask(visit, "What is in the picture?")
     expect(log.locator(".la-doubt")).to_have_count(1)
     chips = visit.page.locator("#chat-starters button")
@@ -263,6 +268,10 @@ def test_text_is_readable_and_a_phone_needs_no_sideways_scrolling(open_page: Cal
     assert visit.overflow() == 0, "before anything is chosen"
     for button in visit.page.locator("#chat-picture .source-selection button").all():
         assert button.evaluate("one => getComputedStyle(one, '::after').content") in ('"Upload"', '"Camera"', '"Paste"')
+    upload(visit, noise(), name="noise.png")
+    visit.press("Ask")
+    expect(visit.page.locator("#chat-log .la-doubt")).to_be_visible()
+    assert contrast(visit, "#chat-log .la-doubt") >= 4.5
     choose_sample(visit, "yellow moon green cross")
     evil = "<img src=x onerror=\"document.title='owned'\"> ${document.title='owned'} {{value}} **x**"
     ask(visit, evil + " averylongword" * 8 + "averylongword" * 8)
