@@ -88,6 +88,7 @@ def test_pictures_a_zip_and_a_corrupt_file_are_answered_shown_and_downloaded(vis
     broken.write_bytes(SAMPLES[3].read_bytes()[:500])
     add(visit, *SAMPLES[:8], broken, zipped(tmp_path))
     expect(visit.page.locator("#batch-progress")).to_contain_text("10 files added")
+    expect(visit.page.get_by_role("button", name="Add files")).to_be_visible()
     visit.press("Start")
 
     progress = finished(visit)

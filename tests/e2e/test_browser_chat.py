@@ -268,6 +268,7 @@ def test_text_is_readable_and_a_phone_needs_no_sideways_scrolling(open_page: Cal
     assert visit.overflow() == 0, "before anything is chosen"
     for button in visit.page.locator("#chat-picture .source-selection button").all():
         assert button.evaluate("one => getComputedStyle(one, '::after').content") in ('"Upload"', '"Camera"', '"Paste"')
+        assert button.evaluate("one => Math.min(one.clientWidth, one.clientHeight)") >= 24
     upload(visit, noise(), name="noise.png")
     visit.press("Ask")
     expect(visit.page.locator("#chat-log .la-doubt")).to_be_visible()
