@@ -243,7 +243,10 @@ class ChatEvents:
                     if session.run is not run:  # cleared, or overtaken by the next question
                         return
                     session.update(turn)
-                    yield [session, gr.skip(), gr.skip(), *self._shown(session)]
+                    shown = (
+                        self._shown(session) if not turn.is_open else [conversation(session.turns), *[gr.skip()] * 3]
+                    )
+                    yield [session, gr.skip(), gr.skip(), *shown]
 
 
 def conversation(turns: Sequence[Turn]) -> str:
