@@ -35,7 +35,7 @@ _DESCRIBE: Final = 0  # the suggestion that an empty question stands for
 _RETRY, _CLEAR = 0, 1  # buttons on the last answer
 
 
-def build_chat(service: Service, *, samples: Sequence[Path], runs: Runs) -> None:
+def build_chat(service: Service, *, page: gr.Blocks, samples: Sequence[Path], runs: Runs) -> None:
     """Lay out the tab and connect it; called inside a `gr.Tab`."""
     events = ChatEvents(service, samples=samples, runs=runs)
     session = gr.State(ChatSession(), time_to_live=SESSION_SECONDS)
@@ -94,7 +94,7 @@ def build_chat(service: Service, *, samples: Sequence[Path], runs: Runs) -> None
     starters.click(events.ask_suggested, asked, answered, **many)
     log.click(events.retry_or_clear, asked, answered, **many)
     stop.click(events.stop, **DIRECT)
-    gr.context.Context.root_block.load(events.restore, [kept, session], [kept, *chosen], **DIRECT)
+    page.load(events.restore, [kept, session], [kept, *chosen], **DIRECT)
 
 
 class ChatEvents:

@@ -77,7 +77,7 @@ def build_page(service: Service, *, samples: Sequence[Path]) -> gr.Blocks:
         opening = [_refreshed(lambda: head(service), elem_id="page-head")]
         with gr.Tabs(elem_id="page-tabs"):
             with gr.Tab("Chat", id="chat"):
-                build_chat(service, samples=samples, runs=runs)
+                build_chat(service, page=page, samples=samples, runs=runs)
             with gr.Tab("Batch", id="batch"):
                 opening += build_batch(service, samples=samples, runs=runs)
             with gr.Tab("Throughput", id="throughput"):
