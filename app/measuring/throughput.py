@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
-from weakref import WeakKeyDictionary
 
 from llama_adapter.app.captioning.stage_clock import STAGES
 from llama_adapter.app.measuring.report import longest_stage
@@ -131,13 +130,3 @@ def to_compare(runs: Sequence[RunFigures]) -> list[RunFigures]:
     """
     newest = {(run.in_flight, run.num_reused > 0): run for run in runs if run.num_pictures}
     return [newest[key] for key in sorted(newest)]
-
-
-_histories: WeakKeyDictionary[object, RunHistory] = WeakKeyDictionary()
-_histories_lock = threading.Lock()
-
-
-def history_of(service: object) -> RunHistory:
-    """The runs through one service, shared by all tabs of the page."""
-    with _histories_lock:
-        return _histories.setdefault(service, RunHistory())

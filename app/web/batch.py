@@ -14,7 +14,6 @@ from gradio import processing_utils, utils
 
 from llama_adapter.app.calibration.decisions import Rule
 from llama_adapter.app.exports.formats import to_csv, to_jsonl, to_sidecars
-from llama_adapter.app.measuring.throughput import history_of
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.records.record import Record
 from llama_adapter.app.tasks.question import Question
@@ -24,6 +23,7 @@ from llama_adapter.app.web.batch_run import BatchRun, Result
 from llama_adapter.app.web.batch_view import MAX_CARDS, State, cards, decisions, progress_view, table
 from llama_adapter.app.web.html import counted, render, told
 from llama_adapter.app.web.runs import Run, Runs
+from llama_adapter.app.web.suggestions import starters_for
 from llama_adapter.app.web.uploads import Upload, place_in_uploads, uploads_of
 from llama_adapter.app.web.widgets import (
     DIRECT,
@@ -38,7 +38,6 @@ from llama_adapter.app.web.widgets import (
     sample_strip,
     sampling_of,
     share_slider,
-    starters_for,
 )
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
@@ -70,6 +69,7 @@ class Shown:
 
     def __init__(self, choices: tuple[str, ...]) -> None:
         self.choices = choices  # empty: answers are free text
+        self.has_begun = False  # whether the page shows a run
         self.results: list[Result] = []
         self._newest: deque[Result] = deque(maxlen=MAX_CARDS)
 
@@ -92,24 +92,23 @@ def build_batch(service: Service, *, samples: Sequence[Path], runs: Runs) -> lis
     """Lay out the tab and connect it; called inside a `gr.Tab`."""
     events, limits = BatchEvents(service, samples=samples, runs=runs), service.limits
     session = gr.State(BatchSession(), time_to_live=SESSION_SECONDS)
-    with gr.Row(elem_classes="la-columns"):
+    with gr.Row(elem_classes="la-columns", elem_id="batch-columns"):
         with gr.Column(scale=4, min_width=280, elem_classes="la-side"):
             files = gr.File(
                 label="Pictures, or zips of pictures",
                 file_count="multiple",
-                height=180,
+                height=140,
                 elem_id="batch-files",
                 buttons=[],
             )
-            html_view(render("batch", "limits", max_pictures=MAX_PICTURES, limits=limits))
-            folder = gr.UploadButton("Add a folder", file_count="directory", size="md", elem_id="batch-folder")
+            folder = gr.UploadButton("Add a folder", file_count="directory", size="sm", elem_id="batch-folder")
             folder_line = html_view("", elem_id="batch-folder-line")
-            html_view(render("parts", "small_title", text="Add sample pictures"))
+            html_view(render("parts", "small_title", text="Add samples"), elem_id="batch-samples-title")
             strip = html_buttons(sample_strip(samples), elem_id="batch-samples")
             question = gr.Textbox(
                 label="Instruction or question",
                 placeholder="Empty: the model's own caption prompt",
-                lines=2,
+                lines=1,
                 max_lines=5,
                 max_length=limits.max_prompt_chars,
                 elem_id="batch-question",
@@ -126,17 +125,18 @@ def build_batch(service: Service, *, samples: Sequence[Path], runs: Runs) -> lis
                 if (widget := option.widget) is not None
             ]
             starters = html_buttons(_starters(service), elem_id="batch-starters")
-            settings = build_settings()
-            with gr.Row(elem_classes="la-buttons"):
+            with gr.Row(elem_classes="la-buttons la-composer"):
                 start = gr.Button("Start", variant="primary", elem_id="batch-start", min_width=90)
-                cancel = gr.Button("Cancel", variant="stop", interactive=False, elem_id="batch-cancel", min_width=70)
+                cancel = gr.Button("Cancel", variant="stop", visible=False, elem_id="batch-cancel", min_width=90)
                 clear = gr.Button("Clear", elem_id="batch-clear", min_width=70)
+            settings = build_settings()
+            html_view(render("batch", "limits", max_pictures=MAX_PICTURES, limits=limits))
         with gr.Column(scale=7, min_width=300, elem_classes="la-main"):
-            progress = html_view(render("batch", "empty"), elem_id="batch-progress")
+            progress = html_view(render("batch", "empty", num_files=0), elem_id="batch-progress")
             with gr.Row(elem_classes="la-buttons"):
                 downloads = [
                     gr.DownloadButton(
-                        label, interactive=False, size="md", min_width=110, elem_id=f"batch-download-{suffix}"
+                        label, visible=False, size="md", min_width=110, elem_id=f"batch-download-{suffix}"
                     )
                     for label, suffix, _ in _DOWNLOADS
                 ]
@@ -160,6 +160,8 @@ def build_batch(service: Service, *, samples: Sequence[Path], runs: Runs) -> lis
     cancel.click(events.cancel, **DIRECT)
     clear.click(events.clear, session, [files, folder, folder_line, *shown], **DIRECT)
     folder.upload(events.show_folder, folder, folder_line, **direct)
+    listed = [session, files, folder]
+    gr.on([files.change, folder.upload], events.show_files, listed, progress, **latest)
     strip.click(events.add_sample, files, files, **direct)
     starters.click(events.start_from, None, [question, *boxes], **DIRECT)
     gr.on([box.change for box in boxes], events.show_rule, boxes, rule, **latest)
@@ -224,13 +226,21 @@ class BatchEvents:
         """Forget the files and the answers."""
         shown = session.begin()
         paths = [None] * len(_DOWNLOADS)
-        update = _update(session, progress=render("batch", "empty"), shown=shown, paths=paths, is_running=False)
+        update = _update(
+            session, progress=render("batch", "empty", num_files=0), shown=shown, paths=paths, is_running=False
+        )
         return [None, None, "", *update]
 
     def show_folder(self, folder: Any) -> str:
         """A folder was uploaded."""
         count = len(uploads_of(folder))
         return render("parts", "status", text=f"Folder: {counted(count, 'file')}") if count else ""
+
+    def show_files(self, session: BatchSession, files: Any, folder: Any) -> Any:
+        """Files were added or removed: how many there are, until a run begins."""
+        if session.shown.has_begun:
+            return gr.skip()
+        return render("batch", "empty", num_files=len(uploads_of(files)) + len(uploads_of(folder)))
 
     def add_sample(self, value: Any, event: gr.EventData) -> Any:
         """A sample was pressed: one more file."""
@@ -282,6 +292,8 @@ class BatchEvents:
     ) -> AsyncGenerator[list[Any]]:
         """One run, from opening the files to its downloads."""
         shown = session.begin(question.task.continuations)
+        shown.has_begun = True
+        history = self._runs.history(page)
         yield _update(session, progress=render("batch", "opening"), shown=shown, is_running=True)
         with closing(await asyncio.to_thread(BatchFiles, *chosen, limits=self._service.limits)) as files:
             batch = BatchRun(
@@ -305,7 +317,7 @@ class BatchEvents:
                 trouble = " ".join(told(error)).strip()
         figures = batch.figures(kind="batch")
         if figures.num_pictures:
-            history_of(self._service).add(figures)
+            history.add(figures)
         records = [result.record for result in sorted(shown.results, key=lambda result: result.index)]
         paths = await asyncio.to_thread(_write_downloads, records, batch.run_id) if records else None
         is_whole = batch.progress.num_done == batch.progress.num_pictures
@@ -325,13 +337,13 @@ def _update(
     """Values for the outputs of a run; what is None stays. A new run takes the last one's downloads away."""
     lists = [gr.skip()] * 3 if shown is None else shown.lists(session.rule)
     if paths is not None:
-        downloads: list[Any] = [gr.update(value=path, interactive=path is not None) for path in paths]
+        downloads: list[Any] = [gr.update(value=path, visible=path is not None) for path in paths]
     elif is_running:
-        downloads = [gr.update(value=None, interactive=False) for _ in _DOWNLOADS]
+        downloads = [gr.update(value=None, visible=False) for _ in _DOWNLOADS]
     else:
         downloads = [gr.skip() for _ in _DOWNLOADS]
     states = (not is_running, is_running, not is_running)
-    buttons = [gr.skip() if is_running is None else gr.update(interactive=state) for state in states]
+    buttons = [gr.skip() if is_running is None else gr.update(visible=state) for state in states]
     return [progress, *lists, *downloads, *buttons, session]
 
 

@@ -58,7 +58,7 @@ class Progress:
     num_done: int  # failed ones included
     num_failed: int
     elapsed_s: float
-    pictures_per_s: float  # of the last seconds; of the whole run at its end
+    pictures_per_s: float  # of the last seconds; at its end, the answered ones of the whole run
     remaining_s: float | None
     waits_for: str  # why the service accepts no more at the moment, or empty
 
@@ -140,7 +140,8 @@ class BatchRun:
         done = self._tally.num_pictures + self._tally.num_failed
         now = self._now() if self._ended is None else self._ended
         began, done_before = self._marks[0] if self._ended is None else (self._started, 0)
-        rate = (done - done_before) / (now - began) if now > began else 0.0
+        counted = done if self._ended is None else self._tally.num_pictures  # at the end as in `figures`
+        rate = (counted - done_before) / (now - began) if now > began else 0.0
         left = None if self._num_pictures is None else self._num_pictures - done
         return Progress(
             num_pictures=self._num_pictures,

@@ -85,7 +85,7 @@ def decisions(results: Sequence[Result], choices: tuple[str, ...], rule: Rule) -
 
 
 def answer_text(result: Result, rule: Rule) -> str:
-    """The answer; with choices, the decision and the most likely choice: `yes (98.7 %)`, `undecided (yes 52.0 %)`."""
+    """The answer; with choices, the decision and the most likely choice: `yes (98.7%)`, `undecided (yes 52.0%)`."""
     record = result.record
     if not (choice := _probabilities(record)):
         return record["text"]

@@ -1,5 +1,7 @@
 """The Chat tab: one picture, questions about it, streamed answers."""
 
+import secrets
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -11,32 +13,33 @@ from llama_adapter.app.online.service import Service
 from llama_adapter.app.web.chat_session import ChatSession, PickedPicture, Turn, answer_turns, look
 from llama_adapter.app.web.html import render
 from llama_adapter.app.web.runs import Runs
+from llama_adapter.app.web.suggestions import Starter, starters_for
 from llama_adapter.app.web.uploads import Upload, place_in_uploads, upload_of
 from llama_adapter.app.web.widgets import (
     DIRECT,
     PRIVATE,
     SESSION_SECONDS,
-    OnOpening,
     build_settings,
     html_buttons,
     html_view,
     pressed,
+    sample_name,
     sample_strip,
     sampling_of,
-    starters_for,
 )
 
 TAB: Final = "chat"
-_NOTE: Final = (
-    "Each question is answered on its own: the model sees the picture and this question, not the earlier ones. "
-    "The picture is encoded once and reused for further questions."
-)
+MAX_KEPT: Final = 256  # chats that a reload finds again; the oldest is forgotten
+_NOTE: Final = "Each question stands alone: the model sees the picture and this question, not the earlier ones."
+_DESCRIBE: Final = 0  # the suggestion that an empty question stands for
+_RETRY, _CLEAR = 0, 1  # buttons on the last answer
 
 
-def build_chat(service: Service, *, samples: Sequence[Path], runs: Runs) -> list[OnOpening]:
+def build_chat(service: Service, *, page: gr.Blocks, samples: Sequence[Path], runs: Runs) -> None:
     """Lay out the tab and connect it; called inside a `gr.Tab`."""
     events = ChatEvents(service, samples=samples, runs=runs)
     session = gr.State(ChatSession(), time_to_live=SESSION_SECONDS)
+    kept = gr.BrowserState(storage_key="llama-adapter-chat")
     with gr.Row(elem_classes="la-columns"):
         with gr.Column(scale=4, min_width=280, elem_classes="la-side"):
             picture = gr.Image(
@@ -50,47 +53,48 @@ def build_chat(service: Service, *, samples: Sequence[Path], runs: Runs) -> list
                 elem_id="chat-picture",
             )
             picture_line = html_view(render("chat", "picture_line", picture=None), elem_id="chat-picture-line")
-            html_view(render("parts", "small_title", text="Sample pictures"))
+            html_view(render("parts", "small_title", text="Sample pictures"), elem_id="chat-samples-title")
             strip = html_buttons(sample_strip(samples), elem_id="chat-samples")
         with gr.Column(scale=7, min_width=300, elem_classes="la-main"):
-            log = html_view(conversation(()), elem_id="chat-log")
+            log = html_buttons(conversation(()), elem_id="chat-log")
             with gr.Column(elem_classes="la-composer"):
-                starters = html_buttons(_starters(service), elem_id="chat-starters")
-                question = gr.Textbox(
-                    label="Question",
-                    placeholder="Ask something about the picture",
-                    lines=1,
-                    max_lines=5,
-                    max_length=service.limits.max_prompt_chars,
-                    elem_id="chat-question",
-                )
-                with gr.Row(elem_classes="la-buttons"):
-                    ask = gr.Button("Ask", variant="primary", elem_id="chat-ask", min_width=90)
-                    stop = gr.Button("Stop", variant="stop", interactive=False, elem_id="chat-stop", min_width=70)
-                    retry = gr.Button("Retry", interactive=False, elem_id="chat-retry", min_width=70)
-                    clear = gr.Button("Clear", interactive=False, elem_id="chat-clear", min_width=70)
+                starters = html_buttons(_chips(service), elem_id="chat-starters")
+                with gr.Row(elem_classes="la-ask"):
+                    question = gr.Textbox(
+                        label="Question",
+                        placeholder="Ask about the picture",
+                        show_label=False,
+                        container=False,
+                        scale=1,
+                        min_width=120,
+                        lines=1,
+                        max_lines=5,
+                        max_length=service.limits.max_prompt_chars,
+                        elem_id="chat-question",
+                    )
+                    ask = gr.Button("Ask", variant="primary", elem_id="chat-ask", min_width=90, scale=0)
+                    stop = gr.Button("Stop", variant="stop", visible=False, elem_id="chat-stop", min_width=90, scale=0)
                 notice = html_view("", elem_id="chat-notice")
-                settings = build_settings()
+            settings = build_settings()
             html_view(render("parts", "note", text=_NOTE))
 
-    buttons = [ask, stop, retry, clear]
-    chosen = [session, picture, picture_line, log, *buttons]
+    shown = [log, starters, ask, stop]
+    chosen = [session, picture, picture_line, *shown]
     # Not preprocessed: Gradio would open the picture. The last choice counts: pasting a picture first reports that the
     # present one is removed.
     last: dict[str, Any] = {"preprocess": False, "trigger_mode": "always_last", **DIRECT}
     picture.input(events.choose, [picture, session], chosen, **last)
     strip.click(events.choose_sample, session, chosen, **DIRECT)
 
-    answered = [log, question, notice, session, *buttons]
+    answered = [session, question, notice, *shown]
     asked = [picture, session, question, *settings]
     # The service orders the questions of all pages, so they need not wait for each other here.
     many: dict[str, Any] = {"preprocess": False, "concurrency_limit": service.limits.max_waiting, **PRIVATE}
     gr.on([question.submit, ask.click], events.ask, asked, answered, **many)
-    retry.click(events.retry, asked, answered, **many)
+    starters.click(events.ask_suggested, asked, answered, **many)
+    log.click(events.retry_or_clear, asked, answered, **many)
     stop.click(events.stop, **DIRECT)
-    clear.click(events.clear, session, answered, **DIRECT)
-    starters.click(events.start_from, None, question, **DIRECT)
-    return [(starters, lambda: _starters(service))]
+    page.load(events.restore, [kept, session], [kept, *chosen], **DIRECT)
 
 
 class ChatEvents:
@@ -101,8 +105,22 @@ class ChatEvents:
 
     def __init__(self, service: Service, *, samples: Sequence[Path], runs: Runs) -> None:
         self._service, self._samples, self._runs = service, samples, runs
+        self._kept: OrderedDict[str, ChatSession] = OrderedDict()  # by a secret that only one browser knows
 
-    # Outputs: session, picture, line below it, log, four buttons
+    # Outputs: session, picture, line below it, log, suggestions, Ask, Stop
+
+    def restore(self, token: Any, session: ChatSession) -> list[Any]:
+        """A page was opened or loaded again: its browser's last chat goes on, under a new secret."""
+        before = self._kept.pop(token, None) if isinstance(token, str) else None
+        token = secrets.token_urlsafe()
+        self._kept[token] = session
+        while len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
+        if before is None or not session.resume(before):
+            return [token, session, *[gr.skip()] * 6]
+        picture = session.picture
+        shown = None if picture is None else picture.shown
+        return [token, session, shown, render("chat", "picture_line", picture=picture), *self._shown(session)]
 
     async def choose(self, value: Any, session: ChatSession, request: gr.Request) -> list[Any]:
         """A picture was uploaded, pasted, taken or removed."""
@@ -112,13 +130,14 @@ class ChatEvents:
         """A sample was pressed."""
         index = pressed(event, count=len(self._samples))
         if index is None:
-            return [gr.skip()] * 8
-        file = Upload(path=place_in_uploads(self._samples[index]), name=self._samples[index].name)
-        update = await self._choose(file, session, page=_page(request))
+            return [gr.skip()] * 7
+        sample = self._samples[index]
+        file = Upload(path=place_in_uploads(sample), name=sample.name)
+        update = await self._choose(file, session, page=_page(request), about=sample_name(sample))
         return [update[0], file.path, *update[2:]]
 
-    async def _choose(self, file: Upload | None, session: ChatSession, *, page: str) -> list[Any]:
-        session.wanted, had_turns = file, bool(session.turns)
+    async def _choose(self, file: Upload | None, session: ChatSession, *, page: str, about: str = "") -> list[Any]:
+        session.wanted = file
         if file is None or session.picture is None or session.picture.source != file.path:
             self._runs.stop(page, TAB)
         preview: Any = gr.skip()
@@ -127,32 +146,57 @@ class ChatEvents:
         else:
             looked = await look(self._service, file, client=f"page {page}", is_wanted=lambda: session.wanted == file)
             if session.wanted != file:  # another one was chosen meanwhile
-                return [gr.skip()] * 8
+                return [gr.skip()] * 7
+            line = render("chat", "picture_line", picture=looked)
+            if looked.is_refused:
+                session.drop()
+                return [session, None, line, *self._shown(session)]
             session.choose(looked)
+            session.about = session.about or about
             if looked.shown != looked.source:
                 preview = looked.shown
         # Only what changed: a question may have been asked meanwhile, and this may reach the page later.
-        cleared = had_turns and not session.turns
-        rest = [conversation(()), *_buttons(session)] if cleared else [gr.skip()] * 5
+        rest = [gr.skip()] * 4 if session.turns else self._shown(session)
         return [session, preview, render("chat", "picture_line", picture=session.picture), *rest]
 
-    # Outputs: log, question, notice, session, four buttons
+    # Outputs: session, question, notice, log, suggestions, Ask, Stop
 
     async def ask(
         self, request: gr.Request, value: Any, session: ChatSession, question: Any, *settings: Any
     ) -> AsyncGenerator[list[Any]]:
         """Enter or Ask was pressed."""
         question = question.strip() if isinstance(question, str) else ""
+        question = question or self._starters(session)[_DESCRIBE].text
         async with aclosing(self._answer(value, session, question, settings, page=_page(request))) as updates:
             async for update in updates:
                 yield update
 
-    async def retry(
-        self, request: gr.Request, value: Any, session: ChatSession, _: Any, *settings: Any
+    async def ask_suggested(
+        self, request: gr.Request, event: gr.EventData, value: Any, session: ChatSession, _: Any, *settings: Any
     ) -> AsyncGenerator[list[Any]]:
-        """Ask the last question again; what is typed meanwhile stays."""
-        question = session.turns[-1].question if session.turns else ""
-        again = self._answer(value, session, question, settings, page=_page(request), is_again=True)
+        """A suggested question was pressed; what is typed stays."""
+        starters = self._starters(session)
+        index = pressed(event, count=len(starters))
+        if index is None:
+            return
+        asked = self._answer(value, session, starters[index].text, settings, page=_page(request))
+        async with aclosing(asked) as updates:
+            async for update in updates:
+                yield [update[0], gr.skip(), *update[2:]]
+
+    async def retry_or_clear(
+        self, request: gr.Request, event: gr.EventData, value: Any, session: ChatSession, _: Any, *settings: Any
+    ) -> AsyncGenerator[list[Any]]:
+        """A button on the last answer was pressed: ask again, or forget the questions. What is typed stays."""
+        index = pressed(event, count=2)
+        if index is None or not session.turns:
+            return
+        if index == _CLEAR:
+            self._runs.stop(_page(request), TAB)
+            session.clear()
+            yield [session, gr.skip(), "", *self._shown(session)]
+            return
+        again = self._answer(value, session, session.turns[-1].question, settings, page=_page(request), is_again=True)
         async with aclosing(again) as updates:
             async for update in updates:
                 yield [update[0], gr.skip(), *update[2:]]
@@ -161,17 +205,14 @@ class ChatEvents:
         """End the answer; the handler that streams it shows that."""
         self._runs.stop(_page(request), TAB)
 
-    def clear(self, session: ChatSession, request: gr.Request) -> list[Any]:
-        """Forget the questions."""
-        self._runs.stop(_page(request), TAB)
-        session.clear()
-        return [conversation(()), gr.skip(), "", session, *_buttons(session)]
+    def _starters(self, session: ChatSession) -> tuple[Starter, ...]:
+        return starters_for(self._service, about=session.about).prompts
 
-    def start_from(self, event: gr.EventData) -> Any:
-        """A suggested question was pressed."""
-        prompts = starters_for(self._service).prompts
-        index = pressed(event, count=len(prompts))
-        return gr.skip() if index is None else prompts[index].text
+    def _shown(self, session: ChatSession) -> list[Any]:
+        """Log, suggestions, and either Ask or Stop."""
+        is_busy = bool(session.turns) and session.turns[-1].is_open
+        buttons = [gr.update(visible=not is_busy), gr.update(visible=is_busy)]
+        return [conversation(session.turns), _chips(self._service, about=session.about), *buttons]
 
     async def _answer(
         self,
@@ -187,15 +228,13 @@ class ChatEvents:
         try:
             if picture is None:
                 raise ValueError("Choose a picture first, or wait until it is uploaded")
-            if not question:
-                raise ValueError("Write a question first, or choose a suggested one")
             sampling = sampling_of(*settings)
         except ValueError as error:
-            yield [gr.skip(), gr.skip(), render("parts", "alert", sentence=f"{error}."), session, *_buttons(session)]
+            yield [session, gr.skip(), render("parts", "alert", sentence=f"{error}."), *self._shown(session)]
             return
         with self._runs.open(page, TAB) as run:
             session.begin(run, Turn(question=question), is_again=is_again)
-            yield [conversation(session.turns), "", "", session, *_buttons(session)]
+            yield [session, "", "", *self._shown(session)]
             turns = answer_turns(
                 self._service, run, picture=picture, question=question, sampling=sampling, client=f"page {page}"
             )
@@ -204,7 +243,10 @@ class ChatEvents:
                     if session.run is not run:  # cleared, or overtaken by the next question
                         return
                     session.update(turn)
-                    yield [conversation(session.turns), gr.skip(), gr.skip(), session, *_buttons(session)]
+                    shown = (
+                        self._shown(session) if not turn.is_open else [conversation(session.turns), *[gr.skip()] * 3]
+                    )
+                    yield [session, gr.skip(), gr.skip(), *shown]
 
 
 def conversation(turns: Sequence[Turn]) -> str:
@@ -212,8 +254,8 @@ def conversation(turns: Sequence[Turn]) -> str:
     return render("chat", "conversation", turns=turns)
 
 
-def _starters(service: Service) -> str:
-    return render("parts", "chips", starters=starters_for(service).prompts)
+def _chips(service: Service, *, about: str = "") -> str:
+    return render("parts", "chips", starters=starters_for(service, about=about).prompts)
 
 
 def _page(request: gr.Request) -> str:
@@ -228,11 +270,3 @@ def _present(value: Any, session: ChatSession) -> PickedPicture | None:
     if session.picture is None or file.path not in (session.picture.source, session.picture.shown):
         session.choose(PickedPicture(source=file.path, shown=file.path, name=file.base_name))
     return session.picture
-
-
-def _buttons(session: ChatSession) -> list[Any]:
-    """Ask, Stop, Retry and Clear."""
-    has_turns = bool(session.turns)
-    is_busy = has_turns and session.turns[-1].is_open
-    states = (not is_busy, is_busy, has_turns and not is_busy, has_turns)
-    return [gr.update(interactive=state) for state in states]

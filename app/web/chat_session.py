@@ -17,7 +17,8 @@ from llama_adapter.app.reading.process_pool import ReadingProcessError
 from llama_adapter.app.tasks.answers import Answer, Event
 from llama_adapter.app.web.html import told
 from llama_adapter.app.web.runs import Run
-from llama_adapter.app.web.uploads import Upload, read_upload
+from llama_adapter.app.web.suggestions import num_named
+from llama_adapter.app.web.uploads import Upload, read_upload, uploaded
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.problems import Problem, describe
@@ -29,6 +30,7 @@ _SHOWN_BY_BROWSERS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".avif")
 _PREVIEW_SIDE = 1024  # pixels
 _NOT_READ = "The server could not read the picture in time; choose it again later."
 _OVERTAKEN = Problem(exit_code=ExitCode.INTERRUPTED, http_status=499, sentence="Stopped for the next question.")
+_RELOADED = replace(_OVERTAKEN, sentence="Stopped when the page was loaded again.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +44,7 @@ class PickedPicture:
     height: int = 0
     num_bytes: int = 0
     problem: str = ""  # why it cannot be read
+    is_refused: bool = False  # whether another try cannot help
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,16 +74,24 @@ class ChatSession:
         self.turns: tuple[Turn, ...] = ()
         self.wanted: Upload | None = None
         self.run: object | None = None
+        self.about = ""  # words that describe the picture, for suggested questions
+
+    def resume(self, other: "ChatSession") -> bool:
+        """Go on with the chat of another page, unless its picture is gone or one was chosen here meanwhile."""
+        if self.wanted is not None or other.picture is None or uploaded(other.picture.source) is None:
+            return False
+        self.picture, self.turns, self.about = other.picture, _closed(other.turns, _RELOADED), other.about
+        return True
 
     def choose(self, picture: PickedPicture) -> None:
         """Take a new picture, which starts a new chat, or the details of the present one."""
         if self.picture is None or self.picture.source != picture.source:
-            self.turns = ()
+            self.turns, self.about = (), ""
         self.picture = picture
 
     def drop(self) -> None:
         """Forget the picture and its questions."""
-        self.run, self.picture, self.turns = None, None, ()
+        self.run, self.picture, self.turns, self.wanted, self.about = None, None, (), None, ""
 
     def clear(self) -> None:
         """Forget the questions."""
@@ -88,14 +99,20 @@ class ChatSession:
 
     def begin(self, run: object, turn: Turn, *, is_again: bool = False) -> None:
         """Let `run` write a new last turn, in place of the present one if `is_again`. An open turn is closed."""
-        turns = self.turns[:-1] if is_again else self.turns
-        if turns and turns[-1].is_open:
-            turns = (*turns[:-1], replace(turns[-1], problem=_OVERTAKEN))
+        turns = _closed(self.turns[:-1] if is_again else self.turns, _OVERTAKEN)
         self.run, self.turns = run, (*turns, turn)[-MAX_TURNS:]
 
     def update(self, turn: Turn) -> None:
-        """Replace the last turn."""
+        """Replace the last turn. A caption of a picture that the model knows describes it."""
         self.turns = (*self.turns[:-1], turn)
+        if turn.answer is not None and turn.answer.error is None and not turn.answer.unfamiliar:
+            self.about = max(self.about, turn.answer.text, key=num_named)
+
+
+def _closed(turns: tuple[Turn, ...], problem: Problem) -> tuple[Turn, ...]:
+    if not turns or not turns[-1].is_open:
+        return turns
+    return (*turns[:-1], replace(turns[-1], problem=problem))
 
 
 async def look(
@@ -111,12 +128,16 @@ async def look(
         data = await asyncio.to_thread(read_upload, file.path, name=name, max_bytes=service.limits.max_picture_bytes)
         reading = service.view(data, name=name, side=_PREVIEW_SIDE, client=client, is_wanted=is_wanted)
         view = await asyncio.wait_for(asyncio.wrap_future(reading), service.limits.timeout_s)
-    except (PictureError, UnavailableError, BusyError) as error:
+    except PictureError as error:
+        return replace(picture, problem=error.message, is_refused=True)
+    except (UnavailableError, BusyError) as error:
         return replace(picture, problem=error.message)
     except (TimeoutError, ReadingDroppedError, ReadingProcessError):
         return replace(picture, problem=_NOT_READ)
     if view.pixels is None:
-        return replace(picture, problem=_NOT_READ if view.error is None else view.error.message)
+        if view.error is None:
+            return replace(picture, problem=_NOT_READ)
+        return replace(picture, problem=view.error.message, is_refused=True)
     if Path(file.path).suffix.lower() not in _SHOWN_BY_BROWSERS:
         shown = await asyncio.to_thread(_write_preview, view.pixels, beside=Path(file.path))
         picture = replace(picture, shown=shown)

@@ -77,7 +77,7 @@ def build_page(service: Service, *, samples: Sequence[Path]) -> gr.Blocks:
         opening = [_refreshed(lambda: head(service), elem_id="page-head")]
         with gr.Tabs(elem_id="page-tabs"):
             with gr.Tab("Chat", id="chat"):
-                opening += build_chat(service, samples=samples, runs=runs)
+                build_chat(service, page=page, samples=samples, runs=runs)
             with gr.Tab("Batch", id="batch"):
                 opening += build_batch(service, samples=samples, runs=runs)
             with gr.Tab("Throughput", id="throughput"):
@@ -87,7 +87,7 @@ def build_page(service: Service, *, samples: Sequence[Path]) -> gr.Blocks:
                 opening += [state, (html_view("", elem_id="about-model"), lambda: about(service))]
 
         def leave(request: gr.Request) -> None:
-            runs.stop(str(request.session_hash))
+            runs.leave(str(request.session_hash))
 
         page.load(lambda: [make() for _, make in opening], None, [component for component, _ in opening], **DIRECT)
         page.unload(leave)
@@ -114,6 +114,7 @@ def page_settings(service: Service) -> dict[str, Any]:
         "enable_monitoring": False,
         "pwa": False,
         "mcp_server": False,
+        "i18n": gr.I18n(en={"common.upload": "Add files"}),  # Gradio has no words for this key of its own
         # Starlette takes its middlewares as (class, arguments, keywords).
         "app_kwargs": {"middleware": [(ClosedRoutes, (), {}), (BodyLimit, (), _EVENT_LIMIT)]},
     }

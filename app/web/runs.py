@@ -1,10 +1,15 @@
-"""The requests that each open page waits for, so that Stop and closing the page cancel them. No Gradio, no model."""
+"""What each open page waits for, so that Stop and closing it cancel that, and how fast its runs were. No Gradio."""
 
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
+from llama_adapter.app.measuring.throughput import RunHistory
 from llama_adapter.app.online.request_handle import RequestHandle
+
+MAX_HISTORIES: Final = 256  # of pages; the oldest is forgotten
 
 
 class Run:
@@ -43,11 +48,26 @@ class Run:
 
 
 class Runs:
-    """The current runs of all open pages, at most one for each page and tab."""
+    """The current runs of all open pages, at most one for each page and tab, and the figures of their finished ones."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._runs: dict[tuple[str, str], Run] = {}
+        self._histories: OrderedDict[str, RunHistory] = OrderedDict()
+
+    def history(self, session: str) -> RunHistory:
+        """The figures of this page's runs: other visitors see their own."""
+        with self._lock:
+            history = self._histories.setdefault(session, RunHistory())
+            while len(self._histories) > MAX_HISTORIES:
+                self._histories.popitem(last=False)
+        return history
+
+    def leave(self, session: str) -> None:
+        """The page was closed: stop its runs and forget their figures."""
+        self.stop(session)
+        with self._lock:
+            self._histories.pop(session, None)
 
     @contextmanager
     def open(self, session: str, tab: str) -> Iterator[Run]:

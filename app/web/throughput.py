@@ -17,7 +17,7 @@ from gradio import processing_utils, utils
 
 from llama_adapter.app.inputs import expand_inputs
 from llama_adapter.app.measuring.report import numbers
-from llama_adapter.app.measuring.throughput import RunFigures, RunHistory, history_of, to_compare
+from llama_adapter.app.measuring.throughput import RunFigures, RunHistory, to_compare
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.tasks.question import Question
@@ -49,18 +49,19 @@ _NOTE: Final = (
 
 def build_throughput(service: Service, *, runs: Runs) -> None:
     """Lay out the tab and connect it; called inside a `gr.Tab`."""
-    history, tab = history_of(service), gr.context.Context.block
+    tab = gr.context.Context.block
     html_view(render("parts", "note", text=_NOTE))
     with gr.Row(elem_classes="la-buttons"):
-        start = gr.Button("Measure", variant="primary", elem_id="throughput-measure", min_width=90)
-        stop = gr.Button("Stop", variant="stop", interactive=False, elem_id="throughput-stop", min_width=70)
-        download = gr.DownloadButton("Report", interactive=False, elem_id="throughput-download", min_width=110)
+        start = gr.Button("Measure", variant="primary", elem_id="throughput-measure", min_width=110, scale=0)
+        stop = gr.Button("Stop", variant="stop", visible=False, elem_id="throughput-stop", min_width=110, scale=0)
+        download = gr.DownloadButton("Report", visible=False, elem_id="throughput-download", min_width=110, scale=0)
     notice = html_view("", elem_id="throughput-notice")
-    view = html_view(lambda: report(history.runs()), elem_id="throughput-report")
+    view = html_view(report(()), elem_id="throughput-report")
     free = threading.Lock()  # two measurements at once would disturb each other
 
     async def measure_runs(request: gr.Request) -> AsyncGenerator[list[Any]]:
         page = str(request.session_hash)
+        history = runs.history(page)
         if not free.acquire(blocking=False):
             yield [_status("Another page is measuring. Try again in a few seconds."), *[gr.skip()] * 4]
             return
@@ -80,12 +81,12 @@ def build_throughput(service: Service, *, runs: Runs) -> None:
     def end(request: gr.Request) -> None:
         runs.stop(str(request.session_hash), TAB)
 
-    async def show() -> list[Any]:
-        return await _shown(history)
+    async def show(request: gr.Request) -> list[Any]:
+        return await _shown(runs.history(str(request.session_hash)))
 
     start.click(measure_runs, None, [notice, view, download, start, stop], concurrency_limit=None, **PRIVATE)
     stop.click(end, **DIRECT)
-    if isinstance(tab, gr.Tab):  # runs of other tabs and pages
+    if isinstance(tab, gr.Tab):  # runs of the Batch tab
         tab.select(show, None, [view, download], **PRIVATE)
 
 
@@ -93,7 +94,7 @@ async def _shown(history: RunHistory) -> list[Any]:
     """The report and its download."""
     runs = history.runs()
     path = await asyncio.to_thread(_write_report, history) if runs else None
-    return [report(runs), gr.update(value=path, interactive=bool(runs))]
+    return [report(runs), gr.update(value=path, visible=bool(runs))]
 
 
 def _write_report(history: RunHistory) -> str:
@@ -106,7 +107,7 @@ def _status(text: str) -> str:
 
 
 def _buttons(*, is_running: bool) -> list[Any]:
-    return [gr.update(interactive=not is_running), gr.update(interactive=is_running)]
+    return [gr.update(visible=not is_running), gr.update(visible=is_running)]
 
 
 def report(runs: Sequence[RunFigures]) -> str:

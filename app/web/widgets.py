@@ -1,9 +1,6 @@
-"""Gradio widgets that tabs share: HTML, sample pictures, suggested questions, the settings of an answer."""
+"""Gradio widgets that tabs share: HTML, sample pictures, the settings of an answer."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,9 +8,6 @@ import gradio as gr
 from gradio.components import Component
 from PIL import Image
 
-from llama_adapter.app.models.resources import sample_pictures
-from llama_adapter.app.online.service import Service
-from llama_adapter.app.online.types import UnavailableError
 from llama_adapter.app.web.html import data_address, render
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
@@ -65,51 +59,14 @@ def sample_strip(samples: Sequence[Path]) -> str:
         with Image.open(path) as image:
             small = image.convert("RGB")
         small.thumbnail((_SAMPLE_SIDE, _SAMPLE_SIDE))
-        pictures.append((_sample_name(path), data_address(small)))
+        pictures.append((sample_name(path), data_address(small)))
     return render("parts", "samples", pictures=pictures)
 
 
-def _sample_name(path: Path) -> str:
-    """`12-red-star.jpg` -> `red star`."""
+def sample_name(path: Path) -> str:
+    """What a sample shows: `12-red-star.jpg` -> `red star`."""
     words = path.stem.split("-")
     return " ".join(words[1:] if words[0].isdigit() and len(words) > 1 else words)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Starter:
-    """A suggested question and the few words on its button."""
-
-    label: str
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Starters:
-    """The suggested questions for one kind of model."""
-
-    prompts: tuple[Starter, ...]  # with free answers
-    questions: tuple[Starter, ...]  # with `texts` in the boxes of options
-    texts: Mapping[str, str]  # by the option's name
-
-
-def starters_for(service: Service) -> Starters:
-    """The suggested questions for the service's model; those for any model while none is loaded."""
-    try:
-        return starters(is_embedded=service.spec.is_embedded)
-    except UnavailableError:
-        return starters(is_embedded=False)
-
-
-@cache
-def starters(*, is_embedded: bool) -> Starters:
-    """The suggested questions of `assets/prompts.json`, for the embedded model or for any other."""
-    text = (sample_pictures().parent / "prompts.json").read_text(encoding="utf-8")
-    kind = json.loads(text)["embedded" if is_embedded else "general"]
-    return Starters(
-        prompts=tuple(Starter(**entry) for entry in kind["prompts"]),
-        questions=tuple(Starter(**entry) for entry in kind["questions"]),
-        texts={"choices": ", ".join(kind["choices"])},
-    )
 
 
 def share_slider(label: str, *, value: float, info: str) -> gr.Slider:

@@ -207,6 +207,8 @@ class Visit:
             self.page.on(end, lambda request: self._streams.discard(request))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("console", self._note_message)
+        # A new visitor, whose reloads keep what the page stored.
+        self.page.add_init_script("if (!sessionStorage.begun) { localStorage.clear(); sessionStorage.begun = 'yes'; }")
         self.page.goto(served.url)
         self.page.get_by_role("tab", name="Chat").wait_for()
 
@@ -270,6 +272,13 @@ def expect(locator: Any) -> Any:
     from playwright.sync_api import expect
 
     return expect(locator)
+
+
+def is_in_window(visit: Visit, selector: str) -> bool:
+    """Whether all of an element is in sight without scrolling."""
+    box, window = visit.page.locator(selector).bounding_box(), visit.page.viewport_size
+    right, bottom = box["x"] + box["width"], box["y"] + box["height"]
+    return bool(box["x"] >= 0 and box["y"] >= 0 and right <= window["width"] and bottom <= window["height"])
 
 
 def until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from llama_adapter.app.models.resources import sample_pictures
-from tests.e2e.browser import ServedPage, Visit, expect
+from tests.e2e.browser import ServedPage, Visit, expect, is_in_window
 
 pytestmark = pytest.mark.slow
 
@@ -46,25 +46,36 @@ def converted(kind: str, **options: Any) -> bytes:
     return file.getvalue()
 
 
+def noise() -> bytes:
+    """A picture of a kind that the model does not know."""
+    file = io.BytesIO()
+    Image.effect_noise((640, 480), 80).save(file, "PNG")
+    return file.getvalue()
+
+
 def test_an_uploaded_picture_is_asked_about_and_followed_up(visit: Visit) -> None:
     upload(visit, converted("JPEG", quality=97, comment=b"new bytes"))
     expect(visit.page.locator("#chat-picture-line")).to_contain_text("224 × 224 pixels")
     ask(visit)
     expect(last_answer(visit)).to_have_text(CAPTION)
     log = visit.page.locator("#chat-log")
-    expect(log.locator(".la-badge, .la-doubt")).to_have_count(0)
+    expect(log.locator(".is-reused, .la-doubt")).to_have_count(0)
 
     ask(visit, "What color is the moon?")
     expect(last_answer(visit)).to_have_text("yellow")
-    expect(log.locator(".la-badge")).to_have_count(1)
+    expect(log.locator(".is-reused")).to_have_count(1)
+    expect(log.locator(".is-reused")).not_to_be_visible()
+    log.locator("summary").last.click()
+    expect(log.locator(".is-reused")).to_be_visible()
+    log.locator("summary").last.click()
     expect(visit.page.get_by_label("Question", exact=True)).to_have_value("")
     visit.screenshot("chat")
 
-    noise = io.BytesIO()
-    Image.effect_noise((640, 480), 80).save(noise, "PNG")
-    upload(visit, noise.getvalue(), name="noise.png")
+    upload(visit, noise(), name="noise.png")
     ask(visit, "What is in the picture?")
     expect(log.locator(".la-doubt")).to_have_count(1)
+    chips = visit.page.locator("#chat-starters button")
+    expect(chips).to_have_text(["Describe it", "How many?"])  # no objects that the picture may not have
 
 
 def test_the_answer_grows_while_it_is_written(visit: Visit) -> None:
@@ -95,7 +106,7 @@ def test_stop_keeps_what_was_written_and_retry_and_clear_follow(visit: Visit) ->
     expect(visit.page.locator("#chat-log .la-cut")).to_have_count(1)
     assert CAPTION.startswith(last_answer(visit).inner_text())
     assert last_answer(visit).inner_text() != CAPTION
-    expect(visit.page.get_by_role("button", name="Stop")).to_be_disabled()
+    expect(visit.page.get_by_role("button", name="Stop")).to_have_count(0)
 
     visit.press("Retry")
     expect(last_answer(visit)).to_have_text(CAPTION)
@@ -123,13 +134,36 @@ def test_closing_the_page_cancels_its_question(served: ServedPage, visit: Visit)
 
 def test_a_sample_and_a_suggested_question_need_no_keyboard(visit: Visit) -> None:
     choose_sample(visit, "red star")
-    visit.page.get_by_role("button", name="Which colour?").click()
-    expect(visit.page.get_by_label("Question", exact=True)).to_have_value("What color is the star?")
-    visit.press("Ask")
+    visit.press("Which colour?")
+    expect(visit.page.locator("#chat-log .la-question")).to_contain_text("What color is the star?")
     expect(last_answer(visit)).to_have_text("red")
 
     choose_sample(visit, "blue moon")
     expect(visit.page.locator("#chat-log .la-turn")).to_have_count(0)
+    visit.press("Where?")
+    expect(visit.page.locator("#chat-log .la-question")).to_contain_text("Where is the moon?")
+    visit.press("Ask")
+    expect(visit.page.locator("#chat-log .la-question").last).to_contain_text(CAPTION_PROMPT)
+    expect(last_answer(visit)).to_have_text("a large blue moon at the center")
+
+
+def test_a_reload_keeps_the_conversation_and_a_new_visitor_has_none(
+    visit: Visit, open_page: Callable[..., Visit]
+) -> None:
+    choose_sample(visit, "red star")
+    ask(visit)
+    expect(last_answer(visit)).to_contain_text("red star")
+    visit.page.reload()
+    expect(last_answer(visit)).to_contain_text("red star")
+    expect(visit.page.locator("#chat-picture img")).to_have_js_property("naturalWidth", 224)
+    expect(visit.page.locator("#chat-picture-line")).to_contain_text("12-red-star.jpg")
+    visit.press("Retry")
+    expect(visit.page.locator("#chat-log .is-reused")).to_have_count(1)
+    expect(last_answer(visit)).to_contain_text("red star")
+
+    other = open_page()
+    expect(other.page.locator("#chat-log .la-empty")).to_be_visible()
+    expect(other.page.locator("#chat-log .la-turn")).to_have_count(0)
 
 
 def test_the_keyboard_alone_is_enough(visit: Visit) -> None:
@@ -155,12 +189,11 @@ def test_broken_and_missing_pictures_are_explained(visit: Visit) -> None:
 
     upload(visit, MOON.read_bytes()[:900], name="broken <b>x.png")
     expect(visit.page.locator("#chat-picture-line [role=alert]")).to_contain_text("broken <b>x.png")
+    expect(visit.page.locator("#chat-picture-line code")).to_have_text("broken <b>x.png")
+    expect(visit.page.locator("#chat-picture-line")).not_to_contain_text("`")
+    expect(visit.page.locator("#chat-picture img")).to_have_count(0)
     visit.press("Ask")
-    expect(visit.page.locator("#chat-log .la-problem")).to_contain_text("broken <b>x.png")
-    expect(notice).to_have_count(0)
-
-    visit.press("Ask")
-    expect(notice).to_contain_text("Write a question first")
+    expect(notice).to_contain_text("Choose a picture first")
 
 
 def test_formats_that_browsers_do_not_show_get_a_preview_and_an_answer(visit: Visit) -> None:
@@ -233,12 +266,21 @@ def test_settings_reach_the_answer(visit: Visit) -> None:
 def test_text_is_readable_and_a_phone_needs_no_sideways_scrolling(open_page: Callable[..., Visit], dark: bool) -> None:
     visit = open_page(width=390, height=844, dark=dark)
     assert visit.overflow() == 0, "before anything is chosen"
+    for button in visit.page.locator("#chat-picture .source-selection button").all():
+        assert button.evaluate("one => getComputedStyle(one, '::after').content") in ('"Upload"', '"Camera"', '"Paste"')
+        assert button.evaluate("one => Math.min(one.clientWidth, one.clientHeight)") >= 24
+    upload(visit, noise(), name="noise.png")
+    visit.press("Ask")
+    expect(visit.page.locator("#chat-log .la-doubt")).to_be_visible()
+    assert contrast(visit, "#chat-log .la-doubt") >= 4.5
     choose_sample(visit, "yellow moon green cross")
     evil = "<img src=x onerror=\"document.title='owned'\"> ${document.title='owned'} {{value}} **x**"
     ask(visit, evil + " averylongword" * 8 + "averylongword" * 8)
     expect(last_answer(visit)).not_to_be_empty()
     expect(visit.page.locator("#chat-log .la-question")).to_contain_text(evil)
     assert (visit.page.title(), visit.page.locator("#chat-log img").count()) == ("LLaMA-Adapter", 0)
+    for place in ("#chat-question", "#chat-ask", "#chat-starters button >> nth=0", "#chat-starters button >> nth=-1"):
+        assert is_in_window(visit, place), place
     for place in ("#chat-log .la-text", "#chat-log .la-question", "#chat-log .la-figures", "#chat-picture-line p"):
         assert contrast(visit, place) >= 4.5, place
     for tab in ("Chat", "Batch", "Throughput", "About"):

@@ -12,7 +12,7 @@ from PIL import Image
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.online.service import Service
-from llama_adapter.app.web.chat_session import PickedPicture, Turn, answer_turns, look
+from llama_adapter.app.web.chat_session import ChatSession, PickedPicture, Turn, answer_turns, look
 from llama_adapter.app.web.runs import Runs
 from llama_adapter.app.web.uploads import (
     ForeignFileError,
@@ -70,6 +70,21 @@ def test_a_stopped_question_ends_as_cancelled(service: Service, uploads: Path) -
     assert last.answer is not None
     assert last.answer.error is not None
     assert last.answer.error.code == "cancelled"
+
+
+def test_another_page_goes_on_with_a_chat_whose_picture_is_there(uploads: Path) -> None:
+    path = place_in_uploads(MOON)
+    before = ChatSession()
+    before.choose(PickedPicture(source=path, shown=path, name="a.png"))
+    before.begin("run", Turn(question="q"))
+    session, busy = ChatSession(), ChatSession()
+    busy.wanted = Upload(path=path, name="b.png")
+
+    assert session.resume(before)
+    assert (session.picture, [turn.is_open for turn in session.turns]) == (before.picture, [False])
+    assert not busy.resume(before)
+    before.choose(PickedPicture(source="/etc/passwd", shown=path, name="a.png"))
+    assert not ChatSession().resume(before)
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "/nowhere", "", "a\0b"])

@@ -1,9 +1,9 @@
-"""Stop, and closing the page, cancel what that page waits for and nothing of others."""
+"""Stop, and closing the page, cancel what that page waits for and nothing of others, whose figures stay apart."""
 
 import pytest
 
 from llama_adapter.app.online.request_handle import RequestHandle
-from llama_adapter.app.web.runs import Runs
+from llama_adapter.app.web.runs import MAX_HISTORIES, Runs
 
 
 class Cancelled:
@@ -59,3 +59,16 @@ def test_a_run_that_ends_is_forgotten_and_what_is_left_of_it_cancelled() -> None
 
     assert len(runs._runs) == 0
     assert cancelled.ids == [3]
+
+
+def test_each_page_has_a_history_of_its_own_until_it_is_closed() -> None:
+    runs = Runs()
+    history = runs.history("page")
+
+    assert runs.history("page") is history
+    assert runs.history("other") is not history
+    runs.leave("page")
+    assert runs.history("page") is not history
+    for number in range(MAX_HISTORIES):
+        runs.history(str(number))
+    assert len(runs._histories) == MAX_HISTORIES

@@ -11,7 +11,6 @@ from llama_adapter.app.measuring.throughput import (
     Circumstances,
     RunFigures,
     RunHistory,
-    history_of,
     stage_differences,
     to_compare,
 )
@@ -70,17 +69,6 @@ def test_the_oldest_run_makes_room() -> None:
         history.add(replace(RUN, in_flight=number))
 
     assert [run.in_flight for run in history.runs()] == [2, 3]
-
-
-def test_runs_of_one_service_are_one_history_and_of_another_one_another() -> None:
-    class Service:
-        pass
-
-    one, other = Service(), Service()
-    history_of(one).add(RUN)
-
-    assert history_of(one).runs() == [RUN]
-    assert history_of(other).runs() == []
 
 
 def test_the_newest_run_of_each_number_is_compared_and_repeated_pictures_stand_apart() -> None:

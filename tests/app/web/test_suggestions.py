@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from llama_adapter.app.web.widgets import starters
+from llama_adapter.app.web.suggestions import starters
 
 # The sentences of docs/embedded-model.md, with a place for the words of its world.
 _THING = "(?:circle|square|triangle|star|cross|ring|heart|moon)"
@@ -24,11 +24,30 @@ _KNOWN = (
 
 
 def test_the_embedded_model_is_only_asked_what_it_knows() -> None:
-    offer = starters(is_embedded=True)
+    offer = starters(is_embedded=True, about="a small red star above a large orange ring")
 
+    assert len(offer.prompts) == 8
     for one in (*offer.prompts, *offer.questions):
         assert any(re.fullmatch(known, one.text) for known in _KNOWN), one.text
     assert offer.texts == {"choices": "yes, no"}
+
+
+@pytest.mark.parametrize(
+    ("about", "expected"),
+    [
+        ("", ()),
+        ("IMG_2041", ()),
+        ("orange ring", ("What color is the ring?", "What shape is the orange object?", "Is there an orange ring?")),
+        ("two stars: a red star, a red star", ("Is there a red star?",)),
+        ("red star blue star white moon", ("Where is the moon?", "What shape is the red object?")),
+    ],
+)
+def test_questions_about_an_object_are_about_one_of_the_picture(about: str, expected: tuple[str, ...]) -> None:
+    texts = [one.text for one in starters(is_embedded=True, about=about).prompts]
+
+    assert texts[:2] == ["Generate caption of this image", "How many objects are in the picture?"]
+    assert set(expected) <= set(texts[2:])
+    assert bool(texts[2:]) == bool(expected)
 
 
 @pytest.mark.parametrize("is_embedded", [True, False])

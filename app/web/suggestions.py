@@ -1,0 +1,90 @@
+"""Suggested questions of `assets/prompts.json`, about what is known to be in the picture. No Gradio."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.online.service import Service
+from llama_adapter.app.online.types import UnavailableError
+
+_COLOURS: Final = "red|orange|yellow|green|blue|purple|white|black"
+_SHAPES: Final = "circle|square|triangle|star|cross|ring|heart|moon"
+_OBJECT: Final = re.compile(rf"\b({_COLOURS}) ({_SHAPES})\b")  # as the embedded model names them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Starter:
+    """A suggested question and the few words on its button."""
+
+    label: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Starters:
+    """The suggested questions for one kind of model."""
+
+    prompts: tuple[Starter, ...]  # with free answers; the first asks for a description
+    questions: tuple[Starter, ...]  # with `texts` in the boxes of options
+    texts: Mapping[str, str]  # by the option's name
+
+
+def starters_for(service: Service, *, about: str = "") -> Starters:
+    """The suggested questions for the service's model; those for any model while none is loaded."""
+    try:
+        return starters(is_embedded=service.spec.is_embedded, about=about)
+    except UnavailableError:
+        return starters(is_embedded=False)
+
+
+def starters(*, is_embedded: bool, about: str = "") -> Starters:
+    """The suggested questions for the embedded model, or for any other.
+
+    `about` describes the picture, as in `a red star above a blue ring`. Questions about an object need it.
+    """
+    kind = _prompts()["embedded" if is_embedded else "general"]
+    words = _words(about)
+    prompts = [(entry["label"], _filled(entry["text"], words)) for entry in kind["prompts"]]
+    return Starters(
+        prompts=tuple(Starter(label=label, text=text) for label, text in prompts if text),
+        questions=tuple(Starter(**entry) for entry in kind["questions"]),
+        texts={"choices": ", ".join(kind["choices"])},
+    )
+
+
+def num_named(text: str) -> int:
+    """How many drawn objects a text names by colour and shape."""
+    return len(_OBJECT.findall(text))
+
+
+def _words(about: str) -> dict[str, str]:
+    """Values for the places in questions: an object, and shapes and a colour that only one object has."""
+    objects = _OBJECT.findall(about)
+    colours, shapes = ([each[place] for each in objects] for place in (0, 1))
+    words = {f"shape{number}": shape for number, shape in enumerate(_single(shapes), start=1)}
+    words |= {f"colour{number}": colour for number, colour in enumerate(_single(colours), start=1)}
+    if objects:
+        words["object"] = f"{'an' if objects[0][0] == 'orange' else 'a'} {' '.join(objects[0])}"
+    return words
+
+
+def _single(values: list[str]) -> list[str]:
+    return [value for value in values if values.count(value) == 1]
+
+
+def _filled(text: str, words: Mapping[str, str]) -> str:
+    """The question with its words; empty if one is not known."""
+    try:
+        return text.format_map(words)
+    except KeyError:
+        return ""
+
+
+@cache
+def _prompts() -> dict[str, Any]:
+    prompts: dict[str, Any] = json.loads((sample_pictures().parent / "prompts.json").read_text(encoding="utf-8"))
+    return prompts
