@@ -24,7 +24,7 @@ from scripts.train_embedded import (
 from scripts.train_embedded.sizes import build_encoder
 
 STAGES = ("tokenizer", "draw", "vision", "code", "wording", "features", "slots", "reading", "export", "familiar")
-STEPS = {"vision": 10_500, "code": 4_700, "wording": 4_000, "slots": 5_400, "reading": 7_000}
+STEPS = {"vision": 10_500, "code": 4_700, "wording": 9_500, "slots": 5_400, "reading": 7_000}
 CHUNKS = {"scene": 18, "odd": 6, "check": 1, "pair": 1}
 CROWD_CHUNKS = 18
 
