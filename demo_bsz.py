@@ -27,7 +27,7 @@ from llama_adapter.app.tasks.choose import parse_choices
 from llama_adapter.app.terminal.run_guarded import run_guarded
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import ExitCode, UsageError
-from llama_adapter.runtime.torch_import import decline_telemetry, defer_device_extensions
+from llama_adapter.runtime.torch_import import prepare_imports
 
 if TYPE_CHECKING:
     from llama_adapter.app.captioning.captioner import Captioner
@@ -135,8 +135,7 @@ def numbered_device(number: int) -> str:
 
 def main() -> int:
     """Read the variables, load the model, run the trials."""
-    defer_device_extensions()
-    decline_telemetry()
+    prepare_imports()
     options = parser().parse_args()
     for name, number in (("INFER_LOOP", options.infer_loop), ("--trials", options.trials)):
         if number is not None and number < 1:

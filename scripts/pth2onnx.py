@@ -15,15 +15,14 @@ from llama_adapter.app.cli.values import settings
 from llama_adapter.app.terminal.run_guarded import run_guarded
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.graphs import defaults
-from llama_adapter.runtime.torch_import import decline_telemetry, defer_device_extensions
+from llama_adapter.runtime.torch_import import prepare_imports
 
 DEFAULT_OUT = "clip.onnx"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Export; returns the exit code. Errors go to stderr as in every command."""
-    defer_device_extensions()
-    decline_telemetry()
+    prepare_imports()
     options = build_parser().parse_args(arguments)
     return run_guarded(lambda: _export(options), debug=options.debug)
 

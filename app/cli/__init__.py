@@ -17,7 +17,7 @@ from llama_adapter.app.cli.reference import add_reference
 from llama_adapter.app.cli.serve import add_serving
 from llama_adapter.app.terminal.run_guarded import run_guarded
 from llama_adapter.runtime.errors import UsageError
-from llama_adapter.runtime.torch_import import decline_telemetry, defer_device_extensions
+from llama_adapter.runtime.torch_import import prepare_imports
 
 __all__ = ["build_parser", "main"]
 
@@ -34,8 +34,7 @@ Caption pictures and answer questions about them with LLaMA-Adapter V2 models.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. Errors are printed on stderr, see runtime/problems.py."""
-    defer_device_extensions()
-    decline_telemetry()
+    prepare_imports()
     arguments = sys.argv[1:] if arguments is None else arguments
     return run_guarded(lambda: _dispatch(arguments), debug="--debug" in arguments)
 

@@ -49,7 +49,7 @@ from llama_adapter.app.doctor.probes import (
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.child_process import absent, broken, ok
 from llama_adapter.runtime.problems import describe
-from llama_adapter.runtime.torch_import import AUTOLOAD, defer_device_extensions, explain_torch_import
+from llama_adapter.runtime.torch_import import AUTOLOAD, defer_device_extensions, explain_torch_import, limit_spinning
 from tests.app.golden import ROOT
 from tests.npu import wheel
 
@@ -170,6 +170,20 @@ def test_names_of_devices() -> None:
 
 def test_an_om_runs_beside_a_decoder_of_its_kind() -> None:
     assert [om_device(name) for name in ("npu", "npu:3", "cuda:1", "cpu", "auto")] == [0, 3, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [({}, "10000"), ({"OMP_WAIT_POLICY": "active"}, None), ({"GOMP_SPINCOUNT": "5"}, "5")],
+)
+def test_threads_spin_briefly_unless_the_user_says_how_they_wait(
+    given: dict[str, str], count: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with mock.patch.dict(os.environ, given):
+        for name in {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} - given.keys():
+            monkeypatch.delenv(name, raising=False)
+        limit_spinning()
+        assert os.environ.get("GOMP_SPINCOUNT") == count
 
 
 def test_packages_that_fail_together_are_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
