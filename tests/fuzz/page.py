@@ -101,14 +101,15 @@ def _drain(updates: AsyncGenerator[Any]) -> int:
 
 def _chat(values: list[Any], event: Any) -> object:
     page, session = _page(), ChatSession()
-    picture, question, *settings = values
+    picture, question, *settings, token = values
+    page.chat.restore(token, session)
     _await(page.chat.choose(picture, session, _REQUEST))
     _await(page.chat.choose_sample(session, event, _REQUEST))
-    page.chat.start_from(event)
-    count = _drain(page.chat.ask(_REQUEST, picture, session, question, *settings))
-    count += _drain(page.chat.retry(_REQUEST, picture, session, question, *settings))
+    asked = (picture, session, question, *settings)
+    count = _drain(page.chat.ask(_REQUEST, *asked))
+    count += _drain(page.chat.ask_suggested(_REQUEST, event, *asked))
     page.chat.stop(_REQUEST)
-    page.chat.clear(session, _REQUEST)
+    count += _drain(page.chat.retry_or_clear(_REQUEST, event, *asked))
     return count
 
 
@@ -134,7 +135,7 @@ def _batch(values: list[Any], event: Any) -> object:
 
 
 _TABS: dict[str, tuple[Callable[[list[Any], Any], object], int]] = {
-    "chat": (_chat, 7),
+    "chat": (_chat, 8),
     "batch": (_batch, 11),
 }
 
