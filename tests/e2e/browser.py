@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import shutil
 import socket
 import threading
@@ -191,6 +192,9 @@ class Browser:
         return self._contexts[kind].new_page()
 
 
+_UPLOAD_ID = re.compile(r"[?&]upload_id=([^&]+)")
+
+
 class Visit:
     """An open page, with its network requests and the errors of its console."""
 
@@ -202,6 +206,11 @@ class Visit:
         self.requests: list[str] = []
         self.complaints: list[str] = []
         self._streams: set[Any] = set()
+        # Gradio answers 404 if an upload begins more than 3 s after the page asks for its progress. That is an error
+        # only where the upload itself does not succeed.
+        self._late_uploads: set[str] = set()
+        self._uploaded: set[str] = set()
+        self.page.on("response", self._note_upload)
         self.page.on("request", self._note)
         for end in ("requestfinished", "requestfailed"):
             self.page.on(end, lambda request: self._streams.discard(request))
@@ -219,11 +228,15 @@ class Visit:
 
     def _note_message(self, message: Any) -> None:
         url = message.location.get("url") or ""
-        # Gradio answers 404 if the upload itself begins more than 3 s after the page asks for its progress. The upload
-        # goes on, and the tests wait for what it shows.
-        is_late_upload = "/upload_progress?" in url and "404" in message.text
-        if message.type == "error" and not is_late_upload:
+        late = _UPLOAD_ID.search(url) if "/upload_progress?" in url and "404" in message.text else None
+        if message.type == "error" and late is None:
             self.complaints.append(f"{message.text} ({url})")
+        elif late is not None:
+            self._late_uploads.add(late[1])
+
+    def _note_upload(self, response: Any) -> None:
+        if "/gradio_api/upload?" in response.url and response.ok and (found := _UPLOAD_ID.search(response.url)):
+            self._uploaded.add(found[1])
 
     def open_tab(self, name: str) -> None:
         """Go to one of the page's tabs."""
@@ -255,6 +268,7 @@ class Visit:
         foreign = [url for url in self.requests if not url.startswith(own)]
         assert foreign == [], foreign
         assert self.complaints == [], self.complaints
+        assert self._late_uploads <= self._uploaded, "an upload has neither progress nor an answer"
 
 
 @contextmanager
