@@ -242,12 +242,21 @@ class Visit:
         """Go to one of the page's tabs."""
         self.page.get_by_role("tab", name=name).click()
 
-    def press(self, name: str) -> None:
-        """Press the button of that name, once the page's event stream is closed: an event sent meanwhile is late."""
-        deadline = time.monotonic() + 30
+    def wait_for_events(self) -> None:
+        """Wait until the page's event stream is closed."""
+        deadline = time.monotonic() + 60
         while self._streams:
             assert time.monotonic() < deadline, "the page's event stream stayed open"
             self.page.wait_for_timeout(10)  # the browser's events come in meanwhile
+
+    def reload(self) -> None:
+        """Reload the page, once its event stream is closed: Gradio reports a stream that a reload cuts as an error."""
+        self.wait_for_events()
+        self.page.reload()
+
+    def press(self, name: str) -> None:
+        """Press the button of that name, once the page's event stream is closed: an event sent meanwhile is late."""
+        self.wait_for_events()
         self.page.get_by_role("button", name=name, exact=True).locator("visible=true").click()
 
     def screenshot(self, name: str) -> None:

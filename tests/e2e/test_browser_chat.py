@@ -153,7 +153,7 @@ def test_a_reload_keeps_the_conversation_and_a_new_visitor_has_none(
     choose_sample(visit, "red star")
     ask(visit)
     expect(last_answer(visit)).to_contain_text("red star")
-    visit.page.reload()
+    visit.reload()
     expect(last_answer(visit)).to_contain_text("red star")
     expect(visit.page.locator("#chat-picture img")).to_have_js_property("naturalWidth", 224)
     expect(visit.page.locator("#chat-picture-line")).to_contain_text("12-red-star.jpg")
