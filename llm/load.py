@@ -1,6 +1,6 @@
 """From a decoder's state dict to a runner on a device."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +15,7 @@ from llama_adapter.llm.runners.graph import GraphRunner
 from llama_adapter.llm.runners.native import NativeRunner, can_run
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT
 from llama_adapter.runtime.devices import EAGER, Backend
+from llama_adapter.runtime.devices.cpu import is_file_backed
 from llama_adapter.runtime.operators import Operators
 from llama_adapter.runtime.schemes.layers import load_state
 from llama_adapter.runtime.schemes.state import loaded_bytes, precision_of
@@ -37,13 +38,17 @@ def planner(
 ) -> Callable[[int], MemoryPlan]:
     """Function from a number of rows to the memory plan of a runner with that many.
 
-    `reserved` bytes of the device are for others.
+    `reserved` bytes of the device are for others. Weights that are on the device already need no more of it: preparing
+    them releases each one. Weights in a mapped file count where the device copies them.
     """
-    capabilities = backend.capabilities
-    tensors = [tensor for tensor in state.values() if capabilities.copies_weights or tensor.device != backend.device]
     is_dequantised = not backend.computes_in(precision_of(state), config.dtype, wanted=config.operators)
-    weights = reserved + loaded_bytes(tensors, dtype=config.dtype, is_dequantised=is_dequantised)
-    padding = 2 if capabilities.static_shapes else 1  # rows are rounded up to a power of two
+    needed = loaded_bytes(state.values(), dtype=config.dtype, is_dequantised=is_dequantised)
+    present = [tensor for tensor in state.values() if tensor.device == backend.device]
+    if backend.capabilities.copies_weights:
+        mapped = is_file_backed(present)
+        present = [tensor for tensor, in_file in zip(present, mapped, strict=True) if not in_file]
+    weights = reserved + max(needed - sum(tensor.numel() * tensor.itemsize for tensor in present), 0)
+    padding = 2 if backend.capabilities.static_shapes else 1  # rows are rounded up to a power of two
     return lambda num_slots: plan_memory(replace(config, num_slots=num_slots), weights=weights, padding=padding)
 
 
@@ -67,9 +72,15 @@ class PlacedDecoder:
         return EagerRunner(self.decoder, config, backend=backend, operators=self.operators, shapes=shapes)
 
 
-def place_decoder(config: EngineConfig, state: Mapping[str, Tensor], *, backend: Backend) -> PlacedDecoder:
-    """The decoder of `state` on the backend's device, without rows. Raises as `decoder_from_state`."""
-    decoder = decoder_from_state(config.decoder, state).to(backend.device)
+def place_decoder(config: EngineConfig, state: MutableMapping[str, Tensor], *, backend: Backend) -> PlacedDecoder:
+    """The decoder of `state` on the backend's device, without rows.
+
+    Empties `state`, so that each weight is released when the device has its own form of it: the peak is one model and
+    one layer, not two models. Raises as `decoder_from_state`.
+    """
+    decoder = decoder_from_state(config.decoder, state)
+    state.clear()
+    decoder = decoder.to(backend.device)
     operators = backend.choose_operators(config.decoder, dtype=config.dtype, wanted=config.operators, mode=config.mode)
     backend.prepare(decoder, wanted=config.operators)
     use_operators(decoder, operators)

@@ -63,9 +63,7 @@ class DtypeChoice:
         state = {key: torch.empty(form.shape, dtype=form.dtype, device="meta") for key, form in forms.items()}
         config = EngineConfig(decoder=sizes.decoder, dtype=dtype, mode=self._mode, operators=spec.operators)
         plan = planner(config, state, backend=backend, reserved=reserved)
-        planned = plan(1 if spec.batch_size == AUTO else spec.batch_size)
-        # Where the device copies weights, those read from the files are in the same memory until the end of loading.
-        return planned.total + (planned.weights if backend.capabilities.copies_weights else 0)
+        return plan(1 if spec.batch_size == AUTO else spec.batch_size).total
 
 
 def _num_weights(sizes: ModelSizes) -> int:

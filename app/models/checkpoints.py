@@ -107,7 +107,7 @@ class LoadedModel:
     vision_config: VisionConfig
     vision_state: Mapping[str, Tensor]
     decoder_config: DecoderConfig
-    decoder_state: Mapping[str, Tensor]
+    decoder_state: dict[str, Tensor]  # empty once the decoder is on its device
     tokenizer: Tokenizer
     dtype: torch.dtype
     sources: tuple[SourceFile, ...]

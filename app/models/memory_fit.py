@@ -39,7 +39,8 @@ def place_model(
 ) -> Placed:
     """Put `model` on the device of `backend`; its own picture encoder too, unless there is another one.
 
-    Raises DeviceError, before large allocations, if it does not fit into the device's memory.
+    Empties the model's `decoder_state`, see `place_decoder`. Raises DeviceError, before large allocations, if the model
+    does not fit into the device's memory.
     """
     config = EngineConfig(decoder=model.decoder_config, dtype=model.dtype, mode=mode, operators=spec.operators)
     own_bytes = sum(tensor.numel() * tensor.itemsize for tensor in model.vision_state.values())

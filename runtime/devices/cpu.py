@@ -1,6 +1,8 @@
 """The CPU as a device, its linear layers, and the memory of the host and of its container."""
 
 import functools
+from bisect import bisect_right
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,6 +17,7 @@ from llama_adapter.runtime.schemes.layers import dequantise_linears
 from llama_adapter.runtime.schemes.scheme import find_scheme
 
 _CGROUP = Path("/sys/fs/cgroup")
+_MAPS = Path("/proc/self/maps")
 
 
 class CpuBackend:
@@ -140,6 +143,24 @@ def total_host_bytes(cgroup: Path = _CGROUP) -> int | None:
     """Memory of the machine, or of the container if that allows less, in bytes; None if unknown."""
     amounts = [amount for amount in (_machine_bytes("MemTotal"), _number(cgroup / "memory.max")) if amount is not None]
     return min(amounts, default=None)
+
+
+def is_file_backed(tensors: Sequence[Tensor]) -> list[bool]:
+    """For each tensor on the host whether its memory is a mapped file, which the kernel can drop and read again.
+
+    True for all where the system does not say.
+    """
+    try:
+        lines = [line.split(maxsplit=5) for line in _MAPS.read_text().splitlines()]
+    except OSError:
+        return [True] * len(tensors)
+    starts, ends = ([int(line[0].split("-")[at], 16) for line in lines] for at in (0, 1))
+
+    def is_mapped(address: int) -> bool:
+        index = bisect_right(starts, address) - 1
+        return index >= 0 and address < ends[index] and lines[index][4] != "0"  # the file's inode
+
+    return [is_mapped(tensor.data_ptr()) for tensor in tensors]
 
 
 def _machine_bytes(name: str) -> int | None:

@@ -111,13 +111,6 @@ def test_a_half_type_is_taken_where_float32_does_not_fit() -> None:
     assert taken(20 * 10**9, Capabilities(dtypes=("float32", "float16"))) == "float16"
 
 
-def test_where_weights_are_copied_those_of_the_files_need_room_too() -> None:
-    copies = Capabilities(dtypes=SLOW.dtypes, copies_weights=True)
-
-    assert chosen(SLOW, sizes(), free=40 * 10**9) == "float32"
-    assert chosen(copies, sizes(), free=40 * 10**9) == "bfloat16"
-
-
 def test_the_guides_model_and_batch_fit_into_the_guides_card(tmp_path: Path) -> None:
     om = tmp_path / "clip.om"
     om.write_bytes(b"")
