@@ -85,6 +85,9 @@ def parser() -> Parser:
     if dtype := os.environ.get("DTYPE"):
         parser.set_defaults(dtype=dtype)
     parser.add_argument("--trials", metavar="N", type=int, default=1, help="runs over the batches (%(default)s)")
+    parser.add_argument(
+        "--trace", metavar="FOLDER", help="write a trace of one more run, for Perfetto and chrome://tracing"
+    )
     parser.add_argument("--no-score", action="store_true", help="leave out the questions that come with the pictures")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
@@ -204,6 +207,9 @@ def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: Sa
                 print(f"[result]: {shown_name(inputs[answer.index].label)}: {said}")
         print(f"[trial time]: {trial_s * 1e3:.1f} ms")
     print(f"[avg_time]: {total_s / (options.trials * max(1, num_batches)) * 1e3:.1f} ms\n")
+    if options.trace is not None:
+        with captioner.tracing(options.trace, tell=lambda text: print(text, file=sys.stderr)):
+            captioner.generate(pictures, **asked)
     report = Report(
         tally=tally,
         stages_s=clock.seconds,

@@ -7,6 +7,7 @@ from llama_adapter.runtime.text import one_line
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"
+PROFILER_LOG_LEVEL = "KINETO_LOG_LEVEL"
 WAIT_POLICY, SPIN_COUNT = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"  # of libgomp, which torch computes with
 
 # Texts of torch: `_import_device_backends` in torch/__init__.py, and the dispatcher at a second attempt.
@@ -39,11 +40,17 @@ def limit_spinning() -> None:
         os.environ.setdefault(SPIN_COUNT, "10000")
 
 
+def quiet_profiler() -> None:
+    """Keep torch's profiler from printing its steps on stderr; its failures are exceptions."""
+    os.environ.setdefault(PROFILER_LOG_LEVEL, "99")
+
+
 def prepare_imports() -> None:
     """Make all settings. Call this before anything imports torch or onnxruntime."""
     defer_device_extensions()
     decline_telemetry()
     limit_spinning()
+    quiet_profiler()
 
 
 def explain_torch_import(error: BaseException) -> tuple[str, str] | None:

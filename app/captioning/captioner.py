@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing, contextmanager
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypedDict, Unpack
 
 import numpy as np
@@ -19,6 +20,7 @@ from llama_adapter.app.captioning.assemble import Parts, assemble_parts
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
 from llama_adapter.app.captioning.pictures import GivenPicture, PictureLike, Pictures, RemotePicture, given_pictures
 from llama_adapter.app.captioning.stage_clock import StageClock
+from llama_adapter.app.captioning.trace import Trace
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, work_items
 from llama_adapter.app.inputs.urls import AllowedHost
 from llama_adapter.app.models.oom_retry import OomRetry, attempt
@@ -98,6 +100,7 @@ class Captioner:
         self.oom_retry = OomRetry(empty_caches=parts.backend.empty_caches, remember=parts.remember_rows)
         self._backend, self._vision, self._ood_detector = parts.backend, parts.vision, parts.model.ood_detector
         self._engine = engine or Engine(parts.runner, eos_id=self.tokenizer.eos_id)
+        self._trace: Trace | None = None
         self._turn = threading.Lock()  # held while a loop is open
         self._running_in: int | None = None  # the thread that opened it
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="captioner")  # for `agenerate`, `astream`
@@ -193,6 +196,20 @@ class Captioner:
         With marks, a stage's device time runs from the end of earlier work to the end of its own.
         """
         return StageClock(synchronise=self._backend.synchronise) if waits else StageClock(mark=self._backend.mark)
+
+    @contextmanager
+    def tracing(self, folder: StrPath, *, tell: Callable[[str], None] = lambda text: None) -> Iterator[None]:
+        """Write a trace of the calls inside the context into `folder`, which exists or is made; see `Trace`.
+
+        `tell` is called with a sentence when the trace is written. Raises OSError if the folder cannot be made.
+        """
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self._trace = Trace(self._backend.profiler, Path(folder), tell=tell)
+        try:
+            yield
+        finally:
+            trace, self._trace = self._trace, None
+            trace.close()
 
     def close(self) -> None:
         """Release an exported encoder's device, thread and process. Can be called again."""
@@ -407,6 +424,7 @@ class Captioner:
         self._refuse_own_thread()
         with self._turn:
             self._running_in = threading.get_ident()
+            clock.trace = self._trace
             loop = CaptionLoop(
                 vision=self._vision,
                 engine=self._engine,

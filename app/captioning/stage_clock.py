@@ -3,7 +3,10 @@
 import time
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:  # which imports torch
+    from llama_adapter.app.captioning.trace import Trace
 
 # In the order of a picture's way. The reference demo uses the names from clip to decode.
 STAGES = ("read", "clip", "pre", "forward", "post", "decode", "write")
@@ -32,6 +35,7 @@ class StageClock:
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.seconds = dict.fromkeys(STAGES, 0.0)
+        self.trace: Trace | None = None  # has the same stages as spans
         self._synchronise, self._mark, self._now = synchronise, mark, now
         self._device_seconds = dict.fromkeys(STAGES, 0.0)
         self._marks: list[tuple[str | None, Mark]] = []  # with the stage that begins at the marker
@@ -47,12 +51,16 @@ class StageClock:
         self._since = self._settle()
         self._stage = stage
         self._note(stage)
+        if self.trace is not None:
+            self.trace.enter(stage)
 
     def stop(self) -> None:
         """End the stage."""
         self._settle()
         self._stage = None
         self._note(None)
+        if self.trace is not None:
+            self.trace.enter(None)
 
     def take(self) -> dict[str, float]:
         """Seconds by stage since the last call, or the start. The current stage goes on."""

@@ -146,6 +146,9 @@ def _add_output(parser: Parser) -> None:
         help="print stage times without waiting, by marks in the device's queue",
     )
     output.add_argument(
+        "--trace", metavar="FOLDER", help="write a trace of the first stages, for Perfetto and chrome://tracing"
+    )
+    output.add_argument(
         "--quiet", action="store_true", help="no progress and no notes on stderr, only errors without a record"
     )
 

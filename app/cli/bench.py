@@ -43,6 +43,7 @@ def add_bench(commands: Any) -> None:
     output = bench.add_argument_group("output")
     output.add_argument("--out", metavar="FILE.json", help="write the result as JSON")
     output.add_argument("--plot", metavar="FILE.png", help="draw the result, as PNG or SVG (needs matplotlib)")
+    output.add_argument("--trace", metavar="FOLDER", help="write a trace of one more round of each batch size")
     output.add_argument("--json", action="store_true", help="JSON on stdout in place of the table")
     output.add_argument("--quiet", action="store_true", help="no progress on stderr")
 

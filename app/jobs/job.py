@@ -33,6 +33,7 @@ class Job:
     reader: ReaderKind = "process"
     picture_timeout_s: float = DEFAULT_PICTURE_TIMEOUT_S  # to read one picture; only with reader "process"
     profile: Literal["wait", "marks"] | None = None
+    trace: str | None = None  # a folder for a trace of the first stages
     quiet: bool = False
 
     @property

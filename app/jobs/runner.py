@@ -1,7 +1,7 @@
 """Runners turn the items of a job into answers. The local one does it in this process; `app/scale` has one for Ray."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from typing import Any, Protocol
 
 from llama_adapter.app.captioning.captioner import Captioner, Event
@@ -69,7 +69,10 @@ class LocalRunner:
             self._reader = open_reader(
                 job.reader, self.spec, size=captioner.image_size, timeout_s=job.picture_timeout_s
             )
-            with closing(self._reader):
+            with ExitStack() as stack:
+                stack.enter_context(closing(self._reader))
+                if job.trace is not None:
+                    stack.enter_context(captioner.tracing(job.trace, tell=lambda text: self._say(text)))
                 yield
 
     def answer(
@@ -81,6 +84,7 @@ class LocalRunner:
         stop: Callable[[], bool],
     ) -> Generator[Event]:
         """See `Runner`. Compiles what graph modes need before it returns."""
+        self._say = say
         self._captioner.oom_retry.tell = lambda text: say(f"note: {text}")
         if (programs := warm_up(self._job, self._captioner)) is not None:
             say(programs)

@@ -51,6 +51,7 @@ class BenchJob:
     batch_sizes: tuple[int, ...] = (1, 5, 16)
     pictures: int = 25  # in each round of each batch size
     rounds: int = 3
+    trace: str | None = None  # a folder for a trace of one more round of each batch size
 
     def __post_init__(self) -> None:
         for name in ("pictures", "rounds"):
@@ -86,6 +87,9 @@ def run_bench(job: BenchJob, *, tell: Callable[[str], None] = lambda line: None)
             rate = bench.run_round()
             tell(f"batch size {bench.batch_size}: round {number + 1} of {job.rounds}, {rate:.2f} pictures/s")
         ceilings = ceilings.best(measure_ceilings(parts))
+        if job.trace is not None:
+            for bench in benches:
+                bench.trace(job.trace, tell=tell)
     finally:
         parts.vision.close()
     prompt_tokens = len(parts.model.tokenizer.encode(format_prompt(_instruction(job, parts))))
@@ -179,6 +183,11 @@ class _Bench:
             )
         )
         return len(answers) / wall_s
+
+    def trace(self, folder: str, *, tell: Callable[[str], None]) -> None:
+        """Answer all pictures once more, and write a trace of that into `folder`."""
+        with self._captioner.tracing(folder, tell=lambda text: tell(f"batch size {self.batch_size}: {text}")):
+            self._answer(self._pictures, max_new_tokens=NUM_NEW_TOKENS)
 
     def _answer(self, files: list[str], *, max_new_tokens: int, clock: StageClock | None = None) -> list[Answer]:
         return self._captioner.generate(

@@ -42,8 +42,9 @@ class RayRunner:
     @contextmanager
     def open(self, job: Job) -> Iterator[None]:
         """Start captioners on the cluster and wait for the first one, which says what the model is."""
-        if job.profile is not None:
-            raise UsageError("--profile measures one process", hint="leave --engine ray or --profile out")
+        for name, value in (("--profile", job.profile), ("--trace", job.trace)):
+            if value is not None:
+                raise UsageError(f"{name} measures one process", hint=f"leave --engine ray or {name} out")
         with ExitStack() as stack:
             stack.enter_context(last_words(job))
             where = stack.enter_context(joined_cluster(self._options))

@@ -1,7 +1,9 @@
 """What every device provides: the Backend protocol, its capabilities as data, and marks in its queue."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -72,6 +74,10 @@ class Backend(Protocol):
 
     def mark(self) -> Mark | None:
         """The current end of the device's queue; None where the host computes."""
+        ...
+
+    def profiler(self, folder: Path) -> AbstractContextManager[object]:
+        """A run of the device's profiler, which writes a Chrome trace into `folder` at its end."""
         ...
 
     def free_bytes(self) -> int | None:

@@ -3,12 +3,15 @@
 import functools
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity
 
 from llama_adapter.runtime.devices.base import Capabilities, OperatorChoice, Program, require_mode
+from llama_adapter.runtime.devices.tracing import torch_trace
 from llama_adapter.runtime.kernels.library import Library, find_library, processor_flags
 from llama_adapter.runtime.kernels.linear import install_kernels, takes_types
 from llama_adapter.runtime.operators import ATEN, DecoderSizes, Operators
@@ -39,6 +42,9 @@ class CpuBackend:
 
     def mark(self) -> None:
         return None
+
+    def profiler(self, folder: Path) -> AbstractContextManager[object]:
+        return torch_trace(folder, (ProfilerActivity.CPU,))
 
     def free_bytes(self) -> int | None:
         return free_host_bytes()

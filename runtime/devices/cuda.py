@@ -7,11 +7,14 @@ The operators are plain torch, so tests compare them with those of runtime/opera
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.profiler import ProfilerActivity
 
 from llama_adapter.runtime.devices.base import (
     Accelerator,
@@ -21,6 +24,7 @@ from llama_adapter.runtime.devices.base import (
     Program,
     require_mode,
 )
+from llama_adapter.runtime.devices.tracing import torch_trace
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators import (
     ATEN,
@@ -60,6 +64,9 @@ class CudaBackend:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return EventMark(event)
+
+    def profiler(self, folder: Path) -> AbstractContextManager[object]:
+        return torch_trace(folder, (ProfilerActivity.CPU, ProfilerActivity.CUDA))
 
     def free_bytes(self) -> int | None:
         return torch.cuda.mem_get_info(self.device)[0]

@@ -3,6 +3,8 @@
 import importlib
 import importlib.util
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -87,6 +89,13 @@ class NpuBackend:
         event = self._torch_npu.npu.Event(enable_timing=True)
         event.record(self._torch_npu.npu.current_stream(self.device))
         return EventMark(event)
+
+    def profiler(self, folder: Path) -> AbstractContextManager[object]:
+        # Without `activities`, it records the host and the NPU.
+        profile: AbstractContextManager[object] = self._torch_npu.profiler.profile(
+            on_trace_ready=self._torch_npu.profiler.tensorboard_trace_handler(str(folder))
+        )
+        return profile
 
     def free_bytes(self) -> int | None:
         return int(self._torch_npu.npu.mem_get_info(self.device)[0])

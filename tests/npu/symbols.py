@@ -55,6 +55,11 @@ FUNCTIONS = {
     "torch_npu.npu.mem_get_info": "(device=None)",
     "torch_npu.npu.empty_cache": "()",
     "torch_npu.npu.Event": "(enable_timing=False, blocking=False, interprocess=False)",
+    "torch_npu.profiler.profile": "(*, activities=None, schedule=None, on_trace_ready=None, record_shapes=False, "
+    "profile_memory=False, with_stack=False, with_flops=False, with_modules=False, experimental_config=None, "
+    "execution_trace_observer=None, custom_trace_id_callback=None, use_cuda=None)",
+    "torch_npu.profiler.tensorboard_trace_handler": "(dir_name=None, worker_name=None, analyse_flag=True, "
+    "async_mode=False)",
     "torchair.get_npu_backend": "(*, compiler_config=None, custom_decompositions={})",
     "torchair.configs.compiler_config.CompilerConfig": "()",
 }

@@ -53,6 +53,11 @@ def test_the_device_counts_memory_and_time(npu: FakeNpu) -> None:
     assert facts["out_of_memory"][0] == "OutOfMemoryError"
 
 
+def test_the_profiler_runs_and_writes_into_its_folder(npu: FakeNpu) -> None:
+    # Without CANN's libmsprofiler.so, torch_npu reports that on stdout and records nothing.
+    assert npu.reports()["profiled"] == ["profiler_info.json", "profiler_metadata.json"]
+
+
 def test_a_device_or_graph_mode_that_is_absent_is_an_error_with_those_present(npu: FakeNpu) -> None:
     kind, message, hint = npu.reports()[SOC]["device"]["too_many"]
     assert (kind, message) == ("DeviceError", "No device named `npu:7`; available: npu:0")

@@ -88,7 +88,7 @@ class FakeNpu:
 
     @functools.cache  # noqa: B019 - there is one for the whole session
     def reports(self) -> Any:
-        """What tests/npu/inside prints: reports by chip, and those of "wheel" and "graphs"."""
+        """What tests/npu/inside prints: reports by chip, and those of "wheel", "graphs" and "profiled"."""
         return self.run("-m", "tests.npu.inside").report()
 
 

@@ -25,6 +25,7 @@ def main() -> None:
     reports = {soc: in_fork(functools.partial(chip, soc), FAKE_SOC=soc) for soc in CHIPS}
     reports["wheel"] = in_fork(wheel_facts.facts, FAKE_SOC=SOC)
     reports["graphs"] = in_fork(graphs.comparison, FAKE_SOC=SOC)
+    reports["profiled"] = in_fork(device.profiled, FAKE_SOC=SOC)
     print(json.dumps(reports))
 
 

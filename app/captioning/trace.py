@@ -1,0 +1,65 @@
+"""A trace of stages and operators, for Perfetto and chrome://tracing."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from llama_adapter.runtime.problems import describe
+
+MAX_SPANS: Final = 1000  # some seconds of a large model; a trace of a whole folder is too large to open
+PREFIX: Final = "stage "
+
+
+class Trace:
+    """Records the device's operators, with each stage as a span, from the first stage on.
+
+    After `max_spans` stages, or at `close`, the trace is written, and the run goes on without. A trace that cannot be
+    written is reported by `tell`: answers are worth more. `enter` and `close` belong to one thread.
+    """
+
+    def __init__(
+        self,
+        profiler: Callable[[Path], AbstractContextManager[Any]],
+        folder: Path,
+        *,
+        tell: Callable[[str], None],
+        max_spans: int = MAX_SPANS,
+    ) -> None:
+        """`profiler` is that of a backend."""
+        self._profiler, self._folder, self._tell = profiler, folder, tell
+        self._left = max_spans
+        self._running: ExitStack | None = None
+        self._span: Any = None
+
+    def enter(self, stage: str | None) -> None:
+        """End the current span and begin that of `stage`; None begins no other."""
+        if self._span is not None:
+            self._span.__exit__(None, None, None)
+            self._span = None
+        if stage is None:
+            return
+        if self._left == 0:
+            self.close()
+            return
+        self._left -= 1
+        if self._running is None:
+            self._running = ExitStack()
+            self._running.enter_context(self._profiler(self._folder))
+        self._span = torch.profiler.record_function(PREFIX + stage)
+        self._span.__enter__()
+
+    def close(self) -> None:
+        """Write the trace. Can be called again."""
+        self.enter(None)
+        running, self._running, self._left = self._running, None, 0
+        if running is None:
+            return
+        try:
+            running.close()
+        except Exception as error:  # of the profiler, or a full disk
+            self._tell(f"note: no trace was written to `{self._folder}`: {describe(error).sentence}")
+        else:
+            self._tell(f"trace in `{self._folder}`: open it with https://ui.perfetto.dev or chrome://tracing")

@@ -1,0 +1,80 @@
+"""A trace has the stages as spans, ends after a bounded number of them, and never costs an answer."""
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.stage_clock import STAGES, StageClock
+from llama_adapter.app.captioning.trace import PREFIX, Trace
+from tests.app.golden import GOLDEN, model_options
+
+PICTURES = sorted((GOLDEN / "images").iterdir())[:2]
+
+
+@pytest.fixture(scope="module")
+def captioner() -> Iterator[Captioner]:
+    with Captioner.load(**model_options(), device="cpu", batch_size=4) as loaded:
+        yield loaded
+
+
+def spans(file: Path) -> list[str]:
+    """The stages in a trace, in order of time."""
+    with gzip.open(file, "rt", encoding="utf-8") as text:
+        events = [event for event in json.load(text)["traceEvents"] if event.get("cat") == "user_annotation"]
+    names = [event["name"] for event in sorted(events, key=lambda event: float(event["ts"]))]
+    return [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
+
+
+def test_a_trace_has_operators_and_every_stage_in_turn(captioner: Captioner, tmp_path: Path) -> None:
+    told: list[str] = []
+    with captioner.tracing(tmp_path / "new", tell=told.append):
+        answers = captioner.generate(PICTURES)
+    untraced = captioner.generate(PICTURES)
+
+    (file,) = (tmp_path / "new").iterdir()
+    stages = spans(file)
+    assert set(stages) == set(STAGES)
+    assert stages[:3] == ["read", "clip", "pre"]
+    assert b"aten::" in gzip.decompress(file.read_bytes())
+    assert [answer.text for answer in answers] == [answer.text for answer in untraced]
+    assert len(told) == 1
+
+
+def test_two_traces_of_one_second_are_two_files(captioner: Captioner, tmp_path: Path) -> None:
+    for _ in range(2):
+        with captioner.tracing(tmp_path):
+            captioner.generate(PICTURES, max_new_tokens=1)
+
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@contextmanager
+def silent(folder: Path) -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def broken(folder: Path) -> Iterator[None]:
+    yield
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(("profiler", "word"), [(silent, "ui.perfetto"), (broken, "No space left")])
+def test_a_long_run_goes_on_without_its_trace(profiler: Callable[[Path], Any], word: str, tmp_path: Path) -> None:
+    told: list[str] = []
+    clock = StageClock()
+    clock.trace = Trace(profiler, tmp_path, tell=told.append, max_spans=3)
+    for _ in range(4):
+        clock.enter("forward")
+        clock.enter("post")
+    clock.stop()
+    clock.trace.close()
+
+    assert len(told) == 1
+    assert word in told[0]
