@@ -130,6 +130,7 @@ def captions(encoders: Path) -> Captions:
 
 
 @pytest.mark.parametrize(("encoder", "generation"), ROUTES)
+@pytest.mark.proves("embedded model", "OM")
 def test_every_encoder_gives_the_captions_of_torch(encoder: str, generation: str, captions: Captions) -> None:
     assert captions(generation)[encoder] == captions(generation)["torch"]
     assert len(captions(generation)["torch"]) == 12
@@ -153,6 +154,7 @@ def test_the_demo_runs_the_om_that_the_guides_variable_names(
     assert "encoder by ais_bench (device 0), batch size 5" in ran.stdout
 
 
+@pytest.mark.proves("BIAS adapters", "OM")
 def test_an_adapter_file_becomes_an_om_that_answers_as_its_weights(encoders: Path) -> None:
     llama = ("--llama-dir", model_options()["llama_dir"], "--llama-type", "TINY", *ADAPTER)
     caption = ("caption", GOLDEN / "images", *OPTIONS, "--max-new-tokens", "12", *llama)
@@ -183,6 +185,8 @@ python demo_bsz.py
 
 
 @pytest.mark.npu_contract
+@pytest.mark.proves("Meta LLaMA and adapter", "OM", "NPU")
+@pytest.mark.proves("float16", "OM")
 def test_the_guides_own_commands_lead_from_the_adapter_to_the_report_on_a_310p(npu: FakeNpu, tmp_path: Path) -> None:
     for script in ("scripts/pth2onnx.py", "demo_bsz.py"):
         (tmp_path / Path(script).name).symlink_to(ROOT / script)

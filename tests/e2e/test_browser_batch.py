@@ -78,6 +78,7 @@ def zipped(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.proves("web: chat and batches", "CPU")
 def test_pictures_a_zip_and_a_corrupt_file_are_answered_shown_and_downloaded(visit: Visit, tmp_path: Path) -> None:
     for suffix in ("jsonl", "csv", "zip"):
         expect(visit.page.locator(f"#batch-download-{suffix}")).to_have_count(0)

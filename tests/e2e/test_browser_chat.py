@@ -53,6 +53,7 @@ def noise() -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.proves("web: chat and batches", "CPU")
 def test_an_uploaded_picture_is_asked_about_and_followed_up(visit: Visit) -> None:
     upload(visit, converted("JPEG", quality=97, comment=b"new bytes"))
     expect(visit.page.locator("#chat-picture-line")).to_contain_text("224 × 224 pixels")

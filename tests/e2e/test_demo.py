@@ -190,6 +190,8 @@ def test_the_only_model_of_a_folder_is_meant_and_7b_among_several(tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.proves("embedded model", "CPU")
+@pytest.mark.proves("demo_bsz.py", "CPU")
 def test_without_any_variable_the_embedded_model_captions_the_sample_pictures() -> None:
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
 

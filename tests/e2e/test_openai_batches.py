@@ -36,6 +36,7 @@ def wait_for(client: openai.OpenAI, batch_id: str, is_there: Callable[[Any], boo
     return batch
 
 
+@pytest.mark.proves("serve: batch files", "CPU")
 def test_a_batch_survives_a_killed_server(tmp_path: Path) -> None:
     folder = tmp_path / "kept"
     flags = ("--batch-folder", str(folder), "--batch-size", "2")

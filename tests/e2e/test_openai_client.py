@@ -63,6 +63,7 @@ def star(*texts: str) -> list[Any]:
     return about(RED_STAR.name, *texts)
 
 
+@pytest.mark.proves("serve: OpenAI's API", "CPU")
 def test_a_question_is_answered_with_the_counts_of_its_tokens(client: openai.OpenAI) -> None:
     said = client.chat.completions.create(model="default", messages=star("What color is the star?"))
 

@@ -137,6 +137,7 @@ def kill_a_captioner() -> None:
     os.kill(captioner_processes()[0], signal.SIGKILL)
 
 
+@pytest.mark.proves("Ray clusters", "CPU")
 def test_a_lost_process_and_a_lost_machine_cost_and_repeat_nothing(
     cluster: Any, pictures: Path, expected: Counter[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,7 @@ def run_reference(*arguments: object, **variables: str) -> subprocess.CompletedP
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **variables})
 
 
+@pytest.mark.proves("run-reference", "CPU")
 def test_the_demo(captioner: Captioner) -> None:
     ran = run_reference(*FILES, *HEADS, PROGRAMS / "demo.py", picture())
 

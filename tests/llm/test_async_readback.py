@@ -150,6 +150,8 @@ def play(schedule: Schedule, backend: CpuBackend, *, num_slots: int | None = Non
 
 @given(seed=st.integers(0, 2**32))
 @hypothesis_settings(max_examples=20, deadline=None)
+@pytest.mark.proves("asynchronous read-back", "CUDA", "NPU")
+@pytest.mark.proves("continuous batching", "CUDA")
 def test_answers_do_not_depend_on_schedule_shapes_or_late_reading(seed: int) -> None:
     schedule = schedule_of(random.Random(seed))
     alone = answers(play(replace(schedule, cancelled={}, shapes=EXACT), CpuBackend(), num_slots=1))

@@ -51,6 +51,7 @@ class HostCuda(CudaBackend):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.proves("fused operators or kernels", "CUDA")
 def test_fused_operators_compute_what_plain_ones_do(dtype: torch.dtype) -> None:
     draw = torch.Generator().manual_seed(0)
 
@@ -91,6 +92,8 @@ def test_a_gpu_has_a_queue_and_graphs_and_its_own_operators(cuda: FakeCuda) -> N
         backend.compile(lambda: None, mode="inductor")
 
 
+@pytest.mark.proves("graphs", "CUDA")
+@pytest.mark.proves("float32", "CUDA")
 def test_recorded_steps_answer_as_eager_ones(cuda: FakeCuda) -> None:
     prompts = toy_prompts(6, longest=70)
     sampling = [

@@ -53,6 +53,7 @@ def test_the_device_counts_memory_and_time(npu: FakeNpu) -> None:
     assert facts["out_of_memory"][0] == "OutOfMemoryError"
 
 
+@pytest.mark.proves("traces", "NPU")
 def test_the_profiler_runs_and_writes_into_its_folder(npu: FakeNpu) -> None:
     # Without CANN's libmsprofiler.so, torch_npu reports that on stdout and records nothing.
     assert npu.reports()["profiled"] == ["profiler_info.json", "profiler_metadata.json"]
@@ -125,6 +126,7 @@ def kernels(calls: dict[str, int]) -> set[str]:
 
 
 @on_chips_of_the_whole_model
+@pytest.mark.proves("embedded model", "NPU")
 def test_pictures_get_the_same_captions_as_on_the_cpu(npu: FakeNpu, soc: str) -> None:
     captions = npu.reports()[soc]["captions"]
 
@@ -134,6 +136,11 @@ def test_pictures_get_the_same_captions_as_on_the_cpu(npu: FakeNpu, soc: str) ->
 
 
 @on_chips_of_the_whole_model
+@pytest.mark.proves("continuous batching", "NPU")
+@pytest.mark.proves("choices by scoring", "NPU")
+@pytest.mark.proves("float32", "NPU")
+@pytest.mark.proves("float16", "NPU")
+@pytest.mark.proves("bfloat16", "NPU")
 def test_plain_operators_give_exactly_what_the_cpu_gives(npu: FakeNpu, soc: str) -> None:
     plain = {label: run for label, run in runs(npu, soc).items() if label.endswith("aten")}
 
@@ -144,6 +151,7 @@ def test_plain_operators_give_exactly_what_the_cpu_gives(npu: FakeNpu, soc: str)
 
 
 @on_chips_of_the_whole_model
+@pytest.mark.proves("fused operators or kernels", "NPU")
 def test_fused_operators_give_the_same_ids_in_float32_and_close_scores(npu: FakeNpu, soc: str) -> None:
     for label, run in runs(npu, soc).items():
         if label in ("fused float32 auto", "small float32 auto"):
@@ -182,6 +190,7 @@ def test_tensors_of_host_and_device_are_not_mixed(npu: FakeNpu, soc: str) -> Non
 # Graph modes.
 
 
+@pytest.mark.proves("graphs", "NPU")
 def test_replayed_decode_steps_give_what_eager_ones_give(npu: FakeNpu) -> None:
     report = npu.reports()["graphs"]
 

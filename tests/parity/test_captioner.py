@@ -25,6 +25,12 @@ def answer(captioner: Captioner, case: dict[str, Any], *, as_ids: bool) -> list[
 
 
 @pytest.mark.parametrize("name", list(GENERATE))
+@pytest.mark.proves("token ids of the reference", "CPU")
+@pytest.mark.proves("Meta LLaMA and adapter", "CPU")
+@pytest.mark.proves("BIAS adapters", "CPU")
+@pytest.mark.proves("LORA adapters", "CPU")
+@pytest.mark.proves("CAPTION adapters (one query)", "CPU")
+@pytest.mark.proves("float32", "CPU")
 def test_pictures_and_prompts_give_the_texts_of_the_reference(name: str) -> None:
     case = GENERATE[name]
     expected = list(zip(case["output_ids"], case["output_text"], strict=True))

@@ -82,6 +82,8 @@ def test_logits_of_every_step_equal_the_reference(name: str) -> None:
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float16, 0.14), (torch.bfloat16, 0.5)])
 @pytest.mark.parametrize("name", ["bias_b3_mixed", "lora_b3_mixed"])
+@pytest.mark.proves("bfloat16", "CPU")
+@pytest.mark.proves("float16", "CPU")
 def test_half_precision_logits_stay_near_the_reference(name: str, dtype: torch.dtype, limit: float) -> None:
     for ours, golden in logits_along(GENERATE[name], dtype=dtype):
         assert ours.dtype == torch.float32

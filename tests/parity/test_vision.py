@@ -15,6 +15,7 @@ def test_normalised_pixels_equal_the_reference() -> None:
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.proves("visual query of the reference", "CPU")
 def test_the_visual_query_equals_the_reference(adapter: str) -> None:
     ours = model(adapter).encoder(pixels(PICTURES))
     assert max_difference(ours, tensors(f"vision_{adapter}")["visual_query"]) < 2e-5

@@ -45,6 +45,7 @@ def test_batches_are_padded_to_the_given_sizes(num_pictures: int) -> None:
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.proves("any number of pictures", "CPU")
 def test_many_pictures_are_encoded_in_calls_of_even_size_and_stay_in_order() -> None:
     encoder = embedded_encoder()
     pixels = np.ascontiguousarray(sample_pixels()[:7])

@@ -48,6 +48,7 @@ def labels(tmp_path: Path) -> Labels:
 
 
 @pytest.mark.slow
+@pytest.mark.proves("calibration of choices", "CPU")
 def test_the_embedded_model_is_right_about_its_sample_pictures(
     labels: Labels, capsys: pytest.CaptureFixture[str]
 ) -> None:

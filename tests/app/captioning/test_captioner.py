@@ -44,6 +44,7 @@ def expected() -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
+@pytest.mark.proves("continuous batching", "CPU")
 def test_answers_do_not_depend_on_batch_order_or_bad_neighbours(
     tmp_path: Path, batch_size: int, expected: list[tuple[int, ...]]
 ) -> None:
@@ -96,6 +97,7 @@ def test_what_came_before_an_error_is_answered(captioner: Captioner, may_wait: b
     assert sorted(answered) == [0, 1, 2]
 
 
+@pytest.mark.proves("streaming", "CPU")
 def test_streamed_pieces_put_together_are_the_answers(captioner: Captioner) -> None:
     pictures = [picture for picture, _ in jobs(6)]
     pieces: dict[int, str] = defaultdict(str)
@@ -156,6 +158,7 @@ def test_pictures_read_fast_are_answered_as_those_read_exactly_and_decode_less(
     assert quickly.digest == exactly.digest
 
 
+@pytest.mark.proves("choices by scoring", "CPU")
 def test_choices_get_probabilities_that_sum_to_one_and_the_best_is_the_text(captioner: Captioner) -> None:
     for choices in (["Yes", "No"], ["red", "a blue circle", "nothing at all"]):
         answers = captioner.generate(PICTURES[:5], "Is it red?", choices=choices)

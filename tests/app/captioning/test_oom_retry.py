@@ -105,6 +105,7 @@ def said(answers: dict[int, Answer]) -> dict[int, tuple[str, tuple[int, ...], st
 @pytest.mark.parametrize(
     ("shortage", "program"), [("torch", "prefill"), *((shortage, "decode") for shortage in SHORTAGES)]
 )
+@pytest.mark.proves("fewer rows when memory is short", "CPU")
 def test_after_an_out_of_memory_step_fewer_rows_give_the_same_answers(
     parts: Parts, shortage: str, program: str
 ) -> None:

@@ -73,6 +73,7 @@ def look(encoder: Path, target: Any = SOURCES, **changes: Any) -> list[str]:
     ]
 
 
+@pytest.mark.proves("doctor", "ONNX")
 def test_an_onnx_file_is_opened_and_compared(onnx: Path, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     cut = tmp_path / "clip.onnx"
     cut.write_bytes(onnx.read_bytes()[:1000])
@@ -109,6 +110,7 @@ def test_beside_an_encoder_clip_and_heads_may_be_missing(onnx: Path) -> None:
     assert "vision" in {finding.what for finding in findings}
 
 
+@pytest.mark.proves("doctor", "OM")
 def test_an_om_is_checked_by_its_files_and_not_loaded(
     card: EncoderCard, foreign_card: EncoderCard, tmp_path: Path, snapshot: SnapshotAssertion
 ) -> None:

@@ -190,6 +190,7 @@ def test_a_file_that_is_there_is_replaced_by_force_only_and_a_failure_leaves_it(
 # The table
 
 
+@pytest.mark.proves("exports", "CPU")
 def test_the_table_has_decision_probability_and_a_column_for_each_choice(answers: Answers) -> None:
     answers.write([record(), asked("b.png", 0.8), failed("c.png", prompt="Red?"), asked("d.png", 0.2)])
     answers.export("csv", "out.csv")

@@ -43,6 +43,7 @@ def states(model: LoadedModel) -> list[dict[str, Tensor]]:
     return [dict(model.vision_state), dict(model.decoder_state)]
 
 
+@pytest.mark.proves("bundles", "CPU")
 def test_a_bundle_gives_back_exactly_what_was_saved(bundle: Path, model: LoadedModel) -> None:
     loaded = load_bundle(bundle)
     for state, wanted in zip(states(loaded), states(model), strict=True):

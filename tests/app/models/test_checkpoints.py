@@ -57,6 +57,7 @@ def edited_adapter(tmp_path: Path, edit: Callable[[dict[str, Tensor]], object], 
         {"llama_dir": HUGGINGFACE.parent, "llama_type": None},  # its only model
     ],
 )
+@pytest.mark.proves("Hugging Face LLaMA", "CPU")
 def test_all_ways_to_name_a_llama_give_the_same_model(where: dict[str, Any]) -> None:
     assert_same_weights(assemble_sources(sources(**where)), assemble_sources(sources()))
 
@@ -77,6 +78,7 @@ def test_a_model_lists_its_sources() -> None:
     assert model.vision_config.channel_order == "rgb"
 
 
+@pytest.mark.proves("adapters with CLIP inside", "CPU")
 def test_clip_in_a_trainer_checkpoint_replaces_the_given_one() -> None:
     adapter = GOLDEN / "adapters" / "training-checkpoint-0.pth"
     alone, beside = assemble_sources(sources(adapter=adapter, clip=None)), assemble_sources(sources(adapter=adapter))

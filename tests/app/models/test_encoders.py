@@ -43,6 +43,7 @@ def without_clip(adapter: str = "BIAS-TINY") -> dict[str, object]:
     return options
 
 
+@pytest.mark.proves("Meta LLaMA and adapter", "ONNX")
 def test_answers_are_those_of_the_models_own_encoder(encoder: Path) -> None:
     with Captioner.load(**model_options(), encoder=encoder) as exported:
         ours = exported.generate(PICTURES, max_new_tokens=16)
@@ -53,6 +54,7 @@ def test_answers_are_those_of_the_models_own_encoder(encoder: Path) -> None:
     assert exported.spec.vision == "onnx"
 
 
+@pytest.mark.proves("int8 weights", "ONNX")
 def test_the_encoder_of_full_weights_fits_8_bit_ones(encoder: Path, tmp_path: Path) -> None:
     full = convert(ModelSources(**model_options()), tmp_path / "full")
     rounded = quantise_bundle(QuantiseJob(model=str(full), out=str(tmp_path / "rounded")))

@@ -89,6 +89,7 @@ def test_loaded_in_float_all_weights_are_floats_again(int8_bundle: Path) -> None
         assert error <= tensor.abs().max() / 127 * 0.5001, name
 
 
+@pytest.mark.proves("int8 weights", "CPU")
 def test_captions_of_the_samples_are_those_of_float32(int8_bundle: Path) -> None:
     full, stored, at_load = Captioner.load(), Captioner.load(int8_bundle), Captioner.load(precision="int8")
     captioners = (full, stored, at_load, Captioner.load(int8_bundle, precision="float"))

@@ -44,6 +44,8 @@ def sizes_run(acl: Any) -> list[int]:
         ("float16", [1, 4, 8], slice(3, 8), [4, 1]),
     ],
 )
+@pytest.mark.proves("visual query of the reference", "OM")
+@pytest.mark.proves("any number of pictures", "OM")
 def test_pictures_get_torchs_visual_query_by_the_cheapest_calls(
     acl: Any, dtype: Any, batch_sizes: Sequence[int], pictures: slice, calls: list[int], tmp_path: Path
 ) -> None:
@@ -55,6 +57,7 @@ def test_pictures_get_torchs_visual_query_by_the_cheapest_calls(
     assert sizes_run(acl) == calls
 
 
+@pytest.mark.proves("several batch sizes", "OM")
 def test_a_folder_of_fixed_files_is_one_encoder_of_several_batch_sizes(acl: Any, tmp_path: Path) -> None:
     for size in (4, 1):
         make_om(tmp_path / f"clip_bs{size}.om", [size])

@@ -26,6 +26,9 @@ LIMITS = {"float32": 1e-5, "float16": 4e-3}  # README: 5.1e-6 and 2.2e-3
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.proves("visual query of the reference", "ONNX")
+@pytest.mark.proves("embedded model", "ONNX")
+@pytest.mark.proves("float32", "ONNX")
 def test_all_sample_pictures_get_the_visual_query_of_torch(dtype: Any) -> None:
     backend = open_onnx(embedded_onnx(dtype))
 
@@ -49,6 +52,7 @@ def test_the_batch_does_not_change_a_picture(num_pictures: int) -> None:
     assert float((torch.cat(apart) - together).abs().max()) < 1e-5
 
 
+@pytest.mark.proves("any number of pictures", "ONNX")
 def test_a_foreign_file_with_a_fixed_batch_runs_any_number_of_pictures(tmp_path: Path) -> None:
     backend = open_onnx(foreign_onnx(tmp_path / "a.onnx", (4, 2, 2, 3), output_shape=(4, 2, 3)))
     pixels = np.arange(7 * 12, dtype=np.uint8).reshape(7, 2, 2, 3)

@@ -1,0 +1,28 @@
+"""The table of what is supported is what the tests prove."""
+
+import pytest
+
+from tests import support
+from tests.support import FEATURES, PAGE, Proof, page, proofs
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(proofs()), "run `python -m tests.support`"
+
+
+def test_every_feature_is_proved_somewhere() -> None:
+    proved = {proof.feature for proof in proofs()}
+
+    assert {feature for _, features in FEATURES.values() for feature in features} == proved
+
+
+@pytest.mark.parametrize(("feature", "columns"), [("teleport", ("CPU",)), ("graphs", ("OM",)), ("graphs", ())])
+def test_a_mark_that_is_no_cell_is_an_error(feature: str, columns: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="no cell"):
+        page(iter([Proof("tests/test_x.py::test_x", feature, columns)]))
+
+
+def test_a_cell_without_a_test_is_not_run() -> None:
+    text = page(iter([Proof("tests/test_x.py::test_x", "float32", ("CPU", "NPU"))]))
+
+    assert f"| float32 | {support.RUN} | not run | {support.CONTRACT} | not run | not run |" in text
