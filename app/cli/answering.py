@@ -276,6 +276,8 @@ def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
         "sampling": settings(SamplingParams, vars(options)),
         "needs_question": needs_question,
     }
+    if not sees_pictures:
+        values["reader"] = "thread"  # no processes for reading pictures
     job = settings(Job, {**vars(options), **values})
     from llama_adapter.app.jobs.run import run_job
 

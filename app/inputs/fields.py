@@ -29,8 +29,8 @@ def question_columns(values: Mapping[str, object]) -> frozenset[str]:
 def question_fields(values: Mapping[str, object], *, of: tuple[str, ...] = PROMPT_COLUMNS) -> QuestionFields | None:
     """The question of a row, or None; blank texts count as missing.
 
-    The prompt is the first of the columns `of`. Choices are a list, a JSON list as text, or
-    a text with commas. Raises ValueError with the reason for a value of the wrong type.
+    The prompt is the first of the columns `of`. Choices are a list, a JSON list as text, or a text with commas. Raises
+    ValueError with the reason for a value of the wrong type.
     """
     prompt = first_column(values, of=of)
     fields = QuestionFields(

@@ -34,7 +34,7 @@ from llama_adapter.app.records.manifest import RunManifest, new_run_id, read_man
 from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.app.tasks.task import task_settings
 from llama_adapter.app.terminal.stderr_lines import say
-from llama_adapter.app.terminal.wording import EMBEDDED_NOTE, is_sample
+from llama_adapter.app.terminal.wording import EMBEDDED_NOTE, EMBEDDED_TEXT_NOTE, is_sample
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.text import shown_name
 
@@ -193,6 +193,8 @@ def _say_notes(
             f"note: the records in `{job.out}` were computed in {other}, so this run answers their questions again in "
             f"{runner.info.dtype}; --dtype {other} continues them"
         )
+    if job.inputs.is_text and job.spec.is_embedded:
+        writer.say(EMBEDDED_TEXT_NOTE)
     if job.spec.batch_size == "auto":
         writer.say(f"note: batch size {runner.spec.batch_size}")
     asked = [question for question in job.questions if question.task.continuations and not is_template(question)]
