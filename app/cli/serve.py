@@ -130,7 +130,7 @@ def _add_server(parser: Parser, *, port: int) -> None:
 
 
 def _serve(options: argparse.Namespace, *, has_page: bool) -> int:
-    spec = spec_from(options)
+    spec = spec_from(options, sees_pictures=has_page)  # the API also serves LLaMA alone
     limits = settings(ServiceLimits, vars(options))
     from llama_adapter.app.cli.run_server import ServeJob, run_serve
 

@@ -15,6 +15,11 @@ EMBEDDED_NOTE = (
     "or --llama-dir, --adapter and --clip"
 )
 
+EMBEDDED_TEXT_NOTE = (
+    "note: the embedded model knows pictures only, and its answers to prompts without one mean nothing; pass --model "
+    "or --llama-dir"
+)
+
 _MAX_NAMED: Final = 3
 
 
@@ -84,6 +89,11 @@ def _before_answer(prompt: str) -> str:
 def one_line(text: str) -> str:
     """A model's text as one line: `UNSAFE_ON_TERMINALS` become spaces."""
     return UNSAFE_ON_TERMINALS.sub(" ", text)
+
+
+def several_lines(text: str) -> str:
+    """A model's text with its line feeds: other `UNSAFE_ON_TERMINALS` become spaces."""
+    return "\n".join(map(one_line, text.split("\n")))
 
 
 def counted(number: int, done: str, *, what: str = "picture") -> str:

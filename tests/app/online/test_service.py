@@ -7,11 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from PIL import Image
 
 import llama_adapter.app.online.service
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
@@ -29,8 +27,11 @@ from llama_adapter.app.online.service import (
 )
 from llama_adapter.app.reading.reader import PictureLimits, PictureReader, PictureReading
 from llama_adapter.app.tasks.choose import OneOf
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
+from llama_adapter.runtime.errors import UsageError
 from scripts.service_bench import slow_files
+from tests.app.golden import GOLDEN
 from tests.app.online.waiting import WAIT_S, wait_for
 
 PICTURES = sorted(path for path in sample_pictures().iterdir() if path.suffix != ".jsonl")
@@ -194,22 +195,12 @@ def test_a_picture_forgotten_between_reading_and_admission_is_read_again(start: 
     assert repeated.result().text == "a small yellow moon above a small green cross"
 
 
-def test_without_a_picture_the_model_sees_its_mean_colour(shared: Service, captioner: Captioner) -> None:
+def test_without_a_picture_the_model_answers_as_a_captioner_does(shared: Service, captioner: Captioner) -> None:
     first, second = (shared.submit(Ask(picture=None, prompt="Is there a red star?")).result() for _ in range(2))
 
-    blank = Image.new("RGB", (captioner.image_size, captioner.image_size), (123, 117, 104))
-    (expected,) = captioner.generate([blank], "Is there a red star?")
-    assert first.text == second.text == expected.text
-    assert (first.digest, first.unfamiliar, second.is_reused) == ("", None, True)
-
-
-@pytest.mark.parametrize(("order", "colour"), [("rgb", [123, 117, 104]), ("bgr", [104, 117, 123])])
-def test_the_mean_colour_is_in_the_order_of_the_model(order: str, colour: list[int]) -> None:
-    blank = llama_adapter.app.online.service._blank(
-        SimpleNamespace(spec=CaptionerSpec(channel_order=order), image_size=2)  # type: ignore[arg-type]
-    )
-
-    assert blank.tolist() == [[colour] * 2] * 2
+    (expected,) = captioner.generate_text("Is there a red star?")
+    assert first.token_ids == second.token_ids == expected.token_ids
+    assert (first.digest, first.unfamiliar, second.is_reused) == ("zeros", None, True)
 
 
 def test_log_probabilities_come_with_the_texts_of_their_tokens(shared: Service, captioner: Captioner) -> None:
@@ -724,3 +715,24 @@ def test_close_does_not_wait_for_readings(isolated: Starter) -> None:
     assert [error and error.code for error in errors] == ["cancelled"] * 4
     assert service._pool is not None
     assert not any(thread.is_alive() for thread in service._pool._threads)
+
+
+def test_llama_alone_answers_texts_and_refuses_pictures(start: Starter) -> None:
+    llama = {"llama_dir": str(GOLDEN / "LLaMA"), "llama_type": "TINY"}
+    service = start(load=lambda: Captioner.load(**llama))  # type: ignore[arg-type]
+
+    answer = service.submit(Ask(picture=None, prompt="Hello", sampling=SamplingParams(max_new_tokens=4))).result()
+
+    with Captioner.load(**llama) as captioner:  # type: ignore[arg-type]
+        assert answer.token_ids == captioner.generate_text("Hello", max_new_tokens=4)[0].token_ids
+    with pytest.raises(UsageError):
+        service.submit(ask(0))
+    with pytest.raises(ValueError, match="text_prefix"):
+        service.submit(Ask(picture=None, prompt="Hello", text_prefix="zeros"))
+
+
+def test_the_prefix_of_a_text_can_be_chosen(shared: Service, captioner: Captioner) -> None:
+    answer = shared.submit(Ask(picture=None, prompt="How many objects are there?", text_prefix="none")).result()
+
+    (expected,) = captioner.generate_text("How many objects are there?", text_prefix="none")
+    assert (answer.token_ids, answer.digest) == (expected.token_ids, "none")
