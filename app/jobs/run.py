@@ -155,7 +155,7 @@ def _manifest(job: Job, runner: Runner, *, run: str) -> RunManifest:
             | task_settings(question.task)
             for question in job.questions
         ],
-        "sampling": dataclasses.asdict(job.sampling),
+        "sampling": job.sampling.settings(),
         **runner.about,
     }
     return RunManifest(run=run, spec=resolved, model_digest=runner.info.digest, versions=versions(), job=asked)

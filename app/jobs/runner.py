@@ -115,7 +115,8 @@ def check_questions(job: Job, captioner: Captioner) -> None:
     """Raise PromptTooLongError, PromptError or ValueError if a question could be asked of no picture."""
     for question in job.questions:
         if not is_template(question):
-            captioner.encode_prompt(question.prompt(captioner.info.default_prompt), question.task)
+            prompt, limit = question.prompt(captioner.info.default_prompt), job.sampling.max_prompt_tokens
+            captioner.encode_prompt(prompt, question.task, max_tokens=limit)
 
 
 def warm_up(job: Job, captioner: Captioner) -> str | None:

@@ -136,7 +136,7 @@ class Service:
         """
         captioner = self._loaded()
         self._check_sizes(ask)
-        prompt = captioner.encode_prompt(ask.prompt, ask.task)
+        prompt = captioner.encode_prompt(ask.prompt, ask.task, max_tokens=ask.sampling.max_prompt_tokens)
         with self._changed:
             self._check_open()
             num_slow = 0 if self._pool is None else self._pool.num_slow_waiting
