@@ -182,6 +182,11 @@ class Captioner:
         return cls(assemble_parts(spec))
 
     @property
+    def allowed_hosts(self) -> tuple[AllowedHost, ...]:
+        """Hosts that pictures are downloaded from."""
+        return self._allowed
+
+    @property
     def batch_size(self) -> int:
         """Questions answered together, while memory is enough."""
         return self._engine.num_slots
@@ -263,7 +268,7 @@ class Captioner:
                 Default: 0.75.
             top_k: at least 0: tokens are drawn from this many likeliest ones. 0 (default) keeps all.
             seed: makes drawn answers repeatable. Default: None, different ones each time.
-            repetition_penalty: above 0: divides the positive logits of tokens that prompt or answer have, and
+            repetition_penalty: 0.01 to 100: divides the positive logits of tokens that prompt or answer have, and
                 multiplies the negative ones. 1 (default) leaves them alone.
             stop: texts that end the answer, which does not contain them. Default: none.
             max_length: most tokens of prompt and answer together, at least 1. Default: the model's context.

@@ -49,8 +49,8 @@ class SamplingParams:
             raise ValueError(f"top_p must lie in 0..1, got {self.top_p}")
         if self.top_k < 0:
             raise ValueError(f"top_k must be at least 0 (0 keeps every token), got {self.top_k}")
-        if not 0.0 < self.repetition_penalty < float("inf"):
-            raise ValueError(f"repetition_penalty must be above 0 and finite, got {self.repetition_penalty}")
+        if not 0.01 <= self.repetition_penalty <= 100.0:
+            raise ValueError(f"repetition_penalty must lie in 0.01..100, got {self.repetition_penalty}")
 
     @property
     def greedy(self) -> bool:

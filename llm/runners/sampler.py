@@ -73,7 +73,7 @@ def _penalise(logits_RV: Tensor, draws: Sequence[Draw], *, upload: Upload, newes
     penalty_I = upload([draw.penalty for draw in draws])[rows_I]
     seen_I = logits_RV[rows_I, ids_I]
     # A token that occurs twice is written twice with the same value.
-    logits_RV[rows_I, ids_I] = torch.where(seen_I < 0, seen_I * penalty_I, seen_I / penalty_I)
+    logits_RV[rows_I, ids_I] = torch.where(seen_I < 0, seen_I * penalty_I, seen_I / penalty_I).nan_to_num()
 
 
 def logprobs_of(ids_R: Tensor, prediction: Prediction) -> Tensor:
