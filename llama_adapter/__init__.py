@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llama_adapter.app.captioning.captioner import Answer, Captioner, RawPrompt, TextDelta
     from llama_adapter.app.tasks.answers import answers_to_pandas
+    from llama_adapter.app.tasks.registry import get_task, tasks
     from llama_adapter.llm.errors import PromptError, PromptTooLongError
     from llama_adapter.runtime.errors import CheckpointError, DeviceError, GraphError, LlamaAdapterError, UsageError
     from llama_adapter.vision.errors import PictureError
@@ -30,6 +31,8 @@ __all__ = [
     "UsageError",
     "__version__",
     "answers_to_pandas",
+    "get_task",
+    "tasks",
 ]
 
 for _folder in ("app", "assets", "llm", "runtime", "vision"):
@@ -43,6 +46,7 @@ for _folder in ("app", "assets", "llm", "runtime", "vision"):
 _HOMES = {
     "llama_adapter.app.captioning.captioner": ("Answer", "Captioner", "RawPrompt", "TextDelta"),
     "llama_adapter.app.tasks.answers": ("answers_to_pandas",),
+    "llama_adapter.app.tasks.registry": ("get_task", "tasks"),
     "llama_adapter.llm.errors": ("PromptError", "PromptTooLongError"),
     "llama_adapter.runtime.errors": (
         "CheckpointError",

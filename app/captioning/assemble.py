@@ -8,7 +8,7 @@ import torch
 
 from llama_adapter.app.models.auto_dtype import DtypeChoice
 from llama_adapter.app.models.bundle import load_bundle
-from llama_adapter.app.models.checkpoints import LoadedModel, assemble_sources, sources_of, stream_sources
+from llama_adapter.app.models.checkpoints import LoadedModel, sources_of, stream_llama, stream_sources
 from llama_adapter.app.models.encoders import (
     check_card,
     check_encoder_exists,
@@ -27,7 +27,7 @@ from llama_adapter.llm.runners.base import Runner
 from llama_adapter.runtime.devices import Backend, open_backend, open_best, resolve_mode
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
-from llama_adapter.vision.backends.base import VisionBackend
+from llama_adapter.vision.backends.base import NoEncoder, VisionBackend
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
 from llama_adapter.vision.card import EncoderCard
 
@@ -59,6 +59,8 @@ def assemble_parts(
 
     Raises DeviceError, CheckpointError and GraphError.
     """
+    if vision is None and spec.is_llama_alone:
+        vision = NoEncoder()
     is_encoded_elsewhere = vision is not None or spec.vision_kind != "torch"
     check_encoder_exists(spec)
     backend, why = open_best() if spec.device == AUTO else (open_backend(spec.device), "")
@@ -125,6 +127,7 @@ def assemble_parts(
             notes=tuple(filter(None, (chosen_note, *model.notes, foreign_note, widened_note, placed.note))),
             context=model.decoder_config.context,
             default_prompt=model.prompt,
+            has_adapter=model.decoder_config.num_adapter_layers > 0,
         ),
         model=dataclasses.replace(model, vision_state={}, decoder_state={}),
         backend=backend,
@@ -150,12 +153,16 @@ def load_model(
             cast_vision=spec.vision_kind == "torch",
             precision=spec.precision,
         )
-    sources = sources_of(spec)
-    if spec.precision in (None, FLOAT):
-        return assemble_sources(sources, dtype=dtype, exported=is_encoded_elsewhere, encoder=encoder)
-    # From float32, so that weights are rounded only once.
-    plain, tensors = stream_sources(sources, dtype=torch.float32, exported=is_encoded_elsewhere, encoder=encoder)
-    vision_tensors = plain.vision_state.values()
-    dtype = dtype_of(dtype, decoder=plain.decoder_config, encoder=vision_tensors, precision=spec.precision)
-    model, tensors = quantise_model(plain, tensors, dtype=dtype, precision=spec.precision)
+    precision = spec.precision or FLOAT
+    # Quantised from float32, so that weights are rounded only once.
+    read_in = dtype if precision == FLOAT else torch.float32
+    if spec.is_llama_alone:
+        model, tensors = stream_llama(spec, dtype=read_in)
+    else:
+        exported = is_encoded_elsewhere
+        model, tensors = stream_sources(sources_of(spec), dtype=read_in, exported=exported, encoder=encoder)
+    if precision != FLOAT:
+        vision_tensors = model.vision_state.values()
+        dtype = dtype_of(dtype, decoder=model.decoder_config, encoder=vision_tensors, precision=precision)
+        model, tensors = quantise_model(model, tensors, dtype=dtype, precision=precision)
     return dataclasses.replace(model, decoder_state=dict(tensors))

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from llama_adapter.app.captioning.active_request import ActiveRequest
-from llama_adapter.app.captioning.encoded_pictures import EncodedPicture
+from llama_adapter.app.captioning.encoded_pictures import EncodedPicture, TextPrefixes
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.models.oom_retry import OomRetry, attempt
+from llama_adapter.app.models.spec import TextPrefix
 from llama_adapter.app.tasks.answers import Answer, Event
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest, ScoreRequest
@@ -34,11 +35,13 @@ class CaptionLoop:
         engine: Engine,
         tokenizer: Tokenizer,
         clock: StageClock,
+        text_prefixes: TextPrefixes,
         oom_retry: OomRetry | None = None,
         ood_detector: OodDetector | None = None,
     ) -> None:
-        """`oom_retry` outlives the loop: the batch sizes that it found hold for the next loop too."""
+        """`text_prefixes` and `oom_retry` outlive the loop: what was encoded and found holds for the next one too."""
         self._vision, self._engine, self._tokenizer, self._clock = vision, engine, tokenizer, clock
+        self._text_prefixes = text_prefixes
         self._oom_retry, self._ood_detector = oom_retry or OomRetry(), ood_detector
         self._engine.enter_stage = clock.enter
         self.in_flight: dict[int, ActiveRequest] = {}  # requests without an answer, by id
@@ -65,19 +68,37 @@ class CaptionLoop:
         num_missing = self.num_rows - num_pictures
         return num_missing if 2 * num_missing >= self.num_rows else 0
 
-    def start(self, asked: Sequence[tuple[np.ndarray, Sequence[ActiveRequest]]]) -> None:
+    def start(self, asked: Sequence[tuple[np.ndarray | TextPrefix, Sequence[ActiveRequest]]]) -> None:
         """Encode pictures, and hand the requests about each to the engine."""
-        encoded, clip_ms = self.encode([pixels for pixels, _ in asked])
+        encoded, clip_ms = self.encode([picture for picture, _ in asked])
         for (_, requests), picture in zip(asked, encoded, strict=True):
             for request in requests:
                 request.ms["clip"] = clip_ms
                 self.submit(request, picture)
 
-    def encode(self, pixels: Sequence[np.ndarray]) -> tuple[list[EncodedPicture], float]:
-        """Encode pictures, each as the encoder takes it; returns them and the encoder's milliseconds.
+    def encode(self, pictures: Sequence[np.ndarray | TextPrefix]) -> tuple[list[EncodedPicture], float]:
+        """Encode pictures, or what stands for them; returns them and the encoder's milliseconds.
 
-        The prefixes are views into shared tensors. After an out-of-memory error, batches are smaller.
+        Pixels are as the encoder takes them. The prefixes are views into shared tensors. After an out-of-memory error,
+        batches are smaller.
         """
+        encoded, clip_ms = self._encode_pixels([one for one in pictures if not isinstance(one, str)])
+        known = self._text_prefixes.encoded
+        for wanted in [one for one in pictures if isinstance(one, str)]:
+            if wanted not in known:
+                known[wanted], elapsed_ms = self._encode_text_prefix(wanted)
+                clip_ms += elapsed_ms
+        rest = iter(encoded)
+        return [known[one] if isinstance(one, str) else next(rest) for one in pictures], clip_ms
+
+    def _encode_text_prefix(self, wanted: TextPrefix) -> tuple[EncodedPicture, float]:
+        if wanted == "none":
+            self._clock.enter("pre")
+            return EncodedPicture(self._engine.empty_prefix()), 0.0
+        [picture], clip_ms = self._encode_pixels([self._text_prefixes.zeros])
+        return picture._replace(unfamiliar=None), clip_ms
+
+    def _encode_pixels(self, pixels: Sequence[np.ndarray]) -> tuple[list[EncodedPicture], float]:
         pictures: list[EncodedPicture] = []
         clip_ms = 0.0
         while len(pictures) < len(pixels):

@@ -17,12 +17,21 @@ import torch
 from llama_adapter.app.captioning.active_request import ActiveRequest
 from llama_adapter.app.captioning.assemble import Parts, assemble_parts
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
+from llama_adapter.app.captioning.encoded_pictures import TextPrefixes
 from llama_adapter.app.captioning.pictures import GivenPicture, PictureLike, Pictures, RemotePicture, given_pictures
 from llama_adapter.app.captioning.stage_clock import StageClock
-from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, work_items
+from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, text_items, work_items
 from llama_adapter.app.inputs.urls import AllowedHost
 from llama_adapter.app.models.oom_retry import OomRetry, attempt
-from llama_adapter.app.models.spec import BatchSize, CaptionerSpec, ModelInfo, Orientation, Reading, VisionKind
+from llama_adapter.app.models.spec import (
+    BatchSize,
+    CaptionerSpec,
+    ModelInfo,
+    Orientation,
+    Reading,
+    TextPrefix,
+    VisionKind,
+)
 from llama_adapter.app.reading.prefetch import Prefetcher
 from llama_adapter.app.reading.reader import PictureReader, PictureReading, Reader
 from llama_adapter.app.tasks.answers import Answer, AnswerError, Event, TextDelta
@@ -34,6 +43,8 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.llm.runners.base import WarmUp
 from llama_adapter.runtime.schemes import Precision
+from llama_adapter.vision.config import ChannelOrder
+from llama_adapter.vision.encoder import zero_picture
 
 # Everything that users of a captioner need, from one module.
 __all__ = [
@@ -47,6 +58,7 @@ __all__ = [
     "TextDelta",
     "WorkItem",
     "WorkQuestion",
+    "text_items",
     "work_items",
 ]
 
@@ -80,6 +92,12 @@ class AskOptions(SamplingOptions, total=False):
     progress: bool
 
 
+class TextOptions(AskOptions, total=False):
+    """The keyword arguments of `Captioner.generate_text`, all optional."""
+
+    text_prefix: TextPrefix | None
+
+
 class _Reading(NamedTuple):
     """An item with its picture read, and its questions to answer."""
 
@@ -108,6 +126,8 @@ class Captioner:
         self._allowed: tuple[AllowedHost, ...] = ()  # hosts to download pictures from
         self.reader: Reader = PictureReader(self.spec, size=self.image_size)  # the default of `run`; may be replaced
         self._prompts = PromptEncoder(self.tokenizer, check=self._engine.check)
+        order: ChannelOrder = "bgr" if self.spec.channel_order == "bgr" else "rgb"
+        self._text_prefixes = TextPrefixes(zeros=zero_picture(self.image_size, channel_order=order))
 
     @classmethod
     def load(
@@ -292,7 +312,7 @@ class Captioner:
         async with aclosing(self.astream(pictures, prompts, **options)) as events:
             return _in_order([event async for event in events if isinstance(event, Answer)])
 
-    async def astream(
+    def astream(
         self,
         pictures: Pictures,
         prompts: Sequence[Prompt] | str | RawPrompt | None = None,
@@ -302,13 +322,16 @@ class Captioner:
 
         A loop that is left early should close it, as with `contextlib.aclosing`.
         """
+        return self._in_worker(lambda: self.stream(pictures, prompts, **options))
+
+    async def _in_worker(self, open_stream: Callable[[], Generator[Event]]) -> AsyncGenerator[Event]:
         self._refuse_own_thread()
         loop, is_left = asyncio.get_running_loop(), threading.Event()
         events: asyncio.Queue[Event | None] = asyncio.Queue()
 
         def work() -> None:
             try:
-                with closing(self.stream(pictures, prompts, **options)) as stream:
+                with closing(open_stream()) as stream:
                     for event in stream:
                         if is_left.is_set():
                             return
@@ -341,17 +364,78 @@ class Captioner:
         The parameters are those of `generate`. `index` says which picture an event belongs to. Read the stream to its
         end, or close it: calls of other threads wait for that, and one of the same thread raises RuntimeError.
         """
-        if task is not None and choices is not None:
-            raise ValueError("choices and task exclude each other")
-        task = choosing(choices) if task is None else task
+        self.info.require_adapter()
+        task = _task_of(task, choices)
         items = work_items(pictures, prompts, default_prompt=self.info.default_prompt, task=task, allowed=self._allowed)
+        return self._stream_items(items, clock=clock, progress=progress, **sampling)
+
+    def generate_text(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        *,
+        text_prefix: TextPrefix | None = None,
+        choices: Sequence[str] | None = None,
+        task: Task | None = None,
+        clock: StageClock | None = None,
+        progress: bool = False,
+        **sampling: Unpack[SamplingOptions],
+    ) -> list[Answer]:
+        """Answer prompts without a picture; returns the answers in the order of the prompts.
+
+        Parameters:
+            prompts: one or several. A text is an instruction; a tuple (instruction, input), a `RawPrompt` and a list of
+                token ids are one prompt too. Several come in a list or another iterable.
+            text_prefix: what the model attends to in place of a picture. `"zeros"`: a picture of zeros, as in the
+                training of LLaMA-Adapter V2 on texts. `"none"`: nothing; adapter attention adds exactly zero. Default:
+                zeros for a model with adapter, none for LLaMA alone.
+
+        The other parameters are those of `generate`. Raises, before anything is computed, ValueError, TypeError,
+        PromptTooLongError, PromptError and ImportError as `generate`.
+        """
+        events = self.stream_text(
+            prompts, text_prefix=text_prefix, choices=choices, task=task, clock=clock, progress=progress, **sampling
+        )
+        return _in_order([event for event in events if isinstance(event, Answer)])
+
+    def stream_text(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        *,
+        text_prefix: TextPrefix | None = None,
+        choices: Sequence[str] | None = None,
+        task: Task | None = None,
+        clock: StageClock | None = None,
+        progress: bool = False,
+        **sampling: Unpack[SamplingOptions],
+    ) -> Generator[Event]:
+        """As `generate_text`, token by token: `generate_text` is to it as `generate` is to `stream`."""
+        items = text_items(prompts, text_prefix=self.info.text_prefix(text_prefix), task=_task_of(task, choices))
+        return self._stream_items(items, clock=clock, progress=progress, **sampling)
+
+    async def agenerate_text(self, prompts: Prompt | Iterable[Prompt], **options: Unpack[TextOptions]) -> list[Answer]:
+        """As `generate_text`, for an event loop; see `agenerate`."""
+        async with aclosing(self.astream_text(prompts, **options)) as events:
+            return _in_order([event async for event in events if isinstance(event, Answer)])
+
+    def astream_text(self, prompts: Prompt | Iterable[Prompt], **options: Unpack[TextOptions]) -> AsyncGenerator[Event]:
+        """As `stream_text`, for an event loop; see `astream`."""
+        return self._in_worker(lambda: self.stream_text(prompts, **options))
+
+    def _stream_items(
+        self,
+        items: Sequence[WorkItem],
+        *,
+        clock: StageClock | None,
+        progress: bool,
+        **sampling: Unpack[SamplingOptions],
+    ) -> Generator[Event]:
         params = SamplingParams(**sampling)
         for item in items:
             for question in item.questions:  # errors must come before any work
                 self.encode_prompt(question.prompt, question.task, max_tokens=params.max_prompt_tokens)
         bar = import_module("tqdm.auto").tqdm if progress else None
         events = self.run(items, sampling=params, clock=clock)
-        return events if bar is None else _shown(events, bar=partial(bar, total=len(items), unit="picture"))
+        return events if bar is None else _shown(events, bar=partial(bar, total=len(items), unit="answer"))
 
     def run(
         self,
@@ -427,6 +511,7 @@ class Captioner:
                 engine=self._engine,
                 tokenizer=self.tokenizer,
                 clock=clock,
+                text_prefixes=self._text_prefixes,
                 oom_retry=self.oom_retry,
                 ood_detector=self._ood_detector,
             )
@@ -444,7 +529,7 @@ class Captioner:
     def _admit(self, readings: Sequence[_Reading], loop: CaptionLoop, *, sampling: SamplingParams) -> list[Answer]:
         """Encode pictures and submit their questions; returns the answers of questions that failed before."""
         errors: list[Answer] = []
-        asked: list[tuple[np.ndarray, list[ActiveRequest]]] = []
+        asked: list[tuple[np.ndarray | TextPrefix, list[ActiveRequest]]] = []
         for reading in readings:
             requests = []
             for question in reading.questions:
@@ -454,8 +539,7 @@ class Captioner:
                 else:
                     errors.append(request.failed(error))
             if requests:
-                assert reading.picture.pixels is not None, "a picture without pixels has an error"
-                asked.append((reading.picture.pixels, requests))
+                asked.append((reading.picture.content, requests))
         if asked:
             loop.start(asked)
         return errors
@@ -509,6 +593,13 @@ class Captioner:
         Raises PromptTooLongError, PromptError or ValueError for a prompt that cannot be answered.
         """
         return self._prompts.encode(prompt, task.continuations, max_tokens=max_tokens)
+
+
+def _task_of(task: Task | None, choices: Sequence[str] | None) -> Task:
+    """Raises ValueError for both, and as `choosing`."""
+    if task is not None and choices is not None:
+        raise ValueError("choices and task exclude each other")
+    return choosing(choices) if task is None else task
 
 
 def _in_order(answers: list[Answer]) -> list[Answer]:

@@ -2,8 +2,12 @@
 
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
+from llama_adapter.app.models.spec import TextPrefix
 from llama_adapter.llm.model.adapter import Prefix
 
 
@@ -12,6 +16,14 @@ class EncodedPicture(NamedTuple):
 
     prefix: Prefix  # (A, 1, N, Q, H)
     unfamiliar: bool | None = None  # whether it is out of distribution; None: the model cannot tell
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextPrefixes:
+    """What texts without a picture attend to, encoded when first needed."""
+
+    zeros: np.ndarray  # (S, S, 3), a picture of zeros after normalisation
+    encoded: dict[TextPrefix, EncodedPicture] = field(default_factory=dict)
 
 
 class EncodedPictures:

@@ -94,6 +94,7 @@ def _expanded(given: Any, *, allowed: tuple[AllowedHost, ...]) -> Iterator[Given
                 yield GivenPicture(_remote(name, allowed=allowed), name)
                 return
             for found in read_inputs(InputSpec(paths=(name,))):
+                assert found.source is not None, "a path names a picture"
                 source = found.source if found.error is None else PictureReading(error=found.error)
                 yield GivenPicture(source, found.label)
         case _ if hasattr(given, "is_floating_point"):  # a tensor

@@ -1,4 +1,4 @@
-"""The work of a captioner, as plain values: pictures and the questions about them."""
+"""The work of a captioner, as plain values: pictures and the questions about them, or prompts alone."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from typing import Any
 
 from llama_adapter.app.captioning.pictures import Pictures, RemotePicture, given_pictures
 from llama_adapter.app.inputs.urls import AllowedHost
+from llama_adapter.app.models.spec import TextPrefix
 from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.app.reading.sources import Source
 from llama_adapter.app.tasks.prompts import Prompt, RawPrompt
@@ -14,7 +15,7 @@ from llama_adapter.app.tasks.task import FREE_TEXT, Task
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkQuestion:
-    """One prompt about a picture; its answer carries its index."""
+    """One prompt; its answer carries its index."""
 
     index: int
     prompt: Prompt
@@ -24,7 +25,7 @@ class WorkQuestion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkItem:
-    """One picture, read and encoded once for all its questions."""
+    """One picture, read and encoded once for all its questions; or a reading of none, see `text_items`."""
 
     picture: Source | RemotePicture | PictureReading  # to read, to download and read, or read already
     label: str
@@ -58,3 +59,34 @@ def work_items(
         )
         for index, (picture, prompt) in enumerate(zip(given, prompts, strict=True))
     ]
+
+
+def text_items(
+    prompts: Prompt | Iterable[Prompt], *, text_prefix: TextPrefix, task: Task = FREE_TEXT
+) -> list[WorkItem]:
+    """An item without a picture for each prompt.
+
+    Text, a `RawPrompt`, a pair (instruction, input) as a tuple and a list of token ids are one prompt; anything else is
+    iterated.
+    """
+    several: list[Prompt] = [prompts] if _is_one(prompts) else list(prompts)  # type: ignore[list-item, arg-type]
+    return [
+        WorkItem(
+            picture=PictureReading(digest=text_prefix),
+            label=f"prompt {index}",
+            questions=(WorkQuestion(index=index, prompt=prompt, task=task),),
+        )
+        for index, prompt in enumerate(several)
+    ]
+
+
+def _is_one(prompts: Any) -> bool:
+    match prompts:
+        case str() | bytes() | RawPrompt():
+            return True
+        case (str(), str() | None) if isinstance(prompts, tuple):
+            return True
+        case [first, *_]:  # token ids
+            return hasattr(first, "__index__")
+        case _:
+            return not isinstance(prompts, Iterable)

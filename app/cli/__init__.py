@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from llama_adapter import __version__
-from llama_adapter.app.cli.answering import add_tasks
+from llama_adapter.app.cli.answering import add_installed_tasks, add_listing, add_tasks
 from llama_adapter.app.cli.bench import add_bench
 from llama_adapter.app.cli.doctor import add_doctor
 from llama_adapter.app.cli.export import add_export
@@ -28,6 +28,7 @@ Caption pictures and answer questions about them with LLaMA-Adapter V2 models.
   llama-adapter caption photo.jpg folder/
   llama-adapter ask photo.jpg --question "Is there a red circle?" --choices Yes,No
   llama-adapter caption photos --recursive --out captions.jsonl
+  llama-adapter generate --prompt "Name three colours."
   llama-adapter export-records captions.jsonl --to csv --out captions.csv
 """
 
@@ -76,4 +77,6 @@ def build_parser() -> Parser:
     add_serving(commands)
     add_doctor(commands)
     add_reference(commands)
+    add_listing(commands)
+    add_installed_tasks(commands)
     return parser

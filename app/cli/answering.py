@@ -1,4 +1,4 @@
-"""The commands of tasks (`caption`, `ask`): flags -> a job."""
+"""The commands of tasks (`caption`, `ask`, `generate`): flags -> a job."""
 
 import argparse
 import os
@@ -16,9 +16,10 @@ from llama_adapter.app.jobs.questions import complete
 from llama_adapter.app.scale.cluster import RayOptions
 from llama_adapter.app.tasks.entry import TaskEntry
 from llama_adapter.app.tasks.question import Question
-from llama_adapter.app.tasks.registry import entries_by_command, question_of
+from llama_adapter.app.tasks.registry import entries_by_command, installed, question_of, tasks
+from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.errors import ExitCode, UsageError
 
 SAMPLING = SamplingParams()
 
@@ -30,30 +31,94 @@ JOB = Job(spec=SPEC, inputs=InputSpec(), questions=(Question(),))
 def add_tasks(commands: Any) -> None:
     """A command for each one that the task registry names."""
     for name, entries in entries_by_command().items():
-        first = entries[0]
-        parser = command(commands, name, partial(_run, entries), help=first.help, description=first.description)
+        if entries[0].name not in installed():
+            _add_task(commands, name, entries)
+
+
+def add_installed_tasks(commands: Any) -> None:
+    """The commands of tasks of installed packages. One that does not go with the other flags and commands is left out.
+
+    Comes after all other commands.
+    """
+    for name, entries in entries_by_command().items():
+        if entries[0].name in installed():
+            try:
+                _add_flags(Parser(prog=name), entries)
+                _add_task(commands, name, entries)
+            except (argparse.ArgumentError, ValueError) as error:
+                say(f"note: the command `{name}` of the task `{entries[0].name}` is left out: {error}")
+
+
+def _add_task(commands: Any, name: str, entries: Sequence[TaskEntry]) -> None:
+    if name in commands.choices:
+        raise ValueError("there is a command of that name already")
+    first = entries[0]
+    parser = command(commands, name, partial(_run, entries), help=first.help, description=first.description)
+    _add_flags(parser, entries)
+
+
+def _add_flags(parser: Parser, entries: Sequence[TaskEntry]) -> None:
+    sees_pictures = entries[0].needs_picture
+    if sees_pictures:
         _add_pictures(parser)
-        prompt = parser.add_argument_group("prompt")
-        for option in (option for entry in entries for option in entry.options):
-            prompt.add_argument(
-                option.flag, dest=option.name, metavar=option.metavar, type=value_of(option.parse), help=option.help
-            )
+    prompt = parser.add_argument_group("prompt")
+    for option in (option for entry in entries for option in entry.options):
+        prompt.add_argument(
+            option.flag, dest=option.name, metavar=option.metavar, type=value_of(option.parse), help=option.help
+        )
+    if sees_pictures:
         prompt.add_argument(
             "--questions",
             metavar="FILE",
             help="questions to ask about every picture: .txt with one per line, or .jsonl, .csv or .tsv with columns "
             "question, input, choices",
         )
-        if any(entry.has_probabilities for entry in entries):
-            add_deciding(parser.add_argument_group("decisions, with --choices; records keep the probabilities"))
-            _add_calibrating(parser.add_argument_group("calibration, in place of answering"))
-        _add_output(parser)
-        add_model(parser)
-        _add_sampling(parser.add_argument_group("answer"))
-        compute = parser.add_argument_group("computation")
-        add_batch_size(compute)
-        add_computation(compute)
+    else:
+        _add_prompt_files(prompt)
+    if any(entry.has_probabilities for entry in entries):
+        add_deciding(parser.add_argument_group("decisions, with --choices; records keep the probabilities"))
+        _add_calibrating(parser.add_argument_group("calibration, in place of answering"))
+    _add_output(parser)
+    add_model(parser)
+    _add_sampling(parser.add_argument_group("answer"))
+    compute = parser.add_argument_group("computation")
+    add_batch_size(compute)
+    add_computation(compute)
+    if sees_pictures:
         _add_engine(parser.add_argument_group("many machines (extra `ray`)"))
+
+
+def _add_prompt_files(group: Any) -> None:
+    group.add_argument(
+        "--prompt-file",
+        metavar="FILE",
+        dest="prompt_files",
+        action="append",
+        default=[],
+        help="prompts: .txt with one per line, .jsonl, .csv or .tsv with columns prompt (or question, instruction, "
+        "src), input, choices, or .json with a list of texts or objects; --prompt is for rows with an input only; - is "
+        "stdin, one prompt per line",
+    )
+    group.add_argument("--raw", action="store_true", help="prompts without the instruction template")
+    group.add_argument(
+        "--text-prefix",
+        choices=("none", "zeros"),
+        help="what the model attends to in place of a picture: nothing, or a picture of zeros, as in the training of "
+        "LLaMA-Adapter V2 on texts (default: zeros with an adapter, none without)",
+    )
+    group.add_argument("--limit", metavar="N", type=int, help="only the first N prompts")
+
+
+def add_listing(commands: Any) -> None:
+    """`tasks`."""
+    description = "List the tasks: what each takes and answers.\n"
+    command(commands, "tasks", _list_tasks, help="list the tasks", description=description)
+
+
+def _list_tasks(options: argparse.Namespace) -> int:
+    for entry in tasks():
+        print(f"{entry.name}: takes {entry.takes}; answers {entry.answers} (`llama-adapter {entry.command}`)")
+    return ExitCode.OK
 
 
 def _add_pictures(parser: Parser) -> None:
@@ -179,36 +244,47 @@ def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
     needs_question = any(entry.needs_instruction for entry in entries)
     with in_flags(flags):
         common = question_of(vars(options), command=entries[0].command)
-    if options.questions is not None and not common.is_caption:
+    sees_pictures = entries[0].needs_picture
+    sheet_file = options.questions if sees_pictures else None
+    if sheet_file is not None and not common.is_caption:
         given = flags["instruction"]
         raise UsageError(f"--questions and {given} exclude each other", hint="put all questions into the sheet")
     if getattr(options, "calibrate", None) is not None:
         return _calibrate(options)
     if any(getattr(options, name, None) is not None for name in ("calibration_out", "plot")):
         raise UsageError("--calibration-out and --plot go with --calibrate, which is missing")
-    is_asked = options.questions is not None or not common.is_caption
-    if needs_question and not is_asked and (options.paths or options.lists or not options.manifests):
+    is_asked = sheet_file is not None or not common.is_caption
+    if sees_pictures:
+        lacks_question = not is_asked and (options.paths or options.lists or not options.manifests)
+        elsewhere = "--questions, or --manifest alone"
+    else:
+        lacks_question, elsewhere = not is_asked and not options.prompt_files, "--prompt-file"
+    if needs_question and lacks_question:
         raise UsageError(
-            f"{entries[0].command} needs a {flags['instruction']}",
-            hint="or several in a file: --questions, or --manifest alone",
+            f"{entries[0].command} needs a {flags['instruction']}", hint=f"or several in a file: {elsewhere}"
         )
     _check_out(options.out)
-    inputs = _inputs_from(options)
-    sheet = () if options.questions is None else read_question_sheet(options.questions)
+    spec = spec_from(options, sees_pictures=sees_pictures)
+    if not sees_pictures and options.text_prefix == "zeros" and spec.is_llama_alone:
+        raise UsageError("--text-prefix zeros needs --adapter")
+    inputs = _inputs_from(options) if sees_pictures else _prompts_from(options)
+    sheet = () if sheet_file is None else read_question_sheet(sheet_file)
     values = {
-        "spec": spec_from(options),
+        "spec": spec,
         "inputs": inputs,
         "questions": tuple(complete(common, question) for question in sheet) or (common,),
         "sampling": settings(SamplingParams, vars(options)),
         "needs_question": needs_question,
     }
     job = settings(Job, {**vars(options), **values})
+    from llama_adapter.app.jobs.run import run_job
+
+    if not sees_pictures:
+        return run_job(job)
     is_ray = options.engine == "ray"
     if not is_ray and (options.actors is not None or options.ray_address is not None):
         raise UsageError("--actors and --ray-address go with --engine ray, which is missing")
     ray = settings(RayOptions, {**vars(options), "address": options.ray_address})
-    from llama_adapter.app.jobs.run import run_job
-
     if not is_ray:
         return run_job(job)
     from llama_adapter.app.scale.runner import RayRunner
@@ -254,6 +330,12 @@ def _check_out(out: str | None) -> None:
             f"--out writes records, which are JSON lines; `{out}` has the suffix of another format",
             hint=f"name it .jsonl, and convert it afterwards: `llama-adapter export-records FILE.jsonl {kind}`",
         )
+
+
+def _prompts_from(options: argparse.Namespace) -> InputSpec:
+    files = tuple(options.prompt_files)
+    with in_flags({"limit": "--limit"}):
+        return InputSpec(is_text=True, prompt_files=files, are_raw=options.raw, limit=options.limit)
 
 
 def _inputs_from(options: argparse.Namespace) -> InputSpec:

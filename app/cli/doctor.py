@@ -6,7 +6,7 @@ from typing import Any
 
 from llama_adapter.app.cli.model_flags import SPEC, add_encoder, add_model, add_precision
 from llama_adapter.app.cli.parser import DEVICES, command, default
-from llama_adapter.app.cli.values import settings
+from llama_adapter.app.cli.values import check_adapter, settings
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
 
@@ -36,7 +36,8 @@ def _run_doctor(options: argparse.Namespace) -> int:
     if options.encoder is None and options.encoder_device is not None:
         raise UsageError("--encoder-device goes with --encoder, which is missing")
     # What `caption` would refuse; what --vision needs may be asked about before an encoder is exported.
-    spec = settings(CaptionerSpec, vars(options) | ({"vision": None} if options.encoder is None else {}))
+    values = vars(options) | ({"vision": None} if options.encoder is None else {})
+    spec = check_adapter(settings(CaptionerSpec, values))
     from llama_adapter.app.doctor.command import run_checkup
     from llama_adapter.app.doctor.environment import is_device, uses_of
 

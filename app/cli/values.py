@@ -80,9 +80,20 @@ def parse_batch_sizes(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def spec_from(options: argparse.Namespace) -> CaptionerSpec:
-    """The spec of the flags; raises UsageError for flags that exclude each other."""
-    return settings(CaptionerSpec, vars(options))
+def spec_from(options: argparse.Namespace, *, sees_pictures: bool = True) -> CaptionerSpec:
+    """The spec of the flags; raises UsageError for flags that exclude each other.
+
+    With `sees_pictures`, LLaMA alone is refused.
+    """
+    spec = settings(CaptionerSpec, vars(options))
+    return check_adapter(spec) if sees_pictures else spec
+
+
+def check_adapter(spec: CaptionerSpec) -> CaptionerSpec:
+    """The spec itself; raises UsageError for LLaMA alone."""
+    if spec.is_llama_alone:
+        raise UsageError("--llama-dir needs --adapter beside it: a file such as BIAS-7B.pth")
+    return spec
 
 
 def settings(kind: Callable[..., T], values: Mapping[str, Any], *, shown: Mapping[str, str] | None = None) -> T:

@@ -20,7 +20,7 @@ from llama_adapter.app.online.types import BusyError, ServiceError
 from llama_adapter.app.reading.reader import CRASHED, TIMEOUT
 from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
-from llama_adapter.runtime.errors import LlamaAdapterError
+from llama_adapter.runtime.errors import LlamaAdapterError, UsageError
 from llama_adapter.runtime.problems import describe
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES
 
@@ -119,7 +119,7 @@ def of_refusal(error: Exception) -> ApiError:
             return ApiError(message, status=error.http_status, code=code, headers=headers)
         case PromptTooLongError():
             return ApiError(message, code="context_length_exceeded", param="messages")
-        case PromptError() | ValueError():
+        case PromptError() | UsageError() | ValueError():
             return ApiError(message, code="invalid_value")
     raise error
 

@@ -26,13 +26,13 @@ def question_columns(values: Mapping[str, object]) -> frozenset[str]:
     return frozenset({INPUT_COLUMN, CHOICES_COLUMN} | ({prompt} if prompt is not None else set()))
 
 
-def question_fields(values: Mapping[str, object]) -> QuestionFields | None:
+def question_fields(values: Mapping[str, object], *, of: tuple[str, ...] = PROMPT_COLUMNS) -> QuestionFields | None:
     """The question of a row, or None; blank texts count as missing.
 
-    The prompt is the first of the columns prompt, question and instruction. Choices are a list, a JSON list as text, or
+    The prompt is the first of the columns `of`. Choices are a list, a JSON list as text, or
     a text with commas. Raises ValueError with the reason for a value of the wrong type.
     """
-    prompt = first_column(values, of=PROMPT_COLUMNS)
+    prompt = first_column(values, of=of)
     fields = QuestionFields(
         instruction=None if prompt is None else _text_or_none(values[prompt], name=prompt),
         input=_text_or_none(values.get(INPUT_COLUMN), name=INPUT_COLUMN),

@@ -1,4 +1,4 @@
-"""What users name, and what comes of it: one item for each picture. Plain values."""
+"""What users name, and what comes of it: one item for each picture, or prompt without one. Plain values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,11 +20,14 @@ class InputsError(LlamaAdapterError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputSpec:
-    """Where pictures come from: `paths`, then `lists`, then `manifests`."""
+    """Where pictures come from: `paths`, then `lists`, then `manifests`. With `is_text`, there are prompts alone."""
 
     paths: tuple[str, ...] = ()  # files, folders, patterns and tar archives
     lists: tuple[str, ...] = ()  # files with a file, folder or archive in each line; `-` is stdin
     manifests: tuple[str, ...] = ()  # JSONL, CSV or TSV with a picture in each line
+    is_text: bool = False  # no pictures: the rows of `prompt_files`, or without them the job's own prompt
+    prompt_files: tuple[str, ...] = ()  # TXT, JSON, JSONL, CSV or TSV; `-` is stdin
+    are_raw: bool = False  # prompts of files are given to the model without the instruction template
     recursive: bool = False  # descend into the folders of folders
     limit: int | None = None  # only the first N pictures; of a shard, its first N
     shard: tuple[int, int] | None = None  # (i, n): part i of n, counted from 0, by the digest of the label
@@ -40,18 +43,19 @@ class InputSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuestionFields:
-    """A question as a file gives it; None stands for the job's value. Texts may contain {variables}."""
+    """A question as a file gives it; None stands for the job's value. Texts about pictures may contain {variables}."""
 
     instruction: str | None = None
     input: str | None = None
     choices: tuple[str, ...] | None = None  # at least two
+    raw: str | None = None  # in place of an instruction, without the template
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureInput:
-    """One picture to answer for, readable or not."""
+    """One picture to answer for, readable or not; or a prompt without one."""
 
-    source: "str | bytes | FileSlice"  # a path, or the bytes of the file
+    source: "str | bytes | FileSlice | None"  # a path, or the bytes of the file; None: there is no picture
     label: str  # its name in records; bytes that are not UTF-8 are surrogates
     root: str | None = None  # the folder or archive that the user named and this lies in, if any
     found_in: tuple[str, ...] = ()  # labels of the pattern, folders, archive and line that led to it

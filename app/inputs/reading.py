@@ -22,6 +22,7 @@ from llama_adapter.app.inputs.lines import (
 )
 from llama_adapter.app.inputs.manifests import check_manifest, manifest_inputs
 from llama_adapter.app.inputs.patterns import expand_pattern, fixed_folder, is_pattern
+from llama_adapter.app.inputs.prompts import check_prompts, prompt_inputs
 from llama_adapter.app.records.picture_names import escaped_name
 from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
@@ -44,6 +45,8 @@ def check_inputs(spec: InputSpec, *, need_questions: bool = False, addresses: bo
         check_lines(path, what="list")
     for path in spec.manifests:
         check_manifest(path, needs_questions=need_questions)
+    for path in spec.prompt_files:
+        check_prompts(path)
 
 
 def read_inputs(spec: InputSpec, *, addresses: bool = False) -> Iterator[PictureInput]:
@@ -79,7 +82,7 @@ def count_inputs(
 
 def may_wait(spec: InputSpec) -> bool:
     """Whether lines come from stdin or a pipe: once, and possibly slowly."""
-    return not all(map(can_read_again, (*spec.lists, *spec.manifests)))
+    return not all(map(can_read_again, (*spec.lists, *spec.manifests, *spec.prompt_files)))
 
 
 def may_bring_columns(spec: InputSpec) -> bool:
@@ -99,6 +102,10 @@ def _all_inputs(spec: InputSpec, *, addresses: bool) -> Iterator[PictureInput]:
         yield from list_inputs(path, expand=partial(_named_inputs, recursive=spec.recursive))
     for path in spec.manifests:
         yield from manifest_inputs(path)
+    for path in spec.prompt_files:
+        yield from prompt_inputs(path, are_raw=spec.are_raw)
+    if spec.is_text and not spec.prompt_files:
+        yield PictureInput(source=None, label="prompt")
 
 
 def list_inputs(path: str, *, expand: Callable[[str], Iterator[PictureInput]]) -> Iterator[PictureInput]:

@@ -1,11 +1,11 @@
-"""One run of `caption` or `ask` as plain values that can be pickled."""
+"""One run of `caption`, `ask` or `generate` as plain values that can be pickled."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
 from llama_adapter.app.calibration.decisions import Rule
 from llama_adapter.app.inputs import InputSpec
-from llama_adapter.app.models.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind
+from llama_adapter.app.models.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind, TextPrefix
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
@@ -20,6 +20,7 @@ class Job:
     inputs: InputSpec
     questions: tuple[Question, ...]  # about every picture that has none of its own
     needs_question: bool = False  # a picture without a question fails; else it is captioned
+    text_prefix: TextPrefix | None = None  # of prompts without a picture; None: what the model was trained with
     sampling: SamplingParams = field(default_factory=SamplingParams)
     out: str | None = None
     format: Literal["text", "jsonl"] | None = None
@@ -39,6 +40,11 @@ class Job:
     def lacks_question(self) -> bool:
         """Whether every question has to come with its picture."""
         return self.needs_question and self.questions[0].is_caption
+
+    @property
+    def fills_variables(self) -> bool:
+        """Whether {names} in questions stand for parts of a picture's path; braces of prompts alone are plain text."""
+        return not self.inputs.is_text
 
     def __post_init__(self) -> None:
         if not self.questions:

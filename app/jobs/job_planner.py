@@ -13,6 +13,7 @@ from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.questions import TemplateError, fill, is_template, picture_variables, questions_about
 from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
 from llama_adapter.app.reading.reader import PictureReading
+from llama_adapter.app.reading.sources import Source
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.key import RecordKey, record_settings
 from llama_adapter.app.records.picture_names import escaped_name
@@ -23,7 +24,8 @@ from llama_adapter.app.tasks.task import WithTokenIds
 
 _NOTHING_ASKED = AnswerError(
     code="prompt",
-    message="Wanted a question about this picture, but its line has none; write one there, or pass --question for all.",
+    message="Wanted a question or prompt in this line, but it has none; write one there, or pass --question or "
+    "--prompt for all.",
 )
 
 
@@ -57,6 +59,7 @@ class JobPlanner:
         self._lock = threading.Lock()
         self._spec, self._info = spec, info
         self._plan = lru_cache(maxsize=1024)(self._plan_of)  # every line of a manifest may have another question
+        self._text_prefix = info.text_prefix(job.text_prefix) if job.inputs.is_text else None
         self._has_templates = any(map(is_template, job.questions))
         self._superseded: set[str] = set()  # names that a record of this run supersedes
         self._indices = itertools.count()
@@ -85,7 +88,13 @@ class JobPlanner:
                 questions.append(WorkQuestion(index=index, prompt=prompt, task=task, tag=asked))
             elif (left := self._left_to_ask(asked, "")) is not None:
                 failures.append(failed_answer(index, left, error))
-        source = picture.source if picture.error is None else PictureReading(error=picture.error)
+        source: Source | PictureReading
+        if picture.error is not None:
+            source = PictureReading(error=picture.error)
+        elif picture.source is None:
+            source = PictureReading(digest=self._text_prefix or "")
+        else:
+            source = picture.source
         return WorkItem(picture=source, label=picture.label, questions=tuple(questions)), failures
 
     def wants(self, item: WorkItem, digest: str) -> tuple[WorkQuestion, ...]:
@@ -128,6 +137,8 @@ class JobPlanner:
         return None
 
     def _fill(self, question: Question, picture: PictureInput) -> tuple[Question, AnswerError | None]:
+        if not self.job.fills_variables:
+            return question, None
         try:
             return fill(question, picture_variables(picture.label, picture.columns)), None
         except TemplateError as problem:

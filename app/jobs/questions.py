@@ -39,7 +39,7 @@ def complete(question: Question, own: QuestionFields) -> Question:
     return Question(
         instruction=question.instruction if own.instruction is None else own.instruction,
         input=question.input if own.input is None else own.input,
-        raw=question.raw if own.instruction is None else None,
+        raw=question.raw if own.instruction is None and own.raw is None else own.raw,
         task=question.task if own.choices is None else OneOf(own.choices),
     )
 

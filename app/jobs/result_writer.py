@@ -16,11 +16,11 @@ from llama_adapter.app.measuring.report import Tally
 from llama_adapter.app.records.file import RecordWriter
 from llama_adapter.app.records.manifest import EndReason, RunManifest, write_manifest
 from llama_adapter.app.records.record import Record, answer_to_record, json_line
-from llama_adapter.app.tasks.answers import Answer
+from llama_adapter.app.tasks.answers import Answer, TextDelta
 from llama_adapter.app.terminal.run_guarded import forget_stdout
 from llama_adapter.app.terminal.standard_output import give
 from llama_adapter.app.terminal.stderr_lines import say
-from llama_adapter.app.terminal.wording import Unfamiliar, counted, text_line
+from llama_adapter.app.terminal.wording import Unfamiliar, counted, several_lines, text_line
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
 from llama_adapter.runtime.text import shown_name
 
@@ -64,6 +64,8 @@ class ResultWriter:
         is_in_order = is_in_the_way and self._format == "text" and planner.earlier is None
         self._waiting: dict[int, Callable[[], None]] | None = {} if is_in_order else None  # by index of the question
         self._next_index = 0
+        self._is_single = job.inputs.is_text and not job.inputs.prompt_files  # its text stands on stdout without a name
+        self._shown = ""  # of its text so far
         if manifest is not None and job.out is not None:
             write_manifest(job.out, manifest=manifest)
 
@@ -118,6 +120,12 @@ class ResultWriter:
             self._file.write(record)
         self._show_in_order(answer.index, partial(self._show, record))
         self.show_progress()
+
+    def show_piece(self, piece: TextDelta) -> None:
+        """Show new text, if there is only one prompt and stdout is a terminal."""
+        if self._is_single and self._waiting is not None:
+            self._give(several_lines(piece.text))
+            self._shown += piece.text
 
     def _show_in_order(self, index: int, show: Callable[[], None]) -> None:
         """Show an answer now, or once all earlier ones are shown."""
@@ -213,21 +221,28 @@ class ResultWriter:
 
     @property
     def _what(self) -> str:
+        if self._job.inputs.is_text:
+            return "prompt"
         return "picture" if len(self._job.questions) == 1 else "question"
 
     def _print(self, record: Record) -> None:
         """Print one record on stdout and flush it."""
         if self._format == "jsonl":
             line = json_line(record)
+        elif self._is_single and (record["error"] is None or self._shown):
+            line = several_lines(record["text"].removeprefix(self._shown)) if record["error"] is None else ""
         elif record["error"] is None:
             # The prompt is needed where pictures have several.
             with_prompt = len(self._job.questions) > 1 or bool(self._job.inputs.manifests)
             line = text_line(record, decider=self._decider, with_prompt=with_prompt)
         else:  # errors are on stderr
             return
+        self._give(line + "\n")
+
+    def _give(self, text: str) -> None:
         try:
             # Bytes: the encoding of stdout must not make an answer unprintable.
-            give(line.encode(errors="backslashreplace") + b"\n")
+            give(text.encode(errors="backslashreplace"))
         except BrokenPipeError:
             if self._file is None:
                 raise

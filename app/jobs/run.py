@@ -1,4 +1,4 @@
-"""`caption` and `ask` from top to bottom: pictures in, answers out as they are ready."""
+"""`caption`, `ask` and `generate` from top to bottom: pictures or prompts in, answers out as they are ready."""
 
 import dataclasses
 import os
@@ -75,6 +75,8 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
         for event in events:
             if isinstance(event, Answer):
                 writer.write(event)
+            else:
+                writer.show_piece(event)
         wall_s = time.perf_counter() - started
         writer.finish(wall_s, waited_s=runner.waited_s(wall_s), is_interrupted=interrupted.is_set())
         if not stop() and (note := _passed_over(job, folders)):
@@ -94,7 +96,7 @@ def _interruptible() -> Iterator[threading.Event]:
             signal.signal(heard, signal.default_int_handler)
         requested.set()  # after that: it does not allow another signal's handler to call it meanwhile
         with suppress(OSError):  # print is not reentrant
-            os.write(2, b"\nfinishing the pictures that are begun; Ctrl-C again stops at once\n")
+            os.write(2, b"\nfinishing what is begun; Ctrl-C again stops at once\n")
 
     # Only the main thread can set handlers. Ignored signals stay ignored, as under nohup.
     if threading.current_thread() is threading.main_thread():
@@ -110,7 +112,7 @@ def _interruptible() -> Iterator[threading.Event]:
 
 def _check_variables(job: Job) -> None:
     """Raise UsageError if a question names a variable that no picture of the job can have."""
-    if may_bring_columns(job.inputs):
+    if not job.fills_variables or may_bring_columns(job.inputs):
         return
     for question in job.questions:
         try:
@@ -156,6 +158,7 @@ def _manifest(job: Job, runner: Runner, *, run: str) -> RunManifest:
             for question in job.questions
         ],
         "sampling": job.sampling.settings(),
+        **({"text_prefix": runner.info.text_prefix(job.text_prefix)} if job.inputs.is_text else {}),
         **runner.about,
     }
     return RunManifest(run=run, spec=resolved, model_digest=runner.info.digest, versions=versions(), job=asked)
@@ -211,7 +214,7 @@ def _plan(
 
     `folders` gets the names of the folders that pictures were found in.
     """
-    is_noted = not job.spec.is_embedded
+    is_noted = not job.spec.is_embedded or job.inputs.is_text
     for picture in read_inputs(job.inputs, addresses=runner.reads_addresses):
         if stop():  # the runner does not get to look while no input has a question that can be asked
             return

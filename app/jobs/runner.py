@@ -112,9 +112,14 @@ class LocalRunner:
 
 
 def check_questions(job: Job, captioner: Captioner) -> None:
-    """Raise PromptTooLongError, PromptError or ValueError if a question could be asked of no picture."""
+    """Raise PromptTooLongError, PromptError or ValueError if a question could be asked of no picture.
+
+    Raises UsageError for pictures and a model that sees none.
+    """
+    if not job.inputs.is_text:
+        captioner.info.require_adapter()
     for question in job.questions:
-        if not is_template(question):
+        if not (job.fills_variables and is_template(question)):
             prompt, limit = question.prompt(captioner.info.default_prompt), job.sampling.max_prompt_tokens
             captioner.encode_prompt(prompt, question.task, max_tokens=limit)
 

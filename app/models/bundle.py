@@ -87,7 +87,7 @@ def convert(
 ) -> Path:
     """Write the model of `sources` as a bundle in `dtype`; returns its folder.
 
-    Raises the errors of `assemble_sources` and `save_bundle`.
+    Raises the errors of `stream_sources` and `save_bundle`.
     """
     check_target(directory, overwrite=overwrite)
     model, decoder_tensors = stream_sources(sources, dtype=dtype)

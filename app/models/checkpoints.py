@@ -30,7 +30,7 @@ from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.card import EncoderCard
-from llama_adapter.vision.config import VIT_L_14, ChannelOrder, VisionConfig
+from llama_adapter.vision.config import VIT_L_14, ChannelOrder, QueryConfig, VisionConfig
 from llama_adapter.vision.out_of_distribution import OodDetector
 from llama_adapter.vision.weights import (
     KNOWN_VISUAL_HEADS,
@@ -148,28 +148,14 @@ class LoadedEncoder(NamedTuple):
     state: Mapping[str, Tensor]
 
 
-def assemble_sources(
-    sources: ModelSources,
-    *,
-    dtype: Dtype = torch.float32,
-    exported: bool = False,
-    encoder: EncoderCard | None = None,
-) -> LoadedModel:
-    """Read and merge all parts; returns the model with its state dicts in `dtype` on the CPU.
-
-    Beside an `exported` encoder CLIP may be missing; `encoder` is its card, if it has one. Raises CheckpointError if a
-    part is missing, damaged, of another kind, or does not fit the others.
-    """
-    model, tensors = stream_sources(sources, dtype=dtype, exported=exported, encoder=encoder)
-    return dataclasses.replace(model, decoder_state=dict(tensors))
-
-
 def stream_sources(
     sources: ModelSources, *, dtype: Dtype, exported: bool = False, encoder: EncoderCard | None = None
 ) -> tuple[LoadedModel, Iterator[tuple[str, Tensor]]]:
-    """As `assemble_sources`, but the decoder's tensors are an iterator, for models larger than memory.
+    """The model on the CPU, its weights in `dtype`, and the tensors of its decoder, for models larger than memory.
 
-    `decoder_state` is empty. All checks come before the first tensor.
+    `decoder_state` is empty. Beside an `exported` encoder CLIP may be missing; `encoder` is its card, if it has one.
+    Raises CheckpointError, before the first tensor, if a part is missing, damaged, of another kind, or does not fit the
+    others.
     """
     place = find_llama(sources.llama_dir, llama_type=sources.llama_type)
     tokenizer_file = place.require_tokenizer()
@@ -214,6 +200,37 @@ def stream_sources(
         merged=("gates", "lora") if adapter.has_lora else ("gates",),
     )
     return model, decoder_tensors(decoder_config, source=llama, adapter=adapter, dtype=dtype)
+
+
+def stream_llama(spec: CaptionerSpec, *, dtype: Dtype) -> tuple[LoadedModel, Iterator[tuple[str, Tensor]]]:
+    """As `stream_sources`, for LLaMA alone: its picture half has nominal sizes and no weights."""
+    assert spec.llama_dir is not None, "`is_llama_alone` was true"
+    place = find_llama(spec.llama_dir, llama_type=spec.llama_type)
+    tokenizer_file = place.require_tokenizer()
+    tokenizer = Tokenizer.load(tokenizer_file)
+    llama = open_llama(place)
+    context = DEFAULT_CONTEXT if spec.context is None else spec.context
+    config = plan_decoder(llama, None, vocab_size=tokenizer.vocab_size, context=context)
+    dtype = dtype_of(dtype, decoder=config, encoder=())
+    query = QueryConfig(num_queries=1, width=1, depth=0, num_heads=1, mlp_dim=1, output_dim=config.dim)
+    vision = VisionConfig(clip=VIT_L_14, query=query)
+    files = (
+        *(SourceFile(role="llama", path=path) for path in llama.files),
+        SourceFile(role="tokenizer", path=str(tokenizer_file)),
+    )
+    model = LoadedModel(
+        name=shown_name(place.folder.resolve().name),
+        digest=_digest_of(list(files), vision, config),
+        vision_config=vision,
+        vision_state={},
+        decoder_config=config,
+        decoder_state={},
+        tokenizer=tokenizer,
+        dtype=dtype,
+        sources=files,
+        merged=(),
+    )
+    return model, decoder_tensors(config, source=llama, adapter=None, dtype=dtype)
 
 
 def query_heads(

@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.schemes import PRECISIONS, Precision
 
 Orientation = Literal["upright", "ignore"]
 VisionKind = Literal["torch", "onnx", "om"]
 Reading = Literal["exact", "fast"]  # the reference's pixels to the bit, or nearly those in less time
 ReaderKind = Literal["process", "thread"]  # what reads a command's pictures
+TextPrefix = Literal["none", "zeros"]  # what a text without a picture attends to: nothing, or a picture of zeros
 BatchSize = int | Literal["auto"]
 
 AUTO: Final = "auto"  # a device, dtype or batch size that is chosen when the model is loaded
@@ -25,7 +27,7 @@ class CaptionerSpec:
     """
 
     model: str | None = None  # a bundle
-    llama_dir: str | None = None  # original checkpoints, in place of a bundle
+    llama_dir: str | None = None  # original checkpoints, in place of a bundle; without adapter, for texts only
     llama_type: str | None = None
     adapter: str | None = None
     clip: str | None = None
@@ -49,6 +51,11 @@ class CaptionerSpec:
     def is_embedded(self) -> bool:
         """Whether this is the embedded model."""
         return self.model is None and self.llama_dir is None
+
+    @property
+    def is_llama_alone(self) -> bool:
+        """Whether the model has no adapter: it answers texts, and sees no pictures."""
+        return self.llama_dir is not None and self.adapter is None
 
     @property
     def vision_kind(self) -> VisionKind:
@@ -90,8 +97,8 @@ class CaptionerSpec:
             raise ValueError("model and llama_dir exclude each other: give a bundle, or the checkpoints it is made of")
         if self.llama_dir is None and any((self.llama_type, self.adapter, self.clip, self.visual_heads)):
             raise ValueError("llama_type, adapter, clip and visual_heads go with llama_dir, which is missing")
-        if self.llama_dir is not None and not self.adapter:
-            raise ValueError("llama_dir needs adapter beside it: a file such as BIAS-7B.pth")
+        if self.is_llama_alone and (self.clip or self.visual_heads or self.encoder):
+            raise ValueError("clip, visual_heads and encoder go with adapter, which is missing")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,3 +117,22 @@ class ModelInfo:
     context: int  # tokens of prompt and answer together
     default_prompt: str  # for captions
     notes: tuple[str, ...] = ()  # for people: where the model differs from what they may expect
+    has_adapter: bool = True  # False: LLaMA alone, which answers texts and sees no pictures
+
+    def require_adapter(self) -> None:
+        """Raise UsageError if this is LLaMA alone, which sees no pictures."""
+        if not self.has_adapter:
+            raise UsageError(
+                f"`{self.name}` is a LLaMA without adapter, and sees no pictures",
+                hint="pass an adapter beside llama_dir, such as BIAS-7B.pth; texts are answered without",
+            )
+
+    def text_prefix(self, wanted: TextPrefix | None = None) -> TextPrefix:
+        """What a text without a picture attends to; by default what the model was trained with.
+
+        Trainers of LLaMA-Adapter give examples without a picture an all-zeros one. Raises ValueError if a LLaMA
+        without adapter is asked for one.
+        """
+        if wanted == "zeros" and not self.has_adapter:
+            raise ValueError("text_prefix zeros needs a model with adapter")
+        return wanted or ("zeros" if self.has_adapter else "none")

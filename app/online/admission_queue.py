@@ -7,10 +7,9 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass
 
-import numpy as np
-
 from llama_adapter.app.captioning.active_request import ActiveRequest
 from llama_adapter.app.captioning.encoded_pictures import EncodedPicture
+from llama_adapter.app.models.spec import TextPrefix
 from llama_adapter.app.online.fair_queue import FairQueue
 from llama_adapter.app.online.reading_pool import ReadingTask
 from llama_adapter.app.online.request_handle import Ask, RequestHandle
@@ -31,6 +30,7 @@ class Entry:
     prompt: EncodedPrompt
     allowed_s: float  # until the answer
     deadline: float  # by `time.perf_counter()`
+    text_prefix: TextPrefix = "none"  # what a question without a picture attends to
     task: ReadingTask | None = None  # once its reading begins
     reading: PictureReading | None = None  # once it is read
     active: ActiveRequest | None = None  # once it is admitted
@@ -67,12 +67,6 @@ class Entry:
         """The request for the caption loop, of one that is admitted."""
         assert self.active is not None
         return self.active
-
-    @property
-    def pixels(self) -> np.ndarray:
-        """uint8 (size, size, 3), of a picture that was read and is not in the cache."""
-        assert self.read.pixels is not None
-        return self.read.pixels
 
 
 class AdmissionQueue:

@@ -15,8 +15,6 @@ from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
-import numpy as np
-
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
 from llama_adapter.app.captioning.captioner import Captioner, ModelInfo
 from llama_adapter.app.captioning.encoded_pictures import EncodedPicture, EncodedPictures
@@ -46,13 +44,11 @@ from llama_adapter.app.tasks.answers import Answer, AnswerError, Event
 from llama_adapter.app.tasks.prompts import Prompt, RawPrompt
 from llama_adapter.llm.errors import PromptError
 from llama_adapter.runtime.problems import describe
-from llama_adapter.vision.encoder import PIXEL_MEAN
 
 _WATCH_S = 0.1  # period of the check for deadlines
 _LATE_S = 5.0  # grace period in which the engine thread ends a late request
 _READERS_FAILED_S = 10.0  # for this long after a reader failure, the service counts as stalled
 _CLOSE_S = 10.0  # most that `close` waits for the engine thread
-_BLANK = ""  # digest of the picture of a question without one
 _FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 30.0  # before the engine is loaded again; doubles with each failure
 
 _log = logging.getLogger("llama_adapter.service")
@@ -86,7 +82,6 @@ class Service:
         self._restarts, self._num_fruitless = 0, 0  # fruitless: consecutive failures without an answer
         self._last_error: str | None = None
         self._captioner: Captioner | None = None
-        self._blank: np.ndarray | None = None  # once a model was loaded
         self._pool: ReadingPool | None = None  # once a model was loaded
         self._readers_failed_at: float | None = None  # by `time.perf_counter()`; None since a picture was read
         self._running: dict[int, Entry] = {}  # in the loop, by handle; of the engine thread
@@ -137,6 +132,9 @@ class Service:
         captioner = self._loaded()
         self._check_sizes(ask)
         prompt = captioner.encode_prompt(ask.prompt, ask.task, max_tokens=ask.sampling.max_prompt_tokens)
+        text_prefix = captioner.info.text_prefix()
+        if ask.picture is not None:
+            captioner.info.require_adapter()
         with self._changed:
             self._check_open()
             num_slow = 0 if self._pool is None else self._pool.num_slow_waiting
@@ -145,7 +143,9 @@ class Service:
             handle = RequestHandle(self._num_submitted, cancel=self._cancel)
             allowed_s = self.limits.timeout_s if ask.timeout_s is None else min(ask.timeout_s, self.limits.timeout_s)
             deadline = math.inf if ask.is_background else handle.submitted + allowed_s
-            entry = Entry(ask=ask, handle=handle, prompt=prompt, allowed_s=allowed_s, deadline=deadline)
+            entry = Entry(
+                ask=ask, handle=handle, prompt=prompt, allowed_s=allowed_s, deadline=deadline, text_prefix=text_prefix
+            )
             self._entries[handle.id] = entry
             self._queue.add(entry)
             self._looking.submit(self._look, entry)
@@ -322,7 +322,7 @@ class Service:
         if entry.is_done:
             return
         if entry.ask.picture is None:
-            self._note_reading(entry, PictureReading(digest=_BLANK, pixels=self._blank))
+            self._note_reading(entry, PictureReading(digest=entry.text_prefix))
             return
         digest = hashlib.sha256(entry.ask.picture).hexdigest()
         if self._encoded.find(digest) is None:
@@ -450,7 +450,7 @@ class Service:
                 _log.error("reloading the engine failed: %s", describe(error).sentence)
                 continue
             with self._changed:
-                self._captioner, self._blank = captioner, _blank(captioner)
+                self._captioner = captioner
                 if not self._closing.is_set():
                     self._state = "ready"
                 self._heartbeat = time.perf_counter()
@@ -539,10 +539,8 @@ class Service:
             else:
                 new.setdefault(digest, entry)
         if new:
-            found, clip_ms = loop.encode([entry.pixels for entry in new.values()])
+            found, clip_ms = loop.encode([entry.read.content for entry in new.values()])
             for (digest, entry), picture in zip(new.items(), found, strict=True):
-                if digest == _BLANK:
-                    picture = picture._replace(unfamiliar=None)
                 pictures[digest] = self._encoded.keep(digest, picture)
                 entry.in_loop.ms["clip"] = clip_ms
         return [pictures[entry.read.digest] for entry in asked]
@@ -587,17 +585,6 @@ class Service:
         for entry in running:
             self._fail(entry, AnswerError(code=code, message="The engine failed during this request; try again."))
         self._tell(self._observer.restarted)
-
-
-def _blank(captioner: Captioner) -> np.ndarray:
-    """A picture of CLIP's mean colour, uint8 (size, size, 3), for a question without a picture.
-
-    It is zero after normalisation, as the reference's picture for training texts that have none.
-    """
-    colour = np.asarray(PIXEL_MEAN) * 255
-    if captioner.spec.channel_order == "bgr":  # the encoder turns it round
-        colour = colour[::-1]
-    return np.full((captioner.image_size, captioner.image_size, 3), colour.round(), dtype=np.uint8)
 
 
 def _fulfil(future: Future[PictureReading], reading: PictureReading | Exception) -> None:

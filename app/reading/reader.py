@@ -5,12 +5,12 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, cast, get_args
 
 import numpy as np
 from PIL import Image
 
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.spec import CaptionerSpec, TextPrefix
 from llama_adapter.app.reading.sources import FileSlice, Source
 from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
@@ -41,7 +41,7 @@ class PictureLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureReading:
-    """The result of reading one picture: its pixels, or an error."""
+    """The result of reading one picture: its pixels, or an error. A text has a `TextPrefix` as its digest."""
 
     digest: str = ""  # SHA-256 of the file's bytes in hex; empty when they could not be read
     pixels: np.ndarray | None = None  # uint8 (size, size, 3), or (H, W, 3) of a view
@@ -53,7 +53,15 @@ class PictureReading:
     @property
     def is_only_digest(self) -> bool:
         """Whether nothing was decoded, because the digest was enough."""
-        return self.pixels is None and self.error is None
+        return self.pixels is None and self.error is None and self.digest not in get_args(TextPrefix)
+
+    @property
+    def content(self) -> np.ndarray | TextPrefix:
+        """What is encoded, of a reading without error: pixels, or what stands for a picture."""
+        if self.pixels is not None:
+            return self.pixels
+        assert self.digest in get_args(TextPrefix), "a picture without pixels has an error"
+        return cast(TextPrefix, self.digest)
 
 
 class Reader(Protocol):

@@ -33,7 +33,8 @@ class Answer:
 
     index: int  # of the question
     picture: str  # label
-    digest: str  # SHA-256 of the picture's bytes, hexadecimal; empty: they could not be read
+    # SHA-256 of the picture's bytes, hexadecimal; empty: they could not be read. Without a picture: the text prefix.
+    digest: str
     prompt: str
     text: str
     token_ids: tuple[int, ...]

@@ -25,6 +25,8 @@ def _question(values: Mapping[str, Any]) -> Question:
 ASK = TaskEntry(
     name="ask",
     command="ask",
+    takes="a picture and a question",
+    answers="text",
     help="ask a question about pictures",
     description=_DESCRIPTION,
     options=(

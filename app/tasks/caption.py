@@ -27,6 +27,8 @@ def _question(values: Mapping[str, Any]) -> Question:
 CAPTION = TaskEntry(
     name="caption",
     command="caption",
+    takes="a picture, and optionally a prompt",
+    answers="text",
     help="describe pictures",
     description=_DESCRIPTION,
     options=(

@@ -74,6 +74,8 @@ def _normalised(logprobs: tuple[float, ...]) -> list[float]:
 CHOOSE = TaskEntry(
     name="choose",
     command="ask",
+    takes="a picture, a question and the possible answers",
+    answers="one of the possible answers, with the probability of each",
     options=(
         Option(
             name="choices",

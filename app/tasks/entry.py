@@ -46,6 +46,9 @@ class TaskEntry:
 
     name: str
     command: str
+    takes: str = "a picture"  # for people
+    answers: str = "text"
+    needs_picture: bool = True  # False: its command takes prompts alone
     help: str = ""  # one line for the list of commands; the first entry of a command has it
     description: str = ""
     options: tuple[Option, ...]

@@ -86,6 +86,11 @@ def one_line(text: str) -> str:
     return UNSAFE_ON_TERMINALS.sub(" ", text)
 
 
+def several_lines(text: str) -> str:
+    """A model's text with its line feeds: other `UNSAFE_ON_TERMINALS` become spaces."""
+    return "\n".join(map(one_line, text.split("\n")))
+
+
 def counted(number: int, done: str, *, what: str = "picture") -> str:
     """Such as: 3 pictures answered."""
     return f"{number:,} {what}{'' if number == 1 else 's'} {done}"

@@ -17,7 +17,7 @@ from llama_adapter.app.exports.formats import to_csv, to_jsonl, to_sidecars
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.records.record import Record
 from llama_adapter.app.tasks.question import Question
-from llama_adapter.app.tasks.registry import TASKS, question_of
+from llama_adapter.app.tasks.registry import question_of, tasks
 from llama_adapter.app.web.batch_files import MAX_PICTURES, BatchFiles
 from llama_adapter.app.web.batch_run import BatchRun, Result
 from llama_adapter.app.web.batch_view import MAX_CARDS, State, cards, decisions, progress_view, table
@@ -179,7 +179,7 @@ class BatchEvents:
     def __init__(self, service: Service, *, samples: Sequence[Path], runs: Runs) -> None:
         self._service, self._samples, self._runs = service, samples, runs
         self._free = threading.BoundedSemaphore(MAX_RUNS_AT_ONCE)
-        offered = [(option, entry) for entry in TASKS.values() for option in entry.options if option.widget is not None]
+        offered = [(option, entry) for entry in tasks() for option in entry.options if option.widget is not None]
         self.options = [option for option, _ in offered]  # each has a text box
         self._judged = [entry.has_probabilities for _, entry in offered]
 

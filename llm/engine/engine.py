@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 
+import torch
 from torch import Tensor
 
 from llama_adapter.llm.engine.requests import Output, Request, ScoreRequest
@@ -43,6 +44,12 @@ class Engine:
     def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
         """Visual query (B, Q, D) -> the prefix of each picture, shared by all requests about that picture."""
         return self._runner.project_prefix(visual_query_BQD)
+
+    def empty_prefix(self) -> Prefix:
+        """The prefix of a request without a picture: its values are zero, so adapter attention adds exactly nothing."""
+        sizes = self._runner.config.decoder
+        [prefix] = self._runner.project_prefix(torch.zeros(1, sizes.num_queries, sizes.dim))
+        return Prefix(torch.zeros_like(prefix.k), torch.zeros_like(prefix.v))
 
     def warm_up(self, *, prompt_tokens: int, new_tokens: int) -> WarmUp:
         """Run the steps that prompts and answers of up to these lengths may need, before the first request.

@@ -114,7 +114,7 @@ def test_a_list_that_comes_slowly_is_answered_line_by_line_and_ctrl_c_does_not_w
 
     assert code == 130
     assert left == b""
-    assert said == b"\nfinishing the pictures that are begun; Ctrl-C again stops at once\n"
+    assert said == b"\nfinishing what is begun; Ctrl-C again stops at once\n"
 
 
 def test_a_terminal_gets_lines_of_text() -> None:

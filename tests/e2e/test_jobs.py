@@ -110,7 +110,7 @@ def test_who_interrupts_a_job_is_told_how_to_go_on(drawings: list[Path], tmp_pat
     completed = run(*command)
 
     assert process.returncode == 130
-    assert b"finishing the pictures that are begun" in said
+    assert b"finishing what is begun" in said
     assert b"the same command goes on where this one ended" in said
     assert b"Traceback" not in said
     assert 0 < len(kept) < len(drawings)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from llama_adapter.vision.block import fused_attention, plain_attention, quick_gelu
-from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
-from llama_adapter.vision.encoder import PictureEncoder
+from llama_adapter.vision.config import ChannelOrder, ClipConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.encoder import PictureEncoder, zero_picture
 from llama_adapter.vision.inference import FoldedPatches, HostEncoder, attention_for, bfloat16_attention, quick_gelu_
 from tests.fakes.exported import sample_pixels
 
@@ -79,3 +79,11 @@ def test_bfloat16_uses_plain_products_if_the_processor_has_instructions_for_it(
 
     assert attention_for(torch.bfloat16) is (bfloat16_attention if has_instructions else fused_attention)
     assert attention_for(torch.float32) is attention_for(torch.float16) is fused_attention
+
+
+@pytest.mark.parametrize("channel_order", ["rgb", "bgr"])
+def test_the_picture_of_zeros_is_zero_after_normalisation(channel_order: ChannelOrder) -> None:
+    encoder = PictureEncoder(dataclasses.replace(CONFIG, channel_order=channel_order))
+    pixels_BHWC = torch.from_numpy(zero_picture(8, channel_order=channel_order)[None].copy())
+
+    assert float(encoder.normalise(pixels_BHWC).abs().max()) < 1e-6

@@ -1,9 +1,12 @@
-"""The protocol that every vision backend follows."""
+"""The protocol that every vision backend follows, and the one of a model without a picture half."""
 
 from typing import Protocol
 
 import numpy as np
 from torch import Tensor
+
+from llama_adapter.vision.config import VIT_L_14
+from llama_adapter.vision.errors import PictureError
 
 
 class VisionBackend(Protocol):
@@ -31,3 +34,17 @@ class VisionBackend(Protocol):
     def close(self) -> None:
         """Release device, thread and process; a closed backend cannot encode any more. May be repeated."""
         ...
+
+
+class NoEncoder:
+    """Of LLaMA alone: encodes nothing."""
+
+    name = "none"
+    image_size = VIT_L_14.image_size
+
+    def encode(self, pixels_BHWC: np.ndarray) -> Tensor:
+        """Raises PictureError."""
+        raise PictureError("unsupported", "This LLaMA has no adapter, and sees no pictures.")
+
+    def close(self) -> None:
+        return

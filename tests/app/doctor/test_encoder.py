@@ -11,11 +11,12 @@ from syrupy.assertion import SnapshotAssertion
 from llama_adapter.app.cli import main
 from llama_adapter.app.doctor.encoder import diagnose_with_encoder, om_device_of
 from llama_adapter.app.doctor.environment import Probe
-from llama_adapter.app.models.checkpoints import ModelSources, assemble_sources
+from llama_adapter.app.models.checkpoints import ModelSources
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.graphs.sidecar import OmInput, OmSidecar, file_sha256, write_sidecar
 from llama_adapter.vision.card import EncoderCard
+from tests.app.assembled import assemble_sources
 from tests.app.golden import ROOT, model_options
 from tests.fakes.exported import golden_onnx, open_onnx, without_card
 

@@ -19,7 +19,8 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.doctor.findings import Finding
 from llama_adapter.app.doctor.model import diagnose, write_known_answer
 from llama_adapter.app.models.bundle import add_known_answer, save_bundle
-from llama_adapter.app.models.checkpoints import RELEASED_ADAPTERS, ModelSources, assemble_sources
+from llama_adapter.app.models.checkpoints import RELEASED_ADAPTERS, ModelSources
+from tests.app.assembled import assemble_sources
 from tests.app.models.bundles import edit, edit_known_answer
 
 GOLDEN = Path(__file__).parents[2] / "golden"

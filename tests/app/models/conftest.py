@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from llama_adapter.app.models.bundle import save_bundle
-from llama_adapter.app.models.checkpoints import LoadedModel, assemble_sources
+from llama_adapter.app.models.checkpoints import LoadedModel
+from tests.app.assembled import assemble_sources
 from tests.app.models.bundles import SOURCES
 
 

@@ -17,11 +17,11 @@ import llama_adapter.app.models.checkpoints
 from llama_adapter.app.models.checkpoints import (
     ModelSources,
     adapter_name,
-    assemble_sources,
     claimed_digest,
     find_llama,
 )
 from llama_adapter.runtime.errors import CheckpointError
+from tests.app.assembled import assemble_sources
 from tests.app.models.bundles import GOLDEN, SOURCES
 
 LLAMA = GOLDEN / "LLaMA"

@@ -14,7 +14,7 @@ import demo_bsz
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.cli import main
 from llama_adapter.app.models.bundle import convert
-from llama_adapter.app.models.checkpoints import ModelSources, assemble_sources, read_encoder
+from llama_adapter.app.models.checkpoints import ModelSources, read_encoder
 from llama_adapter.app.models.encoders import encoder_spec
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -24,6 +24,7 @@ from llama_adapter.runtime.graphs.card import GraphCard, fingerprint, is_same
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.export import export_onnx
+from tests.app.assembled import assemble_sources
 from tests.app.golden import model_options, picture
 from tests.fakes.exported import golden_onnx, without_card
 

@@ -14,10 +14,11 @@ from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.app.doctor.model import diagnose
 from llama_adapter.app.models.bundle import load_bundle
-from llama_adapter.app.models.checkpoints import assemble_sources, open_clip
+from llama_adapter.app.models.checkpoints import open_clip
 from llama_adapter.runtime.errors import CheckpointError, ExitCode
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
+from tests.app.assembled import assemble_sources
 from tests.app.models.bundles import GOLDEN, SOURCES, Damage, edit_config, edit_manifest, name_a_file
 from tests.fakes.hostile_archive import write_hostile_archive
 

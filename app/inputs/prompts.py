@@ -1,0 +1,116 @@
+"""Files of prompts: one item without a picture for each."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from llama_adapter.app.inputs.fields import PROMPT_COLUMNS, question_fields
+from llama_adapter.app.inputs.items import InputsError, PictureInput, QuestionFields
+from llama_adapter.app.inputs.lines import (
+    MAX_LINE_BYTES,
+    STDIN,
+    check_lines,
+    opened_lines,
+    read_beginning,
+    split_lines,
+)
+from llama_adapter.app.inputs.tables import TABLE_SUFFIXES, read_rows
+from llama_adapter.runtime.text import shown_name
+
+_WHAT = "file of prompts"
+_COLUMNS = (*PROMPT_COLUMNS, "src")  # PaddleNLP's data files have src
+_Row = tuple[int, Any]  # its line, and a text, an object, or the ValueError of a malformed one
+
+
+def prompt_inputs(path: str, *, are_raw: bool = False) -> Iterator[PictureInput]:
+    """The prompts of a file, in its order, without pictures.
+
+    In a `.txt` file, and on stdin (`-`), each line that is not blank is one. A `.jsonl`, `.csv` or `.tsv` file has a
+    column prompt (or question, instruction, src), and optionally input and choices. A `.json` file is a list of texts
+    or such objects. With `are_raw`, prompts are given to the model without the instruction template.
+
+    Labels are `FILE#ROW`. A malformed row is one item with an error of code "prompt" and the label `FILE:ROW`. Raises
+    `InputsError` if the file is unusable as a whole, and OSError if reading fails later.
+    """
+    name = "stdin" if path == STDIN else path
+    for row, value in _rows(path):
+        line = f"{name}:{row}"
+        try:
+            question = _question(value, are_raw=are_raw)
+        except ValueError as error:
+            message = f"Wanted a prompt in `{shown_name(line)}`, but {error}; correct that line."
+            yield PictureInput.failed(line, "prompt", message, source=path)
+        else:
+            yield PictureInput(source=None, label=f"{name}#{row}", found_in=(line,), questions=(question,))
+
+
+def check_prompts(path: str) -> None:
+    """Raise `InputsError` if a file of prompts is unusable as a whole."""
+    if path != STDIN and _suffix(path) not in (".txt", ".json", *TABLE_SUFFIXES):
+        raise InputsError(
+            f"Wanted a {_WHAT} that is called .txt, .json, .jsonl, .csv or .tsv, got `{shown_name(path)}`.",
+            hint="its suffix says how it is read: rename or convert it",
+        )
+    check_lines(path, what=_WHAT)
+    if _suffix(path) == ".json":
+        _json_rows(path)
+
+
+def _rows(path: str) -> Iterator[_Row]:
+    if path == STDIN or _suffix(path) == ".txt":
+        return _text_rows(path)
+    if _suffix(path) == ".json":
+        return iter(_json_rows(path))
+    rows = read_rows(path, what=_WHAT)
+    return ((row.line, ValueError(row.problem) if row.problem else row.values) for row in rows)
+
+
+def _text_rows(path: str) -> Iterator[_Row]:
+    with opened_lines(path, what=_WHAT) as file:
+        begun = read_beginning(file, path=path, what=_WHAT)
+        for number, line in split_lines(file, begun=begun):
+            if line is None:
+                yield number, ValueError(f"it has more than {MAX_LINE_BYTES:,} bytes")
+            elif line.strip():
+                try:
+                    yield number, line.decode().strip()
+                except UnicodeDecodeError:
+                    yield number, ValueError("it is not UTF-8")
+
+
+def _json_rows(path: str) -> list[_Row]:
+    try:
+        with open(path, "rb") as file:
+            rows = json.loads(file.read().decode())
+    except (ValueError, RecursionError):  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        rows = None
+    if not isinstance(rows, list):
+        raise InputsError(
+            f"Wanted a list of prompts in JSON, and `{shown_name(path)}` has none.",
+            hint='write ["a text", {"prompt": "another", "input": "..."}], or one object a line in a .jsonl file',
+        )
+    return list(enumerate(rows, start=1))
+
+
+def _question(value: Any, *, are_raw: bool) -> QuestionFields:
+    """Raises ValueError with the reason for a malformed row."""
+    if isinstance(value, ValueError):
+        raise value
+    if not isinstance(value, Mapping):
+        value = {"prompt": value}
+    elif "src" in value and isinstance(value["src"], list) and len(value["src"]) == 1:
+        value = {**value, "src": value["src"][0]}
+    question = question_fields(value, of=_COLUMNS)
+    if question is None:
+        raise ValueError(f"it has no text in one of the columns {', '.join(_COLUMNS)}")
+    if not are_raw:
+        return question
+    if question.input is not None:
+        raise ValueError("an `input` has no place beside a raw prompt")
+    return replace(question, instruction=None, raw=question.instruction)
+
+
+def _suffix(path: str) -> str:
+    return os.path.splitext(path)[1].lower()

@@ -1,0 +1,13 @@
+"""Models of checkpoints with all their tensors."""
+
+import dataclasses
+
+import torch
+
+from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, stream_sources
+
+
+def assemble_sources(sources: ModelSources) -> LoadedModel:
+    """The model of `sources` with its state dicts in float32."""
+    model, tensors = stream_sources(sources, dtype=torch.float32)
+    return dataclasses.replace(model, decoder_state=dict(tensors))

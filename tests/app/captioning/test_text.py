@@ -1,0 +1,151 @@
+"""Prompts without a picture."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from llama_adapter import Answer, Captioner, RawPrompt, TextDelta, UsageError
+from llama_adapter.app.captioning.captioner import Prompt, WorkItem, WorkQuestion, text_items
+from llama_adapter.app.models.spec import TextPrefix
+from llama_adapter.app.reading.reader import PictureReading
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.prompt import format_prompt
+from llama_adapter.vision.encoder import zero_picture
+from tests.app.golden import GOLDEN, model_options, picture
+
+PROMPTS: list[Prompt] = [
+    "Name a colour.",
+    ("Is it red?", "Look at the border."),
+    RawPrompt("Once upon a time"),
+    [1, 5, 9, 200],
+    ("", ""),
+    "Name a colour.",
+]
+LLAMA = {"llama_dir": str(GOLDEN / "LLaMA"), "llama_type": "TINY"}
+
+
+@pytest.fixture(scope="module")
+def captioner() -> Captioner:
+    return Captioner.load(**model_options(), batch_size=4)
+
+
+@pytest.mark.parametrize("text_prefix", ["none", "zeros"])
+def test_answers_do_not_depend_on_the_batch_or_on_pictures_in_it(captioner: Captioner, text_prefix: TextPrefix) -> None:
+    alone = Captioner.load(**model_options(), batch_size=1)
+    expected = [
+        alone.generate_text([prompt], text_prefix=text_prefix, max_new_tokens=12)[0].token_ids for prompt in PROMPTS
+    ]
+    items = text_items(PROMPTS, text_prefix=text_prefix)
+    for index, name in enumerate(("shapes_200x300.jpg", "tiny_10x10.png", "missing.png"), start=len(PROMPTS)):
+        question = WorkQuestion(index=index, prompt="Describe it.")
+        items.append(WorkItem(picture=Path(picture(name)), label=name, questions=(question,)))
+    random.Random(1).shuffle(items)
+
+    events = captioner.run(items, sampling=SamplingParams(max_new_tokens=12))
+    answers = {event.index: event.token_ids for event in events if isinstance(event, Answer)}
+
+    assert [answers[index] for index in range(len(PROMPTS))] == expected
+    assert len(set(expected)) == len(PROMPTS) - 1
+
+
+def test_a_prompt_comes_in_four_forms_alone_or_in_a_list(captioner: Captioner) -> None:
+    text = format_prompt("Name a colour.")
+    forms: list[Prompt] = [
+        "Name a colour.",
+        ("Name a colour.", None),
+        RawPrompt(text),
+        captioner.tokenizer.encode(text),
+    ]
+
+    alone = [captioner.generate_text(form, max_new_tokens=6) for form in forms]
+    together = captioner.generate_text(iter(forms), max_new_tokens=6)
+
+    assert [len(answers) for answers in alone] == [1, 1, 1, 1]
+    assert len({answers[0].token_ids for answers in [*alone, *([one] for one in together)]}) == 1
+    assert [answer.picture for answer in together] == ["prompt 0", "prompt 1", "prompt 2", "prompt 3"]
+
+
+def test_streams_and_event_loops_give_the_same(captioner: Captioner) -> None:
+    options = {"temperature": 0.9, "seed": 3, "max_new_tokens": 8}
+    whole = captioner.generate_text(PROMPTS[:2], **options)  # type: ignore[arg-type]
+
+    events = list(captioner.stream_text(PROMPTS[:2], **options))  # type: ignore[arg-type]
+    from_loop = asyncio.run(captioner.agenerate_text(PROMPTS[:2], **options))  # type: ignore[arg-type]
+
+    for answer in whole:
+        pieces = [event.text for event in events if isinstance(event, TextDelta) and event.index == answer.index]
+        assert "".join(pieces) == answer.text
+    assert [answer.token_ids for answer in from_loop] == [answer.token_ids for answer in whole]
+
+
+def test_choices_are_scored_without_a_picture(captioner: Captioner) -> None:
+    (answer,) = captioner.generate_text("Which?", choices=["red", "green"])
+
+    assert answer.choice is not None
+    assert sum(answer.choice.values()) == pytest.approx(1)
+    assert answer.text in ("red", "green")
+
+
+@pytest.mark.parametrize("adapter", ["BIAS-TINY", "LORA-BIAS-TINY"])
+def test_the_default_of_an_adapter_is_a_picture_of_zeros(adapter: str) -> None:
+    captioner = Captioner.load(**model_options(adapter))
+    zeros = PictureReading(pixels=zero_picture(captioner.image_size, channel_order="rgb"))
+    item = WorkItem(picture=zeros, label="", questions=(WorkQuestion(index=0, prompt="Name a colour."),))
+    (expected,) = (e for e in captioner.run([item], sampling=SamplingParams(max_new_tokens=8)) if isinstance(e, Answer))
+
+    (answer,) = captioner.generate_text("Name a colour.", max_new_tokens=8)
+    (closed,) = captioner.generate_text("Name a colour.", max_new_tokens=8, text_prefix="none")
+
+    assert answer.token_ids == expected.token_ids != closed.token_ids
+
+
+@pytest.mark.slow  # imports transformers
+@pytest.mark.parametrize(
+    "options", [{"llama_dir": GOLDEN / "LLaMA-HF/TINY"}, model_options("CAPTION-TINY")], ids=["alone", "gates closed"]
+)
+def test_without_a_prefix_it_is_the_llama_of_transformers(options: dict[str, object]) -> None:
+    import transformers
+
+    captioner = Captioner.load(**options, batch_size=3, dtype="float32")  # type: ignore[arg-type]
+    prompts = [
+        captioner.tokenizer.encode(text) for text in ("Hello", "The sun is", "A long prompt of words, again and")
+    ]
+    prompts.append([1, 17])
+    theirs = transformers.LlamaForCausalLM.from_pretrained(GOLDEN / "LLaMA-HF/TINY", dtype=torch.float32).eval()
+    widest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (widest - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (widest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    settings = transformers.GenerationConfig(max_new_tokens=24, do_sample=False, eos_token_id=2, pad_token_id=0)
+    generated = theirs.generate(ids, attention_mask=mask, generation_config=settings)[:, widest:].tolist()
+    expected = [row[: row.index(2)] if 2 in row else row for row in generated]
+
+    answers = captioner.generate_text(prompts, max_new_tokens=24, text_prefix="none")
+
+    assert [list(answer.token_ids) for answer in answers] == expected
+
+
+def test_llama_alone_answers_texts_and_refuses_pictures() -> None:
+    captioner = Captioner.load(**LLAMA, batch_size=2)
+
+    answers = captioner.generate_text(PROMPTS, max_new_tokens=8)
+
+    assert [answer.error for answer in answers] == [None] * len(PROMPTS)
+    assert {answer.digest for answer in answers} == {"none"}
+    assert not captioner.info.has_adapter
+    with pytest.raises(UsageError):
+        captioner.caption(picture())
+    with pytest.raises(ValueError, match="text_prefix"):
+        captioner.generate_text("Hello", text_prefix="zeros")
+    with pytest.raises(ValueError, match="clip"):
+        Captioner.load(**LLAMA, clip="ViT-L-14.pt")
+
+
+@pytest.mark.parametrize("precision", ["float", "int8"])
+def test_llama_alone_runs_in_every_mode(precision: str) -> None:
+    eager = Captioner.load(**LLAMA, precision=precision, operators="aten").generate_text(PROMPTS, max_new_tokens=8)  # type: ignore[arg-type]
+    auto = Captioner.load(**LLAMA, precision=precision).generate_text(PROMPTS, max_new_tokens=8)  # type: ignore[arg-type]
+
+    assert [answer.token_ids for answer in eager] == [answer.token_ids for answer in auto]
