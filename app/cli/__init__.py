@@ -11,7 +11,7 @@ from llama_adapter.app.cli.bench import add_bench
 from llama_adapter.app.cli.doctor import add_doctor
 from llama_adapter.app.cli.export import add_export
 from llama_adapter.app.cli.models import add_convert, add_quantize
-from llama_adapter.app.cli.parser import EXIT_CODES, Parser, help_hint
+from llama_adapter.app.cli.parser import EXIT_CODES, Parser, check_required, help_hint
 from llama_adapter.app.cli.records import add_export_records
 from llama_adapter.app.cli.reference import add_reference
 from llama_adapter.app.cli.serve import add_serving
@@ -44,6 +44,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
     _check_current_folder()
     command: Callable[[argparse.Namespace], int] = options.command
     try:
+        check_required(options)
         return command(options)
     except UsageError as error:
         error.hint = error.hint or help_hint(options.prog)
@@ -76,4 +77,5 @@ def build_parser() -> Parser:
     add_serving(commands)
     add_doctor(commands)
     add_reference(commands)
+    parser.commands()
     return parser

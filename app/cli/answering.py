@@ -31,40 +31,56 @@ def add_tasks(commands: Any) -> None:
     """A command for each one that the task registry names."""
     for name, entries in entries_by_command().items():
         first = entries[0]
-        parser = command(commands, name, partial(_run, entries), help=first.help, description=first.description)
-        _add_pictures(parser)
-        prompt = parser.add_argument_group("prompt")
-        for option in (option for entry in entries for option in entry.options):
-            prompt.add_argument(
-                option.flag, dest=option.name, metavar=option.metavar, type=value_of(option.parse), help=option.help
-            )
+        texts = {"help": first.help, "description": first.description}
+        command(commands, name, partial(_run, entries), declare=partial(_declare, entries), **texts)
+
+
+def _declare(entries: Sequence[TaskEntry], parser: Parser) -> None:
+    _add_pictures(parser)
+    prompt = parser.add_argument_group("prompt", section="prompt")
+    for option in (option for entry in entries for option in entry.options):
         prompt.add_argument(
-            "--questions",
-            metavar="FILE",
-            help="questions to ask about every picture: .txt with one per line, or .jsonl, .csv or .tsv with columns "
-            "question, input, choices",
+            option.flag,
+            key=option.flag.strip("-").replace("-", "_") if option.name == "instruction" else option.name,
+            dest=option.name,
+            metavar=option.metavar,
+            type=value_of(option.parse),
+            separator=option.separator,
+            first=option.name not in ("input", "raw"),
+            help=option.help,
         )
-        if any(entry.has_probabilities for entry in entries):
-            add_deciding(parser.add_argument_group("decisions, with --choices; records keep the probabilities"))
-            _add_calibrating(parser.add_argument_group("calibration, in place of answering"))
-        _add_output(parser)
-        add_model(parser)
-        _add_sampling(parser.add_argument_group("answer"))
-        compute = parser.add_argument_group("computation")
-        add_batch_size(compute)
-        add_computation(compute)
-        _add_engine(parser.add_argument_group("many machines (extra `ray`)"))
+    prompt.add_argument(
+        "--questions",
+        metavar="FILE",
+        help="questions to ask about every picture: .txt with one per line, or .jsonl, .csv or .tsv with columns "
+        "question, input, choices",
+    )
+    if any(entry.has_probabilities for entry in entries):
+        add_deciding(
+            parser.add_argument_group("decisions, with --choices; records keep the probabilities", section="output")
+        )
+        _add_calibrating(parser.add_argument_group("calibration, in place of answering", section="output"))
+    _add_output(parser)
+    add_model(parser)
+    _add_sampling(parser.add_argument_group("answer", section="generation"))
+    compute = parser.add_argument_group("computation", section="computation")
+    add_batch_size(compute)
+    add_computation(compute)
+    _add_engine(parser.add_argument_group("many machines (extra `ray`)", section="parallel"))
 
 
 def _add_pictures(parser: Parser) -> None:
     parser.add_argument(
         "paths",
+        key="pictures",
+        section="input",
+        first=True,
         metavar="PICTURES",
         nargs="*",
         help="picture files, folders, patterns such as 'a/**/*.jpg', tar archives (webdataset)",
     )
-    group = parser.add_argument_group("pictures")
-    group.add_argument("--recursive", action="store_true", help="include sub-folders")
+    group = parser.add_argument_group("pictures", section="input")
+    group.add_argument("--recursive", action="store_true", first=True, help="include sub-folders")
     group.add_argument(
         "--list",
         metavar="FILE",
@@ -88,6 +104,7 @@ def _add_pictures(parser: Parser) -> None:
         "--shard",
         metavar="I/N",
         type=parse_shard,
+        separator="/",
         help="only part I of N, from 0/4 to 3/4 for example; a picture's name determines its part",
     )
     group.add_argument(
@@ -106,10 +123,11 @@ def _add_pictures(parser: Parser) -> None:
 
 
 def _add_output(parser: Parser) -> None:
-    output = parser.add_argument_group("output")
+    output = parser.add_argument_group("output", section="output")
     output.add_argument(
         "--out",
         metavar="FILE.jsonl",
+        first=True,
         help="append records, one JSON line each, to a file, or to the last part-*.jsonl of a folder (FOLDER/); "
         "questions with an answer there are skipped",
     )
@@ -131,7 +149,7 @@ def _add_output(parser: Parser) -> None:
     output.add_argument(
         "--format", choices=("text", "jsonl"), help="on stdout (default: text on a terminal, jsonl in a pipe)"
     )
-    profile = output.add_mutually_exclusive_group()
+    profile = parser.add_argument_group("profiling", section="profiling").add_mutually_exclusive_group()
     profile.add_argument(
         "--profile",
         action="store_const",

@@ -88,10 +88,16 @@ def spec_from(options: argparse.Namespace) -> CaptionerSpec:
 def settings(kind: Callable[..., T], values: Mapping[str, Any], *, shown: Mapping[str, str] | None = None) -> T:
     """The dataclass `kind` with those of the values that it has fields for.
 
-    A ValueError becomes a UsageError that names flags: a field's flag is its name, or the entry in `shown`.
+    A ValueError becomes a UsageError that names flags: a field's flag is its name, or the entry in `shown`. A value of
+    the environment or of a file is named with its place.
     """
     fields = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    with in_flags({name: "--" + name.replace("_", "-") for name in fields} | dict(shown or {})):
+    elsewhere = {
+        one.setting.dest: f"{one.setting.key} ({one.source})"
+        for one in values.get("effective", ())
+        if not one.is_flag and not one.is_default
+    }
+    with in_flags({name: "--" + name.replace("_", "-") for name in fields} | dict(shown or {}) | elsewhere):
         return kind(**{name: values[name] for name in fields if name in values})
 
 
