@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llama_adapter.app.captioning.captioner import Answer, Captioner, RawPrompt, TextDelta
+    from llama_adapter.app.cli import load_settings
     from llama_adapter.app.tasks.answers import answers_to_pandas
     from llama_adapter.llm.errors import PromptError, PromptTooLongError
     from llama_adapter.runtime.errors import CheckpointError, DeviceError, GraphError, LlamaAdapterError, UsageError
@@ -30,6 +31,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "answers_to_pandas",
+    "load_settings",
 ]
 
 for _folder in ("app", "assets", "llm", "runtime", "vision"):
@@ -42,6 +44,7 @@ for _folder in ("app", "assets", "llm", "runtime", "vision"):
 # Public names that are loaded on first use, so that `llama-adapter --help` does not wait for torch.
 _HOMES = {
     "llama_adapter.app.captioning.captioner": ("Answer", "Captioner", "RawPrompt", "TextDelta"),
+    "llama_adapter.app.cli": ("load_settings",),
     "llama_adapter.app.tasks.answers": ("answers_to_pandas",),
     "llama_adapter.llm.errors": ("PromptError", "PromptTooLongError"),
     "llama_adapter.runtime.errors": (

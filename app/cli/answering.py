@@ -14,6 +14,7 @@ from llama_adapter.app.inputs import InputSpec, read_question_sheet
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.questions import complete
 from llama_adapter.app.scale.cluster import RayOptions
+from llama_adapter.app.settings.sources import to_run_again
 from llama_adapter.app.tasks.entry import TaskEntry
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.app.tasks.registry import entries_by_command, question_of
@@ -195,7 +196,7 @@ def _add_engine(group: Any) -> None:
 def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
     flags = {option.name: option.flag for entry in entries for option in entry.options}
     needs_question = any(entry.needs_instruction for entry in entries)
-    with in_flags(flags):
+    with in_flags(flags, effective=options.effective):
         common = question_of(vars(options), command=entries[0].command)
     if options.questions is not None and not common.is_caption:
         given = flags["instruction"]
@@ -219,6 +220,7 @@ def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
         "questions": tuple(complete(common, question) for question in sheet) or (common,),
         "sampling": settings(SamplingParams, vars(options)),
         "needs_question": needs_question,
+        "settings": to_run_again(options.effective, command=entries[0].command),
     }
     job = settings(Job, {**vars(options), **values})
     is_ray = options.engine == "ray"

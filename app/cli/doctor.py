@@ -53,8 +53,7 @@ def _run_doctor(options: argparse.Namespace) -> int:
 
 
 def _model_flags(options: argparse.Namespace) -> list[str]:
-    """The given flags of the model and its encoder."""
-    values = vars(options)
-    fields = [field for field in dataclasses.fields(CaptionerSpec) if field.name not in ("device", "vision")]
-    given = [field.name for field in fields if field.name in values and values[field.name] != field.default]
-    return ["--" + name.replace("_", "-") for name in given]
+    """The given flags of the model and its encoder. Variables may be set for other commands."""
+    fields = {field.name for field in dataclasses.fields(CaptionerSpec)} - {"device", "vision"}
+    given = (one for one in options.effective if one.setting.dest in fields and one.kind in ("flag", "file"))
+    return [one.name for one in given]

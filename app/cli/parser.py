@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from llama_adapter.app.settings.setting import SECTIONS, Setting
 from llama_adapter.app.settings.sources import resolve
 from llama_adapter.app.settings.yaml_file import read_settings
+from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.errors import ExitCode, UsageError
 
 EXIT_CODES = """\
@@ -150,18 +151,23 @@ class Parser(argparse.ArgumentParser):
             meant = next((flag for text in unknown if (flag := self._meant(text)) is not None), None)
             hint = help_hint(self.prog) if meant is None else f"{meant} may be meant; {help_hint(self.prog)}"
             raise UsageError(f"unrecognized arguments: {' '.join(unknown)}", hint=hint)
-        self.resolve(options, settings)
+        options.effective = []
+        if settings:
+            self.resolve(options, settings)
         return options, []
 
     def resolve(self, options: argparse.Namespace, settings: Sequence[Setting]) -> None:
         """Set what the command line does not: values of the environment and of the file `config`, and defaults."""
         path = getattr(options, "config", None)
+        file = None if path is None else read_settings(path)
+        for note in file.notes if file is not None else ():
+            say(note)
         values = {setting.dest: getattr(options, setting.dest) for setting in settings}
         options.effective = resolve(
             settings,
             command=self.name,
             given={dest: value for dest, value in values.items() if value is not None and value != []},
-            file=None if path is None else read_settings(path),
+            file=file,
             variables=self.variables,
             commands=lambda: {name: parser.settings() for name, parser in self.root.commands().items()},
         )
@@ -268,7 +274,7 @@ def command(
             add_config(parser)
 
     parser: Parser = commands.add_parser(name, epilog=EXIT_CODES, declare=everything, **texts)
-    parser.set_defaults(command=run, prog=parser.prog)
+    parser.set_defaults(command=run, prog=parser.prog, parser=parser)
     return parser
 
 

@@ -46,8 +46,7 @@ def _declare(reference: Parser) -> None:
 
 
 def _run_reference(options: argparse.Namespace) -> int:
-    names = [field.name for field in dataclasses.fields(CaptionerSpec)]
-    given = {name: value for name in names if (value := getattr(options, name)) is not _UNSET}
+    given = {one.setting.dest: one.value for one in options.effective if one.value is not _UNSET}
     program = {} if "model" in given else {"llama_dir": "of the program", "adapter": "of the program"}
     settings(CaptionerSpec, program | given)  # refuses flags that exclude each other
     from llama_adapter.app.reference.run import run_program

@@ -1,7 +1,8 @@
 """One run of `caption` or `ask` as plain values that can be pickled."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from llama_adapter.app.calibration.decisions import Rule
 from llama_adapter.app.inputs import InputSpec
@@ -34,6 +35,7 @@ class Job:
     picture_timeout_s: float = DEFAULT_PICTURE_TIMEOUT_S  # to read one picture; only with reader "process"
     profile: Literal["wait", "marks"] | None = None
     quiet: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)  # by section and key, for the manifest
 
     @property
     def lacks_question(self) -> bool:

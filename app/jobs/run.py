@@ -158,7 +158,14 @@ def _manifest(job: Job, runner: Runner, *, run: str) -> RunManifest:
         "sampling": dataclasses.asdict(job.sampling),
         **runner.about,
     }
-    return RunManifest(run=run, spec=resolved, model_digest=runner.info.digest, versions=versions(), job=asked)
+    return RunManifest(
+        run=run,
+        spec=resolved,
+        model_digest=runner.info.digest,
+        versions=versions(),
+        job=asked,
+        settings=dict(job.settings),
+    )
 
 
 def _other_dtype(job: Job, runner: Runner) -> str:

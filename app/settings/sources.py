@@ -4,16 +4,13 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from llama_adapter.app.settings.setting import PREFIX, SECTIONS, Given, Setting, nearest
 from llama_adapter.app.settings.yaml_file import Entry, SettingsFile
 from llama_adapter.runtime.errors import UsageError
 
-DEFAULT = "default"
-
 _KUBERNETES = re.compile(r"(tcp|udp)://")  # it sets LLAMA_ADAPTER_PORT for a service named llama-adapter
-_OTHER_VARIABLES = {PREFIX + name for name in ("API_KEY", "HOME", "TORCH_NPU")}  # which are no settings
 
 Commands = Callable[[], Mapping[str, Collection[Setting]]]  # all of them, with their settings
 
@@ -24,13 +21,13 @@ class Effective:
 
     setting: Setting
     value: Any
-    source: str  # a flag, a variable, `run.yaml:7` or "default"
-    is_flag: bool = False
+    kind: Literal["flag", "variable", "file", "default"]
+    source: str  # the flag, the variable, `run.yaml:7` or "default"
 
     @property
-    def is_default(self) -> bool:
-        """Whether no source gives it."""
-        return self.source == DEFAULT
+    def name(self) -> str:
+        """The setting for messages, as its user gave it."""
+        return f"{self.setting.key} ({self.source})" if self.kind == "file" else self.source
 
 
 def resolve(
@@ -54,26 +51,32 @@ def resolve(
         if setting.dest in given:
             value = given[setting.dest]
             flag = setting.flags[value] if setting.flags else setting.shown
-            found.append(Effective(setting=setting, value=value, source=flag, is_flag=True))
-            continue
-        default = setting.read(setting.default) if isinstance(setting.default, str) else setting.default
-        value, source = default, DEFAULT
-        if variable := _set_variable(setting, variables):
-            value, source = _read(setting, _items(setting, os.environ[variable]), variable), variable
+            found.append(Effective(setting=setting, value=value, kind="flag", source=flag))
+        elif variable := _set_variable(setting, variables):
+            value = _read(setting, _items(setting, os.environ[variable]), variable)
+            found.append(Effective(setting=setting, value=value, kind="variable", source=variable))
         elif (entry := entries.get(setting.key)) and entry.given is not None:
-            value, source = _read(setting, entry.given, f"{entry.place}: {entry.key}"), entry.place
-        found.append(Effective(setting=setting, value=value, source=source))
+            value = _read(setting, entry.given, f"{entry.place}: {entry.key}")
+            found.append(Effective(setting=setting, value=value, kind="file", source=entry.place))
+        else:
+            value = setting.read(setting.default) if isinstance(setting.default, str) else setting.default
+            found.append(Effective(setting=setting, value=value, kind="default", source="default"))
     return found
 
 
-def nested(effective: Iterable[Effective], *, command: str, leave_out: Collection[str] = ()) -> dict[str, Any]:
-    """Values by section and key, as a file has them; settings without a value are left out."""
+def by_section(effective: Iterable[Effective], *, command: str) -> dict[str, Any]:
+    """Values by section and key, as a file has them."""
     tables: dict[str, Any] = {"command": command}
     for one in effective:
-        if one.value not in (None, [], ()) and one.setting.key not in leave_out:
-            value = list(one.value) if isinstance(one.value, tuple) else one.value
-            tables.setdefault(one.setting.section, {})[one.setting.key] = value
+        value = list(one.value) if isinstance(one.value, tuple) else one.value
+        tables.setdefault(one.setting.section, {})[one.setting.key] = value
     return tables
+
+
+def to_run_again(effective: Iterable[Effective], *, command: str) -> dict[str, Any]:
+    """What the manifest of a run keeps. Without `overwrite`: who runs it again does not lose the answers."""
+    kept = (one for one in effective if one.value not in (None, [], ()) and one.setting.key != "overwrite")
+    return by_section(kept, command=command)
 
 
 def _read(setting: Setting, given: Given, place: str) -> Any:
@@ -99,17 +102,16 @@ def _items(setting: Setting, text: str) -> Given:
         try:
             items = json.loads(text)
         except ValueError:
-            items = None
-        if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-            raise UsageError(f'{setting.variable}: wanted one text, or a JSON list such as ["a", "b"], got {text!r}')
-        return items
+            return text
+        if all(isinstance(item, str) for item in items):
+            return list(items)
     return text
 
 
 def _check_variables(settings: Sequence[Setting], commands: Commands) -> None:
-    """Raise UsageError for a variable that is misspelled. Those of other commands and of other programs may be set."""
+    """Raise UsageError for a variable that is nearly a setting's. Those of other commands and programs may be set."""
     own = {setting.variable for setting in settings}
-    unknown = [name for name in os.environ if name.startswith(PREFIX) and name not in own | _OTHER_VARIABLES]
+    unknown = [name for name in os.environ if name.startswith(PREFIX) and name not in own]
     if not unknown:
         return
     known = {setting.variable for found in commands().values() for setting in found} | own
@@ -121,9 +123,10 @@ def _check_variables(settings: Sequence[Setting], commands: Commands) -> None:
 def _matched(file: SettingsFile, settings: Sequence[Setting], *, command: str, commands: Commands) -> dict[str, Entry]:
     """The entries of a file by key. Raises UsageError for those that the command does not have."""
     if file.command not in (None, command):
+        known = commands()
+        hint = f"use it with `llama-adapter {file.command}`" if file.command in known else _similar(file.command, known)
         raise UsageError(
-            f"{file.command_place}: the file is for `{file.command}`, and the command is `{command}`",
-            hint=_similar(file.command, commands()),
+            f"{file.command_place}: the file is for `{file.command}`, and the command is `{command}`", hint=hint
         )
     own = {setting.key: setting for setting in settings}
     for entry in file.entries:

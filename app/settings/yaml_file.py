@@ -1,5 +1,7 @@
 """Files of settings: YAML, the manifest of an earlier run, or another system's file. PyYAML is imported to read one."""
 
+import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -13,7 +15,7 @@ from llama_adapter.runtime.errors import UsageError
 MAX_CONFIG_BYTES = 2**20
 MAX_CONFIG_VALUES = 100_000  # with those that aliases repeat
 
-_FOREIGN = "llama_adapter.app.compat.foreign"
+FOREIGN = "llama_adapter.app.compat.foreign"
 
 
 class Table(dict[str, Any]):
@@ -54,11 +56,11 @@ def read_settings(path: str) -> SettingsFile:
     data = read_yaml(path, as_written=True)
     if not data.keys() <= {"command", *SECTIONS}:
         typed = read_yaml(path)
-        importer = import_module(_FOREIGN).recognise(typed) if find_spec(_FOREIGN.rpartition(".")[0]) else None
+        importer = import_module(FOREIGN).recognise(typed) if find_spec("llama_adapter.app.compat") else None
         if importer is not None:
             imported = importer(typed, source=path)
             note = f"note: `llama-adapter config import {path}` says what became of each key"
-            return _settings(imported.settings, path, notes=(note,))
+            return dataclasses.replace(_settings(imported.settings, path), command=None, notes=(note,))
     return _settings(data, path)
 
 
@@ -144,7 +146,7 @@ def _last_run(path: str) -> Mapping[str, Any]:
     return found[-1]
 
 
-def _settings(data: Mapping[str, Any], path: str, *, notes: tuple[str, ...] = ()) -> SettingsFile:
+def _settings(data: Mapping[str, Any], path: str) -> SettingsFile:
     def place(table: Mapping[str, Any], key: str) -> str:
         line = getattr(table, "lines", {}).get(key)
         return path if line is None else f"{path}:{line}"
@@ -156,26 +158,26 @@ def _settings(data: Mapping[str, Any], path: str, *, notes: tuple[str, ...] = ()
     for section, table in data.items():
         if section in SECTIONS and not isinstance(table, Mapping | None):
             raise UsageError(f"{place(data, section)}: {section} is a section: its settings are indented below it")
-        if section in SECTIONS:
-            entries += [
-                Entry(section=section, key=key, given=_given(value, place(table, key), key), place=place(table, key))
-                for key, value in (table or {}).items()
-            ]
-        elif section != "command":
+        if section not in ("command", *SECTIONS):
             entries.append(Entry(section=None, key=section, given=None, place=place(data, section)))
-    return SettingsFile(command=command, command_place=place(data, "command"), entries=tuple(entries), notes=notes)
+        for key, value in (table or {}).items() if section in SECTIONS else ():
+            where = place(table, key)
+            entries.append(Entry(section=section, key=key, given=as_given(value, f"{where}: {key}"), place=where))
+    return SettingsFile(command=command, command_place=place(data, "command"), entries=tuple(entries))
 
 
-def _given(value: Any, place: str, key: str) -> Given | None:
-    """The text of a value, or of each item of a list."""
+def as_given(value: Any, place: str) -> Given | None:
+    """The text of a value, or of each item of a list. Raises UsageError, which begins with `place`, for others."""
     if value is None or isinstance(value, str):
         return value
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, list | tuple):
-        texts = [_given(item, place, key) for item in value]
+        texts = [as_given(item, place) for item in value]
         if all(isinstance(text, str) for text in texts):
             return [str(text) for text in texts]
-    raise UsageError(f"{place}: {key}: wanted a value or a list of values, got something else")
+    raise UsageError(f"{place}: wanted a value or a list of values, got something else")
