@@ -4,28 +4,24 @@ import argparse
 import os
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from llama_adapter.app.cli.model_flags import SPEC, add_batch_size, add_computation, add_model
+from llama_adapter.app.cli.model_flags import add_batch_size, add_computation, add_model
 from llama_adapter.app.cli.parser import Parser, command, default
 from llama_adapter.app.cli.records import add_deciding
 from llama_adapter.app.cli.values import in_flags, parse_shard, settings, spec_from, value_of
-from llama_adapter.app.inputs import InputSpec, read_question_sheet
-from llama_adapter.app.jobs.job import Job
-from llama_adapter.app.jobs.questions import complete
-from llama_adapter.app.scale.cluster import RayOptions
-from llama_adapter.app.settings.sources import to_run_again
+from llama_adapter.app.models.spec import DEFAULT_PICTURE_TIMEOUT_S, DEFAULT_READER
 from llama_adapter.app.tasks.entry import TaskEntry
-from llama_adapter.app.tasks.question import Question
 from llama_adapter.app.tasks.registry import entries_by_command, question_of
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import UsageError
 
+if TYPE_CHECKING:
+    from llama_adapter.app.inputs import InputSpec
+
 SAMPLING = SamplingParams()
 
 _DERIVED = {".csv": "--to csv", ".tsv": "--to csv", ".parquet": "--to parquet", ".txt": "--to sidecars"}
-
-JOB = Job(spec=SPEC, inputs=InputSpec(), questions=(Question(),))
 
 
 def add_tasks(commands: Any) -> None:
@@ -111,14 +107,14 @@ def _add_pictures(parser: Parser) -> None:
     group.add_argument(
         "--reader",
         choices=("process", "thread"),
-        default=JOB.reader,
+        default=DEFAULT_READER,
         help=default("what reads pictures; --picture-timeout-s needs processes"),
     )
     group.add_argument(
         "--picture-timeout-s",
         metavar="S",
         type=float,
-        default=JOB.picture_timeout_s,
+        default=DEFAULT_PICTURE_TIMEOUT_S,
         help=default("read timeout per picture, in seconds"),
     )
 
@@ -212,6 +208,12 @@ def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
             hint="or several in a file: --questions, or --manifest alone",
         )
     _check_out(options.out)
+    from llama_adapter.app.inputs import read_question_sheet
+    from llama_adapter.app.jobs.job import Job
+    from llama_adapter.app.jobs.questions import complete
+    from llama_adapter.app.scale.cluster import RayOptions
+    from llama_adapter.app.settings.sources import to_run_again
+
     inputs = _inputs_from(options)
     sheet = () if options.questions is None else read_question_sheet(options.questions)
     values = {
@@ -276,7 +278,9 @@ def _check_out(out: str | None) -> None:
         )
 
 
-def _inputs_from(options: argparse.Namespace) -> InputSpec:
+def _inputs_from(options: argparse.Namespace) -> "InputSpec":
+    from llama_adapter.app.inputs import InputSpec
+
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(options).items()}
     if not any(values[name] for name in ("paths", "lists", "manifests")):
         raise UsageError(

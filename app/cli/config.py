@@ -2,24 +2,22 @@
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llama_adapter.app.cli.parser import EXIT_CODES, Parser, command
 from llama_adapter.app.cli.values import settings
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.settings.setting import nearest
-from llama_adapter.app.settings.shown import format_settings, json_schema
-from llama_adapter.app.settings.sources import Effective, by_section
-from llama_adapter.app.settings.yaml_file import FOREIGN, as_given, read_settings
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from llama_adapter.app.settings.sources import Effective
 
 _CONFIG = """\
 Show, describe and import settings. Every flag of a command is also a key of a YAML file (--config FILE.yaml) and an
@@ -65,7 +63,7 @@ class Settings(Mapping[str, Any]):
     """The effective settings of a command, by key: `run["batch_size"]`."""
 
     command: str
-    effective: tuple[Effective, ...]
+    effective: "tuple[Effective, ...]"
 
     def __getitem__(self, key: str) -> Any:
         found = [one.value for one in self.effective if one.setting.key == key]
@@ -98,12 +96,17 @@ class Settings(Mapping[str, Any]):
 
     def to_yaml(self) -> str:
         """A file of these settings; comments say where each comes from."""
+        from llama_adapter.app.settings.shown import format_settings
+        from llama_adapter.app.settings.sources import by_section
+
         sources = {one.setting.key: one.source for one in self.effective}
         return format_settings(by_section(self.effective, command=self.command), sources=sources)
 
 
 def load(root: Parser, path: str | None, *, command: str, given: Mapping[str, Any]) -> Settings:
     """The settings of a command, with `given` values by key in place of all others. Raises UsageError, and OSError."""
+    from llama_adapter.app.settings.yaml_file import as_given
+
     parser = _command(root, command)
     declared = {setting.key: setting for setting in parser.settings()}
     options = argparse.Namespace(config=path, **{setting.dest: None for setting in declared.values()})
@@ -151,6 +154,8 @@ def _declare_completion(parser: Parser) -> None:
 
 
 def _show(options: argparse.Namespace) -> int:
+    from llama_adapter.app.settings.yaml_file import read_settings
+
     root, words = options.parser.root, list(options.words)
     if not words or words[0].startswith("-"):
         words = [*((options.config and read_settings(options.config).command) or "caption").split(), *words]
@@ -164,12 +169,20 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _schema(options: argparse.Namespace) -> int:
+    import json
+
+    from llama_adapter.app.settings.shown import json_schema
+
     commands = {name: parser.settings() for name, parser in options.parser.root.commands().items()}
     print(json.dumps(json_schema({name: found for name, found in commands.items() if found}), indent=1))
     return ExitCode.OK
 
 
 def _import(options: argparse.Namespace) -> int:
+    from llama_adapter.app.settings.shown import format_settings
+    from llama_adapter.app.settings.yaml_file import FOREIGN
+    from llama_adapter.runtime.atomic_write import atomic_write
+
     imported = import_module(FOREIGN).import_file(options.file)
     for entry in imported.report:
         say(str(entry))

@@ -1,14 +1,11 @@
 """The argument parser of all commands, and texts that they share."""
 
 import argparse
-import difflib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from llama_adapter.app.settings.setting import SECTIONS, Setting
-from llama_adapter.app.settings.sources import resolve
-from llama_adapter.app.settings.yaml_file import read_settings
+from llama_adapter.app.settings.setting import SECTIONS, Setting, nearest
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.errors import ExitCode, UsageError
 
@@ -158,6 +155,9 @@ class Parser(argparse.ArgumentParser):
 
     def resolve(self, options: argparse.Namespace, settings: Sequence[Setting]) -> None:
         """Set what the command line does not: values of the environment and of the file `config`, and defaults."""
+        from llama_adapter.app.settings.sources import resolve
+        from llama_adapter.app.settings.yaml_file import read_settings
+
         path = getattr(options, "config", None)
         file = None if path is None else read_settings(path)
         for note in file.notes if file is not None else ():
@@ -208,8 +208,8 @@ class Parser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            nearest = difflib.get_close_matches(str(value), [str(choice) for choice in action.choices or ()], n=1)
-            hint = f"`{nearest[0]}` may be meant; {help_hint(self.prog)}" if nearest else help_hint(self.prog)
+            similar = nearest(str(value), [str(choice) for choice in action.choices or ()], cutoff=0.6)
+            hint = f"`{similar}` may be meant; {help_hint(self.prog)}" if similar else help_hint(self.prog)
             raise UsageError(str(error), hint=hint) from None
 
     def _meant(self, text: str) -> str | None:
@@ -218,8 +218,8 @@ class Parser(argparse.ArgumentParser):
         if not typed.startswith("-"):
             return None
         names = {name: name for name in known} | {name: ours for name, ours in _ELSEWHERE.items() if ours in known}
-        nearest = difflib.get_close_matches(typed, [typed] if typed in names else names, n=1, cutoff=0.85)
-        return names[nearest[0]] if nearest else None
+        similar = typed if typed in names else nearest(typed, names, cutoff=0.85)
+        return None if similar is None else names[similar]
 
 
 class _Help(argparse.Action):

@@ -7,9 +7,6 @@ from typing import Any
 from llama_adapter.app.cli.model_flags import add_batch_size, add_computation, add_model
 from llama_adapter.app.cli.parser import Parser, command, default
 from llama_adapter.app.cli.values import settings, spec_from
-from llama_adapter.app.online.types import ServiceLimits
-
-LIMITS = ServiceLimits()
 
 _SERVE = """\
 Serve OpenAI's chat completions and responses API: pictures as data URIs, answers complete or streamed. The requests of
@@ -35,6 +32,9 @@ def add_serving(commands: Any) -> None:
 
 
 def _declare(parser: Parser, *, port: int) -> None:
+    from llama_adapter.app.online.types import ServiceLimits
+
+    usual_limits = ServiceLimits()
     group = parser.add_argument_group("server", section="server")
     group.add_argument(
         "--host", metavar="ADDRESS", first=True, default="127.0.0.1", help=default("address to listen at")
@@ -126,7 +126,7 @@ def _declare(parser: Parser, *, port: int) -> None:
         ("max_prompt_chars", int, "of a prompt"),
         ("encoded_bytes", int, "of the cache of encoded pictures, for more questions about them"),
     ):
-        usual = getattr(LIMITS, name)
+        usual = getattr(usual_limits, name)
         metavar = "S" if kind is float else "N"
         flag = "--" + name.replace("_", "-")
         section = "input" if name == "picture_timeout_s" else "server"  # where `caption` has it
@@ -139,8 +139,10 @@ def _declare(parser: Parser, *, port: int) -> None:
 
 def _serve(options: argparse.Namespace, *, has_page: bool) -> int:
     spec = spec_from(options)
-    limits = settings(ServiceLimits, vars(options))
     from llama_adapter.app.cli.run_server import ServeJob, run_serve
+    from llama_adapter.app.online.types import ServiceLimits
+
+    limits = settings(ServiceLimits, vars(options))
 
     lists = ("host_names", "model_names", "cors_origins", "allowed_hosts")
     values = {**vars(options), **{name: tuple(getattr(options, name)) for name in lists}}

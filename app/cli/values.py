@@ -6,11 +6,13 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llama_adapter.app.models.spec import AUTO, BatchSize, CaptionerSpec
-from llama_adapter.app.settings.sources import Effective
 from llama_adapter.runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from llama_adapter.app.settings.sources import Effective
 
 T = TypeVar("T")
 
@@ -99,7 +101,7 @@ def settings(kind: Callable[..., T], values: Mapping[str, Any], *, shown: Mappin
 
 
 @contextmanager
-def in_flags(flags: Mapping[str, str], *, effective: Iterable[Effective] = ()) -> Iterator[None]:
+def in_flags(flags: Mapping[str, str], *, effective: "Iterable[Effective]" = ()) -> Iterator[None]:
     """Turns a ValueError into a UsageError, with the names of values replaced by their flags, variables or places."""
     try:
         yield

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from llama_adapter.app.calibration.decisions import Rule
 from llama_adapter.app.inputs import InputSpec
-from llama_adapter.app.models.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind
+from llama_adapter.app.models.spec import DEFAULT_PICTURE_TIMEOUT_S, DEFAULT_READER, CaptionerSpec, ReaderKind
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
@@ -31,7 +31,7 @@ class Job:
     output_ids: bool = False  # records have the token ids of their text
     retry_errors: bool = False  # try pictures again that failed in an earlier run
     max_errors: int | None = None  # begin no more pictures after this many failures
-    reader: ReaderKind = "process"
+    reader: ReaderKind = DEFAULT_READER
     picture_timeout_s: float = DEFAULT_PICTURE_TIMEOUT_S  # to read one picture; only with reader "process"
     profile: Literal["wait", "marks"] | None = None
     quiet: bool = False

@@ -1,7 +1,6 @@
 """One setting of a command: its place in files, its environment variable, and how its text becomes a value."""
 
 import argparse
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -86,5 +85,7 @@ class Setting:
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.7) -> str | None:
     """The known name that is most similar, if one is."""
+    import difflib
+
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return found[0] if found else None

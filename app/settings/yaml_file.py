@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +54,8 @@ def read_settings(path: str) -> SettingsFile:
         return _settings(_last_run(path), path)
     data = read_yaml(path, as_written=True)
     if not data.keys() <= {"command", *SECTIONS}:
+        from importlib.util import find_spec
+
         typed = read_yaml(path)
         importer = import_module(FOREIGN).recognise(typed) if find_spec("llama_adapter.app.compat") else None
         if importer is not None:
