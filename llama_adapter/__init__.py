@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llama_adapter.app.captioning.captioner import Answer, Captioner, RawPrompt, TextDelta
+    from llama_adapter.app.cli import load_settings
     from llama_adapter.app.tasks.answers import answers_to_pandas
     from llama_adapter.app.tasks.registry import get_task, tasks
     from llama_adapter.llm.errors import PromptError, PromptTooLongError
@@ -32,6 +33,7 @@ __all__ = [
     "__version__",
     "answers_to_pandas",
     "get_task",
+    "load_settings",
     "tasks",
 ]
 
@@ -45,6 +47,7 @@ for _folder in ("app", "assets", "llm", "runtime", "vision"):
 # Public names that are loaded on first use, so that `llama-adapter --help` does not wait for torch.
 _HOMES = {
     "llama_adapter.app.captioning.captioner": ("Answer", "Captioner", "RawPrompt", "TextDelta"),
+    "llama_adapter.app.cli": ("load_settings",),
     "llama_adapter.app.tasks.answers": ("answers_to_pandas",),
     "llama_adapter.app.tasks.registry": ("get_task", "tasks"),
     "llama_adapter.llm.errors": ("PromptError", "PromptTooLongError"),

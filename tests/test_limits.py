@@ -113,6 +113,7 @@ def flags(*command: str) -> dict[str, Any]:
     for word in command:
         (choices,) = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
         parser = choices[word]
+    parser.fill()
     return {flag: action.default for action in parser._actions for flag in action.option_strings}
 
 
