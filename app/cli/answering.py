@@ -234,10 +234,21 @@ def _add_sampling(group: Any) -> None:
         ("--temperature", "T", float, "0 takes the likeliest token"),
         ("--top-p", "P", float, "with a temperature above 0"),
         ("--top-k", "K", int, "0 keeps every token"),
+        ("--repetition-penalty", "X", float, "of tokens that prompt or answer have; 1 is none"),
     ):
         usual = getattr(SAMPLING, flag.removeprefix("--").replace("-", "_"))
         group.add_argument(flag, metavar=metavar, type=kind, default=usual, help=default(text))
     group.add_argument("--seed", metavar="S", type=int, help="makes sampled answers repeatable")
+    group.add_argument(
+        "--stop", metavar="TEXT", action="append", default=[], help="ends the answer; may be given several times"
+    )
+    group.add_argument("--max-length", metavar="N", type=int, help="most tokens of prompt and answer together")
+    group.add_argument(
+        "--max-prompt-tokens",
+        metavar="N",
+        type=int,
+        help="a longer prompt loses its beginning, and its record says how many tokens, as `prompt_tokens_cut`",
+    )
 
 
 def _add_engine(group: Any) -> None:

@@ -53,10 +53,11 @@ def _declare(parser: Parser) -> None:
     export = parser.add_argument_group("output", section="output")
     export.add_argument(
         "--to",
-        choices=("sidecars", "csv", "metadata", "parquet", "jsonl"),
+        choices=("sidecars", "csv", "metadata", "parquet", "jsonl", "paddlenlp"),
         required=True,
         help="sidecars: a .txt for each picture; csv: a table for spreadsheets; metadata: Hugging Face's "
-        "metadata.jsonl; parquet (extra `parquet`); jsonl: records without the superseded ones",
+        "metadata.jsonl; parquet (extra `parquet`); jsonl: records without the superseded ones; "
+        "paddlenlp: lines of src, tgt (empty) and output",
     )
     export.add_argument(
         "--out",

@@ -83,10 +83,17 @@ def _text_rows(path: str) -> Iterator[_Row]:
 def _json_rows(path: str) -> list[_Row]:
     try:
         with open(path, "rb") as file:
-            rows = json.loads(file.read().decode())
+            text = file.read().decode()
+        try:
+            rows = json.loads(text)
+        except json.JSONDecodeError:
+            rows = None
+        if not isinstance(rows, list):  # PaddleNLP's data files have JSON lines
+            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+            rows = rows if rows and all(isinstance(row, dict) for row in rows) else None
     except (ValueError, RecursionError):  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         rows = None
-    if not isinstance(rows, list):
+    if rows is None:
         raise InputsError(
             f"Wanted a list of prompts in JSON, and `{shown_name(path)}` has none.",
             hint='write ["a text", {"prompt": "another", "input": "..."}], or one object a line in a .jsonl file',
