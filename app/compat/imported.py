@@ -58,13 +58,6 @@ class Imported:
         """A line for each key."""
         return "".join(f"{entry}\n" for entry in self.report)
 
-    def to_yaml(self) -> str:
-        """The settings as a file of ours."""
-        import yaml
-
-        text: str = yaml.safe_dump(self.settings, sort_keys=False, allow_unicode=True)
-        return text
-
 
 class Import:
     """Collects settings and the report; rules call it."""

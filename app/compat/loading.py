@@ -109,15 +109,17 @@ def _of_mapping(data: Mapping[str, Any], *, source: str = "settings") -> dict[st
     sections = {name for name, value in data.items() if name in SECTIONS and isinstance(value, Mapping)}
     if not sections:
         return {name: value for name, value in data.items() if value is not None}
-    found = {}
+    found: dict[str, Any] = {}
     for section, table in data.items():
         if section in sections:
-            found |= {(section, name): value for name, value in table.items() if value is not None}
+            for name, value in table.items():
+                if name in _SPEC | _CALL and value is not None:
+                    found[name] = value
+                elif value is not None:
+                    warnings.warn(f"{source}: {section}.{name} has no effect in a pipeline", stacklevel=5)
         elif section != "command":
             raise UsageError(f"{source}: no section is named `{section}`", hint=f"sections are {', '.join(SECTIONS)}")
-    for section, name in found.keys() - {pair for pair in found if pair[1] in _SPEC | _CALL}:
-        warnings.warn(f"{source}: {section}.{name} has no effect in a pipeline", stacklevel=5)
-    return {name: value for (_, name), value in found.items() if name in _SPEC | _CALL}
+    return found
 
 
 def _of_files(paths: list[str]) -> dict[str, Any]:

@@ -148,13 +148,10 @@ class ModelRunner:
 
     def _pixels(self, picture: Any) -> np.ndarray:
         (found,) = given_pictures(picture)
-        source = found.source
-        reading = source if isinstance(source, PictureReading) else None
-        if reading is None:
-            reader = self._loaded().reader
-            reading = (
-                source.read(reader, name="") if isinstance(source, RemotePicture) else reader.read(source, name="")
-            )
+        source, reader = found.source, self._loaded().reader
+        if isinstance(source, RemotePicture):
+            source = source.read(reader, name="")
+        reading = source if isinstance(source, PictureReading) else reader.read(source, name="")
         if reading.pixels is None:
             assert reading.error is not None
             raise PictureError(reading.error.code, reading.error.message)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ import pytest
 from llama_adapter.app.compat.foreign import import_file, recognise
 from llama_adapter.app.compat.imported import Imported
 from llama_adapter.app.models.resources import embedded_model
+from llama_adapter.app.settings.shown import format_settings
 from llama_adapter.app.settings.yaml_file import read_yaml
 from llama_adapter.runtime.errors import UsageError
 
@@ -94,7 +95,7 @@ def imported(tmp_path: Path, name: str, text: str) -> Imported:
 def test_the_documented_example_of_each_system(name: str, tmp_path: Path, snapshot: Any) -> None:
     found = imported(tmp_path, name, FILES[name].format(model=embedded_model()))
 
-    text = f"{found.format_report()}\n{found.to_yaml()}".replace(str(embedded_model()), "MODEL")
+    text = f"{found.format_report()}\n{format_settings(found.settings)}".replace(str(embedded_model()), "MODEL")
     assert text == snapshot
     assert found.refused == ()
 
