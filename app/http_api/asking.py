@@ -141,6 +141,7 @@ class Asker:
                 for question in asked.questions:
                     ask = Ask(
                         picture=picture,
+                        text_prefix=asked.text_prefix,
                         prompt=question.prompt(default_prompt),
                         sampling=sampling,
                         task=question.task,

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from llama_adapter.app.http_api.errors import ApiError
 from llama_adapter.app.http_api.schemas import MAX_QUESTIONS, CommonRequest
 from llama_adapter.app.http_api.structured import Property, read_schema
+from llama_adapter.app.models.spec import TextPrefix
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.app.tasks.registry import question_of
 from llama_adapter.app.tasks.task import WithTokenIds
@@ -36,6 +37,7 @@ class ChatQuestion:
 
     picture_url: str | None  # None: the question is about no picture
     picture_used: str | None  # place of the picture, if the request has several
+    text_prefix: TextPrefix | None  # without a picture
     question: Question
     properties: tuple[Property, ...]  # of the wanted JSON, each asked by itself; empty: the answer is the text
     sampling: SamplingParams
@@ -97,6 +99,7 @@ def understand_turns(
     return ChatQuestion(
         picture_url=picture.url if picture else None,
         picture_used=picture.place if picture and sum(len(turn.pictures) for turn in turns) > 1 else None,
+        text_prefix=request.text_prefix,
         question=question,
         properties=properties,
         sampling=_sampling(request, max_new_tokens=max_new_tokens),

@@ -14,6 +14,7 @@ from pydantic import (
     create_model,
 )
 
+from llama_adapter.app.models.spec import TextPrefix
 from llama_adapter.app.online.types import State
 from llama_adapter.app.tasks.entry import RequestField
 from llama_adapter.app.tasks.registry import options
@@ -265,6 +266,11 @@ class CommonRequest(IgnoredParameters):
     )
     output_ids: bool | None = Field(
         None, description="Extension: `answer_details.output_ids` has the token ids of the answer."
+    )
+    text_prefix: TextPrefix | None = Field(
+        None,
+        description="Extension, without a picture: what the model attends to instead, a picture of zeros or nothing. "
+        "Default: zeros for a model with adapter.",
     )
     stream: bool | None = None
 

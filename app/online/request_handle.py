@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from llama_adapter.app.models.spec import TextPrefix
 from llama_adapter.app.tasks.answers import Answer, Event
 from llama_adapter.app.tasks.prompts import Prompt
 from llama_adapter.app.tasks.task import FREE_TEXT, Task
@@ -15,10 +16,11 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ask:
-    """One question about one picture."""
+    """One question about one picture, or one prompt without."""
 
     picture: bytes | None  # content of a picture file; None: a question without a picture
     prompt: Prompt
+    text_prefix: TextPrefix | None = None  # without a picture; None: what the model was trained with
     label: str = "picture"  # becomes `Answer.picture`
     sampling: SamplingParams = field(default_factory=SamplingParams)
     task: Task = FREE_TEXT

@@ -25,7 +25,7 @@ from llama_adapter.app.online.types import BusyError
 from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.errors import UsageError
 from tests.app.http_api.live import StubService, answer, served
-from tests.app.http_api.requests import chat
+from tests.app.http_api.requests import chat, user
 
 pytestmark = pytest.mark.slow
 
@@ -528,3 +528,15 @@ def test_without_a_folder_the_hint_names_the_flag(path: str) -> None:
             response = httpx.request(method, f"{url}{path}", trust_env=False)
             assert code(response) == (404, "files_not_enabled")
             assert "--batch-folder" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("url", [CHAT, "/v1/responses"])
+def test_rows_without_a_picture_are_text_generation(client: httpx.Client, service: Counting, url: str) -> None:
+    asked = {"messages": [user("Name a colour.")]} if url == CHAT else {"input": "Name a colour."}
+    bodies = [{"model": "default", **asked, **fields} for fields in ({}, {"text_prefix": "none"})]
+
+    batch = ended(client, begin(client, row("a", bodies[0], url=url), row("b", bodies[1], url=url), endpoint=url))
+
+    assert batch["request_counts"]["completed"] == 2
+    asks = sorted((ask.picture, ask.prompt, ask.text_prefix or "") for ask in service.asks)
+    assert asks == [(None, "Name a colour.", ""), (None, "Name a colour.", "none")]

@@ -27,8 +27,11 @@ from llama_adapter.app.online.service import (
 )
 from llama_adapter.app.reading.reader import PictureLimits, PictureReader, PictureReading
 from llama_adapter.app.tasks.choose import OneOf
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
+from llama_adapter.runtime.errors import UsageError
 from scripts.service_bench import slow_files
+from tests.app.golden import GOLDEN
 from tests.app.online.waiting import WAIT_S, wait_for
 
 PICTURES = sorted(path for path in sample_pictures().iterdir() if path.suffix != ".jsonl")
@@ -712,3 +715,24 @@ def test_close_does_not_wait_for_readings(isolated: Starter) -> None:
     assert [error and error.code for error in errors] == ["cancelled"] * 4
     assert service._pool is not None
     assert not any(thread.is_alive() for thread in service._pool._threads)
+
+
+def test_llama_alone_answers_texts_and_refuses_pictures(start: Starter) -> None:
+    llama = {"llama_dir": str(GOLDEN / "LLaMA"), "llama_type": "TINY"}
+    service = start(load=lambda: Captioner.load(**llama))  # type: ignore[arg-type]
+
+    answer = service.submit(Ask(picture=None, prompt="Hello", sampling=SamplingParams(max_new_tokens=4))).result()
+
+    with Captioner.load(**llama) as captioner:  # type: ignore[arg-type]
+        assert answer.token_ids == captioner.generate_text("Hello", max_new_tokens=4)[0].token_ids
+    with pytest.raises(UsageError):
+        service.submit(ask(0))
+    with pytest.raises(ValueError, match="text_prefix"):
+        service.submit(Ask(picture=None, prompt="Hello", text_prefix="zeros"))
+
+
+def test_the_prefix_of_a_text_can_be_chosen(shared: Service, captioner: Captioner) -> None:
+    answer = shared.submit(Ask(picture=None, prompt="How many objects are there?", text_prefix="none")).result()
+
+    (expected,) = captioner.generate_text("How many objects are there?", text_prefix="none")
+    assert (answer.token_ids, answer.digest) == (expected.token_ids, "none")

@@ -1,0 +1,37 @@
+"""A task of another package: how many things are there, with the mean over all numbers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from llama_adapter.app.tasks.answers import Answer
+from llama_adapter.app.tasks.choose import OneOf
+from llama_adapter.app.tasks.entry import Option, RequestField, TaskEntry
+from llama_adapter.app.tasks.prompts import EncodedPrompt
+from llama_adapter.app.tasks.question import Question
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    continuations = ("zero", "one", "two", "three")  # scored behind the prompt
+
+    def settings(self) -> dict[str, Any]:
+        return {"task": "count"}  # tells its records apart
+
+    def complete(self, answer: Answer, *, prompt: EncodedPrompt, logprobs: tuple[float, ...]) -> Answer:
+        answer = OneOf(self.continuations).complete(answer, prompt=prompt, logprobs=logprobs)
+        mean = sum(number * share for number, share in enumerate((answer.choice or {}).values()))
+        return replace(answer, details={"mean": round(mean, 3)})  # further fields of the record
+
+
+def _question(values: Mapping[str, Any]) -> Question:
+    if not values.get("things"):
+        raise ValueError("things is missing: say what to count")
+    return Question(instruction=f"How many {values['things']} are there?", task=Count())
+
+
+_FIELD = RequestField(name="count_things", description="What to count, such as `red objects`.")
+_THINGS = Option(name="things", flag="--things", metavar="NAME", help="what to count", request=_FIELD)
+COUNT = TaskEntry(
+    name="count", command="count", help="count things", options=(_THINGS,), question=_question, answers="a number"
+)

@@ -1,0 +1,182 @@
+"""`generate`: prompts without a picture, from flags and files."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from llama_adapter import Captioner, RawPrompt
+from llama_adapter.app.captioning.captioner import Prompt
+from llama_adapter.app.records.record import read_records
+from tests.app.command import Run
+from tests.app.golden import GOLDEN, ROOT, model_flags, model_options
+
+COMMON = [*model_flags(), "--max-new-tokens", "6"]
+LLAMA = ["--llama-dir", str(GOLDEN / "LLaMA"), "--llama-type", "TINY", "--max-new-tokens", "6"]
+
+
+def expected(*prompts: Prompt) -> list[str]:
+    with Captioner.load(**model_options()) as captioner:
+        return [answer.text for answer in captioner.generate_text(list(prompts), max_new_tokens=6)]
+
+
+def written(tmp_path: Path, name: str, text: str) -> str:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    return str(tmp_path / name)
+
+
+def test_a_prompt_is_answered_as_in_python(run: Run) -> None:
+    plain, raw, paired = expected("Is {it} red?", RawPrompt("Once"), ("Sum up.", "Two words"))
+
+    assert [record["text"] for record in run("generate", "--prompt", "Is {it} red?", COMMON).records] == [plain]
+    assert run("generate", "--prompt", "Once", "--raw", COMMON, "--format", "text").out == f"{raw}\n"
+    assert run("generate", "--prompt", "Sum up.", "--input", "Two words", COMMON).records[0]["text"] == paired
+    assert run("generate", "--prompt", "Hello", LLAMA).code == 0
+
+
+@pytest.mark.parametrize("name", ["p.txt", "p.jsonl", "p.json", "p.csv"])
+def test_every_kind_of_file_gives_the_same_answers(run: Run, tmp_path: Path, name: str) -> None:
+    prompts = ["Name a colour.", "Is {it} red?", "Name a colour."]
+    content = {
+        "p.txt": "\n\n".join(prompts),
+        "p.jsonl": "\n".join(
+            json.dumps({key: value, "tgt": "x"})
+            for key, value in zip(("src", "question", "src"), (prompts[0], prompts[1], [prompts[2]]), strict=True)
+        ),
+        "p.json": json.dumps([prompts[0], {"instruction": prompts[1]}, prompts[2]]),
+        "p.csv": "prompt,input\n" + "".join(f"{prompt},\n" for prompt in prompts),
+    }
+
+    ran = run("generate", "--prompt-file", written(tmp_path, name, content[name]), COMMON, "--batch-size", "2")
+
+    texts = dict(zip(prompts, expected(*prompts), strict=True))
+    assert sorted((record["prompt"], record["text"]) for record in ran.records) == sorted(
+        (prompt, texts[prompt]) for prompt in prompts
+    )
+    assert len({record["picture"] for record in ran.records}) == 3
+
+
+def test_malformed_rows_get_records_and_stop_nothing(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "answers.jsonl"
+    rows = [
+        '{"prompt": "Name a colour."}',
+        '{"prompt": ',
+        '{"prompt": 5}',
+        '{"text": "no prompt"}',
+        '["a list"]',
+        json.dumps({"prompt": "long " * 600}),
+        '{"input": "Is it?"}',
+    ]
+    file = written(tmp_path, "p.jsonl", "\n".join(rows))
+    command = ["generate", "--prompt-file", file, *COMMON, "--out", str(out)]
+
+    first, second = run(*command), run(*command)
+
+    records = {record["picture"].removeprefix(file): record for record in read_records(out)}
+    assert (first.code, second.code) == (3, 3)
+    assert {name for name, record in records.items() if record["error"] is None} == {"#1"}
+    assert {record["error"]["code"] for record in records.values() if record["error"] is not None} == {"prompt"}
+    assert sorted(records) == ["#1", "#6", "#7", ":2", ":3", ":4", ":5"]
+    assert "0 prompts answered, 1 answered by an earlier run, 6 failed in an earlier run" in second.err
+    assert run(*command, "--prompt", "Answer.").code == 3
+    rows[1] = '{"prompt": "Is it mended?"}'
+    written(tmp_path, "p.jsonl", "\n".join(rows))
+    assert "1 prompt answered" in run(*command).err
+    assert list(read_records(out))[-1]["supersedes"] == [f"{file}:2"]
+
+
+def test_rows_may_have_only_an_input_or_choices(run: Run, tmp_path: Path) -> None:
+    rows = [{"input": "the sea"}, {"prompt": "Which?", "choices": ["red", "green"]}]
+    file = written(tmp_path, "p.json", json.dumps(rows))
+
+    ran = run("generate", "--prompt-file", file, "--prompt", "Sum up.", COMMON)
+    first, second = sorted(ran.records, key=lambda record: record["picture"])
+
+    assert [first["text"]] == expected(("Sum up.", "the sea"))
+    assert second["choice"].keys() == {"red", "green"}
+
+
+@pytest.mark.parametrize("text", ['{"prompt": "a"}', "[1", '"a text"'])
+def test_json_that_is_no_list_is_refused_before_the_model_is_loaded(run: Run, tmp_path: Path, text: str) -> None:
+    ran = run("generate", "--prompt-file", written(tmp_path, "p.json", text), "--model", "nowhere")
+
+    assert (ran.code, "nowhere" in ran.err) == (2, False)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--prompt", "a", "--raw", "--input", "b"],
+        ["--prompt-file", "p.pdf"],
+        ["--prompt", "a", *LLAMA, "--text-prefix", "zeros"],
+        ["--prompt", "a", "--limit", "0"],
+        ["picture.png", "--prompt", "a"],
+    ],
+)
+def test_flags_that_make_no_sense_are_refused(run: Run, flags: list[str]) -> None:
+    assert run("generate", *flags).code == 2
+
+
+@pytest.mark.parametrize("command", ["caption", "ask --question a", "bench", "doctor", "web"])
+def test_commands_for_pictures_refuse_llama_alone(run: Run, command: str) -> None:
+    pictures = ["x.png"] if command.startswith(("caption", "ask")) else []
+
+    ran = run(*command.split(), *pictures, *LLAMA[:4])
+
+    assert (ran.code, "--adapter" in ran.err) == (2, True)
+
+
+def test_what_is_answered_depends_on_the_prefix_and_is_recorded_by_it(run: Run, tmp_path: Path) -> None:
+    out = str(tmp_path / "answers.jsonl")
+    command = ["generate", "--prompt", "Name a colour.", *COMMON, "--out", out]
+
+    for flags in ([], ["--text-prefix", "zeros"], ["--text-prefix", "none"]):
+        assert run(*command, *flags).code == 0
+
+    zeros, none = read_records(out)
+    assert zeros["id"] != none["id"]
+    assert zeros["text"] != none["text"]
+
+
+def test_a_single_prompt_appears_on_a_terminal_as_it_is_generated(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    pieces: list[str] = []
+    monkeypatch.setattr(
+        "llama_adapter.app.jobs.result_writer.give", lambda data: pieces.append(data.decode()), raising=True
+    )
+
+    run("generate", "--prompt", "Name a colour.", COMMON)
+
+    assert len(pieces) > 3
+    assert "".join(pieces) == f"{expected('Name a colour.')[0]}\n"
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_it_loses_and_doubles_nothing(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "answers.jsonl"
+    prompts = [f"Name colour {number % 40}." for number in range(120)]
+    file = written(tmp_path, "p.txt", "\n".join(prompts))
+    command = ["generate", "--prompt-file", file, *COMMON, "--batch-size", "4", "--out", str(out)]
+    for _ in range(2):
+        size = out.stat().st_size if out.exists() else 0
+        process = subprocess.Popen(
+            [sys.executable, "-m", "llama_adapter", *command], cwd=ROOT, stderr=subprocess.DEVNULL
+        )
+        while process.poll() is None and (not out.exists() or out.stat().st_size <= size):
+            time.sleep(0.02)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+
+    assert run(*command).code == 0
+
+    records = list(read_records(out))
+    assert sorted(record["prompt"] for record in records) == sorted(prompts)
+    assert len({record["picture"] for record in records}) == len(prompts)
+    texts = dict(zip(prompts, expected(*prompts), strict=True))
+    assert all(record["text"] == texts[record["prompt"]] for record in records)
