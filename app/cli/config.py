@@ -138,10 +138,8 @@ def add_config_commands(commands: Any) -> None:
 
 
 def _declare_show(parser: Parser) -> None:
-    parser.add_argument("--config", metavar="FILE.yaml", help="a file of settings, or a run's manifest")
-    parser.add_argument(
-        "words", metavar="COMMAND FLAGS", nargs=argparse.REMAINDER, help="a command with any of its flags"
-    )
+    parser.takes_words = True
+    parser.add_argument("words", metavar="COMMAND FLAGS", nargs="*", help="a command with any of its flags")
 
 
 def _declare_import(parser: Parser) -> None:
@@ -158,9 +156,10 @@ def _show(options: argparse.Namespace) -> int:
 
     root, words = options.parser.root, list(options.words)
     if not words or words[0].startswith("-"):
-        words = [*((options.config and read_settings(options.config).command) or "caption").split(), *words]
-    if options.config is not None:
-        words += ["--config", options.config]
+        file = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        file.add_argument("--config", nargs="?")
+        path = file.parse_known_args(words)[0].config
+        words = [*((path and read_settings(path).command) or "caption").split(), *words]
     shown = root.parse_args(words)
     if not shown.effective:
         raise UsageError(f"`{shown.parser.name}` has no settings")

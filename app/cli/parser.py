@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from llama_adapter.app.settings.setting import SECTIONS, Setting, nearest
 from llama_adapter.app.terminal.stderr_lines import say
@@ -25,6 +25,9 @@ _ELSEWHERE = {
     "-o": "--out",
     "-r": "--recursive",
 }
+
+
+A = TypeVar("A", bound=argparse.Action)
 
 
 class Group(argparse._ArgumentGroup):
@@ -58,7 +61,7 @@ class Group(argparse._ArgumentGroup):
             super().add_argument(opposite, dest=action.dest, action="store_false", help=argparse.SUPPRESS)
         return action
 
-    def _add_action(self, action: argparse.Action) -> argparse.Action:
+    def _add_action(self, action: A) -> A:
         vars(action).update(key=action.dest, section=self.section, separator=None, is_first=False, is_required=False)
         return super()._add_action(action)
 
@@ -75,6 +78,7 @@ class Parser(argparse.ArgumentParser):
         )
         self._declare = declare
         self.root = self
+        self.takes_words = False  # all arguments are `words`, which another parser takes
         self.variables: dict[str, str] = {}  # environment variables of another name, by `dest`
         self.add_argument("-h", "--help", action=_Help, nargs="?", metavar="GROUP", help="this help, or a part of it")
 
@@ -137,6 +141,8 @@ class Parser(argparse.ArgumentParser):
                 raise SystemExit(ExitCode.USAGE)
             return super().parse_known_args(args, namespace)
         settings = self.settings()
+        if self.takes_words and not set(args or ()) & {"-h", "--help"}:
+            return argparse.Namespace(**self._defaults, words=list(args), effective=[]), []
         # None is no value of a flag: what is None afterwards was not on the command line.
         given = argparse.Namespace(**{setting.dest: None for setting in settings})
         options, unknown = super().parse_known_args(args, given)

@@ -9,7 +9,7 @@ from typing import Any
 from llama_adapter.app.settings.setting import SECTIONS, Setting
 from llama_adapter.runtime.text import shown_text
 
-_PLAIN = re.compile(r"[A-Za-z_/.][\w/.+-]*", re.ASCII)
+_PLAIN = re.compile(r"(\.{0,2}/)?[A-Za-z_][\w/.+-]*", re.ASCII)
 _NO_TEXTS = re.compile(r"(?i)y|n|yes|no|on|off|true|false|null|\.inf|\.nan")  # plain, YAML reads something else
 _ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")  # which YAML cannot hold, or folds
 

@@ -118,8 +118,8 @@ class _Walk:
         self._num_left -= 1
         if self._num_left < 0:
             raise UsageError(f"{self._path}:{line}: more than {MAX_CONFIG_VALUES:,} values, with those of aliases")
-        if node.id != "scalar" and node.tag not in ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map"):
-            raise UsageError(f"{self._path}:{line}: the tag {node.tag} is not plain data")
+        if node.id != "scalar" and not node.tag.endswith((":seq", ":map")):
+            raise UsageError(f"{self._path}:{line}: wanted plain values, got the tag {node.tag}")
         if node.id == "sequence":
             return [self.plain(item) for item in node.value]
         if node.id == "scalar":
