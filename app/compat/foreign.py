@@ -8,11 +8,10 @@ from typing import Any, Protocol
 
 from llama_adapter.app.compat import mindformers_settings, model_runner_settings, paddlenlp_settings
 from llama_adapter.app.compat.imported import Imported
-from llama_adapter.app.settings.yaml_file import Table, read_yaml
+from llama_adapter.app.settings.yaml_file import COMMAND_SUFFIXES, Table, read_yaml
 from llama_adapter.runtime.errors import UsageError
 
 _SYSTEMS = (model_runner_settings, paddlenlp_settings, mindformers_settings)
-_COMMAND_SUFFIXES = (".sh", ".txt", ".cmd")
 
 
 class Importer(Protocol):
@@ -37,7 +36,7 @@ def import_file(path: str) -> Imported:
     Keys that cannot be served are in the report. Raises UsageError for a file that is of no known system or cannot be
     read, and OSError.
     """
-    data = read_command(path) if path.endswith(_COMMAND_SUFFIXES) else read_yaml(path)
+    data = read_command(path) if path.endswith(COMMAND_SUFFIXES) else read_yaml(path)
     system = _system_of(data)
     if system is None:
         raise UsageError(

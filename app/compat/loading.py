@@ -101,8 +101,8 @@ def _of_path(place: Path) -> dict[str, Any]:
 def _of_mapping(data: Mapping[str, Any], *, source: str = "settings") -> dict[str, Any]:
     """Flat settings of ours in sections, of ours by name, of an `InferConfig`, or of another system."""
     if "prefill_model_path" in data:
-        found = lite_settings(data)
-        return (_settings_of(found.pop("model")) if "model" in found else {}) | found
+        lite = lite_settings(data)
+        return (_settings_of(lite.pop("model")) if "model" in lite else {}) | lite
     importer = None if data.keys() <= {"command", *SECTIONS} else recognise(data)
     if importer is not None:
         data = importer(data, source=source).settings

@@ -15,6 +15,7 @@ MAX_CONFIG_BYTES = 2**20
 MAX_CONFIG_VALUES = 100_000  # with those that aliases repeat
 
 FOREIGN = "llama_adapter.app.compat.foreign"
+COMMAND_SUFFIXES = (".sh", ".txt", ".cmd")  # of files with a command line of another system
 
 
 class Table(dict[str, Any]):
@@ -52,17 +53,20 @@ def read_settings(path: str) -> SettingsFile:
     """
     if path.endswith("manifest.json"):
         return _settings(_last_run(path), path)
+    if path.endswith(COMMAND_SUFFIXES):
+        return _foreign(import_module(FOREIGN).import_file(path).check(path), path)
     data = read_yaml(path, as_written=True)
     if not data.keys() <= {"command", *SECTIONS}:
-        from importlib.util import find_spec
-
         typed = read_yaml(path)
-        importer = import_module(FOREIGN).recognise(typed) if find_spec("llama_adapter.app.compat") else None
+        importer = import_module(FOREIGN).recognise(typed)
         if importer is not None:
-            imported = importer(typed, source=path)
-            note = f"note: `llama-adapter config import {path}` says what became of each key"
-            return dataclasses.replace(_settings(imported.settings, path), command=None, notes=(note,))
+            return _foreign(importer(typed, source=path), path)
     return _settings(data, path)
+
+
+def _foreign(imported: Any, path: str) -> SettingsFile:
+    note = f"note: `llama-adapter config import {path}` says what became of each key"
+    return dataclasses.replace(_settings(imported.settings, path), command=None, notes=(note,))
 
 
 def read_yaml(path: str, *, as_written: bool = False) -> Table:
