@@ -245,6 +245,7 @@ def _setting(actions: Sequence[Any]) -> Setting:
     first = actions[0]
     flags = {action.const: action.option_strings[-1] for action in actions if action.nargs == 0}
     is_switch = all(isinstance(value, bool) for value in flags)
+    is_list = isinstance(first, argparse._AppendAction) or first.nargs in ("*", "+")
     shown = [action for action in actions if action.help is not argparse.SUPPRESS] or [first]
     return Setting(
         section=first.section,
@@ -252,11 +253,11 @@ def _setting(actions: Sequence[Any]) -> Setting:
         dest=first.dest,
         shown=first.option_strings[0] if first.option_strings else str(first.metavar),
         help=" / ".join(action.help % vars(action) for action in shown if action.help is not argparse.SUPPRESS),
-        default=first.default,
+        default=[] if is_list and first.default is None else first.default,
         parse=first.type or str,
         choices=() if flags and is_switch else tuple(flags or first.choices or ()),
         flags=flags,
-        is_list=isinstance(first, argparse._AppendAction) or first.nargs in ("*", "+"),
+        is_list=is_list,
         separator=first.separator,
         is_required=first.is_required,
         is_first=first.is_first,
