@@ -62,7 +62,7 @@ def _declare(entries: Sequence[TaskEntry], parser: Parser) -> None:
     for option in (option for entry in entries for option in entry.options):
         prompt.add_argument(
             option.flag,
-            key=option.flag.strip("-").replace("-", "_") if option.name == "instruction" else option.name,
+            key=option.flag.strip("-").replace("-", "_"),
             dest=option.name,
             metavar=option.metavar,
             type=value_of(option.parse),
