@@ -213,18 +213,22 @@ class ModelRunner:
             "texts": [""] * len(prompts),
             "answers": [None] * len(prompts),
         }
+        if pictures is not None:
+            self._loaded().info.require_adapter()
         self.inference_times = []
         profiler = self.define_profiler(self.enable_profiler and not warm_up)
-        with profiler as profile, self._loaded().open_loop(StageClock()) as self._loop:
-            while not (all(input_dict["answers"]) or (warm_up and len(self.inference_times) == _WARM_UP_STEPS)):
-                is_prefill = input_dict["is_prefill"]
-                model_inputs = self.model_input_prepare(input_dict)
-                outputs, seconds = self.model_inference(model_inputs, is_prefill=is_prefill, warm_up=warm_up)
-                self.model_output_process(model_inputs, outputs, input_dict)
-                self.inference_times.append(seconds)
-                if profile is not None:
-                    profile.step()
-        self._loop = None
+        try:
+            with profiler as profile, self._loaded().open_loop(StageClock()) as self._loop:
+                while not (all(input_dict["answers"]) or (warm_up and len(self.inference_times) == _WARM_UP_STEPS)):
+                    is_prefill = input_dict["is_prefill"]
+                    model_inputs = self.model_input_prepare(input_dict)
+                    outputs, seconds = self.model_inference(model_inputs, is_prefill=is_prefill, warm_up=warm_up)
+                    self.model_output_process(model_inputs, outputs, input_dict)
+                    self.inference_times.append(seconds)
+                    if profile is not None:
+                        profile.step()
+        finally:
+            self._loop = None
         self.answers = [answer for answer in input_dict["answers"] if answer is not None]
         texts: list[str] = input_dict["texts"]
         return texts

@@ -113,10 +113,15 @@ class Pipeline:
         image_processor: Callable[[Any], Any] | None = None,
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        """`defaults` are options for every call, as `__call__` takes them. Raises TypeError for unknown ones."""
+        """`defaults` are options for every call, as `__call__` takes them. Raises TypeError for unknown ones.
+
+        Raises UsageError for a task about pictures and LLaMA alone.
+        """
         self.task, self.captioner, self.model = task, captioner, captioner
         self.tokenizer = captioner.tokenizer
         self._is_text = not get_task(task).needs_picture
+        if not self._is_text:
+            captioner.info.require_adapter()
         self._image_processor = image_processor
         self._defaults = dict(defaults or {})
         self._options(self._defaults)

@@ -160,11 +160,18 @@ def test_what_cannot_be_served_is_refused_with_its_line(first: str, rest: str, n
         importer(data, source="run.yaml")
 
 
-def test_every_key_is_in_the_report(tmp_path: Path) -> None:
-    for name, text in FILES.items():
-        found = imported(tmp_path, name, text.format(model="x") + ("" if name.endswith("sh") else "\nunheard_of: 1\n"))
-        assert {entry.key for entry in found.report if entry.key.startswith("unheard")} != set() or name.endswith("sh")
-        assert all(entry.text for entry in found.report)
+def test_unknown_and_empty_keys_are_in_the_report(tmp_path: Path) -> None:
+    found = imported(tmp_path, "gpt.yaml", "exe_mode: eager\nmodel_path: ''\nunheard_of: {a: 1}\ndata_config: {b: 2}\n")
+
+    outcomes = [(entry.key, entry.line, entry.outcome) for entry in found.report if entry.outcome != "taken"]
+    assert outcomes == [("model_path", 2, "ignored"), ("unheard_of", 3, "ignored"), ("data_config.b", 4, "ignored")]
+
+
+def test_a_key_that_contradicts_an_earlier_one_is_ignored(tmp_path: Path) -> None:
+    text = "run_mode: predict\nmodel: {model_config: {seq_length: 512}}\ninfer: {infer_seq_length: 256}\n"
+    found = imported(tmp_path, "predict.yaml", text)
+
+    assert (found.settings["model"]["context"], found.report[-1].outcome) == (512, "ignored")
 
 
 def test_our_own_settings_are_of_no_other_system() -> None:

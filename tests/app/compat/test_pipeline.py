@@ -15,7 +15,7 @@ from transformers import TextStreamer as TransformersStreamer
 from llama_adapter import Captioner, InferConfig, InferTask, TextStreamer, UsageError, pipeline
 from llama_adapter.app.compat.pipeline import Pipeline
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
-from tests.app.golden import model_options
+from tests.app.golden import GOLDEN, model_options
 
 STAR, CIRCLE = str(sample_pictures() / "12-red-star.jpg"), str(sample_pictures() / "09-purple-circle.png")
 PROMPTS = ["I love Beijing, because", "LLaMA is a", "Huawei is a company that"]
@@ -195,6 +195,14 @@ def test_models_by_name_folder_files_and_settings(tmp_path: Path, monkeypatch: p
     with pipeline("caption", files, visual_heads=4, device="cpu", max_new_tokens=3) as describe:
         assert describe.captioner.info.name == "BIAS-TINY"
         assert len(describe(STAR).answers[0].token_ids) <= 3
+
+
+@pytest.mark.parametrize("folder", ["LLaMA/TINY", "LLaMA-HF/TINY"])
+def test_llama_alone_answers_texts_and_sees_no_pictures(folder: str) -> None:
+    with pipeline("text_generation", GOLDEN / folder, device="cpu", max_new_tokens=4) as complete:
+        assert len(complete(PROMPTS)) == 3
+        with pytest.raises(UsageError):
+            pipeline("caption", complete.captioner)
 
 
 @pytest.mark.parametrize(
